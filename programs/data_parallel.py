@@ -17,7 +17,7 @@ from isthmus.ops.exchange.messages import SECONDS
 from isthmus.ops.exchange.ring import START, Ring
 from isthmus.ops.island.evaluate import EvaluateModel
 from isthmus.ops.learner.gradient_step import NO_MEAN, GradientStep
-from isthmus.programs.outer_settings import check_gradients
+from isthmus.programs.update_settings import check_gradients
 from isthmus.runtime.graph.template import Graph, Job, Latest, Queue, Route
 
 EVALUATIONS: Final = 20

@@ -24,9 +24,8 @@ from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
-from isthmus.programs.coded_updates import to_learner, updates_in
-from isthmus.programs.outer_settings import LEARNERS_MAX, Format, format_faults, outer_settings
 from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default
+from isthmus.programs.update_settings import LEARNERS_MAX, Format, format_faults, outer_settings, to_learner, updates_in
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 

@@ -19,7 +19,7 @@ from isthmus.ops.exchange.messages import SECONDS
 from isthmus.ops.island.evaluate import EvaluateModel
 from isthmus.ops.learner.gradient_step import ElasticStep
 from isthmus.ops.syncer.elastic_rounds import Average, Caller
-from isthmus.programs.outer_settings import LEARNERS_MAX, check_gradients
+from isthmus.programs.update_settings import LEARNERS_MAX, check_gradients
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 EVALUATIONS: Final = 20

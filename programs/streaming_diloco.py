@@ -23,9 +23,17 @@ from isthmus.ops.learner.lock_step import Gate, LockStep
 from isthmus.ops.syncer.conductor import TICK_NS, Conductor, Tick, open_rounds_max
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.programs.coded_updates import to_learner, updates_in
-from isthmus.programs.outer_settings import LEARNERS_MAX, Format, Rule, fault, faults, outer_settings
 from isthmus.programs.sweeps import interval_default
+from isthmus.programs.update_settings import (
+    LEARNERS_MAX,
+    Format,
+    Rule,
+    fault,
+    faults,
+    outer_settings,
+    to_learner,
+    updates_in,
+)
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Quorum

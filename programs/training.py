@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from isthmus.programs.request import reference
-from isthmus.programs.request.program import Program
-from isthmus.programs.request.request import NAMELESS_TASK, Request, prepare
+from isthmus.programs.request.request import NAMELESS_TASK, Program, Request, prepare
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest
 

@@ -25,10 +25,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, final
 
-from isthmus.programs.cluster import names as machine_name
-from isthmus.programs.request import reference, toml
-from isthmus.programs.request.program import SHIPPED
-from isthmus.programs.request.request import SHIPPED_TASK
+from isthmus.programs.cluster import cluster_file
+from isthmus.programs.request import reference, settings
+from isthmus.programs.request.request import SHIPPED, SHIPPED_TASK
 from isthmus.programs.request.settings import Schema, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.wire import security_keys
@@ -76,7 +75,7 @@ def read(file: Path | None) -> MachineConfig:
     """The contents of a machine.toml, or the default without one; ConfigError with all its faults."""
     if file is None:
         return MachineConfig()
-    document = toml.read_file(file, "the machine's configuration", "Name a file with --config.")
+    document = settings.read_file(file, "the machine's configuration", "Name a file with --config.")
     security_keys.check_owned(file.stat(), file, f"Reading {file}")
     faults: list[Fault] = []
     folder = file.absolute().parent
@@ -170,7 +169,7 @@ def _add(known: dict[str, str], texts: Iterable[str], folder: Path, what: str) -
             if not name or key != last:
                 name = key if security_keys.is_key(text) else Path(text).stem
             if name != key:
-                machine_name.checked(name.strip(), doing, 'a NAME.pub, or "NAME KEY"')
+                cluster_file.checked_name(name.strip(), doing, 'a NAME.pub, or "NAME KEY"')
             security_keys.check(known, name.strip(), key, doing)
             known[key] = name.strip()
             found.append(key)

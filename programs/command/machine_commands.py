@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from isthmus.programs.arguments.group import Commands
+from isthmus.programs.command.options import Commands
 
 PANEL: Final = "Machines"
 
@@ -39,9 +39,9 @@ def daemon(
 @commands.command(rich_help_panel=PANEL)
 def keygen(name: Annotated[str, typer.Argument(metavar="NAME", help="The machine's name.")]) -> None:
     """Make a key for a machine: NAME.key, which stays there, and NAME.pub."""
-    from isthmus.programs.command import key_commands
+    from isthmus.programs.machine import admissions
 
-    typer.echo(key_commands.keygen(name))
+    typer.echo(admissions.keygen(name))
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -59,9 +59,9 @@ def admit(
 
     It may offer islands to the runs here, and, as an operator, start, watch and stop them.
     """
-    from isthmus.programs.command import key_commands
+    from isthmus.programs.machine import admissions
 
-    typer.echo(key_commands.admit(name, key, machine, is_operator=operator))
+    typer.echo(admissions.admit_machine(name, key, machine, is_operator=operator))
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -83,7 +83,7 @@ def join(
 
     It only dials out. Ctrl-C takes it away again.
     """
-    from isthmus.programs.machine.join import join
+    from isthmus.programs.machine.serve import join
 
     raise typer.Exit(join(home, name, islands, server_key, config))
 
@@ -100,6 +100,6 @@ def expel(
 
     Its hosts end, and its key is admitted no longer.
     """
-    from isthmus.programs.command import key_commands
+    from isthmus.programs.machine import admissions
 
-    typer.echo(key_commands.expel(name, machine))
+    typer.echo(admissions.expel_machine(name, machine))

@@ -11,15 +11,8 @@ from typing import Annotated
 
 import typer
 
-from isthmus.programs.arguments.group import Commands
-from isthmus.programs.command import (
-    chaos_commands,
-    machine_commands,
-    past_commands,
-    plan_commands,
-    run_commands,
-    simulate_commands,
-)
+from isthmus.programs.command import lab_commands, machine_commands, run_commands
+from isthmus.programs.command.options import Commands
 from isthmus.programs.run.interrupts import handle, ignore, interrupt, unblock
 
 app = typer.Typer(
@@ -30,12 +23,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(run_commands.commands)
-app.add_typer(past_commands.commands)
-app.add_typer(chaos_commands.commands)
-app.add_typer(plan_commands.commands)
+app.add_typer(run_commands.past_commands)
+app.add_typer(lab_commands.chaos_commands)
+app.add_typer(lab_commands.plan_commands)
 app.add_typer(machine_commands.commands)
 app.add_typer(
-    simulate_commands.commands,
+    lab_commands.simulate_commands,
     name="simulate",
     rich_help_panel=run_commands.PANEL,
     help="Try runs that never happened.",

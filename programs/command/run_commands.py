@@ -1,4 +1,7 @@
-"""The commands about runs: train, graph, compile, compare, status, stop, logs."""
+"""The commands about runs: train, graph, compile, compare, status, stop, logs.
+
+The commands about past events of a run: why, replay.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from isthmus.programs.arguments import options
-from isthmus.programs.arguments.group import FAILED, Commands
+from isthmus.programs.command import options
+from isthmus.programs.command.options import FAILED, AsJson, Commands
 from isthmus.runtime.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from isthmus.programs.cluster.cluster_file import Cluster as ClusterFile
     from isthmus.programs.request.request import Request
+
 
 FORMATS: Final = ("text", "mermaid", "json")
 PANEL: Final = "Runs"
@@ -177,7 +181,7 @@ def compile_ahead(
 
     Exit status 1 if an island is too small. Nothing is started, and no step is timed.
     """
-    from isthmus.programs.command.compile import compile_for
+    from isthmus.programs.command.start import compile_for
 
     asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, None, None, None)
     if not compile_for(asked, islands or [], fit=fit, as_json=as_json):
@@ -246,8 +250,8 @@ def compare(
 
     Exit status 1 if a run failed.
     """
-    from isthmus.programs.command.compare import Asked
-    from isthmus.programs.command.compare import compare as comparing
+    from isthmus.programs.command.start import Asked
+    from isthmus.programs.command.start import compare as comparing
 
     given = options.Options(None, task, data, model, learners, tokens, seed, sets, config, None, None, None)
     asked = Asked(given, programs or [], sweep or [], seeds, margin, speeds, folder)
@@ -266,22 +270,22 @@ def status(
     as_json: options.AsJson = False,
 ) -> None:
     """Show the processes of a run, and how it goes."""
-    from isthmus.programs.terminal import find_run
+    from isthmus.programs.terminal import status
     from isthmus.programs.terminal import status as status_view
 
-    folder, home = (None, None) if every else find_run.place_of(run, cluster)
+    folder, home = (None, None) if every else status.place_of(run, cluster)
     if every and not as_json:
-        typer.echo(find_run.daemons(), nl=False)
+        typer.echo(status.daemon_lines(), nl=False)
     status_view.show(folder, every=every, watch=watch, as_json=as_json, home=home)
 
 
 @commands.command(rich_help_panel=PANEL)
 def stop(run: Run = None, cluster: Cluster = None) -> None:
     """Bring a run to its end: the model is written, and the report."""
-    from isthmus.programs.terminal import find_run
+    from isthmus.programs.terminal import status
 
-    folder, home = find_run.place_of(run, cluster)
-    if find_run.request_stop(folder, home):
+    folder, home = status.place_of(run, cluster)
+    if status.request_stop(folder, home):
         typer.echo(f"{folder.name} is asked to stop; its model and its report are being written.")
     else:
         typer.echo(f"{folder.name} has been asked to stop before, and is coming to its end.")
@@ -294,10 +298,10 @@ def logs(
     cluster: Cluster = None,
 ) -> None:
     """Print what a host of a run, or its daemon, wrote to its log."""
-    from isthmus.programs.terminal import find_run
+    from isthmus.programs.terminal import status
 
-    folder, home = find_run.place_of(run, cluster)
-    typer.echo(find_run.log_of(folder, name, home), nl=False)
+    folder, home = status.place_of(run, cluster)
+    typer.echo(status.log_of(folder, name, home), nl=False)
 
 
 def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: bool) -> str:
@@ -305,8 +309,8 @@ def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: b
     from isthmus.programs.request import graph_view
 
     if cluster is not None:
-        from isthmus.programs.ahead.known import finder
-        from isthmus.programs.cluster.placement_view import shown
+        from isthmus.programs.aot.compiling import finder
+        from isthmus.programs.cluster.prediction import shown
 
         return shown(request, cluster, form, finder(request), plans=plans)
     if form == "mermaid":
@@ -316,3 +320,47 @@ def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: b
         shape = graph_view.as_json(request.graph, request.proof, request.fingerprint, placement)
         return json.dumps(shape, indent=2)
     return graph_view.text(request.graph, request.proof, request.plans if plans else None)
+
+
+past_commands = typer.Typer(cls=Commands)
+
+
+@past_commands.command(rich_help_panel=PANEL)
+def why(
+    run: Run = None,
+    fragment: Annotated[int | None, typer.Option("--fragment", metavar="P", help="Of this fragment.")] = None,
+    version: Annotated[
+        str | None, typer.Option("--version", metavar="N", help="This version of it, as N or EPOCH.N; or its newest.")
+    ] = None,
+    last: Annotated[bool, typer.Option("--last", help="The newest of all; the default.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Explain one merge: who was in it, who came too late, and why.
+
+    From merges.jsonl, the tape of the syncer, trace.json and events.jsonl.
+
+    It may be asked while the run goes on.
+    """
+    from isthmus.programs.lab import past as why_view
+    from isthmus.programs.results.why import Wanted
+    from isthmus.programs.terminal import status
+
+    wanted = Wanted.of(fragment, version, is_last=last)
+    why_view.show_why(status.folder_of(run), wanted, as_json=as_json)
+
+
+@past_commands.command(rich_help_panel=PANEL)
+def replay(run: Run = None, as_json: AsJson = False) -> None:
+    """Let the cores of a run decide again, from its tapes: is it the same?
+
+    A tape has what a host or a daemon was told, and what its core decided.
+
+    A fresh core is told the same; exit status 1 if it decides anything else.
+
+    Where payloads were kept (--keep-payloads), every merge is computed again: the same bytes?
+    """
+    from isthmus.programs.lab import past as replay_view
+    from isthmus.programs.terminal import status
+
+    if not replay_view.show_replay(status.folder_of(run), as_json=as_json):
+        raise typer.Exit(FAILED)

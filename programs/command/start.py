@@ -2,33 +2,58 @@
 
 A home is called before anything is prepared, and asks all other machines whether they take the request before anything
 is written, so that a wrong request leaves nothing behind.
+
+A request made ready for the machines of a cluster: placed, and checked with each before anything is written.
+
+`isthmus compile`: the functions of a run's learners, compiled for islands that are not here.
+
+`isthmus compare`: from the command line to a comparison that is shown.
+
+Everything is checked in a child, which imports the task, before a folder is made or a run is started.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
-from dataclasses import replace
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, final
 
+import msgspec
 import typer
 
-from isthmus.programs.arguments.options import Options
+from isthmus.programs.aot.compiling import check_compiler, compiled_for, finder, keep, told
+from isthmus.programs.aot.figures import Target, target
+from isthmus.programs.cluster import handover as digest
 from isthmus.programs.cluster.cluster_file import Cluster
-from isthmus.programs.cluster.handover import Handover
+from isthmus.programs.cluster.handover import Handover, Sites
+from isthmus.programs.cluster.placing import elastic_sizes, placed
+from isthmus.programs.command import config
+from isthmus.programs.command.options import Options
+from isthmus.programs.lab import compare as folders
+from isthmus.programs.lab.compare import Pacing, Plan, Wanted, plan
+from isthmus.programs.lab.compare_outcome import comparison
+from isthmus.programs.lab.compare_page import Progress, notes, show, write_page
+from isthmus.programs.lab.compare_runs import carry_out
 from isthmus.programs.machine import client as machine_client
 from isthmus.programs.machine.client import Daemon
-from isthmus.programs.request import spec
+from isthmus.programs.request import reference, spec
+from isthmus.programs.request.new_folder import InUseError, RunLock
 from isthmus.programs.request.request import Request
-from isthmus.programs.run.differences import check_program
+from isthmus.programs.request.settings import Text, collecting
+from isthmus.programs.results.words import seconds
 from isthmus.programs.run.in_processes import Submitted, apart, detach, submit_apart
-from isthmus.programs.run.resume import is_store, resumed, resumed_from_store
-from isthmus.programs.snapshots.urls import KEY
+from isthmus.programs.run.resume import check_program, is_store, resumed, resumed_from_store
+from isthmus.programs.snapshots.stored import KEY
 from isthmus.programs.terminal.live import announce, preparing, watching
 from isthmus.programs.training import start_on_machine, start_processes
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, PlacementError
+from isthmus.runtime.graph.placement import Placement
 
 
 def train(asked: Options, *, is_detached: bool, quiet: bool) -> None:
@@ -100,7 +125,6 @@ def _train_there(asked: Options, cluster: Cluster, *, is_detached: bool, quiet: 
     folder = machine_client.folder_there(daemon, daemon.find()["root"], asked.run_dir)
 
     def work() -> dict[str, Any]:
-        from isthmus.programs.command.submission import handover
 
         # The home chooses the folder.
         request = replace(asked, run_dir=None).request().to_train().with_store()
@@ -131,3 +155,216 @@ def _parting(submitted: Submitted, whose: str, *, quiet: bool) -> str:
             f"stop it    isthmus stop {name}",
         ]
     )
+
+
+def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
+    """The handover to the home of a run, for a folder of that name there.
+
+    ConfigError with the refusals of all machines, and the obstacles to placing the run.
+    """
+    from isthmus.programs.cluster.prediction import nodes_placed
+    from isthmus.programs.request.graph_view import as_json
+
+    daemon = Daemon.of(cluster)
+    faults: list[Fault] = []
+    placement = Placement({}, daemon.name)
+    try:
+        placement = placed(request, cluster.topology, finder(request))
+    except PlacementError as error:
+        faults = list(error.faults)
+    job = request.job
+    found = digest.digest(job.program, job.task.text)
+    sites = Sites.of(daemon.name, cluster.machines, placement.machines, found)
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    told = spec.of(request, zero_ns=0, cpu_seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))
+    told["processes"] = list(placement.processes)
+    if not faults:
+        told["elastic"] = elastic_sizes(request, cluster.topology, placement)
+    message = {
+        "type": "check",
+        "program": job.program,
+        "task": job.task.text,
+        "computing": told["computing"],
+        "run": folder or request.name,
+        "cluster": sites.as_data(),
+        "faults": [list(fault) for fault in faults],
+    }
+    _check(daemon, message, faults)
+    shape = as_json(request.graph, request.proof, request.fingerprint, nodes_placed(request, placement))
+    return Handover(request.name, folder, request.config_text, shape, told, sites)
+
+
+def _check(daemon: Daemon, message: dict[str, Any], faults: list[Fault]) -> None:
+    """Let the home ask all machines; ConfigError with their refusals, and the faults that are known already."""
+    try:
+        daemon.say(message)
+    except ConfigError as error:
+        raise ConfigError.of([*(fault for fault in faults if fault not in error.faults), *error.faults]) from None
+
+
+_READING_ISLANDS: Final = "Reading --island"
+_PREPARING: Final = "the request is read, the task is run on shapes"
+
+
+def compile_for(asked: Options, islands: Sequence[str], *, fit: bool, as_json: bool) -> bool:
+    """Compile the functions of each learner for its island, the first for slot 0, and show the figures.
+
+    With `fit` also the largest batch. Returns whether all fit. ConfigError with the faults of the request, or if there
+    is no compiler.
+    """
+    targets = _targets(islands)
+    check_compiler(f"Compiling for {targets[0].name}")
+    line = _Line()
+    try:
+        line.show(_PREPARING)
+        spec = apart(lambda: _spec_of(asked, targets))
+        found = [compiled_for(each, slot, spec, line.hear, fit=fit) for slot, each in enumerate(targets)]
+    finally:
+        line.clear()
+    keep(spec, dict(enumerate(zip(targets, found, strict=True))))
+    if as_json:
+        typer.echo(json.dumps({"islands": [each.as_data() for each in found]}, indent=2))
+    else:
+        typer.echo("\n\n".join(map(told, found)))
+    return all(each.fits for each in found)
+
+
+def _targets(islands: Sequence[str]) -> list[Target]:
+    """The islands that were named; one ConfigError with all that are none."""
+    if not islands:
+        raise ConfigError(
+            _READING_ISLANDS, "the islands to compile for", "none", "Name one: --island v5p:2x2x1, or v6e:2x2."
+        )
+    found, faults = list[Target](), list[Fault]()
+    for text in islands:
+        try:
+            found.append(target(text, _READING_ISLANDS))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError.of(faults)
+    return found
+
+
+def _spec_of(asked: Options, targets: Sequence[Target]) -> dict[str, Any]:
+    """The spec of the requested run; ConfigError if its mesh does not fit an island's devices."""
+    from isthmus.programs.request.faults import mesh_faults
+
+    request = asked.request()
+    faults = [
+        fault
+        for slot, each in enumerate(targets)
+        for fault in mesh_faults(request.task, each.count, request.job.seed, slot, f"an island {each.name}")
+    ]
+    if faults:
+        raise ConfigError.of(faults)
+    return spec.of(request, zero_ns=0, cpu_seconds=0.0)
+
+
+class _Line:
+    """A progress line on standard error: on a terminal one that changes, elsewhere one for each island."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._said = ""
+
+    def hear(self, island: str, function: str, since: float) -> None:
+        """Show the function that is being compiled, its island, and the seconds so far."""
+        what = f" {function}, {seconds(since)}" if function else ""
+        self.show(f"compiling for {island}", f":{what}" if what else "")
+
+    def show(self, text: str, more: str = "") -> None:
+        """Show a line; `more` changes with time."""
+        if self._is_terminal:
+            sys.stderr.write(f"\r\x1b[2K{text}{more}")
+        elif text != self._said:
+            sys.stderr.write(f"{text}\n")
+        self._said = text
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._is_terminal:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+PROGRAMS: Final = ("data-parallel", "decoupled-diloco")
+"""Default programs: the usual one, which is the reference, and the one meant to replace it."""
+SEEDS_MAX: Final = 1000
+_READING_OPTIONS: Final = "Reading the options of `isthmus compare`"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of the command, beside those of `train`; `options.program` is not used."""
+
+    options: Options
+    programs: list[str]
+    sweeps: list[str]
+    seeds: int
+    margin: float | None
+    speeds: str | None
+    folder: Path | None
+
+
+def compare(asked: Asked, *, as_json: bool) -> bool:
+    """Compare; whether every run is done. ConfigError or GraphError if anything is wrong, before anything is started;
+    KeyboardInterrupt at a signal."""
+    made = msgspec.convert(apart(lambda: msgspec.to_builtins(_plan(asked))), Plan)
+    folder = folders.folder_of(made, asked.folder)
+    made = folders.opened(folder, made)
+    progress = Progress()
+    try:
+        with RunLock(folder):
+            failed = carry_out(folder, made, asked.seeds, progress.hear)
+            progress.clear()
+            found = comparison(folder, made, asked.seeds, failed)
+            write_page(folder, found, list(notes(found)))
+    except KeyboardInterrupt:
+        progress.broken_off()
+        raise
+    except InUseError as error:
+        do = "Wait for its end; then the same command shows what came of it."
+        raise ConfigError(f"Comparing in {folder}", "a folder that nobody else uses", str(error), do) from None
+    show(found, as_json=as_json)
+    return not failed
+
+
+def _plan(asked: Asked) -> Plan:
+    """The plan; ConfigError with everything that is wrong."""
+    given = asked.options
+    sections, faults = config.read(given.config, given.model, given.keys(), given.sets or ())
+    sweeps: dict[tuple[str, str], list[Any]] = {}
+    for text in asked.sweeps:
+        with collecting(faults):
+            section, key, value = config.assignment(text, "--sweep")
+            if (section, key) in sweeps:
+                raise ConfigError("Reading --sweep", "each key once", f"{section}.{key} twice", "Name all its values.")
+            sweeps[section, key] = [Text(each.strip()) for each in value.split(",")]
+    if not 1 <= asked.seeds <= SEEDS_MAX:
+        faults.append(
+            Fault(_READING_OPTIONS, f"--seeds from 1 to {SEEDS_MAX}", str(asked.seeds), "Three are a beginning.")
+        )
+    pacing = None
+    with collecting(faults):
+        pacing = None if asked.speeds is None else _pacing(asked.speeds)
+    named = asked.programs or ([sections.program_reference] if sections.program_reference else PROGRAMS)
+    wanted = Wanted(
+        programs=tuple(map(reference.absolute, named)),
+        task=sections.task_reference,
+        sections={"run": sections.run, "program": sections.program, "task": sections.task},
+        sweeps=sweeps,
+        pacing=pacing,
+        margin=asked.margin,
+    )
+    return plan(wanted, faults)
+
+
+def _pacing(speeds: str) -> Pacing:
+    try:
+        return Pacing(tuple(float(each) for each in speeds.split(",")))
+    except ValueError:
+        do = "Write for example --speeds 1,1,0.8,0.6."
+        raise ConfigError("Reading --speeds", "numbers, divided by commas", repr(speeds), do) from None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from isthmus.programs.checks.meshes import mesh_faults
-from isthmus.programs.islands import accelerators
+from isthmus.programs.islands import environment
 from isthmus.programs.islands.environment import islands_of
+from isthmus.programs.request.faults import mesh_faults
 from isthmus.programs.request.request import Request
 from isthmus.programs.request.spec import Here
 from isthmus.runtime.errors import ConfigError, Fault
@@ -18,7 +18,7 @@ def sizes_here(request: Request) -> list[list[int]]:
     if not request.devices_min:
         return []
     learners = request.job.learners + sum(request.processes) - len(request.processes)
-    each = islands_of(Here("127.0.0.1", learners), accelerators.find()).devices
+    each = islands_of(Here("127.0.0.1", learners), environment.find()).devices
     each = each or int(os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
     return sizes_on(request, request.processes, [each] * len(request.processes))
 

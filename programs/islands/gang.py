@@ -1,18 +1,43 @@
-"""The view of the others that a process of a shared island has: the address of their leader.
+"""The view of the others that the host of an elastic island's process has, and its reports about their forms.
+
+Daemons announce to all hosts of the run in which form each island trains; the leader's host reports in its heartbeat in
+which it does, so that the home knows the result. Announcements arrive in the loop's thread; a node's thread reads them.
+
+The view of the others that a process of a shared island has: the address of their leader.
 
 The leader listens on an address of its machine, and reports it to its daemon, with a secret token. Daemons announce
 both to all hosts of the run, with the live members; a follower goes by the row of its own life.
+
+Begins the processes that compute for a host of an elastic island, one after the other.
+
+A process that has threads cannot be forked, and a host has; so it forks a *nursery* before it has any, which has none,
+and has all imported and traced that the host had. The nursery forks a worker whenever the host requests one, and ends
+the one before. Both end with the host: the kernel kills the nursery when the host is gone, and the worker when the
+nursery is.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
+import signal
 import socket
-from collections.abc import Sequence
-from typing import Any, final
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, Final, NamedTuple, final
 
+import msgspec
+from setproctitle import setproctitle
+
+from isthmus.ops.elastic import copies
+from isthmus.ops.elastic.copies import Place
 from isthmus.runtime.ids import Member, follower, gang_number, leader
-from isthmus.runtime.supervision.messages import Form
+from isthmus.runtime.supervision.messages import Form, Formed
+from isthmus.runtime.system.processes import die_with_parent, end_after
 
 TOKEN_BYTES = 16
 
@@ -56,3 +81,196 @@ class GangOfProcesses:
     def find(self) -> tuple[str, str] | None:
         """The endpoint of this life's leader, and its token; None until a roster has them."""
         return self._found
+
+
+REQUEST_BYTES_MAX: Final = 1 << 16
+
+Work = Callable[[Mapping[str, Any], Connection], None]
+"""The work of a worker: it serves a connection, given the arguments of `start`."""
+
+
+@final
+class Nursery:
+    """The host's end of its nursery; made before the host has threads. `work` runs in each worker."""
+
+    def __init__(self, name: str, work: Work) -> None:
+        self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        host = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            end_after(lambda: _serve(self._socket, its, name, work, host))
+        its.close()
+        self._worker = 0
+        self._connection: Connection | None = None
+
+    def start(self, told: Mapping[str, Any]) -> Connection:
+        """Start a worker with `told`; returns the connection to it. OSError if there is no room for the process."""
+        self.end()
+        ours, its = socket.socketpair()
+        with its:
+            socket.send_fds(self._socket, [json.dumps(told).encode()], [its.fileno()])
+            said = self._socket.recv(REQUEST_BYTES_MAX)
+        if not said:
+            ours.close()
+            raise OSError("beginning a process that computes: what begins them has ended")
+        answer = json.loads(said)
+        self._connection = Connection(ours.detach())
+        self._worker = int(answer["pid"])
+        if not self._worker:
+            raise OSError(f"beginning a process that computes: {answer['error']}")
+        return self._connection
+
+    def end(self) -> None:
+        """End the worker, if any; it has ended when this returns."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._worker:
+            self._worker = 0
+            self._socket.send(b"{}")
+            self._socket.recv(REQUEST_BYTES_MAX)
+
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the nursery and its workers."""
+        return sum(_used(pid, with_children=pid == self._pid) for pid in (self._pid, self._worker) if pid)
+
+
+def _used(pid: int, *, with_children: bool) -> float:
+    """The CPU seconds of a process, and of its ended children (proc_pid_stat(5)); 0 if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
+
+
+def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, parent: int) -> int:
+    """The nursery: start and end workers until the host, whose end is `theirs`, is gone."""
+    die_with_parent(parent)
+    theirs.close()
+    setproctitle(f"isthmus {name} nursery")
+    worker = 0
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(host, REQUEST_BYTES_MAX, 1)
+        if not data:
+            return 0
+        if worker:
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
+            worker = 0
+        answer: dict[str, Any] = {"pid": 0}
+        if descriptors:
+            begun = partial(_work, host, descriptors[0], os.getpid(), name, work, data)
+            try:
+                worker = os.fork()
+                if worker == 0:
+                    end_after(begun)
+                answer = {"pid": worker}
+            except OSError as error:
+                answer = {"pid": 0, "error": str(error)}
+            os.close(descriptors[0])
+        with suppress(OSError):
+            host.send(json.dumps(answer).encode())
+
+
+def _work(host: socket.socket, descriptor: int, nursery: int, name: str, work: Work, told: bytes) -> int:
+    """A worker."""
+    die_with_parent(nursery)
+    host.close()
+    setproctitle(f"isthmus {name} worker")
+    work(json.loads(told), Connection(descriptor))
+    return 0
+
+
+class _OfNumbers(NamedTuple):
+    """A form, as the processes of its island know each other."""
+
+    number: int
+    members: tuple[tuple[int, int], ...]
+
+
+@final
+class ElasticHost:
+    """The host side of one of the at most `size` processes of an island, in its life as `member`.
+
+    `workers` is set once this host has begun its nursery. OSError if the leader cannot listen at `address`.
+    """
+
+    def __init__(self, member: Member, size: int, address: str) -> None:
+        first = leader(member.replica)
+        self.number, self.incarnation = gang_number(member.replica), member.incarnation
+        self.names = (str(first), *(str(follower(first, number)) for number in range(1, size)))
+        self.files = copies.open_files()
+        self.token = secrets.token_hex(TOKEN_BYTES)
+        self.door = socket.create_server((address, 0), backlog=size) if self.number == 0 else None
+        self.workers: Nursery | None = None
+        self._leader = first
+        self._told = threading.Event()
+        self._form: _OfNumbers | None = None
+        self._found: dict[int, tuple[str, str]] = {}
+        self._formed = Formed()
+        self._is_forming = False
+
+    def begin_nursery(self, work: Work) -> None:
+        """Start the nursery, which forks workers, while this process has no threads."""
+        self.workers = Nursery(self.names[self.number], work)
+
+    def place(self, devices: int | None, kinds: tuple[str, ...]) -> Place:
+        """The resources that a worker gets from this host."""
+        return Place(self.files, self.door, self.token, devices, kinds)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The leader's endpoint and token; empty for a follower."""
+        if self.door is None:
+            return ()
+        host, port = self.door.getsockname()[:2]
+        return f"{host}:{port}", self.token
+
+    # -- in the loop's thread ------------------------------------------------------------------------------------------
+
+    def hear(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
+        """Take in a roster: rows of (replica, incarnation, endpoints, machine), and the forms of elastic islands."""
+        for name, incarnation, endpoints, _ in rows:
+            if name == self.names[0] and len(endpoints) == 2:
+                self._found = {incarnation: (endpoints[0], endpoints[1])}
+        for form in forms:
+            if form.leader == self._leader and (self._form is None or form.number > self._form.number):
+                members = tuple((gang_number(each.replica), each.incarnation) for each in form.members)
+                self._form = _OfNumbers(form.number, members)
+        self._told.set()
+
+    @property
+    def said(self) -> Formed:
+        """This host's result of the newest form."""
+        return self._formed
+
+    @property
+    def is_forming(self) -> bool:
+        """Whether computation pauses, because processes form an island."""
+        return self._is_forming
+
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the processes that compute for this host."""
+        return 0.0 if self.workers is None else self.workers.cpu_seconds()
+
+    # -- in a node's thread --------------------------------------------------------------------------------------------
+
+    def form(self) -> _OfNumbers | None:
+        return self._form
+
+    def find(self, incarnation: int) -> tuple[str, str] | None:
+        return self._found.get(incarnation)
+
+    def wait(self, seconds: float) -> None:
+        self._told.wait(seconds)
+        self._told.clear()
+
+    def forming(self, broken: int) -> None:
+        self._is_forming = True
+        self._formed = msgspec.structs.replace(self._formed, broken=broken)  # The last report may be unheard yet.
+
+    def formed(self, number: int, processes: int, stall: int, again: int) -> None:
+        self._formed = Formed(number=number, processes=processes, stall_ns=stall, again=again)
+        self._is_forming = False

@@ -1,15 +1,23 @@
-"""The island of this host's process: chosen, claimed, and written into the environment before jax starts a backend."""
+"""The island of this machine that a learner takes: the first that no living process has.
+
+An island is a locked file, for all runs of a user on this machine. The kernel releases a lock when its process ends,
+for whatever reason, so that no ownership has to be recorded: a daemon may die, and be followed by another, and a
+learner's next life finds the island of its last one free.
+
+The island of this host's process: chosen, claimed, and written into the environment before jax starts a backend.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, final
 
-from isthmus.programs.islands import accelerators
-from isthmus.programs.islands.claim import Claim, claim
-from isthmus.programs.islands.elastic_gang import ElasticHost
+from isthmus.programs.islands import environment
 from isthmus.programs.islands.environment import (
     Islands,
     evaluator_environment,
@@ -17,13 +25,64 @@ from isthmus.programs.islands.environment import (
     learner_environment,
     platform_of,
 )
-from isthmus.programs.islands.gang import GangOfProcesses
+from isthmus.programs.islands.gang import ElasticHost, GangOfProcesses
 from isthmus.programs.islands.whole_runs import process_environment
 from isthmus.programs.request.environment import has_backend
 from isthmus.programs.request.spec import Spec
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import Island
 from isthmus.runtime.ids import LEARNER, Member, leader
+
+
+@final
+class Claim:
+    """An island that this process has, until it ends."""
+
+    def __init__(self, island: int, locks: list[BinaryIO]) -> None:
+        self.island, self._locks = island, locks
+
+    def close(self) -> None:
+        """Release the claim."""
+        for lock in self._locks:
+            lock.close()
+
+
+def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> Claim:
+    """The first free island; each is given as the names of the resources that it needs for itself.
+
+    ConfigError if none is free.
+    """
+    folder = _folder() if folder is None else folder
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise ConfigError("Taking an island", f"{folder}, of this user", "another user's", "Remove it.")
+    for number, names in enumerate(islands):
+        locks = _locked(folder / f"{name}.lock" for name in names)
+        if locks is not None:
+            return Claim(number, locks)
+    do = "End what has them, or start fewer learners here: run.learners, or `islands` of this machine."
+    raise ConfigError("Taking an island", f"one of {len(islands)} that is free", "all of them taken", do)
+
+
+def _locked(paths: Iterable[Path]) -> list[BinaryIO] | None:
+    """These files, locked; None, and none locked, if another process has one."""
+    locks: list[BinaryIO] = []
+    for path in paths:
+        lock = path.open("ab")
+        locks.append(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            for each in locks:
+                each.close()
+            return None
+    return locks
+
+
+def _folder() -> Path:
+    """The folder of this user's locks."""
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"isthmus-islands-{os.getuid()}"
+
 
 EVALUATOR: Final = "evaluator"
 _CLAIMS: Final[list[Claim]] = []
@@ -42,7 +101,7 @@ def take(member: Member, told: Spec) -> Island | None:
     if replica.role == EVALUATOR and is_on_cpu:
         set_environment({"JAX_PLATFORMS": "cpu"})
         return None
-    found = accelerators.find()
+    found = environment.find()
     total = 0 if found is None else len(found.ids)
     try:
         islands = islands_of(told.here, found)
@@ -68,12 +127,12 @@ def take(member: Member, told: Spec) -> Island | None:
 def take_all() -> None:
     """Let this process have all accelerators of the machine, for a run in it; no-op where jax has a backend already."""
     if not has_backend():
-        set_environment(process_environment(accelerators.find(), os.environ))
+        set_environment(process_environment(environment.find(), os.environ))
 
 
 def would_take() -> bool:
     """Whether this process would take accelerators that are there, if it computed anything."""
-    return not has_backend() and accelerators.find() is not None
+    return not has_backend() and environment.find() is not None
 
 
 def shares(devices: int, learners: int) -> list[Island]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from isthmus.programs.islands.accelerators import Accelerators, Platform
-from isthmus.programs.islands.environment import MEMORY, Islands, learner_environment
+from isthmus.programs.islands.environment import MEMORY, Accelerators, Islands, Platform, learner_environment
 
 PROCESSES_PER_GPU_MAX: Final = 4
 """Enough to keep a GPU busy while some of them compute on their core; more would have less of its memory each. Not

@@ -13,12 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs.cluster import addresses
+from isthmus.programs.cluster import cluster_file
 from isthmus.programs.cluster.cluster_file import Cluster
-from isthmus.programs.cluster.handover import Handover, Site
-from isthmus.programs.cluster.run_root import RunRoot
+from isthmus.programs.cluster.handover import Handover, RunRoot, Site
 from isthmus.programs.request import new_folder, spec
-from isthmus.programs.run import registry
+from isthmus.programs.run import private_daemon
 from isthmus.programs.run.in_process import Outcome, Watch
 from isthmus.programs.run.in_processes import STATUS_SECONDS, Submitted, ended, shown
 from isthmus.programs.run.interrupts import Interrupts, interrupts
@@ -64,7 +63,7 @@ class Daemon:
                 do = "Choose one of these, or give it an address there."
                 raise ConfigError("Reading --home", f"a machine of {cluster.file} with an address", found, do)
             return cls.at(cluster, chosen)
-        there = tuple(machine for machine in able if addresses.is_listening(str(machine.address)))
+        there = tuple(machine for machine in able if cluster_file.is_listening(str(machine.address)))
         return cls.at(cluster, home_of(replace(cluster, machines=there).topology))
 
     @classmethod
@@ -79,7 +78,7 @@ class Daemon:
     @classmethod
     def here(cls, name: str) -> Daemon | None:
         """The daemon of this name on this machine, if it listens on loopback and so needs no keys."""
-        for entry in registry.living():
+        for entry in private_daemon.living():
             if entry.name == name and is_loopback(entry.endpoint):
                 return cls(name, entry.endpoint)
         return None
@@ -116,7 +115,7 @@ def find(
     """The answer of a machine's daemon; ConfigError for a refusal, or if nothing listens there, or another daemon."""
     doing = f"Calling the daemon {name!r} at {address}"
     start = f"isthmus daemon --name {name} --listen {address}"
-    if not addresses.is_listening(address):
+    if not cluster_file.is_listening(address):
         raise ConfigError(doing, "a daemon that listens there", "nobody", f"Start it: {start}")
     answer = ask(address, message or {"type": "machine"}, ANSWER_SECONDS, keys=keys, server_key=server_key)
     if answer is not None and answer["type"] == "refused":
@@ -167,7 +166,7 @@ def resume_there(daemon: Daemon, cluster: Cluster, run: str, run_dir: Path | Non
     others = [machine for machine in cluster.machines if machine.address is not None and machine.name != daemon.name]
     going_on: dict[str, list[str]] = {}
     for machine in others:
-        if addresses.is_listening(str(machine.address)):
+        if cluster_file.is_listening(str(machine.address)):
             known = find(machine.name, str(machine.address), keys=daemon.keys, server_key=machine.public_key or "")
             going_on[machine.name] = [str(each["name"]) for each in known["runs"]]
     name = folder_there(daemon, daemon.find()["root"], run_dir if is_store else Path(run))

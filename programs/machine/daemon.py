@@ -1,4 +1,10 @@
-"""The daemon of a machine: takes runs that commands hand to it, supervises several at once, and answers for them.
+"""The requests that each caller may send to a machine's daemon.
+
+A machine that is admitted offers its islands: it links itself, reports, answers and leaves, each for itself. All other
+requests, which decide what runs here or report on it, are for an operator: the machine's own key, one that was admitted
+with `--operator`, and, at a daemon without keys, which listens on loopback only, any caller.
+
+The daemon of a machine: takes runs that commands hand to it, supervises several at once, and answers for them.
 
 Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A run
 is running, then finishing (its processes have ended, and summary and report are written), then over: `over.json` is
@@ -18,14 +24,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs.cluster.handover import Handover, Sites
+from isthmus.programs.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.cluster.machine_file import MachineConfig
-from isthmus.programs.cluster.run_root import RunRoot
-from isthmus.programs.machine.authority import Authority
 from isthmus.programs.machine.client import patience
-from isthmus.programs.machine.collect_files import end_of_log
-from isthmus.programs.machine.home_link import Home
-from isthmus.programs.machine.links import MALFORMED, answered, refusal
+from isthmus.programs.machine.links import MALFORMED, Home, answered, refusal
 from isthmus.programs.machine.neighbours import Neighbours
 from isthmus.programs.machine.next_home import NextHome
 from isthmus.programs.machine.outposts import NOTE
@@ -35,20 +37,63 @@ from isthmus.programs.machine.run import (
     TICK_SECONDS,
     UNABLE,
     MachineRun,
+    end_of_log,
     has_hosts,
     outcome_in,
     told_of,
     unable,
 )
 from isthmus.programs.request import spec
-from isthmus.programs.request.run_lock import RunLock
+from isthmus.programs.request.new_folder import RunLock
 from isthmus.programs.run.finish import error_of
-from isthmus.programs.run.registry import Run
+from isthmus.programs.run.private_daemon import Run
 from isthmus.programs.run.resume import has_snapshot
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_messages import Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import Keyring
+
+TOLD_MAX: Final = 256
+OPERATORS: Final = {
+    "machine": "to tell of its runs",
+    "call": "to take part in runs of another home",
+    "check": "to check a run",
+    "take": "to take a run",
+    "resume": "to be the home of a run",
+    "restore": "to be the home of a run from its store",
+    "watch": "to show a run",
+    "log": "to show the log of a run",
+    "stop": "to stop a run",
+    "end": "to end a run",
+    "expel": "to expel a machine",
+}
+"""Requests that need an operator's key: message type, and its meaning in words."""
+
+
+@final
+class Authority:
+    """Checks messages to the daemon of `machine` against its current keys.
+
+    `tell` gets one line for people about each machine and request type that is refused.
+    """
+
+    def __init__(self, machine: str, keys: Keyring | None, tell: Callable[[str], None]) -> None:
+        self._machine, self._keys, self._tell = machine, keys, tell
+        self._told: set[tuple[str | None, str]] = set()
+
+    def check(self, kind: str, caller: str | None) -> None:
+        """ConfigError if the machine `caller` may not send a message of this type."""
+        keys = self._keys
+        if kind not in OPERATORS or keys is None or (caller is not None and caller in keys.operators):
+            return
+        key = keys.key_of(caller or "") or "KEY"
+        do = f"Type on that machine: isthmus admit --operator {caller} {key}"
+        if (caller, kind) not in self._told and len(self._told) < TOLD_MAX:
+            self._told.add((caller, kind))
+            self._tell(f"refused the machine {caller}, which asked it {OPERATORS[kind]}: it is no operator")
+        expected, found = "an operator's key", f"that of {caller!r}, which may offer islands and nothing else"
+        raise ConfigError(f"Asking the daemon {self._machine!r} {OPERATORS[kind]}", expected, found, do)
+
 
 ANSWERED_SHARE: Final = 0.9
 """Share of a command's waiting time within which a refusal for lack of time leaves."""

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final, final
 
 from isthmus.programs.cluster.machine_file import MachineConfig
-from isthmus.programs.machine.home_link import Home, Link
-from isthmus.programs.machine.links import EXPELLED, LINK, RESPONSE, Links
+from isthmus.programs.machine.links import EXPELLED, LINK, RESPONSE, Home, Link, Links
 from isthmus.programs.machine.outposts import SUPERSEDED, UNSTATIONED, Outposts
 from isthmus.programs.machine.run import CHECK_SECONDS_MAX, MachineRun
 from isthmus.runtime.daemon.outpost import REPORT, over, read_report

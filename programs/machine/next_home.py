@@ -11,19 +11,16 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol, final
 
-from isthmus.programs.cluster.handover import Site, Sites
-from isthmus.programs.cluster.run_root import RunRoot
-from isthmus.programs.machine.home_link import Home
+from isthmus.programs.cluster.handover import RunRoot, Site, Sites
+from isthmus.programs.machine import failover
+from isthmus.programs.machine.failover import Estate, inherit
+from isthmus.programs.machine.links import Home
 from isthmus.programs.machine.neighbours import Neighbours
 from isthmus.programs.machine.outposts import NOTE
 from isthmus.programs.machine.readiness import Asked, check_sources, fetched_into, standings
 from isthmus.programs.machine.run import UNABLE, told_of, unable
 from isthmus.programs.request.spec import Spec
 from isthmus.programs.run.resume import aside
-from isthmus.programs.succession import folder as succession
-from isthmus.programs.succession import from_store, lost
-from isthmus.programs.succession.folder import Estate
-from isthmus.programs.succession.hosts import inherit
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring
 
@@ -60,19 +57,19 @@ class NextHome:
 
     async def resume(self, message: Message) -> Message:
         """Resume from a folder on this machine; ConfigError if that is impossible."""
-        estate = succession.read(self._root.existing(str(message["run"]), self._doing), self._doing)
+        estate = failover.read(self._root.existing(str(message["run"]), self._doing), self._doing)
         term, missing = await self._next_term(estate, message)
-        return self._succeed(succession.read(estate.folder, self._doing), message, term, missing)
+        return self._succeed(failover.read(estate.folder, self._doing), message, term, missing)
 
     async def restore(self, message: Message) -> Message:
         """Resume from a store, in a new folder; ConfigError if that is impossible, and then the folder is removed."""
-        store = from_store.place(str(message["url"]), self._doing)
+        store = failover.place(str(message["url"]), self._doing)
         with aside(self._root.folder, self._doing) as fresh:
             found = await fetched_into(store, fresh, self._doing)
-            term, missing = await self._next_term(succession.read(fresh, self._doing), message)
-            folder = from_store.settled(found, fresh, self._root, str(message["run"]))
+            term, missing = await self._next_term(failover.read(fresh, self._doing), message)
+            folder = failover.settled(found, fresh, self._root, str(message["run"]))
         try:
-            return self._succeed(succession.read(folder, self._doing), message, term, missing)
+            return self._succeed(failover.read(folder, self._doing), message, term, missing)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -85,17 +82,17 @@ class NextHome:
         run, job, name = estate.told.run, estate.told.job, self._name
         self._permit(job.program, job.task.text, run)
         going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
-        lost.check_nowhere(run, {**going_on, name: self._runs()}, self._doing)
+        failover.check_nowhere(run, {**going_on, name: self._runs()}, self._doing)
         sites = _sites(message)
-        me = lost.next_home(name, estate, sites, self._doing)
+        me = failover.next_home(name, estate, sites, self._doing)
         await check_sources(job, estate.sites.digest, self._doing)
         here = Home(name, str(me.address), me.public_key or "")
         check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
-        asked = [Asked(site, here, check) for site in lost.to_ask(name, estate, sites)]
+        asked = [Asked(site, here, check) for site in failover.to_ask(name, estate, sites)]
         own = name, lambda: self._neighbours.outposts.standing(run, name)
         found, missing = await standings(self._neighbours.links, asked, self._keys, own)
-        lost.check_nowhere(run, {name: self._runs()}, self._doing)  # Another request may have taken it meanwhile.
-        return lost.next_term(estate, found, self._doing), missing
+        failover.check_nowhere(run, {name: self._runs()}, self._doing)  # Another request may have taken it meanwhile.
+        return failover.next_term(estate, found, self._doing), missing
 
     def _succeed(self, estate: Estate, message: Message, term: int, missing: dict[str, str]) -> Message:
         """Become the home of a run in this term, with its hosts on this machine; ConfigError on failure."""
@@ -103,7 +100,7 @@ class NextHome:
         former = outposts.release(run)
         moved = estate.sites.moved(self._name, _sites(message), term)
         try:
-            succession.write(estate, moved, self._secret, former)
+            failover.write(estate, moved, self._secret, former)
             if former is not None:
                 inherit(folder, former)
             self._hold(folder, told_of(folder, self._doing), moved)

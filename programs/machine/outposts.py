@@ -24,13 +24,13 @@ from typing import Any, Final, final
 
 import zmq
 
-from isthmus.programs.cluster import digest
+from isthmus.programs.cluster import handover
+from isthmus.programs.cluster.handover import RUN_NAME
 from isthmus.programs.cluster.machine_file import MachineConfig
-from isthmus.programs.cluster.run_root import RUN_NAME
-from isthmus.programs.machine.home_link import Home, Link
+from isthmus.programs.machine.failover import Standing
+from isthmus.programs.machine.links import Home, Link
 from isthmus.programs.request import spec
 from isthmus.programs.run.launch import Launcher
-from isthmus.programs.succession.lost import Standing
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
@@ -284,7 +284,7 @@ class Outposts:
         wanted = str(message["digest"])
         if wanted:
             doing = f"Comparing sources and data on the machine {self._name!r}"
-            found = await self._loop.run_in_executor(None, digest.digest, program, task)
+            found = await self._loop.run_in_executor(None, handover.digest, program, task)
             if found != wanted:
                 do = "Put the same isthmus, program, task and data (--data; else Python's library) on every machine."
                 raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {found[:8]}", do)

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-from isthmus.programs.cluster import digest
+from isthmus.programs.cluster import handover
 from isthmus.programs.cluster.handover import Site, Sites
 from isthmus.programs.machine import client as machine_client
-from isthmus.programs.machine.home_link import Home
-from isthmus.programs.machine.links import UP_SECONDS, Links
-from isthmus.programs.snapshots.fetched import Fetched
-from isthmus.programs.snapshots.urls import Place
-from isthmus.programs.succession import from_store
-from isthmus.programs.succession.lost import Standing
+from isthmus.programs.machine import failover
+from isthmus.programs.machine.failover import Standing
+from isthmus.programs.machine.links import UP_SECONDS, Home, Links
+from isthmus.programs.snapshots.keeping import Fetched
+from isthmus.programs.snapshots.stored import Place
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import Job
 from isthmus.runtime.wire.control_messages import Message
@@ -113,7 +112,7 @@ async def _standings(
 
 async def check_sources(job: Job, wanted: str, doing: str) -> None:
     """ConfigError if this machine's sources and data differ from the run's digest `wanted`; '' for none needed."""
-    found = await asyncio.to_thread(digest.digest, job.program, job.task.text)
+    found = await asyncio.to_thread(handover.digest, job.program, job.task.text)
     if wanted not in ("", found):
         do = "Put the same isthmus, program, task and data here."
         raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {found[:8]}", do)
@@ -124,7 +123,7 @@ async def fetched_into(store: Place, folder: Path, doing: str) -> Fetched:
 
     If the caller is cancelled, the folder is removed once the thread has ended.
     """
-    work = asyncio.get_running_loop().run_in_executor(None, from_store.fetched, store, folder, doing)
+    work = asyncio.get_running_loop().run_in_executor(None, failover.fetched, store, folder, doing)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

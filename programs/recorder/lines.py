@@ -2,17 +2,124 @@
 
 Decides nothing but when a line may be written: those that come before the first step wait for it. A recorder that ends
 while it writes them leaves some in the files, and all of them to the next one, which writes those that are missing.
+
+The state that a recorder needs in its next life: a file beside the lines that it writes, and those lines.
+
+Decides which life of a recorder may write: the latest that has. One that was replaced may live on for a while, cut off
+from its daemon; its writes would then be behind those of the next one. The file is written whole, once a second; later
+changes are in the lines, which are read when a recorder opens. All that is known only grows, so reading something twice
+changes nothing (`recorder.books`).
+
+The contents of metrics.jsonl, from learners' reports, and their times.
+
+The newest report of each slot, at most every 200 ms, with means over all reports meanwhile.
+
+The completion of a body's reports for the token count: a body itself has to report nothing but `tokens`.
+
+    {"tokens": 6400}                                        tokens that this life of this replica has trained in all
+    {"tokens": 6400, "step": 100, "loss": 0.3, "phase": "stepping"}      and anything else that is worth showing
+
+Everything else of a `Report` is for programs that merge fragments. `phase` is "final" once the body has come to its
+end; `step` counts steps, `step_time` is nanoseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast, final
 
-from isthmus.programs.recorder import memory as recorder_memory
+import msgspec
+
+from isthmus.ops.exchange.messages import Report
+from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.disk import Disk
-from isthmus.runtime.system.files import Lines
+from isthmus.runtime.system.files import Lines, write_bytes
+
+FILE: Final = "recorder.state"
+TAIL_BYTES: Final = 1 << 20
+"""Read from the end of each file of lines if there is a state: more than a second ever adds."""
+
+
+class Memory(msgspec.Struct):
+    """The fields of `Books` of these names; `reports` and `former` are Reports, `shards` rows of `ShardBooks`, `early`
+    lines by the name of their file that wait for the first step; `incarnation` is that of the writer."""
+
+    incarnation: int = 0
+    totals: list[list[int]] = []
+    reports: list[dict[str, Any]] = []
+    former: list[dict[str, Any]] = []
+    shards: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
+    final: list[int] = []
+    final_at: int | None = None
+    zero: int | None = None
+    stepping_until: int = 0
+    since: list[tuple[int, int]] = []
+    versions: list[list[int]] = []
+    publishers: list[list[int]] = []
+    snapshot_faults: list[str] = []
+    early: list[tuple[str, dict[str, Any]]] = []
+
+
+class Remembering:
+    """The file, as one life of a recorder writes it."""
+
+    def __init__(self, folder: Path, disk: Disk, incarnation: int) -> None:
+        self._folder, self._disk, self._incarnation = folder, disk, incarnation
+        self._saved: bytes | None = None
+
+    def is_replaced(self) -> bool:
+        """Whether a later life has written; False if the disk cannot be read."""
+        try:
+            found = load(self._folder, self._disk)
+        except OSError:
+            return False
+        return found is not None and found.incarnation > self._incarnation
+
+    def save(self, memory: Memory) -> None:
+        """Write the memory durably if it has changed; a failed write is repeated with the next call."""
+        memory.incarnation = self._incarnation
+        data = msgspec.msgpack.encode(memory)
+        if data == self._saved or self.is_replaced():
+            return
+        try:
+            write_bytes(self._folder / FILE, data, self._disk)
+        except OSError:
+            return
+        self._saved = data
+
+
+def load(folder: Path, disk: Disk) -> Memory | None:
+    """The memory of an earlier recorder; None if there was none, or its file is torn.
+
+    OSError if the disk cannot be read.
+    """
+    try:
+        return msgspec.msgpack.decode(disk.read(folder / FILE), type=Memory)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def lines(path: Path, disk: Disk, *, is_tail: bool) -> Iterator[dict[str, Any]]:
+    """The valid lines of a file, or of its last TAIL_BYTES; none if there is no file.
+
+    OSError if the disk cannot be read.
+    """
+    try:
+        data = disk.read(path)
+    except FileNotFoundError:
+        return
+    for line in data[-TAIL_BYTES:].splitlines() if is_tail else data.splitlines():
+        try:
+            told = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(told, dict):
+            yield told
+
 
 FILES: Final = ("metrics", "merges", "evaluations", "changes")
 """The files NAME.jsonl."""
@@ -87,8 +194,172 @@ class RecordLines:
 
     def _read(self, name: str) -> list[dict[str, Any]]:
         path = self._folder / f"{name}.jsonl"
-        return [_timeless(line) for line in recorder_memory.lines(path, self._disk, is_tail=False)]
+        return [_timeless(line) for line in lines(path, self._disk, is_tail=False)]
 
 
 def _timeless(line: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name != "time"}
+
+
+METRIC_NS: Final = 200_000_000
+"""A learner's lines are at least this far apart: a day of them is some tens of megabytes."""
+_PLACE: Final = ("incarnation", "phase", "step", "tokens")
+_TRAFFIC: Final = ("staleness", "bytes_sent", "bytes_received", "sick", "sick_step")
+
+
+@final
+class TokenMeans:
+    """Token-weighted means of one slot's metrics since the last `take`; values that are not finite do not count."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def hear(self, metrics: Iterable[Sequence[Any]], tokens: int) -> None:
+        """Take [name, mean] of the steps in which these tokens were trained."""
+        for name, mean in metrics:
+            if tokens > 0 and math.isfinite(mean):
+                total, weight = self._sums.get(name, (0.0, 0))
+                self._sums[name] = total + tokens * mean, weight + tokens
+
+    def take(self) -> dict[str, float]:
+        """The means, by name; resets them."""
+        means = {name: total / weight for name, (total, weight) in self._sums.items()}
+        self._sums.clear()
+        return means
+
+
+@final
+class MetricLines:
+    """The lines of one recorder, which `lines` writes."""
+
+    def __init__(self, lines: RecordLines) -> None:
+        self._lines = lines
+        self._written_at: dict[int, int] = {}
+        self._losses: dict[int, list[float]] = {}
+        self._means: dict[int, TokenMeans] = {}
+        self._withheld: dict[int, Report] = {}
+        self._told_last: dict[int, tuple[Any, ...]] = {}
+        self._begun: set[tuple[int, int, str]] = set()
+        """Lives whose `began` is written."""
+
+    def hear(self, report: Report, known: Mapping[str, Any] | None, now: int) -> None:
+        """Take the report that follows the `known` one of its slot; write it now, or withhold it for a while."""
+        slot = report["slot"]
+        if known is not None and known["incarnation"] < report["incarnation"]:
+            self._write(slot, now)
+        if _told(report) != self._told_last.get(slot):
+            self._withheld[slot] = report
+        if math.isfinite(report["loss"]):
+            self._losses.setdefault(slot, []).append(report["loss"])
+        is_same_life = known is not None and known["incarnation"] == report["incarnation"]
+        before = known["tokens"] if known is not None and is_same_life else 0
+        self._means.setdefault(slot, TokenMeans()).hear(report["metrics"], report["tokens"] - before)
+        is_new_phase = known is None or known["phase"] != report["phase"]
+        if is_new_phase or now - self._written_at.get(slot, -METRIC_NS) >= METRIC_NS:
+            self._write(slot, now)
+
+    def write_all(self, now: int) -> None:
+        """Write the withheld reports."""
+        for slot in sorted(self._withheld):
+            self._write(slot, now)
+
+    def _write(self, slot: int, now: int) -> None:
+        """Write the newest report of a slot, if it is withheld."""
+        report = self._withheld.pop(slot, None)
+        if report is None:
+            return
+        self._written_at[slot], self._told_last[slot] = now, _told(report)
+        fields: Mapping[str, Any] = {**report}
+        losses = self._losses.pop(slot, [])
+        loss = sum(losses) / len(losses) if losses else None
+        line = {"learner": slot, **{name: fields[name] for name in _PLACE}, "loss": loss}
+        began = fields.get("began")
+        if began and (slot, fields["incarnation"], began[0]) not in self._begun:
+            self._begun.add((slot, fields["incarnation"], began[0]))
+            line["began"] = began
+        metrics = as_field(self._means[slot].take().items())
+        self._lines.write("metrics", now, {**line, **metrics, **{name: fields[name] for name in _TRAFFIC}})
+
+
+def finite(value: float | None) -> float | None:
+    """A loss for files and figures: None if it is not finite, which JSON cannot express."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def metrics_of(told: Iterable[Sequence[Any]]) -> dict[str, float | None]:
+    """Scalars by name, as files and figures have them."""
+    return {name: finite(value) for name, value in told}
+
+
+def as_field(told: Iterable[Sequence[Any]]) -> dict[str, Any]:
+    """Scalars as the field `metrics` of a line; no field where a task has none."""
+    metrics = metrics_of(told)
+    return {"metrics": metrics} if metrics else {}
+
+
+def mean_of(lives: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The newest scalars of several lives of learners, by name, each weighted by the tokens of its life."""
+    means = TokenMeans()
+    for life in lives:
+        means.hear(life.get("metrics", {}).items(), life["tokens"])
+    return means.take()
+
+
+def _told(report: Report) -> tuple[Any, ...]:
+    """The fields that distinguish one line from another."""
+    fields: Mapping[str, Any] = {**report}
+    return tuple(fields[name] for name in _PLACE)
+
+
+_UNTOLD: Final[Mapping[str, Any]] = {
+    "phase": "stepping",
+    "step_time": 0,
+    "delay_steps": 0,
+    "loss": math.nan,
+    "metrics": [],
+    "staleness": 0,
+    "sick": False,
+    "sick_step": 0,
+    "bytes_sent": 0,
+    "bytes_received": 0,
+    "waited": 0,
+    "device_kind": "",
+}
+
+
+class Reports:
+    """Completes the reports that arrive at a recorder."""
+
+    def __init__(self) -> None:
+        self._began: dict[Member, int] = {}
+
+    def whole(self, told: Mapping[Any, Mapping[str, Any]], live: Iterable[Member], now: int) -> list[Report]:
+        """The reports in `told`, by (replica, key), of replicas on themselves, in their order."""
+        lives = {member.replica: member for member in live}
+        found = [self._whole(replica, each, lives, now) for (replica, _), each in sorted(told.items(), key=_place)]
+        return [report for report in found if report is not None]
+
+    def _whole(
+        self, replica: Replica, told: Mapping[str, Any], lives: Mapping[Replica, Member], now: int
+    ) -> Report | None:
+        """One completed report; None if it is about another slot, or its life is unknown."""
+        if told.get("slot", replica.slot) != replica.slot or not ("incarnation" in told or replica in lives):
+            return None
+        member = Member(replica, told["incarnation"] if "incarnation" in told else lives[replica].incarnation)
+        began = self._began.setdefault(member, now)
+        tokens = told["tokens"]
+        untold = {
+            **_UNTOLD,
+            "slot": replica.slot,
+            "incarnation": member.incarnation,
+            "step": int(tokens > 0),
+            "stepping": now - began,
+            "totals": [[replica.slot, member.incarnation, tokens]],
+        }
+        lists: dict[str, list[Any]] = {"epochs": [], "accounts": [], "versions": []}
+        return cast(Report, {**untold, **lists, **told})
+
+
+def _place(entry: tuple[tuple[Replica, Any], Any]) -> tuple[Replica, str]:
+    (replica, key), _ = entry
+    return replica, str(key)

@@ -1,4 +1,24 @@
-"""The recorder: keeps the files of a run, and provides its status to observers.
+"""Whether the end of a run is awaited any longer: the one bound that ends every graph.
+
+Decides that, and nothing else. A run is to end once the token budget is spent or a stop was requested; then its bodies
+come to an end by themselves, in their own way, and report it: learners are final, fragments are final, the model is
+evaluated. Each of these is a sign. Without a new one for a while, nothing is waited for any more, whatever bodies do.
+
+The length of that while was learned from the run: some steps of the slowest learner, some sweeps of the slowest merges.
+No run is cut off sooner than `MODEL` where a final model is to come, because a daemon that takes over, a machine that
+is lost and a life that begins again after back-offs take that long together, nor than `PLAIN` where none is. Time in
+which this host was stopped, or its machine asleep, does not count: the others may have sent signs in it.
+
+The holders of the model, as far as a recorder knows, and whether the model is lost.
+
+A fragment is held by the hosts that report so (`ops.recovery.hold`), by the learners whose last report has a version of
+it, and by the life of its shard that published it last; each only while that life is live. A model is lost if a
+fragment of it was merged, by the books, by its holders, or by a shard that heard of them, and some fragment has no
+holder any more: no shard begins it anew (`ops.recovery.hold`). In a program in which no host reports what it holds
+nothing is lost. Nor is a fragment whose shard is not live: a recorder that comes back before its home has found the
+other hosts again is alone in its roster, and knows nothing of them.
+
+The recorder: keeps the files of a run, and provides its status to observers.
 
 It writes metrics, evaluations, merges and the final model into the run folder as they come, publishes a status twice a
 second, saves its knowledge for its next life (`recorder.books`, `recorder.memory`), passes on a request to stop, keeps
@@ -9,30 +29,222 @@ has ended (`model_holders`), the run has failed.
 A disk that is full or broken does not stop it: lines wait or are lost, and are counted; the final model is written as
 soon as the disk takes it. Only where that lasts too long, the run has failed: the status has an `error` then. As long
 as the disk does not return the knowledge of a recorder before this one, inputs are kept and nothing is done.
+
+The schemas of the recorder's inputs, as plain data: from any program, so no more is required than it reads.
+
+Whether a run that has come to its end is done: its reports must hold of the model that it leaves.
+
+Decides only that; the recorder asks when everything final is there. A run that was stopped may have trained little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from isthmus.ops.exchange.messages import Control, Merging, Report
+from isthmus.ops.exchange.messages import Control, Held, Merging, Report
 from isthmus.ops.exchange.messages import FinalFragment as FinalItem
-from isthmus.programs.adapted.known import FIELDS as CHANGE_FIELDS
-from isthmus.programs.adapted.known import in_order
-from isthmus.programs.recorder import memory as recorder_memory
-from isthmus.programs.recorder import verdict
-from isthmus.programs.recorder.books import Books
-from isthmus.programs.recorder.ending import Ending
-from isthmus.programs.recorder.lines import FILES, RecordLines
-from isthmus.programs.recorder.metric_lines import MetricLines, as_field, finite
-from isthmus.programs.recorder.model_holders import ModelHolders
-from isthmus.programs.recorder.reports import Reports
-from isthmus.programs.recorder.schemas import SCHEMAS
-from isthmus.runtime.ids import LEARNER, RECORDER
+from isthmus.ops.exchange.schemas import ASKED, CHANGE, COUNT, HELD, KINDS, LIFE, METRICS, REPORT, TRIPLES, VERSION
+from isthmus.programs.recorder import lines as recorder_memory
+from isthmus.programs.recorder.accounts import FIELDS as CHANGE_FIELDS
+from isthmus.programs.recorder.accounts import Books, in_order
+from isthmus.programs.recorder.lines import FILES, MetricLines, RecordLines, Reports, as_field, finite
+from isthmus.programs.results import words
+from isthmus.runtime.clock import Duration, seconds
+from isthmus.runtime.ids import LEARNER, RECORDER, SYNCER
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_tensors
+
+PLAIN: Final = seconds(10)
+MODEL: Final = seconds(90)
+EVALUATION: Final = seconds(600)
+"""Time limit for the last evaluation, if nothing else is missing and its host lives."""
+TIMES: Final = 4
+"""The wait, as a multiple of the slowest step, or sweep of merges."""
+GAP: Final = seconds(2)
+"""Upper limit for the time that counts between two looks, which come several times a second."""
+
+
+class Ending:
+    """The end of one run; `has_model`: its program gives a final model."""
+
+    def __init__(self, *, has_model: bool) -> None:
+        self._least = MODEL if has_model else PLAIN
+        self._slowest = 0
+        self._merged_at: dict[int, int] = {}
+        self._signs: object = None
+        self._looked_at: int | None = None
+        self._waited = 0
+
+    def step_took(self, duration: int) -> None:
+        """A step of some learner took `duration` nanoseconds."""
+        self._slowest = max(self._slowest, duration)
+
+    def merged(self, fragment: int, now: int) -> None:
+        """A fragment was merged; from one such merge to the next is a sweep."""
+        self._slowest = max(self._slowest, now - self._merged_at.get(fragment, now))
+        self._merged_at[fragment] = now
+
+    def look(self, signs: object, now: int) -> None:
+        """Note the `signs` of progress of an end that is due; called repeatedly."""
+        if self._looked_at is None or signs != self._signs:
+            self._signs, self._waited = signs, 0
+        else:
+            self._waited += min(now - self._looked_at, GAP)
+        self._looked_at = now
+
+    @property
+    def limit(self) -> Duration:
+        """Time limit for the next sign of progress."""
+        return Duration(max(self._least, TIMES * self._slowest))
+
+    def is_late(self, *, is_evaluating: bool = False) -> bool:
+        """Whether the time limit was exceeded at the last look."""
+        return self._waited >= (max(self.limit, EVALUATION) if is_evaluating else self.limit)
+
+
+LOST_TIMES: Final = 100
+"""Ten seconds of looks: hosts that come back report what they hold within a second or two, and a recorder that comes
+back hears it then. Looks are counted, not time, because a clock may leap."""
+
+
+class ModelHolders:
+    """Looks, ten times a second, whether each of `count` fragments is held."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: dict[Any, frozenset[int]] = {}
+        self._is_merged = False
+        self._looks: dict[int, int] = {}
+        """Fragment -> looks in a row in which it had no holder."""
+
+    def hear(self, held: Mapping[Any, Held]) -> None:
+        """Take the holders' reports, by (replica, key)."""
+        self._held |= {replica: frozenset(item["fragments"]) for (replica, _), item in held.items()}
+        self._is_merged |= any(item["merged"] for item in held.values())
+
+    def look(self, books: Books, members: Iterable[Any]) -> None:
+        """Look which fragments have a holder, once there is a merged model."""
+        is_judged = self._held and (books.versions or self._is_merged)
+        unheld = self._unheld(books, members) if is_judged else []
+        self._looks = {fragment: self._looks.get(fragment, 0) + 1 for fragment in unheld}
+
+    @property
+    def gone(self) -> list[int]:
+        """The fragments that no host has held for LOST_TIMES looks."""
+        return [fragment for fragment, looks in self._looks.items() if looks >= LOST_TIMES]
+
+    def lost(self, saved: Container[int]) -> str | None:
+        """The verdict that the model is lost, or None; of fragments that are `saved` as final nothing can be lost."""
+        lost = [fragment for fragment in self.gone if fragment not in saved]
+        if not lost:
+            return None
+        return (
+            f"the model is lost: every host that held fragment {lost[0]} ({len(lost)} of {self._count} "
+            "fragments) has ended, after fragments were merged. It is not begun anew; run again."
+        )
+
+    def _unheld(self, books: Books, members: Iterable[Any]) -> list[int]:
+        lives = {(member.replica.role, member.replica.slot): member.incarnation for member in members}
+        held = set[int]()
+        for replica, fragments in self._held.items():
+            held |= fragments if (replica.role, replica.slot) in lives else set()
+        for slot, report in books.reports.items():
+            if lives.get((LEARNER, slot)) == report["incarnation"]:
+                held |= {fragment for fragment, version in enumerate(report["versions"]) if version[0]}
+        for fragment, (shard, epoch) in books.publishers.items():
+            is_back = lives.get((SYNCER, shard), epoch) != epoch  # A later life, which began without the fragment.
+            held |= set() if is_back else {fragment}
+        return [fragment for fragment in range(self._count) if fragment not in held]
+
+
+MERGED: Final = {
+    "shard": COUNT,
+    "epoch": LIFE,
+    "round": COUNT,
+    "fragment": COUNT,
+    "kind": ("text", *KINDS),
+    "version": ("optional", VERSION),
+    "origin": ("optional", VERSION),
+    "momentum": ("optional", VERSION),
+    "voters": ("list", COUNT),
+    "weights": ("list", "number"),
+    "left_out": ("list", COUNT),
+    "refused": ("list", ("row", COUNT, "text")),
+    "shortened": ("list", ("row", COUNT, "number")),
+    "opposed": ("list", ("row", COUNT, COUNT)),
+    "reason": "text",
+    "opened_at": "integer",
+    "quorum_at": "integer",
+    "closed_at": "integer",
+    "published_at": "integer",
+    "merged_tokens": TRIPLES,
+    "merges": COUNT,
+    "votes": COUNT,
+    "asked?": ASKED,
+}
+SCHEMAS: Final[dict[str, Any]] = {
+    "progress": REPORT,
+    "merged": MERGED,
+    "evaluation": {
+        "kind": ("text", "initial", "during", "final"),
+        "loss": "float",
+        "tokens": COUNT,
+        "metrics?": METRICS,
+    },
+    "final": {"fragment": COUNT, "tensors": "any"},
+    "held": HELD,
+    "changed": CHANGE,
+}
+
+
+TRAINED_SHARE_MIN: Final = 0.9
+"""Share of the budget: learners stop at the first boundary at which they know it to be spent, so a run without delays
+trains all of it, and a little more."""
+
+
+def failure(
+    figures: Mapping[str, Any],
+    accounts: Sequence[Mapping[str, int]],
+    sizes: Sequence[int],
+    *,
+    budget: int,
+    is_stopped: bool,
+    loss: float | None,
+) -> str | None:
+    """Why the run has failed, or None if it is done.
+
+    `figures` are those of a status, `accounts` those of its fragments, `loss` that of the last evaluation, None if
+    there was none.
+    """
+    tokens = figures["tokens"]
+    if not is_stopped and tokens < TRAINED_SHARE_MIN * budget:
+        share = words.percent(tokens / budget)
+        return (
+            f"only {tokens} of {budget} tokens ({share}) were trained, and nobody had the run stopped. "
+            "The report says which learners ended; the model has what was merged until then."
+        )
+    merged, refused = (_weighted(accounts, sizes, part) for part in ("merged", "refused"))
+    if refused > merged:
+        return (
+            f"more was refused than merged: {refused:.0f} tokens against {merged:.0f}, of {tokens} trained. "
+            "merges.jsonl says why answers were refused."
+        )
+    if loss is not None and not math.isfinite(loss):
+        return (
+            f"the loss of the trained model is not finite ({loss}). "
+            "Lower the learning rates (task.lr, program.outer_lr), or look at the data."
+        )
+    return None
+
+
+def _weighted(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int], part: str) -> float:
+    """A part of all tokens, as a mean over fragments weighted by size; 0 without fragments."""
+    total = sum(sizes)
+    return sum(account[part] * size for account, size in zip(accounts, sizes, strict=True)) / total if total else 0.0
+
 
 STATUS_NS: Final = 500_000_000
 CONTROL_NS: Final = 1_000_000_000
@@ -306,7 +518,7 @@ class Recorder:
         """Why a run that has all its final items has still failed; None if it has not."""
         books = self._books
         figures = books.figures(self._learners)
-        return verdict.failure(
+        return failure(
             figures,
             books.accounts(figures),
             self._sizes,

@@ -1,4 +1,19 @@
-"""Adds to every graph the needs of a run besides training: a recorder, and evaluation where a program has none.
+"""The ports by which a run and the graph of a program know of each other, and the faults of such ports.
+
+Decides nothing but that: `roles` connects these ports, `node` acts on them. A run finds them by name in any
+graph, so that a body of the user's own takes part in it like those that are shipped:
+
+    progress    out, of one node: what its replica has trained, by which the token budget is counted
+    report      out, beside it: the same for observers, where pacing needs it more often, or less
+    control     in: the recorder's word on the budget, and that the run is to end
+    stop        out: the program requests the end of the run
+    parameters  out, beside `progress`: a whole tree, for an evaluator, where no other node evaluates
+    merged, evaluation, final, changed    out: for the recorder, which writes them down
+    held        out: the merges that a body has heard of, for the recorder, which reports whether the model is lost
+    moments     out, with `loan` in: local leaves that a learner lends to another through the recorder
+    state       out: a state that all learners have; the recorder keeps the newest, and sends it to their port `kept`
+
+Adds to every graph the needs of a run besides training: a recorder, and evaluation where a program has none.
 
 The recorder receives, by Latest edges, from the body that reports `progress` (where it has a port `report` for
 observers, there), from `merged`, `final`, `changed`, `stop` and evaluations, and reports the end to every body with a
@@ -8,7 +23,7 @@ evaluator also hold it, in case shards and learners die together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,33 +32,98 @@ from isthmus.ops.recovery.hold import HOLDERS, Hold
 from isthmus.ops.recovery.lend import Lend
 from isthmus.ops.syncer.conductor import Conductor
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.programs.coded_updates import updates_in
 from isthmus.programs.recorder.node import Recorder
-from isthmus.programs.recorder.ports import (
-    EVALUATE,
-    EVALUATOR,
-    KEEP,
-    LEND,
-    RECORD,
-    RECORDER,
-    emitting,
-    faults,
-    keeping,
-    learning,
-    lending,
-    needs_evaluator,
-    reporting,
-    told_by_recorder,
-)
 from isthmus.programs.recorder.summary import fragment_sizes
-from isthmus.programs.snapshots.kept_hold import KeptHold
-from isthmus.programs.snapshots.kept_state import KeptState
-from isthmus.programs.snapshots.urls import Place
-from isthmus.programs.snapshots.whole_hold import WholeHold
+from isthmus.programs.snapshots.holds import KeptHold, KeptState, WholeHold
+from isthmus.programs.snapshots.stored import Place
+from isthmus.programs.update_settings import updates_in
 from isthmus.runtime.clock import Duration, milliseconds
-from isthmus.runtime.errors import GraphError
+from isthmus.runtime.errors import Fault, GraphError
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Node, Reference, Role
 from isthmus.runtime.ids import LEARNER
+
+RECORDER: Final = "recorder"
+EVALUATOR: Final = "evaluator"
+RECORD: Final = "record"
+EVALUATE: Final = "evaluate"
+KEEP: Final = "keep"
+LEND: Final = "lend"
+
+
+def emitting(nodes: Sequence[Node], port: str) -> list[Node]:
+    """The nodes that have this output port, the recorder's own apart."""
+    return [node for node in nodes if port in node.outputs and node.name != RECORD]
+
+
+def reporting(graph: Graph) -> Node | None:
+    """The node whose reports count the tokens; None in a graph that cannot train."""
+    return next(iter(emitting(graph.nodes, "progress")), None)
+
+
+def learning(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes whose trees an evaluator can average, because they report how much each has trained."""
+    return [node for node in emitting(nodes, "parameters") if "progress" in node.outputs]
+
+
+def keeping(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that send states which all learners have."""
+    return [node for node in emitting(nodes, "state") if node.body is not OuterStep]
+
+
+def lending(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes whose replicas lend each other their moments."""
+    return [node for node in emitting(nodes, "moments") if node.input("loan") is not None]
+
+
+def needs_evaluator(nodes: Sequence[Node]) -> bool:
+    """Whether nothing evaluates that could be evaluated."""
+    return bool(learning(nodes)) and not emitting(nodes, "evaluation")
+
+
+def told_by_recorder(graph: Graph, node: Node) -> bool:
+    """Whether a node learns of the end on its `control`: a pulled node learns of it from the node that pulls."""
+    return node.input("control") is not None and not (node.input("pull") and graph.edges_into(node, "pull"))
+
+
+def faults(graph: Graph) -> Iterator[Fault]:
+    """Faults that make a graph, before the recorder is added, unusable for a run."""
+    yield from _names(graph)
+    counted = emitting(graph.nodes, "progress")
+    if len(counted) > 1:
+        yield Fault(
+            "port 'progress', by which tokens are counted",
+            "one node that has it, because a token counts once",
+            f"{len(counted)}: {', '.join(repr(node.name) for node in counted)}",
+            "Leave it to the node that says what is trained, and give the others' outputs another name.",
+        )
+    for edge in graph.edges:
+        if edge.target.name == "control":
+            yield Fault(
+                f"edge {edge}",
+                "no edge of the program's own into a port named 'control', because the recorder tells it of the end",
+                "one",
+                "Give that input of the body another name, and leave `control` to the recorder.",
+            )
+
+
+def _names(graph: Graph) -> Iterator[Fault]:
+    """A fault for each name that the run needs for itself."""
+    own = {RECORDER} | ({EVALUATOR} if needs_evaluator(graph.nodes) else set())
+    holds = {f"hold-{name}" for name in HOLDERS} if any(node.body is OuterStep for node in graph.nodes) else set()
+    keeps = {KEEP} if keeping(graph.nodes) else set()
+    keeps |= {LEND} if lending(graph.nodes) else set()
+    for role in graph.roles:
+        if role.name in own:
+            do = "Choose another name."
+            if role.name == EVALUATOR:
+                do = f"Have a node of it emit on `evaluation`, as {EvaluateMean.__name__} does, or choose another name."
+            yield Fault(f"role {role.name!r}", f"another name: every run adds a role {role.name!r}", "this one", do)
+    for node in graph.nodes:
+        if node.name in {RECORD} | holds | keeps or (node.name == EVALUATE and EVALUATOR in own):
+            yield Fault(
+                f"node {node.name!r}", f"another name: every run adds a node {node.name!r}", "this one", "Choose one."
+            )
+
 
 RUN_FOLDER: Final = Reference("isthmus:run-folder")
 SNAPSHOT_SECONDS: Final = Reference("isthmus:snapshot-seconds")

@@ -1,4 +1,9 @@
-"""The figures of a run, `summary.json`: computed once, at the end, from the recorder's knowledge and from the trace.
+"""The figures of a run from its folder alone: those of a recorder that opened it now.
+
+A summary is made of them, so that the figures agree with the files beside them even if the recorder ended before it
+could publish its last lines. Decides nothing but which of the two knows more, the folder or that status.
+
+The figures of a run, `summary.json`: computed once, at the end, from the recorder's knowledge and from the trace.
 
 Token accounts. Every trained token is, per fragment, one of merged, overlapped, refused, lost or pending; `balance`
 defines the source of each count, and the meaning of disagreements. `fragment_accounts` holds the integers; the totals
@@ -7,17 +12,69 @@ are their means, weighted by the sizes of the fragments.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.token_accounts import FATES
-from isthmus.programs.books.balance import Entry, Known, books, entries, fragment_accounts, merged_share
-from isthmus.programs.books.goodput import allocated_seconds, goodput, uptime
+from isthmus.programs.recorder import lines
+from isthmus.programs.recorder.accounts import (
+    Books,
+    Entry,
+    Known,
+    allocated_seconds,
+    books,
+    entries,
+    fragment_accounts,
+    goodput,
+    merged_share,
+    uptime,
+)
+from isthmus.programs.recorder.lines import FILES
 from isthmus.runtime.graph.template import Graph
 from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import Replica
+from isthmus.runtime.system.disk import DISK
+
+
+def figures(folder: Path, status: Mapping[str, Any], *, sizes: Sequence[int], learners: int) -> dict[str, Any]:
+    """The last published status, with the figures of the folder where these are ahead."""
+    try:
+        found = _books(folder, sizes).figures(learners)
+    except (OSError, KeyError, TypeError):  # Nothing was recorded, or nothing of it can be read.
+        return dict(status)
+    return {**status, **found} if _extent(found) >= _extent(status) and found["learners"] else dict(status)
+
+
+def merges(folder: Path) -> int:
+    """The merges in merges.jsonl, the file that it was rotated to included; each counts once."""
+    return len({(line["fragment"], line["epoch"], line["round"]) for line in _merge_lines(folder)})
+
+
+def _merge_lines(folder: Path) -> Iterator[Mapping[str, Any]]:
+    for name in ("merges.jsonl.1", "merges.jsonl"):
+        for line in lines.lines(folder / name, DISK, is_tail=False):
+            if line.get("kind") == "merge" and line.get("version") is not None:
+                yield line
+
+
+def _books(folder: Path, sizes: Sequence[int]) -> Books:
+    books = Books(sizes)
+    memory = lines.load(folder, DISK)
+    if memory is not None:
+        books.recall(memory)
+    for name in FILES:
+        for line in lines.lines(folder / f"{name}.jsonl", DISK, is_tail=False):
+            books.recall_line(name, line, 0)
+    return books
+
+
+def _extent(status: Mapping[str, Any]) -> tuple[int, ...]:
+    """The figures of a status that only grow, for comparison."""
+    return tuple(int(status.get(name) or 0) for name in ("tokens", "outer_steps", "evaluations"))
+
 
 FRAGMENTS_NAMED_MAX = 16
 """Fragments that the message of a lost shard lists."""

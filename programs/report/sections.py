@@ -1,4 +1,13 @@
-"""The parts of the page: the values for the template of each, or the reason why the run folder has nothing for it.
+"""The failures in a run, and their effects on the others: absences, and losses.
+
+The reason why the run failed, if it did, stands at the top of the page.
+
+The top of the report: the run, its end, and the figures that matter most.
+
+Every figure is one of summary.json, shown rounded and kept exact in the page, but for three that are computed here: the
+traffic of data-parallel training for the same tokens, tokens a second, and the waits of all learners.
+
+The parts of the page: the values for the template of each, or the reason why the run folder has nothing for it.
 
 The merges, which fit any width, are drawn twice, for a desk and for a phone, and the style sheet shows one; the
 timeline is drawn once and scrolls.
@@ -6,26 +15,182 @@ timeline is drawn once and scrolls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from isthmus.programs.adapted.words import read as read_changes
-from isthmus.programs.adapted.words import told, why
-from isthmus.programs.books.words import book_lines
-from isthmus.programs.charts.curves import charts
-from isthmus.programs.charts.graph import draw_graph, parse_graph
-from isthmus.programs.charts.lanes import LEARNERS_MAX
-from isthmus.programs.charts.merges import CELLS_MAX, draw_merges, key_of, merges_by_fragment
-from isthmus.programs.charts.style import SHARE_LEVELS, share_level
-from isthmus.programs.charts.timeline import draw_timeline, longest_pause, visible_rounds
-from isthmus.programs.charts.window import Window
-from isthmus.programs.results.numbers import seconds, size, whole
-from isthmus.programs.results.progress import while_stepping, without_loss
-from isthmus.programs.results.record import RunRecord, as_number
-from isthmus.programs.results.timeline import slot_of
-from isthmus.programs.why import words
-from isthmus.programs.why.facts import MergeFacts
-from isthmus.programs.why.folder import told as told_of_merges
+from markupsafe import Markup
+
+from isthmus.programs.report.charts_absence import draw_absence
+from isthmus.programs.report.charts_drawing import SHARE_LEVELS, share_level
+from isthmus.programs.report.charts_graph import draw_graph, parse_graph
+from isthmus.programs.report.charts_lines import charts
+from isthmus.programs.report.charts_merges import CELLS_MAX, draw_merges, key_of, merges_by_fragment
+from isthmus.programs.report.charts_timeline import (
+    LEARNERS_MAX,
+    Window,
+    close_ups,
+    draw_timeline,
+    longest_pause,
+    rate,
+    steps_between,
+    visible_rounds,
+    windows,
+)
+from isthmus.programs.results import why as words
+from isthmus.programs.results.absences import Absence, Topic, cause, cost, named, others_meanwhile
+from isthmus.programs.results.changes import read as read_changes
+from isthmus.programs.results.changes import told, why
+from isthmus.programs.results.record import RunRecord, as_number, slot_of, while_stepping, without_loss
+from isthmus.programs.results.why import told as told_of_merges
+from isthmus.programs.results.why_merge_facts import MergeFacts
+from isthmus.programs.results.words import book_lines, decimal, percent, scaled, seconds, size, whole
+
+_OUTCOMES: Final = ("done", "stopped", "failed")
+_BYTES_A_VALUE: Final = 4
+"""Data-parallel training is taken to send float32 gradients, as the learners send float32 fragments by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Program and outcome, a description in one line, the error (or nothing), and unreadable files."""
+
+    title: str
+    outcome: str
+    outcome_class: str
+    lead: str
+    error: str
+    problems: Sequence[str]
+
+
+class Figure(NamedTuple):
+    """A figure of summary.json; None if unknown."""
+
+    name: str
+    value: float | None
+    write: Callable[[float | None], str]
+
+
+class Tile(NamedTuple):
+    """A large figure under its name, and its meaning; both are texts and figures in turn."""
+
+    name: str
+    value: Sequence[str | Figure]
+    rest: Sequence[str | Figure]
+
+
+def header(record: RunRecord) -> Header:
+    """The header above the figures; it names missing data, so that an empty chart does not pass for a result."""
+    outcome = record.text("outcome")
+    problems = list(record.problems)
+    if not record.summary:
+        problems.insert(0, "There is no summary: the run is still going on, or it ended before it could write one.")
+    return Header(
+        record.program or "a run",
+        outcome or "not finished",
+        outcome if outcome in _OUTCOMES else "unknown",
+        " · ".join(_what_it_was(record)),
+        record.text("error"),
+        problems,
+    )
+
+
+def tiles(record: RunRecord) -> Iterator[Tile]:
+    """The row of figures."""
+
+    def figure(name: str, write: Callable[[float | None], str]) -> Figure:
+        return Figure(name, record.number(name), write)
+
+    losses = (figure("eval_loss_initial", decimal), " → ", figure("eval_loss_final", decimal))
+    yield Tile("Evaluation loss", losses, ["global model on held-out data, first → final"])
+    tokens = figure("tokens_total", scaled)
+    if record.number("outer_steps"):
+        mean = figure("contributors_mean", partial(decimal, digits=2))
+        merges = ("in a merge, mean over ", figure("outer_steps", whole), " merges")
+        yield Tile("Contributors", (mean, " of ", Figure("learners", record.learners_count, whole)), merges)
+        share = figure("merged_share", percent)
+        yield Tile("Merged", [share], ("of ", tokens, " trained tokens are in the global model"))
+    else:
+        yield Tile("Trained", [tokens], ["tokens; no fragment was merged"])
+        stalls = [as_number(row.get("stall_seconds")) or 0.0 for row in record.per_learner]
+        yield Tile("Waited", [seconds(sum(stalls))], ["all learners together, for an item or a credit"])
+    kept = ("of learner time trained tokens that were kept; uptime ", figure("uptime", percent))
+    yield Tile("Goodput", [figure("goodput", percent)], kept)
+    total, wall = record.number("tokens_total"), record.number("wall_seconds")
+    speed = f"{scaled(round(total / wall))} tokens/s; " if total is not None and wall else ""
+    cpu = figure("cpu_seconds_total", seconds)
+    yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time"))
+    yield Tile("Sent", [figure("bytes_sent_total", size)], [_sent_instead(record)])
+
+
+def data_parallel_bytes(record: RunRecord) -> float | None:
+    """Bytes that a ring of data-parallel learners would have sent for the same tokens; None without its factors.
+
+    Per learner and step 2 (M-1)/M times the bytes of all parameters, for every inner step that was made: synchronous
+    steps of M learners that train as many tokens make as many learner steps. 0 for one learner.
+    """
+    learners = record.learners_count
+    steps = steps_total(record)
+    if record.parameters is None or not steps or learners < 1:
+        return None
+    return 2 * (learners - 1) / learners * record.parameters * _BYTES_A_VALUE * steps
+
+
+def steps_total(record: RunRecord) -> float:
+    """The inner steps of all learners."""
+    rows = [as_number(row.get("steps")) or 0.0 for row in record.per_learner]
+    if rows:
+        return sum(rows)
+    last = {(report.learner, report.incarnation): report.step for report in record.reports}
+    return sum(last.values())
+
+
+def _what_it_was(record: RunRecord) -> Iterator[str]:
+    learners = record.learners_count
+    if learners:
+        yield f"{whole(learners)} learner{'' if learners == 1 else 's'}"
+    tokens = record.number("tokens_total")
+    if tokens is not None:
+        yield f"{whole(tokens)} tokens"
+    yield from _task(record)
+    if record.begun_at is not None:
+        yield f"{record.begun_at.day} {record.begun_at:%B %Y, %H:%M}"
+    seed = record.setting("run", "seed")
+    if isinstance(seed, int):
+        yield f"seed {seed}"
+
+
+def _task(record: RunRecord) -> Iterator[str]:
+    """Model and data: of the shipped task from its settings, of any other its reference."""
+    parameters = f"{whole(record.parameters)} parameters" if record.parameters is not None else ""
+    task, layers = record.setting("run", "task"), record.setting("task", "layers")
+    if isinstance(task, str) and task:
+        # A file's folder is not part of the run, and private.
+        yield task.rpartition("/")[2] + (f", {parameters}" if parameters else "")
+        return
+    if not isinstance(layers, int):
+        if parameters:
+            yield parameters
+        return
+    yield f"transformer of {parameters or f'{layers} layers'}"
+    data = record.setting("task", "data")
+    paths = [str(path) for path in data] if isinstance(data, list) else []
+    named = ", ".join(path.rstrip("/").rpartition("/")[2] or path for path in paths[:3])
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    yield f"text of {named}{more}" if paths else "text of Python's standard library"
+
+
+def _sent_instead(record: RunRecord) -> str:
+    """The comparison with data-parallel training, or the reason for its absence."""
+    instead, sent = data_parallel_bytes(record), record.number("bytes_sent_total")
+    if instead is None:
+        return "no comparison with data-parallel: no final model or no steps"
+    if instead == 0:
+        return "one learner alone: data-parallel would have sent nothing"
+    told = f"data-parallel: {size(instead)}"
+    return told + (f", {decimal(instead / sent, 1)} times as much" if sent else "") + " (computed)"
+
 
 WIDE: Final = 1080.0
 CHANGES_SHOWN: Final = 100
@@ -212,3 +377,174 @@ def _window_facts(record: RunRecord, window: Window) -> str:
 
 def _rounds(count: int) -> str:
     return "one round was" if count == 1 else f"{whole(count)} rounds were"
+
+
+PICTURES_MAX: Final = 3
+_ROWS_MAX: Final = 200
+_AGAIN_MIN: Final = 3
+"""From this number on, absences of a host for the same reason are one row."""
+_HALF: Final = 530.0
+_HEADINGS: Final[dict[Topic, str]] = {
+    "items": "Items were refused, and went no further:",
+    "machines": "Machines came or went, which is no failure:",
+    "pace": "Learners were slow, which is no failure:",
+    "data": "Data were slower than the steps that they are for, which is no failure:",
+    "given up": "Hosts were given up, and the run went on without them:",
+    "ledger": "The daemon lost its ledger, which is no failure:",
+    "island": "Islands lost processes, and went on with the rest:",
+}
+
+
+class Picture(NamedTuple):
+    """The activity around absences: a chart, close-ups, and sentences."""
+
+    begin: float
+    chart: Markup
+    close: list[tuple[str, Markup]]
+    told: list[str]
+
+
+class Row(NamedTuple):
+    """A failure of a host, once or repeatedly."""
+
+    begun: float
+    host: str
+    happened: str
+    then: str
+    away: str
+    lost: str
+
+
+def failures(record: RunRecord) -> Part:
+    """Pictures of the first absences, and a row for each host and kind of failure."""
+    found = windows(record)
+    groups = _groups(record.absences)
+    values = {
+        "remarks": [(heading, told) for topic, heading in _HEADINGS.items() if (told := _remarks(record, topic))],
+        "pictures": [_picture(record, window, absences) for window, absences in found[:PICTURES_MAX]],
+        "pictures_in_all": len(found),
+        "has_legend": any(item.kind == "gone" for item in record.absences) and bool(found),
+        "has_merges": bool(merges_by_fragment(record)),
+        "rows": [_row(record, group) for group in groups[:_ROWS_MAX]],
+        "rows_in_all": len(groups),
+    }
+    return Part("failures", "Failures", values)
+
+
+def _remarks(record: RunRecord, topic: Topic) -> list[str]:
+    return [f"at {seconds(item.at)} {item.text}" for item in record.remarks if item.topic == topic]
+
+
+def _picture(record: RunRecord, window: Window, absences: Sequence[Absence]) -> Picture:
+    close = [
+        (said, draw_absence(record, moment, absences, _HALF))
+        for moment, said in close_ups(record, absences)
+        if any(steps.traced for steps in steps_between(record, moment))
+    ]
+    told = [fact for fact in (_meanwhile(record, absence) for absence in absences) if fact]
+    return Picture(window.begin, draw_absence(record, window, absences, WIDE), close, told)
+
+
+def _row(record: RunRecord, group: Sequence[Absence]) -> Row:
+    first, absence = group[0], group[-1]
+    gone = "the daemon died" if absence.kind == "replaced" else cause(absence)
+    meanwhile = "" if absence.kind == "replaced" else others_meanwhile(absence, record.waiting)
+    lives = sum(item.lives_lost for item in group)
+    if len(group) > 1:
+        gone += f"; {max(len(group), lives)} times, the last at {seconds(absence.begun)}"
+    elif lives > 1:
+        gone += f"; {lives} lives in a row"
+    took = [item.seconds for item in group if item.seconds is not None]
+    away = "" if absence.kind == "replaced" else seconds(sum(took) if took else None)
+    return Row(first.begun, named(absence.host), gone + meanwhile, _then(record, absence), away, _lost(record, absence))
+
+
+def _meanwhile(record: RunRecord, absence: Absence) -> str:
+    """Figures of the learners that were present all the time."""
+    end = record.wall_seconds if absence.ended is None else absence.ended
+    window = Window(max(absence.begun, 0.0), end)
+    there = [
+        steps
+        for steps in steps_between(record, window)
+        if not any(item.kind != "replaced" for item in steps.absences) and len(steps.traced) > 1
+    ]
+    if not there or end <= window.begin:
+        return ""
+    slots = [steps.slot for steps in there]
+    now = rate(record, slots, *window)
+    before = None if _was_anybody_away(record, window) else rate(record, slots, *_before(window))
+    count = sum(len(steps.traced) for steps in there)
+    pauses = [steps.pause_max for steps in there if steps.pause_max is not None]
+    told = f"While {named(absence.host)} was away, {seconds(end - window.begin)}, {_listed(slots)} made "
+    told += f"{whole(count)} inner steps"
+    if now is not None:
+        told += f", {decimal(now, 1)} a second" + (" each" if len(slots) > 1 else "")
+        told += f" ({decimal(before, 1)} in as long before)" if before is not None else ""
+    merges = [merge for merge in record.merges if merge.kind == "merge" and window.begin <= merge.time < window.end]
+    if merges and (absence.role != "syncer" or record.shards > 1):
+        mean = sum(len(merge.voters) for merge in merges) / len(merges)
+        told += f"; {whole(len(merges))} merges went on, with {decimal(mean, 1)} contributors on average"
+    return told + f". The longest pause between two of their steps was {seconds(max(pauses))}."
+
+
+def _before(window: Window) -> Window:
+    return Window(max(0.0, 2 * window.begin - window.end), window.begin)
+
+
+def _was_anybody_away(record: RunRecord, window: Window) -> bool:
+    """Whether a comparison with the time before `window` would be with another accident."""
+    begin, end = _before(window)
+    return any(
+        item.begun < end and (item.ended is None or item.ended > begin) and item.kind != "replaced"
+        for item in record.absences
+    )
+
+
+def _groups(absences: Sequence[Absence]) -> list[list[Absence]]:
+    """The absences that share a row: all of a host that went again and again for the same reason; else one."""
+    found: dict[tuple[str, str, str], list[Absence]] = {}
+    for absence in absences:
+        found.setdefault((absence.host, absence.kind, cause(absence)), []).append(absence)
+    rows: list[list[Absence]] = []
+    for group in found.values():
+        rows += [group] if len(group) >= _AGAIN_MIN else [[absence] for absence in group]
+    return sorted(rows, key=lambda row: row[0].begun)
+
+
+def _then(record: RunRecord, absence: Absence) -> str:
+    if absence.kind == "replaced":
+        return "a new one took over; the hosts went on meanwhile"
+    if absence.ended is None:
+        return "it did not come back" if record.is_placed else ""
+    at = seconds(absence.ended)
+    if absence.kind == "silent":
+        return f"heard again at {at}"
+    if absence.role == "syncer":
+        return (
+            f"merges again at {at} under epoch {absence.life_after}, from the newest fragments that learners held, "
+            "with zero momentum"
+        )
+    does = {"learner": "steps", "evaluator": "evaluates", "recorder": "writes"}.get(absence.role, "is there")
+    return f"{does} again at {at}, as life {absence.life_after}"
+
+
+def _lost(record: RunRecord, absence: Absence) -> str:
+    """The loss; of a learner in tokens, which the summary has for all lives of a slot together."""
+    if absence.role != "learner" or absence.kind != "gone":
+        return cost(absence)
+    slot = absence.host.rpartition("/")[2]
+    row = next((row for row in record.per_learner if str(row.get("learner")) == slot), {})
+    tokens = as_number(row.get("tokens_lost"))
+    if tokens is None:
+        return cost(absence)
+    lives = sum(item.host == absence.host and item.kind == "gone" for item in record.absences)
+    of = f" (with all of its {lives} deaths)" if lives > 1 else ""
+    # In programs that average gradients, a learner that comes back takes the moments of another.
+    moments = "; its optimizer's moments" if record.number("outer_steps") else ""
+    return f"{whole(tokens)} tokens{of}{moments}"
+
+
+def _listed(slots: Sequence[int]) -> str:
+    if len(slots) == 1:
+        return f"learner {slots[0]}"
+    return f"learners {', '.join(map(str, slots[:-1]))} and {slots[-1]}"

@@ -1,4 +1,21 @@
-"""The layout of a task: the names, shapes and dtypes of its tensors.
+"""Calls of a user's functions, whose errors are reported with the file and line that they come from.
+
+Whether loss and optimizer, or step and evaluate, fit the result of `init` and each other: run on shapes alone.
+
+Loaded leaves have to be requested: leaf by leaf, and one at a time in memory.
+
+The leaves of a task's model: their names, and whether each is covered by a rule and can follow it.
+
+Checks of a task's first step, for faults that shapes do not show.
+
+`without_gradient` traces the gradient, and computes nothing: a parameter that no path leads to from the loss has zeros
+in the traced program itself, for any batch. Batch statistics and buffers are such, and so is a layer that was
+forgotten. It is a warning: a task may well keep something among its parameters that is not to be trained.
+
+`check_loss` computes the loss of the first batch, where the program is so small that it is compiled in a third of a
+second: a loss that is not finite there is none after any number of steps. Larger ones find that in their first step.
+
+The layout of a task: the names, shapes and dtypes of its tensors.
 
 `layout` runs the task once under `jax.eval_shape`, so nothing is computed and nothing is allocated but a few batches.
 It is at the same time the check of everything about a task that can be known before a run: any error of a learner's
@@ -8,23 +25,385 @@ process of the submitting command only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import zip_longest
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from isthmus.ops.data.batches import At, first_batch, opened, taken
 from isthmus.ops.data.corpus import DataError
-from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.programs.checks.calls import call
-from isthmus.programs.checks.functions import check_load, check_loss, check_step
-from isthmus.programs.checks.leaves import form, merged_leaves
+from isthmus.ops.exchange.parameter_trees import idle_rules, named_leaves
+from isthmus.ops.island.recipe import LOCAL, Leaf, Now, abstract_key, with_scalars
 from isthmus.programs.task import Task
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.graph.template import TensorSpec
+
+_MESSAGE_LENGTH_MAX: Final = 300
+
+
+def call(
+    name: str, function: Callable[..., Any], run: Callable[[], Any], told: type[Exception] | tuple[()] = ()
+) -> Any:
+    """The result of `run`, which calls the user's `function`; ConfigError with file and line for its errors.
+
+    Errors of types `told`, which have a clear message already, are raised as they are.
+    """
+    try:
+        return run()
+    except told:
+        raise
+    except Exception as error:
+        message = " ".join(str(error).split())[:_MESSAGE_LENGTH_MAX]
+        found = f"{type(error).__name__}: {message} ({_place(function, error)})"
+        raise ConfigError(f"Running {name}", "a result", found, "Correct the function there.") from error
+
+
+def _place(function: Callable[..., Any], error: Exception) -> str:
+    """file:line of the error in the user's function, else of its definition, else of the last line that was run."""
+    frames = traceback.extract_tb(error.__traceback__)
+    code = _code(function)
+    if code is None:
+        return f"{frames[-1].filename}:{frames[-1].lineno}"
+    inside = [frame.lineno for frame in frames if Path(frame.filename) == Path(code.co_filename)]
+    return f"{code.co_filename}:{inside[-1] if inside else code.co_firstlineno}"
+
+
+def _code(function: Any) -> CodeType | None:
+    """The code of a function, behind decorators, `partial`, methods and callable objects; None if it is not Python."""
+    function = inspect.unwrap(function)
+    while isinstance(function, partial):
+        function = inspect.unwrap(function.func)
+    for holder in (getattr(function, "__func__", function), type(function).__call__):
+        if isinstance(code := getattr(holder, "__code__", None), CodeType):
+            return code
+    return None
+
+
+MERGED_DTYPES: Final = ("float32", "bfloat16", "float16")
+_NAMES_MAX: Final = 4
+_DOING: Final = "Running task.init(key)"
+_READING: Final = "Reading merge= of the task"
+
+
+def merged_leaves(task: Task) -> list[Leaf]:
+    """All leaves of the model, with their kinds; ConfigError, with every fault, if leaves and rules do not match."""
+    model = call("task.init(key)", task.init, partial(jax.eval_shape, task.init, abstract_key()))
+    leaves = task.recipe().leaves() if named_leaves(model) else []
+    faults = [*_leaf_faults(leaves), *_rule_faults(task, leaves), *_mesh_faults(task, leaves)]
+    if faults:
+        raise ConfigError.of(faults)
+    return leaves
+
+
+def form(leaf: Any) -> str:
+    """A leaf in words: 'float32[4, 2]'; 'absent' for None."""
+    if leaf is None:
+        return "absent"
+    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
+
+
+def forms(tree: Any) -> list[str]:
+    """All leaves of a tree in words, with their names."""
+    return [f"{name} {form(leaf)}" for name, leaf in named_leaves(tree)]
+
+
+def _leaf_faults(leaves: Sequence[Leaf]) -> Iterator[Fault]:
+    if not leaves:
+        yield Fault(_DOING, "a pytree with at least one array", "no array", "Return the parameters from init.")
+    seen = set()
+    for name, shape, kind, _ in leaves:
+        if kind is not None and kind != LOCAL and str(shape.dtype) not in MERGED_DTYPES:
+            do = f"Merge floating-point leaves only, and keep this one local: merge={{{name!r}: 'local', ...}}."
+            yield Fault(_DOING, f"{_listed(MERGED_DTYPES)} in {name!r}, which is merged", str(shape.dtype), do)
+        if kind != LOCAL and not shape.size:
+            yield Fault(_DOING, f"elements in tensor {name!r}", f"shape {shape.shape}", "Leave the empty tensor out.")
+        if name in seen:
+            yield Fault(_DOING, "a name of its own for each tensor", f"two named {name!r}", "Avoid '/' in dict keys.")
+        seen.add(name)
+
+
+def _rule_faults(task: Task, leaves: Sequence[Leaf]) -> Iterator[Fault]:
+    names = [leaf.name for leaf in leaves]
+    folders = {f"{name[:end]}/**" for name in names for end, letter in enumerate(name) if letter == "/"}
+    for pattern, before in idle_rules(task.rules, names):
+        if before is None:
+            yield Fault(_READING, "patterns that match leaves", repr(pattern), nearest(pattern, folders.union(names)))
+        else:
+            found = f"{before!r} before {pattern!r}, which takes all that it matches"
+            yield Fault(_READING, "rules in the order in which they hold", found, f"Put {pattern!r} first.")
+    bare = [leaf.name for leaf in leaves if leaf.kind is None]
+    if bare:
+        more = f" and {len(bare) - _NAMES_MAX} more" if len(bare) > _NAMES_MAX else ""
+        do = 'Say what happens to them: end with "**": "local", for example.'
+        found = f"none for {_listed(tuple(map(repr, bare[:_NAMES_MAX])))}{more}"
+        yield Fault(_READING, "a rule for every leaf", found, do)
+    elif leaves and all(leaf.kind == LOCAL for leaf in leaves):
+        do = 'Merge what is trained: "params/**": "rda", for example. Without that every learner trains alone.'
+        yield Fault(_READING, "at least one leaf that is merged", "all of them local", do)
+
+
+def _mesh_faults(task: Task, leaves: Sequence[Leaf]) -> Iterator[Fault]:
+    """Faults of rules in `shard` and `stacked` that match no leaf, or an unsuitable one."""
+    names = [leaf.name for leaf in leaves]
+    recipe = task.recipe()
+    stacked = tuple((pattern, True) for pattern in recipe.stacked)
+    for what, rules in (("shard", recipe.shard), ("stacked", stacked)):
+        for pattern, before in idle_rules(rules, names):
+            if before is None:
+                doing = f"Reading {what}= of the task"
+                yield Fault(doing, "patterns that match leaves", repr(pattern), nearest(pattern, names))
+    for leaf in leaves:
+        if leaf.is_stacked and len(leaf.shape.shape) < 2:
+            do = "Leave it out of stacked=: it has no rows."
+            yield Fault("Reading stacked= of the task", f"at least 2 axes in {leaf.name!r}", form(leaf.shape), do)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+METRICS_MAX: Final = 32
+"""Scalars of a step: each is read, reported and written separately."""
+_STEP: Final = "task.step(state, batch, now)"
+_EVALUATE: Final = "task.evaluate(state, batch)"
+_RESTART: Final = "task.restart(state, key)"
+
+
+def check_loss(task: Task, batch: Any) -> None:
+    """ConfigError unless the loss is a scalar that can be differentiated, and the optimizer takes its gradient."""
+    assert task.loss is not None
+    params = jax.eval_shape(task.init, abstract_key())
+    name = "task.loss(params, batch)"
+    found = call(name, task.loss, partial(jax.eval_shape, task.loss, params, batch))
+    value, told = found if _has_scalars(found) else (found, {})
+    if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
+        do = "Return the mean over the batch, for example with jnp.mean; beside it a dict of scalars, or nothing."
+        found = "None" if value is None else form(value)
+        raise ConfigError(f"Running {name}", "one scalar of a floating dtype", found, do)
+    if faults := list(_metric_faults(name, {"loss": value, **told})):
+        raise ConfigError.of(faults)
+    gradient = jax.grad(partial(with_scalars, task.loss), has_aux=True)
+    call(f"the gradient of {name}", task.loss, partial(jax.eval_shape, gradient, params, batch))
+    _check_optimizer(task.optimizer, params)
+
+
+def _has_scalars(found: Any) -> bool:
+    """Whether a loss gives scalars by name beside the value to minimise."""
+    return isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
+
+
+def _check_optimizer(given: Any, params: Any) -> None:
+    optimizer = optax.with_extra_args_support(given)
+    state = call("task.optimizer.init", given.init, partial(jax.eval_shape, optimizer.init, params))
+
+    def step(grads: Any, state: Any, params: Any, progress: jax.Array) -> Any:
+        updates, state = optimizer.update(grads, state, params, progress=progress)
+        return optax.apply_updates(params, updates), state
+
+    run = partial(jax.eval_shape, step, params, state, params, np.zeros((), np.float32))
+    updated, after = call("task.optimizer.update", given.update, run)
+    for what, here, there in (("parameters", params, updated), ("optimizer state", state, after)):
+        if changed := _changed(here, there):
+            do = "Use a transformation that leaves shapes and dtypes as they are."
+            raise ConfigError("Running task.optimizer.update", f"{what} of the same form", changed, do)
+
+
+def check_step(task: Task, batch: Any) -> None:
+    """ConfigError unless step, evaluate and restart take the state of `init`, and give valid results."""
+    assert task.step is not None
+    assert task.evaluate is not None
+    state = jax.eval_shape(task.init, abstract_key())
+    now = Now(abstract_key(), np.float32(0.0))
+    stepped = call(_STEP, task.step, partial(jax.eval_shape, task.step, state, batch, now))
+    if not isinstance(stepped, tuple) or len(stepped) != 2:
+        do = "Return both: state, {'loss': loss}."
+        raise ConfigError(f"Running {_STEP}", "a state and a dict of scalars", type(stepped).__name__, do)
+    _check_same(_STEP, state, stepped[0])
+    metrics = call(_EVALUATE, task.evaluate, partial(jax.eval_shape, task.evaluate, state, batch))
+    faults = [*_metric_faults(_STEP, stepped[1]), *_metric_faults(_EVALUATE, metrics)]
+    if faults:
+        raise ConfigError.of(faults)
+    if task.restart is not None:
+        again = call(_RESTART, task.restart, partial(jax.eval_shape, task.restart, state, abstract_key()))
+        _check_same(_RESTART, state, again)
+
+
+def _check_same(name: str, before: Any, after: Any) -> None:
+    if changed := _changed(before, after):
+        do = "Return a state of the structure, shapes and dtypes that init gives: cast what a step computes to them."
+        raise ConfigError(f"Running {name}", "a state of the form that it was given", changed, do)
+
+
+def _changed(before: Any, after: Any) -> str | None:
+    """The first leaf that is another afterwards, in words; None if the trees have one form."""
+    for old, new in zip_longest(forms(before), forms(after)):
+        if old != new:
+            return f"{old or 'nothing'} becomes {new or 'nothing'}"
+    structures = [str(jax.tree.structure(tree)) for tree in (before, after)]
+    return None if structures[0] == structures[1] else f"{structures[0]} becomes {structures[1]}"
+
+
+def _metric_faults(name: str, metrics: Any) -> Iterator[Fault]:
+    doing = f"Running {name}"
+    if not isinstance(metrics, Mapping) or "loss" not in metrics:
+        found = f"{sorted(map(str, metrics))}" if isinstance(metrics, Mapping) else type(metrics).__name__
+        yield Fault(doing, "a dict of scalars with a 'loss'", found, "Return {'loss': loss}, and more beside it.")
+        return
+    if len(metrics) > METRICS_MAX:
+        yield Fault(doing, f"at most {METRICS_MAX} scalars", str(len(metrics)), "Return those that are to be plotted.")
+    for key, value in metrics.items():
+        is_loss = key == "loss"
+        is_number = getattr(value, "shape", None) == () and _is_real(value.dtype)
+        if not is_number or not isinstance(key, str) or (is_loss and not jnp.issubdtype(value.dtype, jnp.floating)):
+            expected = "one scalar of a floating dtype" if is_loss else "one number"
+            yield Fault(doing, f"{expected} for {key!r}", form(value), "Return a mean over the batch, or leave it out.")
+
+
+def _is_real(dtype: Any) -> bool:
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer)) or dtype == np.bool_
+
+
+def check_load(task: Task, leaves: Sequence[Leaf]) -> None:
+    """ConfigError, with every fault, for arrays from `load` that do not fit their leaves."""
+    if task.load is None:
+        return
+    faults = []
+    for name, shape, kind, _ in leaves:
+        if kind == LOCAL:
+            continue
+        doing = f"task.load({name!r}, {form(shape)})"
+        value = call(doing, task.load, partial(_loaded, task.load, name, shape))
+        if value is not None and (value.shape != shape.shape or not _is_real(value.dtype)):
+            do = "Load what this leaf is called in the checkpoint, transposed if need be, or return None for init's."
+            faults.append(Fault(f"Running {doing}", f"an array like it, {form(shape)}", form(value), do))
+    if faults:
+        raise ConfigError.of(faults)
+
+
+def _loaded(load: Callable[[str, Any], Any], name: str, shape: Any) -> Any:
+    value = load(name, shape)
+    return None if value is None else np.asarray(value)
+
+
+PARAMETERS_MAX: Final = 1 << 20
+BATCH_BYTES_MAX: Final = 1 << 22
+OPERATIONS_MAX: Final = 300
+"""Beyond any of these the loss of the first batch is left to the first step. A transformer of two layers has 500
+operations, and takes two seconds to compile."""
+_OPTIONS: Final = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""It runs once: half of the compile time would go into its speed."""
+
+
+def warnings(task: Task, seed: int) -> tuple[Fault, ...]:
+    """Oddities of a task that can train."""
+    names = without_gradient(task, seed) if task.loss is not None else untouched(task, seed)
+    if not names:
+        return ()
+    told = ", ".join(map(repr, names))
+    if task.loss is None:
+        do = "Have the step change them, or say that they are local."
+        return (Fault("Running task.step(state, batch, now)", "every merged leaf changed", f"as it was: {told}", do),)
+    do = "They stay as init makes them. Statistics that loss computes are not kept: compute them from the batch."
+    return (
+        Fault("Running the gradient of task.loss(params, batch)", "one for every parameter", f"none for {told}", do),
+    )
+
+
+def without_gradient(task: Task, seed: int) -> list[str]:
+    """The names of the parameters whose gradient is zero for every batch."""
+    assert task.loss is not None
+    params = jax.eval_shape(task.init, abstract_key())
+    gradient = jax.grad(partial(with_scalars, task.loss), has_aux=True)
+    traced = jax.make_jaxpr(lambda *given: gradient(*given)[0])(params, first_batch(task, seed)).jaxpr
+    made = {variable: equation for equation in traced.eqns for variable in equation.outvars}
+    outputs = zip(named_leaves(params), traced.outvars, strict=True)
+    return [name for (name, _), variable in outputs if _is_zero(variable, made)]
+
+
+def untouched(task: Task, seed: int) -> list[str]:
+    """The names of the merged leaves that a step returns unchanged, whatever the batch is."""
+    assert task.step is not None
+    state, now = jax.eval_shape(task.init, abstract_key()), Now(abstract_key(), np.float32(0.0))
+    traced = jax.make_jaxpr(task.step)(state, first_batch(task, seed), now).jaxpr
+    leaves = zip(task.recipe().leaves(), traced.invars, traced.outvars, strict=False)
+    return [leaf.name for leaf, before, after in leaves if leaf.kind != LOCAL and before is after]
+
+
+def _is_zero(variable: Any, made: dict[Any, Any]) -> bool:
+    """Whether an output of a traced program is zeros that depend on nothing."""
+    while not hasattr(variable, "val"):  # A literal has a value.
+        equation = made.get(variable)
+        if equation is None or equation.primitive.name not in ("broadcast_in_dim", "convert_element_type", "copy"):
+            return False
+        variable = equation.invars[0]
+    return bool(np.all(np.asarray(variable.val) == 0))
+
+
+def check_first_loss(task: Task, seed: int) -> None:
+    """ConfigError if the loss of the first parameters on the first batch is not finite."""
+    batch = first_batch(task, seed)
+
+    def first(key: Any, batch: Any) -> tuple[Any, Any]:
+        model = task.init(key)
+        if task.step is None:
+            assert task.loss is not None
+            loss = with_scalars(task.loss, model, batch)[0]
+        else:
+            loss = task.step(model, batch, Now(key, jnp.float32(0.0)))[1]["loss"]
+        return loss, jax.tree.map(_is_finite, model)
+
+    traced = jax.jit(first).trace(abstract_key(), batch)
+    size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(task.init, abstract_key())))
+    size_bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
+    if size > PARAMETERS_MAX or size_bytes > BATCH_BYTES_MAX or _operations(traced.jaxpr.jaxpr) > OPERATIONS_MAX:
+        return
+    with jax.default_device(_cpu()):
+        loss, are_finite = traced.lower().compile(_OPTIONS)(jax.random.key(seed), batch)
+    if math.isfinite(float(loss)):
+        return
+    odd = [name for name, is_finite in named_leaves(are_finite) if not is_finite]
+    odd += [name for name, leaf in named_leaves(batch, "batch") if not np.isfinite(np.asarray(leaf, float)).all()]
+    where = f", and not finite either: {', '.join(map(repr, odd))}" if odd else ""
+    do = "Look at what loss divides by, and takes roots and logarithms of; no step can mend this."
+    name = "task.loss(params, batch)" if task.loss is not None else "task.step(state, batch, now)"
+    raise ConfigError(f"Running {name} on the first batch", "a finite loss", f"{loss}{where}", do)
+
+
+def _cpu() -> Any:
+    """The CPU; None, for jax's default device, if its configured platforms exclude the CPU."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
+
+
+def _is_finite(leaf: Any) -> Any:
+    """Whether a leaf is finite, as keys and integers are."""
+    leaf = jnp.asarray(leaf)
+    return jnp.isfinite(leaf).all() if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.bool_(True)
+
+
+def _operations(traced: Any) -> int:
+    """The number of operations of a traced program, with those of the programs that it calls."""
+    count = 0
+    for equation in traced.eqns:
+        count += 1
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inside = getattr(inner, "jaxpr", inner)
+                count += _operations(inside) if hasattr(inside, "eqns") else 0
+    return count
+
 
 _NUMBERS = "a list of numbers"
 

@@ -27,7 +27,7 @@ from threading import RLock
 from types import CodeType, ModuleType
 from typing import Any, Final, NamedTuple
 
-from isthmus.programs.request import toml
+from isthmus.programs.request import settings
 from isthmus.runtime.errors import ConfigError, RequestError, nearest
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import LIBRARIES
@@ -77,7 +77,7 @@ def parse(text: str, doing: str) -> Target:
         hint = "Add a colon and the name." if ":" not in text else "Write for example mine.py:task."
         raise ConfigError(doing, "FILE.py:NAME or package.module:NAME", repr(text), hint)
     try:
-        keywords = None if form["keywords"] is None else toml.parse(f"{{{form['keywords']}}}")
+        keywords = None if form["keywords"] is None else settings.parse(f"{{{form['keywords']}}}")
     except ValueError as error:
         raise ConfigError(
             doing, "keywords as in a TOML inline table", str(error), "Write name(key = value, ...)."
@@ -95,7 +95,7 @@ def absolute(text: str, folder: Path | None = None) -> str:
 
 def called(text: str, keywords: Mapping[str, Any]) -> str:
     """The reference to the result of the function at `text` for `keywords`."""
-    return f"{text}({toml.inline(keywords)})"
+    return f"{text}({settings.inline(keywords)})"
 
 
 def bind(reference: Reference, value: Any) -> None:

@@ -18,13 +18,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from isthmus.programs.checks.processes import follower_plan
 from isthmus.programs.recorder.roles import OF_RUN, SNAPSHOT_SECONDS_DEFAULT, least_replicas, with_recorder
 from isthmus.programs.recorder.summary import roster_counts
-from isthmus.programs.request.fingerprint import fingerprint
-from isthmus.programs.request.program import Program
-from isthmus.programs.request.request import Request
-from isthmus.programs.snapshots.urls import Place
+from isthmus.programs.request.faults import follower_plan
+from isthmus.programs.request.request import Program, Request, fingerprint
+from isthmus.programs.snapshots.stored import Place
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Job, Node, Reference, TensorSpec

@@ -1,4 +1,9 @@
-"""The absences of hosts from a run, with their times and reasons: a daemon's records of its hosts, as stories.
+"""Absences in words: the fate of a host, its consequences for the others, and the cost.
+
+The fate is an incident, whose words are those of `incident_words`. The consequences for the others depend on which
+hosts wait for which in the program (`who_waits`); where that is not known, they are left out.
+
+The absences of hosts from a run, with their times and reasons: a daemon's records of its hosts, as stories.
 
 A daemon writes single incidents (`events.jsonl`): a process ended, was restarted, was silent, was heard again, was
 adopted. A person asks how long a host was away. An absence begins when a host ends or falls silent, and ends when it
@@ -7,25 +12,54 @@ ends before it worked belongs to the absence that it should have ended; a silenc
 host that goes with its machine is not away (`remarks`).
 
 Times are seconds, from the zero of the caller that feeds the facts; facts come in the order of their times.
+
+Events of hosts, or of their daemon, that are no absences: reported separately.
+
+They do not count as failures, but for what was given up.
+
+The hosts that go on, and those that wait, when a host is away: by the graph of the run.
+
+It reads `graph.json`, whose nodes contain what was proved of them before the start (`blocked_by`), and decides nothing
+of its own. For learners the result concerns their steps: where a node of theirs is declared free-running, that one
+counts; where none is, all do. A firing rule that counts votes (`Quorum`) drops members that are known to be dead, so a
+host that waits in rounds waits for the living only; a Queue between learners drops none.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from isthmus.programs.results.words import predicate, reason, seconds
+from isthmus.runtime.ids import LEARNER, SYNCER
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyFailed,
     Condemned,
     Ended,
     Excused,
+    GivenUp,
     HeardAgain,
+    HomeTaken,
     Incident,
+    ItemRefused,
+    Joined,
+    KeepsUp,
+    LedgerRemoved,
     MachineTaken,
+    NumbersLost,
+    ProcessBack,
+    ProcessLost,
+    ProcessMissing,
     Raised,
+    Reformed,
     Restarted,
+    Slow,
+    Starved,
+    Superseded,
     Suspected,
     of_line,
 )
@@ -189,3 +223,188 @@ def fact_of(line: Mapping[str, Any], zero_ns: int) -> Fact:
 def daemons(absences: Sequence[Absence]) -> int:
     """The number of daemons so far, as far as hosts remained to be adopted."""
     return 1 + sum(absence.host == DAEMON for absence in absences)
+
+
+Others: TypeAlias = Literal["go on", "wait for rounds", "wait"]
+"""Learners' behaviour while one is away: go on; wait in rounds, which drop dead members; wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Learners' behaviour while another learner is away, and whether they wait while a syncer is."""
+
+    others: Others
+    is_for_syncer: bool
+
+
+def waiting_of(folder: Path) -> Waiting | None:
+    """The waiting in the graph of a run folder; None if there is none, or it is no graph."""
+    try:
+        return waiting_in(json.loads((folder / "graph.json").read_bytes()))
+    except (OSError, ValueError):
+        return None
+
+
+def waiting_in(graph: object) -> Waiting | None:
+    """The waiting in a graph as in graph.json; None if it is no graph."""
+    nodes = graph.get("nodes") if isinstance(graph, Mapping) else None
+    if not isinstance(nodes, list) or not all(isinstance(node, Mapping) for node in nodes):
+        return None
+    steps = [node for node in nodes if node.get("role") == LEARNER]
+    steps = [node for node in steps if node.get("mode") == "free-running"] or steps
+    blockers = {name for node in steps for name in _names(node)}
+    # A node of the own host is named only if it may block by itself, which does not depend on other hosts.
+    known = [node for node in nodes if isinstance(node.get("name"), str) and node["name"] in blockers]
+    roles = [node.get("role") for node in known if node.get("mode") != "may-block"]
+    has_rounds = any(str(node.get("firing")).startswith("Quorum") for node in nodes)
+    others: Others = "go on" if LEARNER not in roles else "wait for rounds" if has_rounds else "wait"
+    return Waiting(others, SYNCER in roles)
+
+
+def _names(node: Mapping[str, Any]) -> Iterable[str]:
+    """The nodes that can hold up this one."""
+    blocked_by = node.get("blocked_by")
+    return filter(lambda name: isinstance(name, str), blocked_by) if isinstance(blocked_by, list) else ()
+
+
+_OTHERS_GONE: Final[dict[Others, str]] = {
+    "go on": "the others go on without it",
+    "wait for rounds": "the others no longer wait for it",
+    "wait": "the others wait for it",
+}
+_OTHERS_SILENT: Final[dict[Others, str]] = {
+    "go on": "",
+    "wait for rounds": "the others may have to wait for it",
+    "wait": "the others wait for it",
+}
+_MEANWHILE: Final = {
+    "evaluator": "training goes on, and nothing is evaluated",
+    "recorder": "training goes on, and nothing is written down",
+}
+_AGAIN: Final = {
+    "learner": "steps again",
+    "syncer": "merges again",
+    "evaluator": "evaluates again",
+    "recorder": "writes again",
+}
+
+
+def named(host: str) -> str:
+    """The replica 'learner/2' in words: 'learner 2'."""
+    return host.replace("/", " ")
+
+
+def away(absence: Absence, waiting: Waiting | None, *, is_known: bool = False) -> str:
+    """The event and its effect on the others: a sentence without its full stop.
+
+    `is_known`: the host's error was shown before, for this host or another, and is not repeated.
+    """
+    if absence.kind == "replaced":
+        return "the daemon died; a new one has taken over its hosts, which went on meanwhile"
+    meanwhile = others_meanwhile(absence, waiting)
+    lives = f", {absence.lives_lost} lives in a row" if absence.lives_lost > 1 else ""
+    if absence.kind == "silent":
+        return f"{named(absence.host)} {cause(absence)}{meanwhile}"
+    why = "failed in the same way" if is_known else cause(absence)
+    return f"{named(absence.host)} {why}{lives}{meanwhile}"
+
+
+def others_meanwhile(absence: Absence, waiting: Waiting | None) -> str:
+    """'; ' and the others' behaviour; '' if it is unknown or obvious."""
+    is_silent = absence.kind == "silent"
+    if absence.role == LEARNER:
+        told = "" if waiting is None else (_OTHERS_SILENT if is_silent else _OTHERS_GONE)[waiting.others]
+    elif absence.role == SYNCER and waiting is not None and waiting.is_for_syncer:
+        told = "learners wait for it"
+    elif is_silent or (absence.role == SYNCER and waiting is None):
+        told = ""
+    elif absence.role == SYNCER:
+        told = "learners go on stepping, and its fragments are not merged"
+    else:
+        told = _MEANWHILE.get(absence.role, "")
+    return f"; {told}" if told else ""
+
+
+def back(absence: Absence) -> str:
+    """The host's return: a sentence without its full stop; '' if it did not return, or was not away."""
+    if absence.seconds is None or absence.kind == "replaced":
+        return ""
+    took = seconds(absence.seconds)
+    if absence.kind == "silent":
+        return f"{named(absence.host)} is heard again, after {took}"
+    told = f"{named(absence.host)} {_AGAIN.get(absence.role, 'is there again')} after {took}"
+    if absence.role == SYNCER:
+        return (
+            f"{told}, under epoch {absence.life_after}: it has the newest fragments that hosts held, and what the "
+            "recorder keeps of their momentum"
+        )
+    return f"{told}, as life {absence.life_after}"
+
+
+def cause(absence: Absence) -> str:
+    """Why a host was away, in words that follow its name."""
+    return predicate(absence.cause)
+
+
+def cost(absence: Absence) -> str:
+    """The loss with an absence, apart from time and tokens."""
+    if absence.kind == "replaced":
+        return "nothing"
+    if absence.kind == "silent":
+        return "nothing but the time"
+    return {
+        "learner": "what it had trained and nobody else has",
+        "syncer": "answers that were under way; its momentum, where the recorder has none that fits",
+        "evaluator": "evaluations that were due meanwhile",
+        "recorder": "what was not yet written down",
+    }.get(absence.role, "what it held")
+
+
+Topic: TypeAlias = Literal["machines", "pace", "data", "given up", "ledger", "items", "island"]
+Tone: TypeAlias = Literal["bad", "odd", "good"]
+"""The tone of any notice. For absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
+_OTHERS_GO_ON: Final = "; the others go on"
+
+
+class Remark(NamedTuple):
+    """A notable fact, at the time of the fact in seconds."""
+
+    at: float
+    topic: Topic
+    tone: Tone
+    text: str
+
+
+def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
+    """The remark on a fact that is no absence; None if it is not worth one."""
+    what = fact.what
+    match what:
+        case Joined():
+            return _remark(fact, what, "machines", "good")
+        case Ended(end=MachineTaken()):
+            return _remark(fact, what, "machines", "odd", _OTHERS_GO_ON)
+        case Slow():
+            waits = "nobody waits" if waiting is not None and waiting.others == "go on" else "the others wait"
+            return _remark(fact, what, "pace", "odd", "" if waiting is None else f"; {waits} for it")
+        case Starved():
+            return Remark(fact.at, "data", "odd", f"{reason(what)} ({named(fact.host)})")
+        case KeepsUp():
+            return _remark(fact, what, "pace", "good")
+        case GivenUp():
+            return _remark(fact, what, "given up", "bad", _OTHERS_GO_ON)
+        case ItemRefused():
+            return _remark(fact, what, "items", "bad")
+        case HomeTaken() | Superseded():
+            return Remark(fact.at, "machines", "odd", reason(what))
+        case ProcessLost() | ProcessMissing():
+            return _remark(fact, what, "island", "odd", _OTHERS_GO_ON)
+        case ProcessBack() | Reformed():
+            return _remark(fact, what, "island", "good")
+        case NumbersLost() | LedgerRemoved():
+            return Remark(fact.at, "ledger", "odd", f"the {DAEMON} {predicate(what)}")
+        case _:
+            return None
+
+
+def _remark(fact: Fact, what: Incident, topic: Topic, tone: Tone, more: str = "") -> Remark:
+    return Remark(fact.at, topic, tone, f"{named(fact.host)} {predicate(what)}{more}")

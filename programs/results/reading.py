@@ -1,7 +1,19 @@
-"""Reads a run folder into a `RunRecord`, in any state of the folder.
+"""The absences of a run from its files: the daemon's records, and the times at which hosts are seen to work again.
+
+A learner works when it reports a step of its new life, a syncer when it merges under its new epoch, the evaluator when
+it has evaluated, the recorder when it writes. Silences at the end of a run, where hosts write their last files, are no
+absences.
+
+Reads a run folder into a `RunRecord`, in any state of the folder.
 
 A run may have ended early or be running still, so every file may be missing, torn or empty. Reading never fails:
 missing data are empty, and are named among the problems. Nothing is computed here but the zero of the trace's clock.
+
+The rounds of a run on its timeline: the times of opening, quorum, close and publication, and the answers.
+
+merges.jsonl has the decisions, trace.json the measurements. A round's outer step is the firing that holds the round's
+own time, its merge the last firing before that; the answer of a learner is its first fragment-send in the round that no
+earlier round took. Where the trace has nothing (it is bounded), the times of merges.jsonl stand alone.
 """
 
 from __future__ import annotations
@@ -10,30 +22,89 @@ import json
 import math
 import tomllib
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from isthmus.programs.results.absences import Absence, Fact, fact_of
-from isthmus.programs.results.absences_in_files import told_absences
+from isthmus.programs.results.absences import Absence, Absences, Fact, Works, fact_of, remark, waiting_in
 from isthmus.programs.results.record import (
     STAMP,
     Evaluation,
+    Firing,
     MergeRecord,
     Report,
     RunRecord,
+    Timeline,
+    Transfer,
     as_number,
+    read_timeline,
+    slot_of,
 )
-from isthmus.programs.results.remarks import remark
-from isthmus.programs.results.store_words import store_line
-from isthmus.programs.results.timeline import Firing, Timeline, read_timeline
-from isthmus.programs.results.who_waits import waiting_in
+from isthmus.programs.results.words import store_line
+from isthmus.runtime.supervision.incidents import Restarted
+
+_END_SECONDS: Final = 3.5
+"""A silence that begins so late, and never ends, is that of a host that closes: it is suspected after 3.3 s."""
+_STALE_SECONDS: Final = 0.5
+"""A record sooner after a restart is still from the life before: a process takes longer to start."""
+
+
+def told_absences(
+    facts: Sequence[Fact],
+    reports: Sequence[Report],
+    evaluations: Sequence[Evaluation],
+    merges: Sequence[MergeRecord],
+    shards: int = 1,
+) -> tuple[Absence, ...]:
+    """All absences, in the order in which they began; fragment p belongs to shard p modulo `shards`."""
+    works = [
+        *_learners(reports),
+        *_syncers(merges, shards),
+        *_first_after(facts, "evaluator", [evaluation.time for evaluation in evaluations]),
+        *_first_after(facts, "recorder", [report.time for report in reports]),
+    ]
+    times = [item.time for items in (reports, evaluations, merges) for item in items]
+    last = max(times, default=math.inf) - _END_SECONDS
+    found = Absences(sorted([*facts, *works], key=lambda fact: fact.at)).all
+    kept = [item for item in found if not (item.kind == "silent" and item.ended is None and item.begun >= last)]
+    return tuple(sorted(kept, key=lambda item: item.begun))
+
+
+def _learners(reports: Sequence[Report]) -> Iterator[Fact]:
+    """The first step of every life of a learner."""
+    seen = set()
+    for report in reports:
+        life = (report.learner, report.incarnation)
+        if report.phase == "stepping" and life not in seen:
+            seen.add(life)
+            yield Fact(report.time, f"learner/{report.learner}", report.incarnation, Works())
+
+
+def _syncers(merges: Sequence[MergeRecord], shards: int) -> Iterator[Fact]:
+    """The first merge of a shard under every epoch: a shard serves under the number of its life."""
+    seen = set()
+    for merge in merges:
+        if merge.kind in ("merge", "final") and merge.version:
+            life = (merge.fragment % shards, merge.version[0])
+            if life not in seen:
+                seen.add(life)
+                yield Fact(merge.time, f"syncer/{life[0]}", life[1], Works())
+
+
+def _first_after(facts: Sequence[Fact], role: str, times: Sequence[float]) -> Iterator[Fact]:
+    """The first of `times` after every restart of a host of `role`."""
+    for fact in facts:
+        if fact.role == role and isinstance(fact.what, Restarted):
+            at = next((time for time in times if time >= fact.at + _STALE_SECONDS), None)
+            if at is not None:
+                yield Fact(at, fact.host, fact.life, Works())
+
 
 _HEADER_SIZE_MAX: Final = 100_000_000
 """Bytes; safetensors itself refuses longer headers."""
@@ -281,3 +352,104 @@ def _shifted(timeline: Timeline, shift: float) -> Timeline:
         },
         [item._replace(begun=item.begun - shift, ended=item.ended - shift) for item in timeline.transfers],
     )
+
+
+_CLOCKS_MAX: Final = 0.005
+"""Seconds by which the time of a merge may miss the firing that published it."""
+
+_DISTANCE_MAX: Final = 0.05
+"""Seconds from a merge to its outer step, and from that to the first of its updates, at most."""
+
+
+class Journey(NamedTuple):
+    """A fragment's way from a learner and back: left, arrived at the shard, and returned (None: not seen)."""
+
+    slot: int
+    left: float
+    arrived: float
+    returned: float | None
+
+
+class Round(NamedTuple):
+    """One round of one fragment, in seconds, on the host of its shard."""
+
+    merge: MergeRecord
+    host: str
+    opened: float
+    quorum_at: float
+    closed: float
+    published: float
+    journeys: tuple[Journey, ...] = ()
+
+
+def rounds_between(record: RunRecord, begin: float, end: float) -> list[Round]:
+    """The rounds that were under way in [begin, end], in the order in which they opened, without journeys."""
+    timeline = record.timeline
+    first = bisect_left(record.merges, begin - _DISTANCE_MAX, key=lambda merge: merge.time)
+    found = []
+    for merge in record.merges[first:]:
+        if merge.time - merge.duration > end + 10 * _DISTANCE_MAX:
+            break
+        item = _placed(merge, f"syncer/{merge.fragment % record.shards}", timeline)
+        if item.opened <= end and item.published >= begin:
+            found.append(item)
+    return sorted(found, key=lambda item: item.opened)
+
+
+def with_journeys(rounds: Sequence[Round], timeline: Timeline, begin: float, end: float) -> list[Round]:
+    """The same rounds with the journeys of the fragments of all learners that answered."""
+    answers: dict[tuple[str, str], list[Transfer]] = {}
+    updates: dict[tuple[str, str], list[Transfer]] = {}
+    for transfer in timeline.transfers_between(begin, end):
+        if transfer.source_node == "fragment-send":
+            answers.setdefault((transfer.source, transfer.target), []).append(transfer)
+        elif transfer.source_node == "outer-step" and slot_of(transfer.target) is not None:
+            updates.setdefault((transfer.source, transfer.target), []).append(transfer)
+    taken: set[Transfer] = set()
+    complete = []
+    for item in rounds:
+        journeys = []
+        for slot in sorted({*item.merge.voters, *_refused(item.merge)}):
+            learner = f"learner/{slot}"
+            sent = _first(answers.get((learner, item.host), []), item.opened, item.closed, taken)
+            if sent is None:
+                continue
+            taken.add(sent)
+            back = _first(updates.get((item.host, learner), []), item.closed, item.published + _DISTANCE_MAX, set())
+            left = timeline.between(learner, "fragment-send", item.opened, sent.begun)
+            journeys.append(
+                Journey(slot, left[-1].begun if left else sent.begun, sent.ended, back.ended if back else None)
+            )
+        complete.append(item._replace(journeys=tuple(journeys)))
+    return complete
+
+
+def _placed(merge: MergeRecord, host: str, timeline: Timeline | None) -> Round:
+    closed = published = merge.time
+    if timeline is not None:
+        outer = _publishing(timeline.firings.get((host, "outer-step"), []), merge.time)
+        if outer is not None:
+            closed, published = outer.begun, outer.ended
+            merging = timeline.between(host, "merge", outer.begun - _DISTANCE_MAX, outer.begun)
+            closed = merging[-1].begun if merging else closed
+    opened = closed - merge.duration
+    return Round(merge, host, opened, min(opened + (merge.quorum_ms or 0.0) / 1e3, closed), closed, published)
+
+
+def _publishing(firings: Sequence[Firing], time: float) -> Firing | None:
+    """The firing during which something was published at `time`, or the nearest if the clocks are off by a little."""
+    index = bisect_left(firings, time, key=lambda firing: firing.ended)
+    if index < len(firings) and firings[index].begun <= time:
+        return firings[index]
+    near = min(firings[max(index - 1, 0) : index + 1], key=lambda firing: abs(firing.ended - time), default=None)
+    return near if near is not None and abs(near.ended - time) <= _CLOCKS_MAX else None
+
+
+def _first(transfers: Sequence[Transfer], begin: float, end: float, taken: set[Transfer]) -> Transfer | None:
+    """The first transfer that began in [begin, end] and was not taken."""
+    return next((item for item in transfers if begin <= item.begun <= end and item not in taken), None)
+
+
+def _refused(merge: MergeRecord) -> list[int]:
+    """The slots whose answers were refused."""
+    return [entry[0] for entry in merge.refused if entry and isinstance(entry[0], int)]

@@ -19,12 +19,11 @@ import uvloop
 from setproctitle import setproctitle
 
 from isthmus.programs.request import spec
-from isthmus.programs.request.new_folder import UNWRITTEN
-from isthmus.programs.request.run_lock import InUseError, RunLock
+from isthmus.programs.request.new_folder import UNWRITTEN, InUseError, RunLock
 from isthmus.programs.run.finish import Ending, cpu_seconds, error_of, finish
 from isthmus.programs.run.interrupts import unblock
 from isthmus.programs.run.launch import Launcher
-from isthmus.programs.run.registry import Private
+from isthmus.programs.run.private_daemon import Private
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.system.files import write_json

@@ -3,14 +3,21 @@
 `finish` builds the graph again, and so imports the run's program. A private daemon calls it in a thread; a machine's
 daemon, which outlives its runs and loads no user's code, calls `finish_apart`, which starts `python -m
 isthmus.programs.run.finish RUN` with the ending on standard input.
+
+The files that come at the end of every run: summary, trace and report.
+
+A run without a summary has failed, whatever was trained; its writing is retried for a while. The others are for people,
+and made of the data that are there anyway.
 """
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,22 +26,50 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from isthmus.programs.recorder import recorded
+from isthmus.programs.recorder import summary as recorded
 from isthmus.programs.recorder.summary import fragment_sizes, fragments_of, summarise
+from isthmus.programs.report.page import write_report
 from isthmus.programs.request import spec
-from isthmus.programs.results import incident_words
+from isthmus.programs.results import tapes, words
+from isthmus.programs.results.tapes import firings_of
 from isthmus.programs.run.interrupts import unblock
-from isthmus.programs.run.last_files import leave_behind
 from isthmus.programs.run.launch import log_of
-from isthmus.programs.tapes import tape_files
-from isthmus.programs.tapes.firings import firings_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon.home_daemon import Daemon
-from isthmus.runtime.errors import RequestError
+from isthmus.runtime.errors import RequestError, RunError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Graph
-from isthmus.runtime.host.contract import Span, spans_file
+from isthmus.runtime.host.contract import Span, as_perfetto, spans_file
 from isthmus.runtime.ids import LEARNER, Replica
+from isthmus.runtime.system.files import insist, write_bytes, write_json
+
+SUMMARY_SECONDS_MAX: Final = 60.0
+"""Time for which a disk may refuse the summary of a run."""
+
+
+def leave_behind(folder: Path, summary: Mapping[str, Any], spans: Sequence[Span], zero: Instant) -> None:
+    """Write summary, trace and report.
+
+    RunError if the disk does not take the summary in time; trace or report are left out with a line on standard error
+    if they cannot be written.
+    """
+    path, seconds_max = folder / "summary.json", SUMMARY_SECONDS_MAX
+    try:
+        insist(lambda: write_json(path, summary), seconds_max)
+    except OSError as error:
+        model = folder / "snapshots" / "final"
+        where = f"The model is in {model}." if model.is_dir() else "No model was written."
+        raise RunError(
+            f"training is over ({summary['outcome']}), but {path} could not be written for {seconds_max:.0f} s: "
+            f"{error.strerror or error}. {where}"
+        ) from None
+    try:
+        events = {"traceEvents": list(as_perfetto(list(spans), zero)), "displayTimeUnit": "ms"}
+        write_bytes(folder / "trace.json", json.dumps(events, separators=(",", ":")).encode())
+        write_report(folder)
+    except OSError as error:
+        sys.stderr.write(f"isthmus: trace.json or report.html could not be written: {error}\n")
+
 
 FINISH_SECONDS_MAX: Final = 120.0
 TAPES_BYTES_MAX: Final = 32 << 20
@@ -79,7 +114,7 @@ def error_of(daemon: Daemon) -> str | None:
     if daemon.failure is None:
         return None
     log = None if daemon.lost is None else log_of(daemon.folder, daemon.lost)
-    return incident_words.failure(daemon.failure, log)
+    return words.failure(daemon.failure, log)
 
 
 def cpu_seconds() -> float:
@@ -138,14 +173,14 @@ def spans_of_killed(folder: Path, graph: Graph) -> list[Span]:
     An unreadable tape is left out.
     """
     plans, left, spans = lower(graph), TAPES_BYTES_MAX, list[Span]()
-    for tape in reversed(tape_files.found(folder)[0]):
+    for tape in reversed(tapes.found(folder)[0]):
         if tape.member is None or spans_file(folder, tape.member).exists():
             continue
         plan = plans.get(tape.member.replica.role)
         with suppress(OSError, ValueError):
             left -= sum(path.stat().st_size for path in tape.paths)
             if plan is not None and left >= 0:
-                spans += firings_of(plan, str(tape.member.replica), tape_files.read(tape).records)
+                spans += firings_of(plan, str(tape.member.replica), tapes.read(tape).records)
     return spans
 
 

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from isthmus.programs.islands.taken import shares
-from isthmus.programs.recorder import recorded
+from isthmus.programs.recorder import summary as recorded
 from isthmus.programs.recorder.roles import resolving
 from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.request import new_folder, spec
 from isthmus.programs.request.graph_view import as_json
+from isthmus.programs.request.new_folder import RunLock
 from isthmus.programs.request.reference import resolve
 from isthmus.programs.request.request import Request
-from isthmus.programs.request.run_lock import RunLock
-from isthmus.programs.results import incident_words
+from isthmus.programs.results import words
+from isthmus.programs.run.finish import leave_behind
 from isthmus.programs.run.interrupts import Interrupts, interrupts
-from isthmus.programs.run.last_files import leave_behind
 from isthmus.programs.run.launch import log_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RunError
@@ -165,7 +165,7 @@ def _failure(run: LocalRun, folder: Path) -> str | None:
     with suppress(OSError):
         log.parent.mkdir(exist_ok=True)
         log.write_text(f"{run.error}\n")
-    return f"{replica}: {incident_words.raised(run.failed.raised)}. Look at {log}."
+    return f"{replica}: {words.raised(run.failed.raised)}. Look at {log}."
 
 
 def _placement(request: Request) -> dict[str, str]:

@@ -1,4 +1,10 @@
-"""The resumption of a run whose processes have all died: the conditions on its folder.
+"""The differences that a resume may make to a run, and those that it may not.
+
+Decides from the job with which a run was begun and the request that its configuration makes today. A snapshot stays
+valid as long as fragments, slots and the tokens of a step are what they were: then every version describes the same
+tokens. The basis of a default (the outer settings follow from the number of sweeps) does not change by itself.
+
+The resumption of a run whose processes have all died: the conditions on its folder.
 
 Decides whether a run can be resumed; the rest is an ordinary takeover. The next daemon finds in the ledger which lives
 there were, takes them for ended, and begins the next life of each host; the recorder recalls its books, and holds the
@@ -30,24 +36,93 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.programs.islands.elastic_sizes import sizes_here
-from isthmus.programs.recorder import memory as recorder_memory
+from isthmus.programs.recorder import lines
 from isthmus.programs.recorder.summary import fragment_sizes
-from isthmus.programs.request import new_folder, spec
-from isthmus.programs.request.program import Program
-from isthmus.programs.request.request import Request
-from isthmus.programs.request.run_lock import InUseError, RunLock, user_of
-from isthmus.programs.run.differences import changes
+from isthmus.programs.request import new_folder, reference, spec
+from isthmus.programs.request.new_folder import InUseError, RunLock, user_of
+from isthmus.programs.request.request import SHIPPED, SHIPPED_TASK, Program, Request
+from isthmus.programs.request.spec import Spec
 from isthmus.programs.run.in_processes import Submitted, apart, submitted
-from isthmus.programs.snapshots.fetched import Fetched, fetch
+from isthmus.programs.snapshots.keeping import Fetched, fetch
 from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
-from isthmus.programs.snapshots.stored import Head, heads
-from isthmus.programs.snapshots.urls import place_of
+from isthmus.programs.snapshots.stored import Head, heads, place_of
 from isthmus.runtime.daemon.home_daemon import reopen
 from isthmus.runtime.daemon.ledger import Ledger
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.template import Job
 from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes, write_json
+
+MAY_RUN: Final = ("tokens", "learners")
+MAY_PROGRAM: Final = (
+    *("interval", "overlap", "quorum", "grace", "gamma", "merge", "alpha", "bounded", "push", "update"),
+    *("outer_lr", "outer_momentum"),
+)
+"""Settings of the shipped programs that decide how and when fragments are merged, but not their division."""
+MAY_TASK: Final = ("lr", "warmup", "weight_decay", "clip")
+"""Settings of the shipped task that decide how it is trained."""
+_DO: Final = "Leave it as it was, or start a new run."
+
+
+def check_program(told: Spec, wanted: str, doing: str) -> None:
+    """ConfigError unless the `wanted` program is that of the run: the settings of another one mean nothing to it."""
+    if told.job.program != wanted:
+        raise ConfigError.of([_fault("run.program", (told.job.program, wanted), doing)])
+
+
+def changes(told: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
+    """A run's settings that a job changes: key -> (before, after); ConfigError with every key that may not change."""
+    found = dict(_differences(told.job, wanted))
+    faults = [_fault(key, pair, doing) for key, pair in found.items() if not _may_change(key, wanted)]
+    if faults:
+        raise ConfigError.of(faults)
+    return found
+
+
+def _fault(key: str, found: tuple[Any, Any], doing: str) -> Fault:
+    was, now = found
+    return Fault(f"{doing}, which would change {key}", f"{was!r}, with which it was begun", f"{now!r}", _DO)
+
+
+def _may_change(key: str, wanted: Job) -> bool:
+    section, _, name = key.partition(".")
+    allowed = {"run": MAY_RUN, "program": MAY_PROGRAM if wanted.program in SHIPPED else (), "task": MAY_TASK}
+    return name in allowed.get(section, ())
+
+
+def _differences(told: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Each key that differs, once, with both values; and a difference in sizes that no key explains."""
+    pairs: list[tuple[str, Any, Any]] = [
+        (f"run.{name}", getattr(told, name), getattr(wanted, name))
+        for name in ("program", "tokens", "learners", "slots_max", "seed")
+    ]
+    names = sorted({*told.settings, *wanted.settings})
+    pairs += [(f"program.{name}", told.settings.get(name), wanted.settings.get(name)) for name in names]
+    pairs += _of_tasks(told.task.text, wanted.task.text)
+    found = [(key, (was, now)) for key, was, now in pairs if _plain(was) != _plain(now)]
+    yield from found
+    if _sizes(told) != _sizes(wanted) and all(_may_change(key, wanted) for key, _ in found):
+        yield "the model, or the tokens of a step", (_sizes(told), _sizes(wanted))
+
+
+def _of_tasks(told: str, wanted: str) -> list[tuple[str, Any, Any]]:
+    """The keywords of the shipped task, by key; of others only that they are others."""
+    shipped = [text for text in (told, wanted) if text.startswith(f"{SHIPPED_TASK}(")]
+    if len(shipped) < 2:
+        return [("run.task", told, wanted)]
+    was, now = (reference.parse(text, "Reading a task").keywords or {} for text in (told, wanted))
+    return [(f"task.{name}", was.get(name), now.get(name)) for name in sorted({*was, *now})]
+
+
+def _sizes(job: Job) -> tuple[Any, ...]:
+    by_slot = job.tokens_by_slot or (job.tokens_per_batch,)
+    return tuple((tensor.name, tensor.shape, tensor.dtype, tensor.merge) for tensor in job.layout), by_slot
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
 
 OVER: Final = ("summary.json", "over.json")
 AT_END: Final = (*OVER, "report.html", "trace.json")
@@ -125,10 +200,10 @@ def _settle(folder: Path, found: Fetched) -> None:
 
 def tell_faults(folder: Path, faults: list[str]) -> None:
     """Add faults of snapshots to the run's recorder memory, which reports them."""
-    memory = recorder_memory.load(folder, DISK)
+    memory = lines.load(folder, DISK)
     if faults and memory is not None:
         memory.snapshot_faults = [*memory.snapshot_faults, *faults]
-        write_bytes(folder / recorder_memory.FILE, msgspec.msgpack.encode(memory))
+        write_bytes(folder / lines.FILE, msgspec.msgpack.encode(memory))
 
 
 def spec_of(folder: Path, head: Head, doing: str) -> spec.Spec:
@@ -245,7 +320,7 @@ def check_cut_off(folder: Path, doing: str) -> None:
     if user := user_of(folder):
         do = f"Look at it: isthmus status {folder}"
         raise ConfigError(doing, "a run that was cut off", f"one that goes on there, of process {user}", do)
-    memory = recorder_memory.load(folder, DISK)
+    memory = lines.load(folder, DISK)
     outcomes = [json.loads((folder / name).read_text())["outcome"] for name in OVER if (folder / name).exists()]
     if outcomes and (outcomes[0] != "failed" or memory is None or memory.final):
         raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcomes[0]}", "Start a new run.")

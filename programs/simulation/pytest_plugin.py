@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from isthmus.programs.request.program import Program
+    from isthmus.programs.request.request import Program
     from isthmus.programs.task import Task
     from isthmus.runtime.host.contract import Span
     from isthmus.runtime.sim import Fault, Universe, World

@@ -1,25 +1,42 @@
-"""Universes by the hundred: each seed is a run of a small task on several machines, with faults of its own.
+"""Learners that send wrong data, as universes have them: which item is forged, and how.
+
+Decides which forgery, and when; `seeds` decides how often. Forgeries that cannot be distinguished from an honest
+answer, as values that point the wrong way, are among them: they have their cost, and end nothing.
+
+Universes by the hundred: each seed is a run of a small task on several machines, with faults of its own.
 
 Decides the meaning of a seed: the shape of the run, the climate, and which faults happen when. Swarm style (Groce et
 al., Swarm testing, ISSTA 2012): each seed allows a random subset of the kinds, so that some runs have only one of them,
 which finds what a mixture of all hides. `universe` runs and judges a universe.
+
+Faults that belong together: combinations that single faults, drawn one by one, would almost never produce.
+
+Decides which faults, and when; `seeds` decides how often.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from isthmus.programs.request.program import DEFAULT, Program
+from isthmus.ops.recovery.hold import HOLDERS
+from isthmus.programs.request.request import DEFAULT, Program
 from isthmus.programs.simulation import toy_task
-from isthmus.programs.simulation.forgeries import forgery
-from isthmus.programs.simulation.storms import fork, orphan, wipe
-from isthmus.programs.simulation.trials import Trial, hosts_of, trial_of
-from isthmus.programs.simulation.universe import START_SECONDS, Outcome, Shape, Storm, outcome_of
-from isthmus.runtime.ids import Replica
+from isthmus.programs.simulation.universe import (
+    START_SECONDS,
+    Outcome,
+    Shape,
+    Storm,
+    Trial,
+    hosts_of,
+    outcome_of,
+    trial_of,
+)
+from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.sim import (
     Blackout,
     BreakDisk,
@@ -53,6 +70,79 @@ from isthmus.runtime.sim import (
 )
 from isthmus.runtime.sim.faults import DaemonFault
 from isthmus.runtime.sim.universe import HOME
+
+LEARNERS_MIN: Final = 3
+"""With two, neither is more than half, so the wrong one cannot be told."""
+TRIALS: Final[tuple[tuple[str, str, Any, str], ...]] = (
+    ("progress", "epochs", None, "drop"),
+    ("progress", "step_time", "soon", "set"),
+    ("progress", "delay_steps", math.nan, "set"),
+    ("progress", "tokens", 10**9, "set"),
+    ("progress", "incarnation", 99, "set"),
+    ("progress", "phase", "final", "set"),
+    ("progress", "totals", ((0, 1, 10**9), (9, 1, 10**9)), "set"),
+    ("report", "accounts", ((1, 2),), "set"),
+    ("report", "slot", 0, "set"),
+    ("answer", "norms", (1.0,), "set"),
+    ("answer", "norms", math.nan, "scale"),
+    ("answer", "gradient", -1.0, "scale"),
+    ("answer", "base", "newest", "set"),
+)
+
+
+def forgery(rng: random.Random, hosts: Sequence[Replica], moment: dict[str, Any]) -> tuple[Fault, ...]:
+    """One learner forges one field from a moment on; empty if there are too few learners."""
+    learners = [host for host in hosts if host.role == LEARNER]
+    if len(learners) < LEARNERS_MIN:
+        return ()
+    port, field, value, how = rng.choice(TRIALS)
+    return (Forge(str(rng.choice(learners)), port, field, value, how, **moment),)  # type: ignore[arg-type]
+
+
+LAST_SECONDS: Final = (1.0, 4.5)
+"""Duration of a cut: for some updates, and less than TCP needs to give up."""
+RUN_SECONDS_MIN: Final = 2.0
+"""A shorter run is over before the storm is."""
+
+
+def fork(rng: random.Random, hosts: list[Replica], run_seconds: float) -> tuple[Fault, ...]:
+    """A shard loses its last versions.
+
+    One learner alone gets them (neither other learners nor evaluator nor recorder), and is away while the shard comes
+    back with the versions that the others hold. Empty for a run that is too short, or has no shard or no second
+    learner.
+    """
+    learners = [host for host in hosts if host.role == "learner"]
+    shards = [host for host in hosts if host.role == "syncer"]
+    if run_seconds < RUN_SECONDS_MIN or not shards or len(learners) < 2:
+        return ()
+    shard, ahead = rng.choice(shards), rng.choice(learners)
+    lasts = min(rng.uniform(*LAST_SECONDS), run_seconds / 2)
+    at = round(START_SECONDS + rng.uniform(0.1, 0.9) * (run_seconds - lasts), 3)
+    behind = [learner for learner in learners if learner != ahead]
+    away = [machine_of(each) for each in behind]
+    away += sorted({machine_of(host) for host in hosts if host.role in HOLDERS})
+    cuts = [Cut(machine_of(shard), machine, lasts + 1.0, is_one_way=True, at=at) for machine in away]
+    back = round(at + lasts, 3)
+    return (*cuts, Kill(str(shard), at=back), Cut(machine_of(ahead), None, 3.0, at=back))
+
+
+def orphan(rng: random.Random, hosts: list[Replica], moment: dict[str, Any]) -> tuple[Fault, ...]:
+    """A host dies, and the daemon of its machine, at one of the steps in which the next life is begun: before it is
+    noted, before its process is, or soon after."""
+    host = rng.choice(hosts)
+    dying = KillDaemon(machine_of(host), rng.choice((0.3, 1.0, 3.0)), rng.randint(0, 9), **moment)
+    return (dying, Kill(str(host), **moment))
+
+
+def wipe(rng: random.Random, hosts: list[Replica], moment: dict[str, Any]) -> tuple[Fault, ...]:
+    """All learners and shards die at once, or all but one; sometimes also evaluator or recorder."""
+    dying = [host for host in hosts if host.role in ("learner", "syncer")]
+    if rng.random() < 0.3:
+        dying.remove(rng.choice(dying))
+    dying += [host for host in hosts if host.role in ("evaluator", "recorder") and rng.random() < 0.4]
+    return tuple(Kill(str(host), **moment) for host in dying)
+
 
 KINDS: Final = ("kill", "pause", "slow", "skew", "cut", "one-way cut", "clog", "lose", "throttle", "reset")
 DAEMON_KINDS: Final = ("daemon kill", "lost ledger", "daemon pause", "lost report", "repeated report", "no room")

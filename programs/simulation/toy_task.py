@@ -19,7 +19,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.life import Life
 from isthmus.programs.recorder.roles import with_recorder
-from isthmus.programs.request.program import Program
+from isthmus.programs.request.request import Program
 from isthmus.runtime.graph.template import Graph, Job, Reference, TensorSpec
 
 LAYOUT: Final = (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, final
 
-from isthmus.programs.recorder import recorded
+from isthmus.programs.recorder import summary
 from isthmus.programs.recorder.roles import resolving
 from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.request.reference import resolve
@@ -83,7 +83,7 @@ class VirtualRun:
             ended=world.clock.now(),
             cpu_seconds=0.0,
             bytes_sent_by_shards=sum(h.traffic.bytes_sent for r, h in hosts.items() if r.role == "syncer"),
-            merges_recorded=recorded.merges(request.run_dir),
+            merges_recorded=summary.merges(request.run_dir),
             tokens_per_batch=request.task.tokens_per_batch,
         )
 

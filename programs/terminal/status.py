@@ -1,4 +1,7 @@
-"""`isthmus status`: the processes of a run and its figures, as a table or as JSON, once or until the run is over."""
+"""The run that a command is about, and its daemon's information on it.
+
+`isthmus status`: the processes of a run and its figures, as a table or as JSON, once or until the run is over.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,180 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from isthmus.programs.results import numbers
-from isthmus.programs.results.absences import DAEMON, daemons
-from isthmus.programs.results.incident_words import reason
+from isthmus.programs.cluster import cluster_file
+from isthmus.programs.results import words as numbers
+from isthmus.programs.results.absences import DAEMON, daemons, waiting_of
 from isthmus.programs.results.reading import read_absences
-from isthmus.programs.results.who_waits import waiting_of
-from isthmus.programs.terminal import figures, find_run
-from isthmus.programs.terminal import rows as live_rows
-from isthmus.programs.terminal.fitted_table import fitted
-from isthmus.programs.terminal.live import facts, notices_table
-from isthmus.programs.terminal.notices import News, Notice, newest, notices_of
-from isthmus.runtime.errors import ConfigError
+from isthmus.programs.results.words import reason
+from isthmus.programs.run import private_daemon
+from isthmus.programs.terminal import figures
+from isthmus.programs.terminal.figures import fitted
+from isthmus.programs.terminal.live import News, Notice, facts, newest, notices_of, notices_table
+from isthmus.runtime.errors import ConfigError, nearest
 from isthmus.runtime.supervision.incidents import Delayed, incident_of
+from isthmus.runtime.system.files import read
+from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_messages import Message, without_mark
 
 if TYPE_CHECKING:
     from isthmus.programs.machine.client import Daemon
+
+
+LATEST: Final = Path("runs", "latest")
+ANSWER_SECONDS: Final = 3.0
+
+
+def folder_of(run: Path | None) -> Path:
+    """The folder of a run: the one given, or runs/latest; ConfigError if it is not that of a run."""
+    folder = LATEST if run is None else run
+    if not (folder / "config.toml").exists():
+        found = "nothing there" if not folder.exists() else "no config.toml in it"
+        do = "Name the folder of a run, or start one with: isthmus train."
+        raise ConfigError(f"Looking for the run {folder}", "a run folder", found, do)
+    return folder.resolve()
+
+
+def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, Daemon | None]:
+    """The folder of a run, and the daemon to ask about it if the folder is not on this machine.
+
+    The run is given by its folder, by the cluster file of its home, or not at all.
+    """
+    if cluster is None:
+        return folder_of(run), None
+    if run is not None:
+        found = f"RUN {run} and --cluster {cluster}"
+        raise ConfigError("Reading the command line", "RUN or --cluster", found, "Leave one of them out.")
+    from isthmus.programs.cluster.cluster_file import read
+    from isthmus.programs.machine import client as machine_client
+
+    home = machine_client.Daemon.of(read(cluster))
+    folder = machine_client.newest_run(home)
+    return (folder_of(folder), None) if _is_here(folder) else (folder, home)
+
+
+def _is_here(folder: Path) -> bool:
+    """Whether a run folder is on this machine, and the run's daemon, too, if it still goes on."""
+    is_over = (folder / "summary.json").exists()
+    return (folder / "config.toml").exists() and (is_over or _answer(folder) is not None)
+
+
+def all_folders() -> list[Path]:
+    """Every run folder under ./runs, and of every daemon of this user that lives on this machine; oldest first."""
+    here = {path.parent.resolve() for path in Path("runs").glob("*/config.toml")}
+    held = {Path(run.folder) for entry in private_daemon.living() for run in entry.runs}
+    return sorted(here | {path for path in held if (path / "config.toml").exists()}, key=_started)
+
+
+def daemon_lines() -> str:
+    """A line for every machine's daemon of this user that lives here; empty without one."""
+    lines = []
+    for entry in private_daemon.living():
+        if entry.name:
+            count = len(entry.runs) or "no"
+            runs = f"{count} run{'' if count == 1 else 's'}"
+            lines.append(f"daemon {entry.name}  at {entry.endpoint}, process {entry.pid}, {runs}\n")
+    return "".join(lines)
+
+
+def _started(folder: Path) -> float:
+    try:
+        return (folder / "config.toml").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def status_of(folder: Path, home: Daemon | None = None) -> dict[str, Any]:
+    """The status of a run: its daemon's answer, or, once it is over, its summary.
+
+    ConfigError if the run is not over and no daemon of it answers.
+    """
+    if home is not None:
+        told = home.say({"type": "watch", "run": str(folder), "renews": False})
+        if told["type"] == "status":
+            return without_mark(told)
+        return _over(folder, told["summary"] or {"outcome": "failed"})
+    answer = None if (folder / "summary.json").exists() else _answer(folder)
+    if answer is not None:
+        return {**without_mark(answer), "run": str(folder)}
+    if (folder / "summary.json").exists():
+        return _over(folder, json.loads((folder / "summary.json").read_text()))
+    raise _silent(folder)
+
+
+def _over(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    return {"run": str(folder), "outcome": summary["outcome"], "hosts": [], "training": {}, "summary": summary}
+
+
+def request_stop(folder: Path, home: Daemon | None = None) -> bool:
+    """Ask a run to stop; returns whether this is the first request. ConfigError if it is over, or no daemon answers."""
+    if home is not None:
+        return bool(home.say({"type": "stop", "run": str(folder)})["is_first"])
+    if (folder / "summary.json").exists():
+        raise ConfigError(
+            f"Stopping the run {folder}", "a run that goes on", "one that is over", "There is nothing to do."
+        )
+    answer = None if _answer(folder) is None else ask(_note(folder)["endpoint"], {"type": "stop"}, ANSWER_SECONDS)
+    if answer is None:
+        raise _silent(folder)
+    return bool(answer["is_first"])
+
+
+def log_of(folder: Path, name: str, home: Daemon | None = None) -> str:
+    """The log of a host ('learner/2') or of the daemon ('daemon'); of one that grows on another machine, its end.
+
+    ConfigError, with the nearest name, without one.
+    """
+    from isthmus.programs.machine.client import Daemon
+    from isthmus.programs.request.spec import CLUSTER
+
+    logs = {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
+    if home is None and name in logs:
+        return read(logs[name])
+    if home is None and (folder / CLUSTER).exists() and not (folder / "over.json").exists():
+        home = Daemon.here(json.loads((folder / CLUSTER).read_text())["home"])
+    if home is None:
+        raise ConfigError(f"Looking for the log of {name!r}", "a host of this run", repr(name), nearest(name, logs))
+    return str(home.say({"type": "log", "run": str(folder), "name": name})["text"])
+
+
+def _note(folder: Path) -> dict[str, Any]:
+    """The endpoint and process of the run's daemon, from its note; empty without one."""
+    try:
+        told = json.loads((folder / "daemon.json").read_text())
+        return {"endpoint": str(told["endpoint"]), "pid": int(told["pid"]), "started": told["started"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _answer(folder: Path) -> Message | None:
+    """The status of a run from its daemon; None without one, or if another daemon has its port by now."""
+    note = _note(folder)
+    if not note or not cluster_file.is_listening(note["endpoint"]):
+        return None
+    answer = ask(note["endpoint"], {"type": "status"}, ANSWER_SECONDS)
+    return answer if answer is not None and Path(str(answer.get("run"))).resolve() == folder.resolve() else None
+
+
+def _silent(folder: Path) -> ConfigError:
+    note = _note(folder)
+    found = "none: the run was in one process" if _is_in_one(folder) else "none yet, or one that did not start"
+    if note:
+        is_there = started_at(note["pid"]) == note["started"]
+        found = f"no answer from {note['endpoint']}, process {note['pid']}{'' if is_there else ', which is gone'}"
+    do = "Without its daemon a run ends by itself within a minute; its folder holds what it left."
+    return ConfigError(f"Asking for the run {folder}", "a daemon that answers", found, do)
+
+
+def _is_in_one(folder: Path) -> bool:
+    """Whether all hosts of a run were in one process, which has no daemon."""
+    from isthmus.programs.request.spec import INPROC, SPEC
+
+    try:
+        return str(json.loads((folder / SPEC).read_text())["transport"]) == INPROC
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
 
 WATCH_SECONDS: Final = 0.5
 NOTICES_SHOWN: Final = 12
@@ -39,7 +201,7 @@ _DISPENSABLE: Final = ("cpu", "memory", "step time", "received", "stale", "sent"
 
 def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Daemon | None = None) -> None:
     """Print the status of one run, or of every run with a daemon that answers; `home` is asked for a run elsewhere."""
-    folders = find_run.all_folders() if every else [find_run.folder_of(run) if home is None or run is None else run]
+    folders = all_folders() if every else [folder_of(run) if home is None or run is None else run]
     news = {folder: News(folder) for folder in folders}
     if as_json:
         _show_json(news, home, every=every, watch=watch)
@@ -107,7 +269,7 @@ def _statuses(news: Mapping[Path, News], home: Daemon | None, *, must_answer: bo
     statuses = []
     for folder, follower in news.items():
         with suppress(*(() if must_answer else (ConfigError,))):
-            status = find_run.status(folder) if home is None else find_run.status(folder, home)
+            status = status_of(folder) if home is None else status_of(folder, home)
             training = {**(status.get("training") or {}), "hosts": status["hosts"]}
             if "summary" not in status:
                 follower.update(training)
@@ -162,22 +324,22 @@ def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: in
     """A row for each process; learners also with their reports."""
     reports = {int(slot): report for slot, report in training.get("learners", {}).items()}
     machines = {host.get("machine", "") for host in status["hosts"]} - {""}
-    columns = (*(("machine",) if len(machines) > 1 else ()), "life", "pid", "cpu", "memory", *live_rows.COLUMNS)
+    columns = (*(("machine",) if len(machines) > 1 else ()), "life", "pid", "cpu", "memory", *figures.COLUMNS)
     rows: list[dict[str, str | Text]] = []
     for host in status["hosts"]:
         report = reports.get(int(host["name"].rpartition("/")[2])) if host["role"] == "learner" else None
-        told = {} if report is None else dict(zip(live_rows.COLUMNS, live_rows.figures(report), strict=True))
-        state = live_rows.state(host, is_over=training.get("phase") == "done")
-        rows.append({"host": host["name"], "state": state, **_process(host), **told, **live_rows.metrics(report or {})})
-    scalars = live_rows.metric_columns(reports.values())
+        told = {} if report is None else dict(zip(figures.COLUMNS, figures.figures(report), strict=True))
+        state = figures.state(host, is_over=training.get("phase") == "done")
+        rows.append({"host": host["name"], "state": state, **_process(host), **told, **figures.metrics(report or {})})
+    scalars = figures.metric_columns(reports.values())
     names = ("host", "state", *columns, *scalars)
-    return fitted(live_rows.columns_of(rows, names), width, (*_DISPENSABLE, *reversed(scalars)))
+    return fitted(figures.columns_of(rows, names), width, (*_DISPENSABLE, *reversed(scalars)))
 
 
 def _process(host: Mapping[str, Any]) -> dict[str, str]:
     return {
         "machine": str(host.get("machine", "")),
-        "life": live_rows.life(host),
+        "life": figures.life(host),
         "pid": str(host["pid"] or "-"),
         "cpu": numbers.seconds(host["cpu_seconds"]) if "cpu_seconds" in host else "",
         "memory": _size(host, "memory_bytes"),

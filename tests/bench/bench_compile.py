@@ -26,7 +26,7 @@ FITTING = (False, True, True)
 
 def by_hand(batch: int, devices: int) -> dict[str, float]:
     """Bytes of arguments and outputs, and operations of matrix products, on each of so many devices."""
-    from isthmus.programs.arguments.config import MODELS
+    from isthmus.programs.command.config import MODELS
 
     size = MODELS["gpt-124m"]
     layers, width, context, vocabulary = (size[key] for key in ("layers", "width", "context", "vocabulary"))

@@ -33,7 +33,7 @@ SHARE = "0.45"
 
 def settings(batch: int) -> dict[str, Any]:
     """The task's settings."""
-    from isthmus.programs.arguments.config import MODELS
+    from isthmus.programs.command.config import MODELS
 
     return {**MODELS["gpt-124m"], "batch": batch}
 
@@ -50,8 +50,8 @@ def memory(settings: Mapping[str, Any]) -> dict[str, int | None]:
     from isthmus.ops.exchange.fragments import partition
     from isthmus.ops.island.jax_learner import Learner
     from isthmus.ops.island.life import Life
-    from isthmus.programs.ahead.counting import bytes_on_device, compiled
-    from isthmus.programs.ahead.figures import Compiled
+    from isthmus.programs.aot.figures import Compiled
+    from isthmus.programs.aot.worker import bytes_on_device, compiled
     from isthmus.programs.language_model import task
     from isthmus.programs.request.layout import layout
 
@@ -89,7 +89,7 @@ def together(batch: int, learners: int, seconds: float) -> float:
 
 def the_gpu(doing: str) -> str:
     """The number of the first GPU; the end, with status 2, where there is none."""
-    from isthmus.programs.islands.accelerators import find
+    from isthmus.programs.islands.environment import find
 
     found = find()
     if found is None or found.platform != "cuda":

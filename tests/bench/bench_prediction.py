@@ -6,7 +6,7 @@ for each; one that is away at that moment is passed over, as a chip is that fail
 and of 4 learners at three mean times between failures of a learner go on at the same time, so that whatever else the
 machine does, it does to all of them.
 
-The model (`programs.goodput.model`) is set by one of these cells alone, the `SET_BY`: by its step, from the end of one
+The model (`programs.lab.goodput`) is set by one of these cells alone, the `SET_BY`: by its step, from the end of one
 to the end of the next; its stall, from a kill to the next process of that learner; and its rejoin, from there to that
 process's first inner step. What dies with a learner follows from H and the step: half of an interval. It then has to
 say the goodput of all other cells: `same` of runs with the same moments of failure, and `rate`, which knows nothing of
@@ -35,12 +35,11 @@ from typing import Any, Final, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from isthmus.programs.chaos.processes import Cast
-from isthmus.programs.chaos.strikes import comes_about
-from isthmus.programs.goodput.model import Terms, failures, lived
+from isthmus.programs.lab.chaos_strikes import Cast, comes_about
+from isthmus.programs.lab.goodput import Terms, failures, lived
 from isthmus.programs.request import spec
-from isthmus.programs.tapes import tape_files
-from isthmus.programs.tapes.waits import BATCH, STEP
+from isthmus.programs.results import tapes
+from isthmus.programs.results.tapes import BATCH, STEP
 from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, RunBody
 from isthmus.runtime.graph.plans import Plan, lower
 from tests.bench.size import ordered
@@ -160,7 +159,7 @@ def _read_tapes(trial: Trial, folder: Path, zero: float) -> None:
     """Note what the tapes say of steps, and of lives that came after a kill."""
     told, steps = spec.load(folder), list[float]()
     plan = lower(told.graph())["learner"]
-    for member, tape in tape_files.of_lives(folder).items():
+    for member, tape in tapes.of_lives(folder).items():
         if member.replica.role != "learner":
             continue
         begun, ended = _steps(plan, tape.records)

@@ -23,8 +23,8 @@ from typing import Any
 from observed import ISTHMUS
 
 from isthmus.programs.request import spec
-from isthmus.programs.results.timeline import read_timeline
-from isthmus.programs.tapes import tape_files
+from isthmus.programs.results import tapes
+from isthmus.programs.results.record import read_timeline
 from isthmus.runtime.cores.scheduler_core import Scheduler
 from isthmus.runtime.cores.scheduler_events import FiringEnded
 from isthmus.runtime.graph.plans import Plan
@@ -63,7 +63,7 @@ def fed(plan: Plan, records: list[Any], folder: Path | None, segment_bytes: int)
 def measure(run: Path, repeat: int) -> dict[str, float]:
     """The figures of a run that is over."""
     plan = spec.load(run).plans()["learner"]
-    records = tape_files.of_lives(run)[LEARNER].records
+    records = tapes.of_lives(run)[LEARNER].records
     node = plan.node_named(STEP).index
     steps = sum(isinstance(each.event, FiringEnded) and each.event.node == node for each in records)
     size = sum(path.stat().st_size for path in (run / "tape").glob("learner-0-1.*.tape"))

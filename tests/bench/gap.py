@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--model", default="nano", help="a shape of `isthmus train --model`; the rate is the variant's")
     given = parser.parse_args()
-    from isthmus.programs.arguments.config import MODELS
+    from isthmus.programs.command.config import MODELS
     from isthmus.runtime.system.processes import XLA_FLAGS
 
     os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)

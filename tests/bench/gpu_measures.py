@@ -45,7 +45,7 @@ READY_SECONDS_MAX: Final = 600.0
 
 def settings(asked: argparse.Namespace) -> dict[str, Any]:
     """The task's settings."""
-    from isthmus.programs.arguments.config import MODELS
+    from isthmus.programs.command.config import MODELS
 
     own = dict(TINY) if asked.tiny else {**MODELS["gpt-124m"], "batch": BATCH}
     return own if asked.data is None else {**own, "data": [str(asked.data)]}
@@ -65,7 +65,7 @@ def memory(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One line."""
     from bench_gpu import memory as measured
 
-    from isthmus.programs.cluster.needs import learner_bytes
+    from isthmus.programs.cluster.placing import learner_bytes
     from isthmus.programs.request.request import prepare
 
     own = settings(asked)

@@ -12,10 +12,9 @@ reset  A run that says 'done' holds the training that it says. Its loss falls by
        one before by more than `RISE_MAX` of all that there is to lose, and what the books say that shards have undone
        which went on from a snapshot, as they do where all that held the model were killed; the last loss is what a run
        without kills comes to, for the share of tokens that was merged, where no answer was shortened; no fragment has a
-       first version behind a merged one.
-books  Steps and merges are those on the tapes (`programs.books.tapes`), and the books have no differences but lines
-       that died with the recorder.
-end    It ends within 30 s of its last progress: of the last token that a learner reported, or the last merge.
+       first version behind a merged one. books  Steps and merges are those on the tapes
+       (`programs.simulation.taped_tokens`), and the books have no differences but lines that died with the recorder.
+       end    It ends within 30 s of its last progress: of the last token that a learner reported, or the last merge.
 
 A run that fails, because no host is left that has the model, and no snapshot was written, is no lie. Exit status 1 if
 any check failed. With `--plant` the code is broken on purpose (`kills/sitecustomize.py`) and all who train or merge are
@@ -45,9 +44,9 @@ from typing import Any
 
 from observed import ISTHMUS
 
-from isthmus.programs.books.tapes import Taped, contradictions, taped_of
 from isthmus.programs.request import spec
-from isthmus.programs.tapes import tape_files
+from isthmus.programs.results import tapes
+from isthmus.programs.simulation.taped_tokens import Taped, contradictions, taped_of
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.wire.control_client import ask
 
@@ -243,7 +242,7 @@ def read(found: Found, folder: Path) -> None:
     found.undone = undone / summary["fragments"] / TOKENS
     merges = lines_of(folder / "merges.jsonl")
     found.shortened = sum(len(line["shortened"]) for line in merges)
-    taped = taped_of(lower(spec.load(folder).graph()), tape_files.of_lives(folder))
+    taped = taped_of(lower(spec.load(folder).graph()), tapes.of_lives(folder))
     found.taped_steps, found.taped_merges = sum(taped.steps.values()), len(taped.kinds)
     found.wrong += begun_anew(merges, taped)
     found.wrong += contradictions(taped, summary, merges)

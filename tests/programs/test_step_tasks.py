@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from isthmus.programs import Program, Task, load
-from isthmus.programs.charts.curves import charts
+from isthmus.programs.report.charts_lines import charts
 from isthmus.programs.request.layout import layout
 from isthmus.programs.request.task_in_hand import differences
 from isthmus.programs.results import reading

@@ -15,8 +15,7 @@ import optax
 import pytest
 
 from isthmus.ops.island.recipe import Now
-from isthmus.programs.request.first_step import check_loss, warnings
-from isthmus.programs.request.layout import layout
+from isthmus.programs.request.layout import check_first_loss, layout, warnings
 from isthmus.programs.task import At, Task
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import TensorSpec
@@ -144,7 +143,7 @@ def test_scalars_beside_a_loss_are_told_and_only_the_loss_is_made_small() -> Non
     task = make(loss=beside, optimizer=optax.sgd(1e-3))
     assert len(layout(task)) == 3
     assert warnings(task, 0) == ()
-    check_loss(task, 0)
+    check_first_loss(task, 0)
     recipe, now = task.recipe(), Now(jax.random.key(0), np.float32(0.0))
     state = recipe.state_of(init(jax.random.key(0)))
     stepped, told = recipe.step(state, batch(At(0, 0, 0)), now)

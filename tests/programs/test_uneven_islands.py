@@ -18,7 +18,7 @@ TOGETHER = """
     import jax
     sizes = list(map(int, sys.argv[3:]))
     jax.config.update("jax_num_cpu_devices", sum(sizes))
-    from isthmus.programs.request.program import Program
+    from isthmus.programs.request.request import Program
     from isthmus.programs.request.request import prepare
     from isthmus.programs.run.in_process import run_inproc
     from isthmus.runtime.host.contract import Island

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from isthmus.programs.recorder.roles import with_recorder
-from isthmus.programs.request.fingerprint import fingerprint
-from isthmus.programs.request.program import Program
-from isthmus.programs.request.request import Request, prepare
+from isthmus.programs.request.request import Program, Request, fingerprint, prepare
 from isthmus.programs.run.in_processes import detach, submit
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.verify import verify

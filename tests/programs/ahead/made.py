@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.programs.ahead.collectives import Collectives
-from isthmus.programs.ahead.figures import Answer, Compiled, Counted, Memory, Refused
+from isthmus.programs.aot.figures import Answer, Collectives, Compiled, Counted, Memory, Refused
 
 MEGA = 10**6
 LIMIT = 32_000 * MEGA

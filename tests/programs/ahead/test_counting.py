@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from isthmus.programs.language_model import task
-from isthmus.programs.request.program import SHIPPED
-from isthmus.programs.request.request import prepare
+from isthmus.programs.request.request import SHIPPED, prepare
 from tests.effort import soaked
 from tests.patience import PATIENCE
 
@@ -29,12 +28,12 @@ COUNT = """
     jax.config.update("jax_num_cpu_devices", 4)
     import msgspec
     from pathlib import Path
-    from isthmus.programs.ahead.counting import counted
-    from isthmus.programs.ahead.kept import Kept
-    from isthmus.programs.ahead.targets import Target
-    from isthmus.programs.ahead.worker import calls
+    from isthmus.programs.aot.worker import counted
+    from isthmus.programs.aot.figures import Kept
+    from isthmus.programs.aot.figures import Target
+    from isthmus.programs.aot.worker import calls
     from isthmus.programs.request import spec
-    from isthmus.programs.request.program import Program
+    from isthmus.programs.request.request import Program
     from isthmus.programs.request.request import prepare
     from isthmus.runtime.graph.devices import find
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.programs.ahead.figures import Fit
-from isthmus.programs.ahead.island import Filling, Island, LargestBatch, summed
-from isthmus.programs.ahead.targets import target
-from isthmus.programs.ahead.words import told
+from isthmus.programs.aot.compiling import told
+from isthmus.programs.aot.figures import Filling, Fit, Island, LargestBatch, summed, target
 from tests.programs.ahead.made import EXTRACT, LIMIT, MEGA, REFUSED, STEP, answer
 
 TARGET = target("v6e:2x2")

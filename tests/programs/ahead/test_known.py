@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.ahead import known
-from isthmus.programs.ahead.island import Island, summed
-from isthmus.programs.ahead.known import finder, keep
-from isthmus.programs.ahead.targets import target
-from isthmus.programs.cluster.needs import Compiled
+from isthmus.programs.aot import compiling
+from isthmus.programs.aot.compiling import finder, keep
+from isthmus.programs.aot.figures import Island, summed, target
+from isthmus.programs.cluster.placing import Compiled
 from isthmus.programs.request import spec
 from isthmus.programs.request.request import Request, prepare
 from isthmus.runtime.graph.devices import find
@@ -78,7 +77,7 @@ def test_all_islands_of_a_run_are_kept_for_one_reading_of_its_sources(
     text: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request, read = request_of(text), list[str]()
-    monkeypatch.setattr(known, "digest", lambda program, task: read.append(program) or program)
+    monkeypatch.setattr(compiling, "digest", lambda program, task: read.append(program) or program)
     keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island()), 1: (target("v5p:2x2x1"), island())})
     assert len(list(cache.iterdir())) == 2
     assert read == ["decoupled-diloco"]

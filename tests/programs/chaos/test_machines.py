@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.chaos.machines import STATE, Machines
+from isthmus.programs.lab.chaos_strikes import STATE, Machines
 
 pytestmark = pytest.mark.process
 

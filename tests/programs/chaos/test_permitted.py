@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.chaos import processes
-from isthmus.programs.chaos.processes import check_permitted
+from isthmus.programs.lab import chaos_strikes
+from isthmus.programs.lab.chaos_strikes import check_permitted
 from isthmus.runtime.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def test_what_is_not_permitted_is_said_at_once_with_what_would_be_needed(monkeyp
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    monkeypatch.setattr(processes, "_is_readable", lambda path: path != Path("/proc/self/environ"))
+    monkeypatch.setattr(chaos_strikes, "_is_readable", lambda path: path != Path("/proc/self/environ"))
     with pytest.raises(ConfigError) as caught:
         check_permitted()
     told = str(caught.value)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.arguments.config import absolute
-from isthmus.programs.chaos.plan import (
+from isthmus.programs.command.config import absolute
+from isthmus.programs.lab.chaos_plan import (
     FAULTS_MAX,
-    Plan,
+    ChaosPlan,
     Planned,
     check_hosts,
     check_programs,
@@ -24,7 +24,7 @@ from isthmus.runtime.errors import ConfigError
 HOSTS = ["learner/0", "learner/1", "learner/2", "learner/3", "syncer/0", "evaluator/0", "recorder/0"]
 
 
-def plan(text: str) -> Plan:
+def plan(text: str) -> ChaosPlan:
     return read(tomllib.loads(text), "plan.toml")
 
 
@@ -80,9 +80,9 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
 
 def test_hosts_that_are_not_there_are_named() -> None:
     with pytest.raises(ConfigError, match="'learner/4'") as caught:
-        check_hosts(Plan(faults=(Planned(kind="kill", host="learner/4", at=1.0),)), HOSTS)
+        check_hosts(ChaosPlan(faults=(Planned(kind="kill", host="learner/4", at=1.0),)), HOSTS)
     assert "Did you mean 'learner/" in str(caught.value)
-    check_hosts(Plan(faults=(Planned(kind="kill", host="daemon", at=1.0),)), HOSTS)
+    check_hosts(ChaosPlan(faults=(Planned(kind="kill", host="daemon", at=1.0),)), HOSTS)
 
 
 def test_the_same_seed_draws_the_same_faults() -> None:
@@ -115,14 +115,14 @@ def test_a_section_of_a_program_that_there_is_not_is_named() -> None:
 
 @pytest.mark.parametrize("hosts", [HOSTS, ["learner/0", "evaluator/0", "recorder/0"]])
 def test_the_built_in_plan_strikes_every_kind_of_process(hosts: list[str]) -> None:
-    faults = faults_of(Plan(), hosts, 60.0)
+    faults = faults_of(ChaosPlan(), hosts, 60.0)
     killed = {fault.role for fault in faults if fault.kind == "kill"}
-    machines = machines_of(Plan(), hosts)
+    machines = machines_of(ChaosPlan(), hosts)
     assert machines == (2 if "learner/1" in hosts else 1)
     assert killed == {host.partition("/")[0] for host in [*hosts, *machine_hosts(machines)]} | {"daemon", "fork-server"}
     assert {fault.kind for fault in faults} == {"kill", "pause", "slow"}
     assert 0.0 < faults[0].at < faults[-1].until < 60.0
-    check_hosts(Plan(faults=faults, machines=machines), hosts)
+    check_hosts(ChaosPlan(faults=faults, machines=machines), hosts)
 
 
 def test_machines_are_killed_where_there_are_several() -> None:

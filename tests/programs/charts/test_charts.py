@@ -11,16 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from isthmus.programs.charts.axes import Scale
-from isthmus.programs.charts.curves import charts
-from isthmus.programs.charts.graph import Drawn, Edge, Node, Role, draw_graph
-from isthmus.programs.charts.markup import element
-from isthmus.programs.charts.style import share_level
-from isthmus.programs.charts.window import Window
-from isthmus.programs.report.report import load
-from isthmus.programs.results.numbers import decimal, percent, progress, scaled, seconds, whole
-from isthmus.programs.results.progress import Progress, by_learner, unbroken, without_loss
-from isthmus.programs.results.record import Evaluation, Report
+from isthmus.programs.report.charts_drawing import Scale, element, share_level
+from isthmus.programs.report.charts_graph import Drawn, Edge, Node, Role, draw_graph
+from isthmus.programs.report.charts_lines import charts
+from isthmus.programs.report.charts_timeline import Window
+from isthmus.programs.report.page import load
+from isthmus.programs.results.record import Evaluation, Progress, Report, by_learner, unbroken, without_loss
+from isthmus.programs.results.words import decimal, percent, progress, scaled, seconds, whole
 from tests.programs.results.made_up_run import build
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from isthmus.programs.arguments import config
-from isthmus.programs.cluster import addresses, cluster_file, machine_file, quantities
+from isthmus.programs.cluster import cluster_file, machine_file
+from isthmus.programs.command import config
 from isthmus.programs.command.main import app
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.devices import Device, find
@@ -165,13 +165,13 @@ def test_learners_are_as_many_as_there_are_islands(tmp_path: Path) -> None:
     ("text", "size"), [("1 B", 1), ("80 GB", 80 * 10**9), ("1.5KiB", 1536), ("2 TiB", 2 << 40), ("800 Mbit", 10**8)]
 )
 def test_a_size(text: str, size: int) -> None:
-    assert quantities.size_bytes(text, "") == size
+    assert cluster_file.size_bytes(text, "") == size
 
 
 @pytest.mark.parametrize("text", ["80", "80 GB/s", "80 G", "-1 GB", "80 iB", "1 Gibit", "0.4 B", "1e9 B", ""])
 def test_no_size(text: str) -> None:
     with pytest.raises(ConfigError):
-        quantities.size_bytes(text, "Reading")
+        cluster_file.size_bytes(text, "Reading")
 
 
 @pytest.mark.parametrize(
@@ -255,9 +255,9 @@ def test_an_address_that_is_none_or_that_others_can_reach(text: str, told: str) 
 
 
 def test_a_port_is_free_for_a_daemon_only() -> None:
-    assert addresses.checked("tcp://localhost:0", "", may_choose=True) == "tcp://127.0.0.1:*"
+    assert cluster_file.checked_address("tcp://localhost:0", "", may_choose=True) == "tcp://127.0.0.1:*"
     with pytest.raises(ConfigError):
-        addresses.checked("tcp://127.0.0.1:0", "")
+        cluster_file.checked_address("tcp://127.0.0.1:0", "")
 
 
 @pytest.mark.parametrize("options", [["--detach"], ["--cluster", "file.toml"]])

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.cluster.digest import digest
-from isthmus.programs.cluster.handover import Sites
+from isthmus.programs.cluster.handover import Sites, digest
 from isthmus.programs.request.request import SHIPPED_TASK
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.placement import Machine

@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 
 from isthmus.ops.data.batches import At, of_slot
 from isthmus.programs import Program, Task
-from isthmus.programs.cluster.local_batch import paced, shares
 from isthmus.programs.cluster.placing import placed
-from isthmus.programs.cluster.prediction import predict
+from isthmus.programs.cluster.prediction import paced, predict, shares
 from isthmus.programs.command.main import app
 from isthmus.programs.language_model import task as language_model
 from isthmus.programs.request.layout import layout

@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from isthmus.programs import training
-from isthmus.programs.arguments.config import MODELS
+from isthmus.programs.command.config import MODELS
 from isthmus.programs.command.main import app
-from isthmus.programs.request import reference, toml
+from isthmus.programs.request import reference, settings
 from isthmus.programs.request.settings import Schema
 from isthmus.runtime.errors import RunError
 
@@ -307,7 +307,7 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
     assert (task["layers"], task["width"], task["context"]) == (1, 128, 16)
     assert task["data"] == (f"{folder}/ring.py",)
     assert request.run_dir == folder / "new"
-    assert toml.document(request.config).count("\n[") == 2
+    assert settings.document(request.config).count("\n[") == 2
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.comparison import folder as folders
-from isthmus.programs.comparison.plan import Pacing, Plan
-from isthmus.programs.comparison.wanted import Wanted, plan, request_of
+from isthmus.programs.lab import compare
+from isthmus.programs.lab.compare import Pacing, Plan, Wanted, plan, request_of
 from isthmus.programs.request.settings import Text
 from isthmus.runtime.errors import ConfigError
 from tests.programs.comparison.comparing import written
@@ -94,9 +93,9 @@ def test_a_program_that_there_is_not_is_named(task: str) -> None:
 
 def test_a_folder_is_of_one_comparison(task: str, tmp_path: Path) -> None:
     made = plan(asked(task, margin=0.1))
-    folder = folders.folder_of(made, tmp_path / "compared")
-    assert folders.opened(folder, made) == made
-    assert folders.opened(folder, _with(made, margin=None)).margin == 0.1  # Given before; no need to say it again.
+    folder = compare.folder_of(made, tmp_path / "compared")
+    assert compare.opened(folder, made) == made
+    assert compare.opened(folder, _with(made, margin=None)).margin == 0.1  # Given before; no need to say it again.
     others = {
         "the margin 0.1": _with(made, margin=0.2),
         "at virtual speeds": _with(made, pacing=Pacing((1.0,))),
@@ -107,7 +106,7 @@ def test_a_folder_is_of_one_comparison(task: str, tmp_path: Path) -> None:
     }
     for found, other in others.items():
         with pytest.raises(ConfigError, match=found):
-            folders.opened(folder, other)
+            compare.opened(folder, other)
 
 
 def test_other_folders_are_left_alone(task: str, tmp_path: Path) -> None:
@@ -115,26 +114,26 @@ def test_other_folders_are_left_alone(task: str, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "thesis.txt").write_text("all of it")
     with pytest.raises(ConfigError, match="something else"):
-        folders.opened(folder, made)
-    (folder / folders.PLAN).write_text("{")
+        compare.opened(folder, made)
+    (folder / compare.PLAN).write_text("{")
     with pytest.raises(ConfigError, match="can be read"):
-        folders.opened(folder, made)
-    assert sorted(path.name for path in folder.iterdir()) == [folders.PLAN, "thesis.txt"]
+        compare.opened(folder, made)
+    assert sorted(path.name for path in folder.iterdir()) == [compare.PLAN, "thesis.txt"]
 
 
 def test_what_was_broken_off_is_tried_again_beside_it(task: str, tmp_path: Path) -> None:
     made = plan(asked(task))
     side = made.variants[0]
-    first = folders.free(tmp_path, side, 0)
+    first = compare.free(tmp_path, side, 0)
     first.mkdir(parents=True)
     (first / "summary.json").write_text('{"outcome": "stopped"}')
-    assert folders.done(tmp_path, side, 0) is None
-    second = folders.free(tmp_path, side, 0)
+    assert compare.done(tmp_path, side, 0) is None
+    second = compare.free(tmp_path, side, 0)
     assert second.name == "seed-0-2"
     second.mkdir()
     (second / "summary.json").write_text('{"outcome": "done"}')
-    assert folders.done(tmp_path, side, 0) == second
-    assert folders.done(tmp_path, side, 1) is None
+    assert compare.done(tmp_path, side, 0) == second
+    assert compare.done(tmp_path, side, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_one_that_is_judged_failed_counts_if_it_came_to_its_end(
     side = plan(asked(task)).variants[0]
     (tmp_path / "summary.json").write_text(json.dumps({"outcome": "failed", "tokens_total": tokens}))
     (tmp_path / "evaluations.jsonl").write_text(json.dumps({"kind": kind, "eval_loss": loss}))
-    assert folders.has_ended(tmp_path, side) == counts
+    assert compare.has_ended(tmp_path, side) == counts
 
 
 def _with(made: Plan, **changes: Any) -> Plan:

@@ -15,9 +15,9 @@ from typing import Final
 
 import pytest
 
-from isthmus.programs.goodput.model import Lived, Terms, failures, lived, uptime
-from isthmus.programs.mixtures.measured import Measured, measured
-from isthmus.programs.request.program import Program
+from isthmus.programs.lab.goodput import Lived, Terms, failures, lived, uptime
+from isthmus.programs.lab.mixtures import Measured, measured
+from isthmus.programs.request.request import Program
 from isthmus.programs.simulation.virtual_run import Pace
 from isthmus.runtime.host.contract import Span
 from isthmus.runtime.sim import Kill

@@ -10,8 +10,19 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from isthmus.programs.command.main import app
-from isthmus.programs.goodput.cells import DECOUPLED, PUBLISHED, PUBLISHED_CHIPS, TERMS, cells, goodput_of
-from isthmus.programs.goodput.model import Terms, Work, lived, unmerged, uptime
+from isthmus.programs.lab.goodput import (
+    DECOUPLED,
+    PUBLISHED,
+    PUBLISHED_CHIPS,
+    TERMS,
+    Terms,
+    Work,
+    cells,
+    goodput_of,
+    lived,
+    unmerged,
+    uptime,
+)
 
 QUICK = Terms(step_seconds=1.0, stall_seconds=10.0, upscale_seconds=5.0, calm_seconds=20.0, repair_seconds=30.0)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.islands.accelerators import Accelerators, usable
 from isthmus.programs.islands.environment import (
     MEMORY,
+    Accelerators,
     Islands,
     evaluator_environment,
     islands_of,
     learner_environment,
+    usable,
 )
 from isthmus.programs.islands.taken import shares
 from isthmus.programs.request.spec import Here

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.islands.accelerators import Accelerators
-from isthmus.programs.islands.environment import MEMORY
+from isthmus.programs.islands.environment import MEMORY, Accelerators
 from isthmus.programs.islands.whole_runs import PROCESSES_PER_GPU_MAX, places, process_environment
-from isthmus.programs.terminal.comparison import placed
+from isthmus.programs.lab.compare_page import placed
 
 
 def gpus(count: int) -> Accelerators:

@@ -16,7 +16,7 @@ from isthmus.programs.cluster.machine_file import MachineConfig
 from isthmus.programs.command.main import app
 from isthmus.programs.machine import admissions
 from isthmus.programs.machine.admissions import Admissions
-from isthmus.programs.run.registry import Claim
+from isthmus.programs.run.private_daemon import Claim
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring

@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from isthmus.programs.cluster.handover import HOSTS_MAX
+from isthmus.programs.cluster.handover import HOSTS_MAX, RunRoot
 from isthmus.programs.cluster.machine_file import MachineConfig
-from isthmus.programs.cluster.run_root import RunRoot
 from isthmus.programs.machine.daemon import MachineDaemon
 from isthmus.programs.request.request import SHIPPED_TASK
 from isthmus.programs.request.spec import Here
-from isthmus.programs.run.registry import Run
+from isthmus.programs.run.private_daemon import Run
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring

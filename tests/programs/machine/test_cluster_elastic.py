@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.request import spec
-from isthmus.programs.tapes import tape_files, waits
+from isthmus.programs.results import tapes
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import ProcessBack, ProcessLost, Reformed
@@ -63,13 +63,13 @@ def test_an_elastic_island_goes_on_without_a_machine_and_takes_it_back(place: Pl
     accounts_add_up(summary)
 
 
-def waits_on_others(folder: Path, member: Member) -> list[waits.Wait]:
+def waits_on_others(folder: Path, member: Member) -> list[tapes.Wait]:
     """When a life of a learner waited for another host, by its tape."""
     plan = lower(spec.load(folder).graph())["learner"]
-    [file] = [each for each in tape_files.found(folder)[0] if each.member == member]
-    segments = tape_files.read(file).segments
+    [file] = [each for each in tapes.found(folder)[0] if each.member == member]
+    segments = tapes.read(file).segments
     assert segments
-    return [wait for segment in segments for wait in waits.waits_on_others(plan, segment.records)]
+    return [wait for segment in segments for wait in tapes.waits_on_others(plan, segment.records)]
 
 
 def trained_again(machines: Machines) -> list[int]:

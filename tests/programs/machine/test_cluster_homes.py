@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.snapshots.stored import heads
-from isthmus.programs.snapshots.urls import UrlStore
+from isthmus.programs.snapshots.stored import UrlStore, heads
 from isthmus.runtime.supervision.incidents import HomeTaken, Superseded
 from tests.programs.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.machine.daemon_place import Place

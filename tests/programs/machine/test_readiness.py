@@ -11,10 +11,9 @@ from isthmus.programs.cluster.handover import Site
 from isthmus.programs.machine import readiness
 from isthmus.programs.machine.client import patience
 from isthmus.programs.machine.daemon import ANSWERED_SHARE
-from isthmus.programs.machine.home_link import Home
-from isthmus.programs.machine.links import answered
+from isthmus.programs.machine.failover import Standing
+from isthmus.programs.machine.links import Home, answered
 from isthmus.programs.machine.readiness import Asked, standings
-from isthmus.programs.succession.lost import Standing
 from isthmus.runtime.errors import ConfigError
 
 HERE = Home("beta", "tcp://beta:1", "")

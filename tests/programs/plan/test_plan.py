@@ -11,9 +11,7 @@ from typer.testing import CliRunner, Result
 
 from isthmus.ops.exchange.schemas import BITS
 from isthmus.programs.command.main import app
-from isthmus.programs.plan.links import Links, links_of, overlap_left
-from isthmus.programs.plan.memory import memory_of
-from isthmus.programs.plan.wanted import Wanted
+from isthmus.programs.lab.plan import Links, Wanted, links_of, memory_of, overlap_left
 
 SMALL = Wanted(2400.0, 4, 1.0)
 """Fragments of 100 values, one of which is merged in every step."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.recorder import memory as recorder_memory
+from isthmus.programs.recorder import lines as recorder_memory
 from isthmus.programs.recorder import node as recorder_module
 from isthmus.programs.recorder.lines import FILES
 from isthmus.runtime.ids import Replica

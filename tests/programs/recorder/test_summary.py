@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.books.balance import entries
-from isthmus.programs.books.goodput import allocated_seconds, goodput
-from isthmus.programs.recorder import recorded
+from isthmus.programs.recorder import summary
+from isthmus.programs.recorder.accounts import allocated_seconds, entries, goodput
 from isthmus.programs.recorder.node import Recorder
 from isthmus.programs.recorder.summary import summarise
 from isthmus.runtime.ids import Member, Replica
@@ -230,7 +229,7 @@ def test_lives_of_which_only_others_told_are_gone_once_they_are_not_live(
         )
         assert context.status["gone"] == gone
     record.close()
-    assert recorded.figures(tmp_path, context.status, sizes=SIZES, learners=2)["gone"] == [[1, 1]]
+    assert summary.figures(tmp_path, context.status, sizes=SIZES, learners=2)["gone"] == [[1, 1]]
 
 
 def test_an_epoch_is_served_when_something_was_merged_in_it(recorder: tuple[Recorder, Context]) -> None:

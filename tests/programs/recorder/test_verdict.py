@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.recorder import verdict
+from isthmus.programs.recorder import node
 
 SIZES = (300, 100)
 
@@ -21,7 +21,7 @@ def failure(**more: Any) -> str | None:
     known: dict[str, Any] = {"tokens": 1000, "fragments": accounts((900, 10), (900, 10)), "sizes": SIZES}
     known |= {"budget": 1000, "is_stopped": False, "loss": 2.5, **more}
     figures, fragments, sizes = {"tokens": known.pop("tokens")}, known.pop("fragments"), known.pop("sizes")
-    return verdict.failure(figures, fragments, sizes, **known)
+    return node.failure(figures, fragments, sizes, **known)
 
 
 def test_a_run_that_trained_and_merged_is_done() -> None:

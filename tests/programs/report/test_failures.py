@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.charts.absence import draw_absence
-from isthmus.programs.charts.close_ups import close_ups, steps_between, windows
-from isthmus.programs.charts.curves import charts
-from isthmus.programs.charts.merges import draw_merges
-from isthmus.programs.charts.window import Window
-from isthmus.programs.report.page import page
-from isthmus.programs.report.report import absence_svg, load, write_report
+from isthmus.programs.report.charts_absence import draw_absence
+from isthmus.programs.report.charts_lines import charts
+from isthmus.programs.report.charts_merges import draw_merges
+from isthmus.programs.report.charts_timeline import Window, close_ups, steps_between, windows
+from isthmus.programs.report.page import absence_svg, load, page, write_report
 from isthmus.programs.results.reading import read_absences
 from isthmus.programs.results.record import RunRecord
 from isthmus.runtime.cores.membership_messages import Pace

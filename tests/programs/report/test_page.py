@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.programs.charts.curves import charts
-from isthmus.programs.charts.timeline import longest_pause, visible_rounds
-from isthmus.programs.charts.window import choose_window
-from isthmus.programs.report.headline import data_parallel_bytes
-from isthmus.programs.report.report import load, timeline_svg, write_report
-from isthmus.programs.results.numbers import decimal, whole
+from isthmus.programs.report.charts_lines import charts
+from isthmus.programs.report.charts_timeline import choose_window, longest_pause, visible_rounds
+from isthmus.programs.report.page import load, timeline_svg, write_report
+from isthmus.programs.report.sections import data_parallel_bytes
+from isthmus.programs.results.words import decimal, whole
 from tests.programs.results.made_up_run import SHAPES, build, write_json, write_lines
 
 SECTIONS = (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.charts.absence import draw_absence
-from isthmus.programs.charts.merges import draw_merges
-from isthmus.programs.charts.window import Window
-from isthmus.programs.report.report import load, write_report
+from isthmus.programs.report.charts_absence import draw_absence
+from isthmus.programs.report.charts_merges import draw_merges
+from isthmus.programs.report.charts_timeline import Window
+from isthmus.programs.report.page import load, write_report
 from isthmus.programs.terminal import figures
 from isthmus.runtime.supervision.incidents import Restarted
 from tests.programs.results import made_up_deaths

@@ -13,8 +13,8 @@ import pytest
 
 from isthmus.programs import Task, training
 from isthmus.programs.islands import taken
-from isthmus.programs.islands.accelerators import Accelerators
-from isthmus.programs.request import first_step
+from isthmus.programs.islands.environment import Accelerators
+from isthmus.programs.request import layout
 from isthmus.programs.request.request import prepare
 from isthmus.runtime.errors import ConfigError
 
@@ -69,7 +69,7 @@ def prepared(task: Task, tokens: int = 100_000) -> Any:
     ],
 )
 def test_parameters_that_no_path_leads_to_are_named(function: Any, names: list[str]) -> None:
-    assert first_step.without_gradient(replace(TASK, loss=function), 0) == names
+    assert layout.without_gradient(replace(TASK, loss=function), 0) == names
 
 
 def test_a_request_has_what_is_odd_about_its_task() -> None:
@@ -96,8 +96,8 @@ def test_a_loss_that_is_not_finite_is_refused(tmp_path: Any, changed: dict[str, 
 @pytest.mark.parametrize("limit", ["PARAMETERS_MAX", "BATCH_BYTES_MAX", "OPERATIONS_MAX"])
 def test_what_is_large_is_not_compiled_for_that(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """Its loss is not computed, so nobody knows yet that it is none."""
-    monkeypatch.setattr(first_step, limit, 3)
-    first_step.check_loss(replace(TASK, loss=lambda params, batch: jnp.log(-jnp.sum(params["w"] ** 2))), 0)
+    monkeypatch.setattr(layout, limit, 3)
+    layout.check_first_loss(replace(TASK, loss=lambda params, batch: jnp.log(-jnp.sum(params["w"] ** 2))), 0)
 
 
 def test_a_budget_below_one_step_is_refused() -> None:
@@ -113,9 +113,9 @@ def test_where_jax_has_no_cpu_the_loss_is_computed_where_it_is(monkeypatch: pyte
         raise RuntimeError(f"Unknown backend {backend}")
 
     monkeypatch.setattr(jax, "local_devices", no_cpu)
-    first_step.check_loss(TASK, 0)
+    layout.check_first_loss(TASK, 0)
     with pytest.raises(ConfigError, match="expected a finite loss"):
-        first_step.check_loss(replace(TASK, loss=lambda params, batch: jnp.log(-jnp.sum(params["w"] ** 2))), 0)
+        layout.check_first_loss(replace(TASK, loss=lambda params, batch: jnp.log(-jnp.sum(params["w"] ** 2))), 0)
 
 
 def test_where_computing_would_take_the_learners_accelerators_the_loss_is_not_computed() -> None:

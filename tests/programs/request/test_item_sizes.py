@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.checks.item_sizes import item_faults
-from isthmus.programs.request.program import Program
+from isthmus.programs.request.faults import item_faults
+from isthmus.programs.request.request import Program
 from isthmus.programs.simulation.toy_task import Toy, graph_of
 from isthmus.runtime.graph.template import TensorSpec
 

@@ -11,7 +11,7 @@ import pytest
 
 import isthmus.programs
 from isthmus.programs.request import reference
-from isthmus.programs.request.program import SHIPPED, Program, decoupled_diloco
+from isthmus.programs.request.request import SHIPPED, Program, decoupled_diloco
 from isthmus.runtime.errors import ConfigError, GraphError
 from isthmus.runtime.graph.template import Graph, Job, Reference
 

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from isthmus.programs import Program, Task
-from isthmus.programs.request import new_folder, reference, toml
+from isthmus.programs.request import new_folder, reference, settings
 from isthmus.programs.request.environment import prepare_environment
 from isthmus.programs.request.request import NAMELESS_TASK, Request, prepare
 from isthmus.runtime.errors import ConfigError, GraphError
@@ -112,7 +112,7 @@ def test_the_shipped_task_names_itself_in_full(folder: Path) -> None:
 
 def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -> None:
     first = ring(program=Program("ring.py:build", interval=5), run={"learners": 3, "tokens": 1000})
-    config = toml.tomllib.loads(toml.document(first.config))
+    config = settings.tomllib.loads(settings.document(first.config))
     run = dict(config["run"])
     assert run == {
         "program": f"{folder}/ring.py:build",
@@ -265,7 +265,7 @@ def test_creating_the_folder_writes_the_configuration_and_points_latest_to_it(fo
     assert (folder / "runs" / "latest").resolve() == first.run_dir
     text = (first.run_dir / "config.toml").read_text()
     assert "isthmus train --config" in text.splitlines()[0]
-    assert toml.tomllib.loads(text)["run"]["tokens"] == 4_100_000
+    assert settings.tomllib.loads(text)["run"]["tokens"] == 4_100_000
     new_folder.create(second.run_dir, second.config_text)
     assert (folder / "runs" / "latest").resolve() == second.run_dir
     assert sorted(path.name for path in second.run_dir.iterdir()) == ["config.toml", "run.lock"]
@@ -288,7 +288,7 @@ def test_what_follows_from_the_sweeps_is_chosen_and_stands_in_the_configuration(
 ) -> None:
     run = {"tokens": 1_020_000, "learners": 4}
     request = prepare(Program(program), run=run)
-    written = toml.tomllib.loads(request.config_text)
+    written = settings.tomllib.loads(request.config_text)
     of_program = {f"program.{key}": value for key, value in chosen.items()}
     assert dict(request.chosen) == {"task.batch": 2, "task.lr": 0.006, **of_program}
     assert {key: written["program"][key] for key in chosen} == chosen

@@ -15,7 +15,7 @@ from threading import Barrier
 import pytest
 
 from isthmus.programs.request import new_folder
-from isthmus.programs.request.run_lock import InUseError, RunLock, user_of
+from isthmus.programs.request.new_folder import InUseError, RunLock, user_of
 from isthmus.runtime.errors import ConfigError
 from tests.patience import PATIENCE
 
@@ -24,7 +24,7 @@ NOW = datetime(2026, 11, 20, 10, 30, 5)
 HOLDS = """
 import sys, time
 from pathlib import Path
-from isthmus.programs.request.run_lock import RunLock
+from isthmus.programs.request.new_folder import RunLock
 lock = RunLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

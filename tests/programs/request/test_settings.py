@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.programs.request import toml
+from isthmus.programs.request import settings
 from isthmus.programs.request.settings import Schema, Text, describe
 from isthmus.runtime.errors import ConfigError
 
@@ -156,13 +156,13 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_a_value_written_as_toml_is_read_back_equal(value: Any) -> None:
-    assert toml.parse(toml.value(value)) == value
+    assert settings.parse(settings.value(value)) == value
 
 
 def test_values_without_a_form_in_toml() -> None:
-    assert math.isnan(toml.parse(toml.value(math.nan)))
-    assert toml.inline({"a": None, "b": 1}) == "b = 1"
+    assert math.isnan(settings.parse(settings.value(math.nan)))
+    assert settings.inline({"a": None, "b": 1}) == "b = 1"
     with pytest.raises(TypeError, match="object has no form in TOML"):
-        toml.value(object())
+        settings.value(object())
     with pytest.raises(ValueError, match="one TOML value"):
-        toml.parse("1\nother = 2")
+        settings.parse("1\nother = 2")

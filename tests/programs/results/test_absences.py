@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.results.absence_words import away, back, cause, cost
-from isthmus.programs.results.absences import Absence, Absences, Fact, Works, daemons, fact_of
-from isthmus.programs.results.who_waits import Waiting
+from isthmus.programs.results.absences import (
+    Absence,
+    Absences,
+    Fact,
+    Waiting,
+    Works,
+    away,
+    back,
+    cause,
+    cost,
+    daemons,
+    fact_of,
+)
 from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Stall
 from isthmus.runtime.supervision.incidents import (
     Adopted,

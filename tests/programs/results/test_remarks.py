@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.results.absences import Fact, Works
-from isthmus.programs.results.remarks import remark
-from isthmus.programs.results.who_waits import Waiting
+from isthmus.programs.results.absences import Fact, Waiting, Works, remark
 from isthmus.runtime.cores.membership_messages import Pace
 from isthmus.runtime.supervision.incidents import KeepsUp, Restarted, Slow
 from tests.programs.results.event_lines import KILLED, silent

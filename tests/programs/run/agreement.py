@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from isthmus.programs.books.tapes import contradictions, taped_of
 from isthmus.programs.request import spec
-from isthmus.programs.tapes import tape_files
+from isthmus.programs.results import tapes
+from isthmus.programs.simulation.taped_tokens import contradictions, taped_of
 from isthmus.runtime.graph.plans import lower
 
 FATES = ("merged", "overlapped", "refused", "lost", "pending")
@@ -19,7 +19,7 @@ def disagreements(folder: Path) -> list[str]:
     """In words, what the files of a run that is over say otherwise than its summary; none in a sound run."""
     summary = json.loads((folder / "summary.json").read_text())
     merges = _lines(folder, "merges")
-    taped = taped_of(lower(spec.load(folder).graph()), tape_files.of_lives(folder))
+    taped = taped_of(lower(spec.load(folder).graph()), tapes.of_lives(folder))
     return [
         *contradictions(taped, summary, merges),
         *(f"the books: {each}" for each in summary["books"]["differences"] if each["kind"] != "merges"),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from isthmus.programs.run import fork_link, launch
+from isthmus.programs.run import launch
 from isthmus.programs.run.fork_server import TITLE
 from isthmus.programs.run.launch import Launcher
 from isthmus.runtime.ids import Member, Replica
@@ -164,7 +164,7 @@ def test_one_that_was_ready_is_replaced_at_once_and_not_for_ever(
 def test_one_that_is_stopped_while_it_prepares_is_not_waited_for(
     place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fork_link, "ANSWER_TICKS_MAX", 2)
+    monkeypatch.setattr(launch, "ANSWER_TICKS_MAX", 2)
     place.ask()
     server = place.server()
     os.kill(server, signal.SIGSTOP)
@@ -176,16 +176,16 @@ def test_one_that_is_stopped_while_it_prepares_is_not_waited_for(
 def test_one_that_is_busy_preparing_has_longer(
     place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fork_link, "TICK_SECONDS", 0.02)
-    monkeypatch.setattr(fork_link, "ANSWER_TICKS_MAX", 50)
-    monkeypatch.setattr(fork_link, "PREPARE_TICKS_MAX", 1 << 20)
+    monkeypatch.setattr(launch, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(launch, "ANSWER_TICKS_MAX", 50)
+    monkeypatch.setattr(launch, "PREPARE_TICKS_MAX", 1 << 20)
     spec = place.folder / "spec.json"
     os.mkfifo(spec)
     place.ask()
     busy_until = place.loop.time() + 2.0
     place.wait_for(lambda: place.loop.time() > busy_until)
     assert place.pids == []
-    monkeypatch.setattr(fork_link, "ANSWER_TICKS_MAX", 1 << 20)  # It has answered in its own time, from here on.
+    monkeypatch.setattr(launch, "ANSWER_TICKS_MAX", 1 << 20)  # It has answered in its own time, from here on.
     with spec.open("w"):  # So that it has something to read: nothing.
         spec.unlink()
     place.wait_for(lambda: place.pids)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.snapshots.snapshots import FOLDER
-from isthmus.programs.snapshots.urls import UrlStore
+from isthmus.programs.snapshots.stored import UrlStore
 from tests.programs.run.process_run import ISTHMUS, Run
 from tests.programs.snapshots.s3_server import BUCKET, Way, environment, serving
 

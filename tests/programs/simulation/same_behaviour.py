@@ -31,7 +31,7 @@ from unittest import mock
 
 import msgspec
 
-from isthmus.programs.simulation import deaths, gangs, seeds, universe
+from isthmus.programs.simulation import searches, seeds, universe
 from isthmus.programs.simulation.universe import Outcome
 from isthmus.runtime.tape.writing import MARK, frames
 
@@ -47,8 +47,8 @@ def runs() -> Iterator[tuple[str, Callable[[], Outcome]]]:
     for seed in range(PLAIN):
         yield f"world-{seed}", lambda seed=seed: seeds.run(seed)
     for seed in range(OTHERS):
-        yield f"deaths-{seed}", lambda seed=seed: deaths.run(seed)
-        yield f"gangs-{seed}", lambda seed=seed: gangs.run(seed)
+        yield f"deaths-{seed}", lambda seed=seed: searches.run_deadly(seed)
+        yield f"gangs-{seed}", lambda seed=seed: searches.run_ganged(seed)
         for program in PROGRAMS:
             yield f"{program}-{seed}", lambda seed=seed, program=program: seeds.run(seed, program)
 

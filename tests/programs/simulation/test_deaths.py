@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.programs.simulation.coverage import rare_steps
-from isthmus.programs.simulation.deaths import KINDS, STEPS, deadly, run
+from isthmus.programs.simulation.searches import DEATH_KINDS, STEPS, deadly, rare_steps, run_deadly
 from isthmus.programs.simulation.seeds import shape_of
 from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.programs.snapshots.snapshots import Found, Snapshots
@@ -71,7 +70,7 @@ def test_another_machine_becomes_the_home_and_the_lost_one_finds_it(machine: str
 
 def test_seeds_of_deaths_are_passed() -> None:
     for seed in range(examples(15) // 3):
-        outcome = run(seed)
+        outcome = run_deadly(seed)
         assert outcome.violation is None, (seed, outcome.violation, outcome.story)
 
 
@@ -84,15 +83,15 @@ def test_what_searches_have_found_stays_mended(seed: int, ends: str) -> None:
     and a shard of the next lives went back to a version before the final one as the run ended: books and final model
     would have differed.
     """
-    outcome = run(seed)
+    outcome = run_deadly(seed)
     assert (outcome.violation, outcome.outcome) == (None, ends), outcome.story
 
 
 def test_steps_at_which_nothing_died_are_told() -> None:
-    one = Counter({(KINDS[0], "stepping"): 2, (KINDS[0], "final"): 1})
+    one = Counter({(DEATH_KINDS[0], "stepping"): 2, (DEATH_KINDS[0], "final"): 1})
     told = rare_steps(one, 3)
-    assert len(told) == len(KINDS) - 1
-    assert told[0] == f"{KINDS[1]}: 0 times, at least 3 are asked for"
+    assert len(told) == len(DEATH_KINDS) - 1
+    assert told[0] == f"{DEATH_KINDS[1]}: 0 times, at least 3 are asked for"
     assert {fault.point for fault in deadly(1).faults if isinstance(fault, DieAll)} <= set(STEPS)
 
 

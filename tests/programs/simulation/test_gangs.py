@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from isthmus.programs import Program
-from isthmus.programs.command import simulate as shown
-from isthmus.programs.simulation import gangs
+from isthmus.programs.command import lab as shown
+from isthmus.programs.simulation import searches
 from isthmus.programs.simulation.universe import Shape, outcome_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica, leader
@@ -104,17 +104,17 @@ def faults(rng: random.Random) -> tuple[Fault, ...]:
 def test_islands_of_seeds_live_with_the_faults_of_all_hosts(program: str, seeds: range) -> None:
     guards: Counter[str] = Counter()
     for seed in seeds:
-        outcome = gangs.run(seed, program)
+        outcome = searches.run_ganged(seed, program)
         assert outcome.violation is None, (seed, outcome.violation)
         guards += outcome.guards
-    assert sum(guards[f"island: {word}"] for word in gangs.WORDS)
+    assert sum(guards[f"island: {word}"] for word in searches.WORDS)
 
 
 def test_what_never_happened_to_an_island_is_told() -> None:
-    happened = Counter(dict.fromkeys((f"island: {word}" for word in gangs.WORDS), 1))
-    assert gangs.unseen(happened) == []
+    happened = Counter(dict.fromkeys((f"island: {word}" for word in searches.WORDS), 1))
+    assert searches.unseen(happened) == []
     del happened["island: reformed"]
-    assert gangs.unseen(happened) == ["of islands 'reformed' never happened"]
+    assert searches.unseen(happened) == ["of islands 'reformed' never happened"]
 
 
 def test_programs_whose_learners_are_one_process_have_no_such_search() -> None:

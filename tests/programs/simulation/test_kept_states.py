@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from isthmus.programs import Program
-from isthmus.programs.results.json_lines import objects
+from isthmus.programs.results.changes import objects
 from isthmus.programs.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.sim import Kill

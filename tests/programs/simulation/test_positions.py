@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.invariants.recoveries import PositionsChecker
-from isthmus.programs.request.program import Program
+from isthmus.programs.request.request import Program
+from isthmus.programs.simulation.invariants_recoveries import PositionsChecker
 from isthmus.programs.simulation.toy_task import STREAMED, ToyLearner
 from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.sim import Climate, Kill

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.command import simulate as shown
-from isthmus.programs.invariants.guards import guards_of
-from isthmus.programs.request.program import DEFAULT
-from isthmus.programs.simulation import coverage, workers
+from isthmus.programs.command import lab as shown
+from isthmus.programs.request.request import DEFAULT
+from isthmus.programs.simulation import searches
+from isthmus.programs.simulation.invariants_model import guards_of
 from isthmus.programs.simulation.seeds import run, shape_of
 from isthmus.programs.simulation.universe import Outcome, outcome_of
 from isthmus.runtime.graph.plans import EdgePlan
@@ -65,32 +65,32 @@ def _die_at_five(seed: int) -> Outcome:
 
 
 def test_a_process_that_dies_is_told_with_its_seed_and_the_others_go_on() -> None:
-    outcomes = sorted(workers.outcomes(_die_at_five, range(3, 12), apart_min=1), key=lambda outcome: outcome.seed)
+    outcomes = sorted(searches.outcomes(_die_at_five, range(3, 12), apart_min=1), key=lambda outcome: outcome.seed)
     assert [outcome.seed for outcome in outcomes] == list(range(3, 12))
     assert [outcome.seed for outcome in outcomes if outcome.violation is not None] == [5]
     assert "died" in str(outcomes[2].violation)
 
 
 def test_what_happened_too_rarely_is_told() -> None:
-    phases = Counter(dict.fromkeys(coverage.pairs_of(DEFAULT), 20))
-    assert coverage.rare(phases, DEFAULT, 20) == []
+    phases = Counter(dict.fromkeys(searches.pairs_of(DEFAULT), 20))
+    assert searches.rare(phases, DEFAULT, 20) == []
     phases["reset", "final"] = 19
-    assert coverage.rare(phases, DEFAULT, 20) == ["reset in phase final: 19 times, at least 20 are asked for"]
-    assert "join" not in coverage.kinds_of("data-parallel")
-    assert {"daemon kill", "stick", "end", "wipe", "fork", "mute"} <= set(coverage.kinds_of(DEFAULT))
+    assert searches.rare(phases, DEFAULT, 20) == ["reset in phase final: 19 times, at least 20 are asked for"]
+    assert "join" not in searches.kinds_of("data-parallel")
+    assert {"daemon kill", "stick", "end", "wipe", "fork", "mute"} <= set(searches.kinds_of(DEFAULT))
 
 
 def test_a_guard_that_never_fired_is_told() -> None:
     guards = Counter(dict.fromkeys(guards_of(DEFAULT), 1))
-    assert coverage.idle(guards, DEFAULT) == []
+    assert searches.idle(guards, DEFAULT) == []
     del guards["orders that came late"]
-    assert coverage.idle(guards, DEFAULT) == ["guard 'orders that came late' never fired"]
+    assert searches.idle(guards, DEFAULT) == ["guard 'orders that came late' never fired"]
 
 
 def test_a_search_whose_guards_never_fired_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    phases = Counter(dict.fromkeys(coverage.pairs_of(DEFAULT), 1))
+    phases = Counter(dict.fromkeys(searches.pairs_of(DEFAULT), 1))
     guards = Counter(dict.fromkeys(guards_of(DEFAULT), 1))
     monkeypatch.setattr(shown, "run", lambda seed, program: Outcome(seed, None, phases=phases, guards=guards))
     assert shown.world(0, 1, DEFAULT, least=1, as_json=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.command import simulate as shown
+from isthmus.programs.command import lab as shown
 from isthmus.programs.simulation import seeds as simulation
 from isthmus.programs.simulation.seeds import DISK_KINDS, KINDS, run
 from isthmus.programs.simulation.universe import Outcome

@@ -11,8 +11,8 @@ import pytest
 
 from isthmus.programs.simulation.seeds import shape_of
 from isthmus.programs.simulation.universe import FOLDER, STORE, outcome_of
+from isthmus.programs.snapshots.keeping import LINES
 from isthmus.programs.snapshots.stored import heads, newest
-from isthmus.programs.snapshots.storing import LINES
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import Checker, ViolationError
 from isthmus.runtime.sim.machine import SimulatedDisk

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops.exchange.messages import ShardState
-from isthmus.programs.snapshots.kept_hold import KeptHold
+from isthmus.programs.snapshots.holds import KeptHold
 from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble

@@ -12,15 +12,29 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.programs.snapshots.courier import PiecewiseCourier, ThreadCourier
-from isthmus.programs.snapshots.fetched import fetch
-from isthmus.programs.snapshots.kept_hold import KeptHold
-from isthmus.programs.snapshots.offers import PAUSE_NS, PAUSE_NS_MAX, Offers
+from isthmus.programs.snapshots.holds import KeptHold
+from isthmus.programs.snapshots.keeping import (
+    LINES,
+    PAUSE_NS,
+    PAUSE_NS_MAX,
+    Offers,
+    PiecewiseCourier,
+    ThreadCourier,
+    fetch,
+)
 from isthmus.programs.snapshots.snapshots import FOLDER, MANIFEST, Entry, Manifest, Snapshots
-from isthmus.programs.snapshots.store import FolderStore
-from isthmus.programs.snapshots.stored import HEAD, VALUES, Head, StoredSnapshots, encoded, head_name, newest, read_head
-from isthmus.programs.snapshots.storing import LINES
-from isthmus.programs.snapshots.urls import Place
+from isthmus.programs.snapshots.stored import (
+    HEAD,
+    VALUES,
+    FolderStore,
+    Head,
+    Place,
+    StoredSnapshots,
+    encoded,
+    head_name,
+    newest,
+    read_head,
+)
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble

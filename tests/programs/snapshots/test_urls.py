@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from isthmus.ops.exchange.messages import ShardState
-from isthmus.programs.snapshots import urls
-from isthmus.programs.snapshots.fetched import fetch
+from isthmus.programs.snapshots import stored
+from isthmus.programs.snapshots.keeping import fetch
 from isthmus.programs.snapshots.snapshots import FOLDER, Snapshots
-from isthmus.programs.snapshots.stored import StoredSnapshots, newest
-from isthmus.programs.snapshots.urls import Place, UrlStore, check, place_of
+from isthmus.programs.snapshots.stored import Place, StoredSnapshots, UrlStore, check, newest, place_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import DISK
 from tests.effort import soaked
@@ -86,7 +85,7 @@ def same(held: dict[int, ShardState], other: dict[int, ShardState]) -> bool:
 def test_a_write_that_is_cut_leaves_the_snapshot_before_it(
     way: Way, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(urls, "_CHUNK_BYTES", 5 << 20)  # The least that S3 takes: a large object goes in three parts.
+    monkeypatch.setattr(stored, "_CHUNK_BYTES", 5 << 20)  # The least that S3 takes: a large object goes in three parts.
     url = f"s3://{BUCKET}/cut-{size}"
     home = Home(tmp_path / "home", url, size)
     home.store(1)

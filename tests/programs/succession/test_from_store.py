@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.cluster.run_root import RunRoot
+from isthmus.programs.cluster.handover import RunRoot
+from isthmus.programs.machine import failover
 from isthmus.programs.request import spec
 from isthmus.programs.request.request import SHIPPED_TASK
 from isthmus.programs.snapshots.snapshots import FOLDER, MANIFEST, Manifest
-from isthmus.programs.snapshots.store import FolderStore
-from isthmus.programs.snapshots.stored import StoredSnapshots
-from isthmus.programs.snapshots.urls import Place
-from isthmus.programs.succession import from_store
+from isthmus.programs.snapshots.stored import FolderStore, Place, StoredSnapshots
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import DISK
 
@@ -54,8 +52,8 @@ def aside(tmp_path: Path) -> Path:
 
 def test_a_run_of_a_cluster_gets_its_folder_below_the_root_and_its_times_count_on(tmp_path: Path, aside: Path) -> None:
     root = RunRoot.at(tmp_path / "root")
-    found = from_store.fetched(stored(tmp_path / "store"), aside, "Trying")
-    folder = from_store.settled(found, aside, root, "next")
+    found = failover.fetched(stored(tmp_path / "store"), aside, "Trying")
+    folder = failover.settled(found, aside, root, "next")
     assert folder == tmp_path / "root" / "next"
     assert json.loads((folder / spec.CLUSTER).read_text()) == CLUSTER
     assert (folder / FOLDER / MANIFEST).exists()
@@ -68,18 +66,18 @@ def test_a_run_of_a_cluster_gets_its_folder_below_the_root_and_its_times_count_o
 def test_a_run_of_one_machine_is_none_that_another_can_be_the_home_of(tmp_path: Path, aside: Path) -> None:
     place = stored(tmp_path / "store", spec.CLUSTER)
     with pytest.raises(ConfigError, match="expected a run of a cluster, found run-1, a run of one machine"):
-        from_store.fetched(place, aside, "Trying")
+        failover.fetched(place, aside, "Trying")
 
 
 def test_what_has_no_spec_or_no_snapshot_is_refused(tmp_path: Path, aside: Path) -> None:
     with pytest.raises(ConfigError, match=r"no spec\.json"):
-        from_store.fetched(stored(tmp_path / "store", spec.SPEC), aside, "Trying")
+        failover.fetched(stored(tmp_path / "store", spec.SPEC), aside, "Trying")
     with pytest.raises(ConfigError, match="found none"):
-        from_store.fetched(Place(str(tmp_path / "nothing")), aside, "Trying")
+        failover.fetched(Place(str(tmp_path / "nothing")), aside, "Trying")
 
 
 @pytest.mark.parametrize("url", ["/tmp", "file:///tmp", "local:///tmp", ""])
 def test_no_request_names_a_folder_of_the_machine(url: str) -> None:
     with pytest.raises(ConfigError, match="expected a"):
-        from_store.place(url, "Trying")
-    assert from_store.place("memory://bucket/run", "Trying").text == "memory://bucket/run"
+        failover.place(url, "Trying")
+    assert failover.place("memory://bucket/run", "Trying").text == "memory://bucket/run"

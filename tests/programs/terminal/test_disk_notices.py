@@ -15,8 +15,8 @@ from rich.console import Console
 from isthmus.programs.recorder.summary import lines_missing
 from isthmus.programs.request import new_folder
 from isthmus.programs.results.reading import load
-from isthmus.programs.run import last_files
-from isthmus.programs.run.last_files import leave_behind
+from isthmus.programs.run import finish
+from isthmus.programs.run.finish import leave_behind
 from isthmus.programs.terminal import figures
 from isthmus.programs.terminal import status as status_view
 from isthmus.runtime.clock import Instant
@@ -81,7 +81,7 @@ def test_a_summary_is_tried_again_and_in_vain_only_for_so_long(monkeypatch: pyte
 
     store.insist(write, 10.0, pause=0.0)
     assert len(tries) == 3
-    monkeypatch.setattr(last_files, "SUMMARY_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(finish, "SUMMARY_SECONDS_MAX", 0.0)
     (tmp_path / "summary.json").mkdir()
     with pytest.raises(RunError, match=r"training is over \(done\), but .*summary.json could not be written for 0 s"):
         leave_behind(tmp_path, {"outcome": "done"}, [], Instant(0))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isthmus.programs.results.absences import Absence
-from isthmus.programs.terminal.notices import News, newest, notices_of
+from isthmus.programs.terminal.live import News, newest, notices_of
 from isthmus.runtime.cores.membership_messages import Pace
 from isthmus.runtime.supervision.incidents import (
     Adopted,

@@ -1,1 +1,0 @@
-"""The accounts of a run's tokens. Decides the fate of every token, and the differences between learners and shards."""

@@ -1,1 +1,0 @@
-"""Charts of what `results` has read: drawings as SVG, curves as data."""

@@ -1,0 +1,177 @@
+"""The three sections of the configuration, from a cluster file, a TOML file, a preset and options; later ones win.
+
+Sections are `run.`, `program.` and `task.`; file, `--set` and options use the same keys. In a file, and in --set,
+`run.program` and `run.task` are the PROGRAM argument and `--task`, so that a run's own config.toml is complete. Types
+and ranges are not known here: the reader of a section checks it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, final
+
+from isthmus.programs.cluster.cluster_file import Cluster
+from isthmus.programs.request import reference, settings
+from isthmus.programs.request.request import SLOTS_MAX_DEFAULT
+from isthmus.programs.request.settings import Text, collecting
+from isthmus.runtime.errors import ConfigError, Fault, nearest
+
+SECTIONS: Final = ("run", "program", "task")
+
+_ADAMW: Final = {"optimizer": "adamw"}
+"""Where Muon, the default, was not compared (decision 0051)."""
+_LARGE: Final = {"vocabulary": 50_304, "tied": True, "dtype": "bfloat16"} | _ADAMW
+"""The vocabulary of GPT-2's tokens, rounded up to a multiple of 128; text is read as bytes all the same."""
+MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "nano": {"layers": 2, "width": 64, "heads": 4, "context": 64},
+    "micro": {"layers": 4, "width": 128, "heads": 4, "context": 128} | _ADAMW,
+    "mini": {"layers": 6, "width": 256, "heads": 8, "context": 256} | _ADAMW,
+    "small": {"layers": 8, "width": 512, "heads": 8, "context": 512} | _ADAMW,
+    "gpt-124m": {"layers": 12, "width": 768, "heads": 12, "context": 1024} | _LARGE,
+    "gpt-1.2b": {"layers": 22, "width": 2048, "heads": 16, "context": 2048} | _LARGE,
+    "gpt-12b": {"layers": 37, "width": 5120, "heads": 40, "context": 2048, "batch": 16}
+    | {"stacked": True, "checkpoint": True}
+    | _LARGE,
+}
+"""Sizes of the shipped task: 0.13, 0.86, 4.9, 26, 124, 1,210 and 11,900 million parameters."""
+
+
+@final
+@dataclass(slots=True)
+class Sections:
+    """The requested sections, without defaults, and the program and the task if they were named."""
+
+    run: dict[str, Any] = field(default_factory=dict)
+    program: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
+    program_reference: str | None = None
+    task_reference: str | None = None
+
+
+@final
+@dataclass(slots=True)
+class _Layer:
+    """Keys of one layer: (section, key) -> value, and the origin of each."""
+
+    values: dict[tuple[str, str], Any] = field(default_factory=dict)
+    origins: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def add(self, section: str, key: str, value: Any, origin: str) -> None:
+        """Set a key; ConfigError if another option has set it to a different value."""
+        where = (section, key)
+        if where in self.values and self.values[where] != value:
+            found = f"{self.values[where]} from {self.origins[where]} and {value} from {origin}"
+            raise ConfigError(f"Reading {section}.{key}", "one value", found, "Leave one of them out.")
+        self.values[where] = value
+        self.origins[where] = origin
+
+
+def read(
+    file: Path | None,
+    model: str | None,
+    options: Mapping[tuple[str, str], tuple[str, Any]],
+    sets: Iterable[str],
+    cluster: Cluster | None = None,
+) -> tuple[Sections, list[Fault]]:
+    """The requested sections, and the faults of the files, the preset and the form of --set.
+
+    `options` are (section, key) -> (name of the option, value); `sets` are those of --set.
+    """
+    faults: list[Fault] = []
+    given = _Layer()
+    for (section, key), (name, value) in options.items():
+        given.add(section, key, value, name)
+    for text in sets:
+        with collecting(faults):
+            given.add(*assignment(text), "--set")
+    merged: dict[tuple[str, str], Any] = {}
+    if cluster is not None:
+        if islands := cluster.topology.learners_max:
+            merged["run", "learners"] = islands
+            if islands > SLOTS_MAX_DEFAULT:
+                merged["run", "slots_max"] = islands
+        with collecting(faults):
+            merged.update(_from_document(cluster.sections, cluster.file))
+    if file is not None:
+        with collecting(faults):
+            do = "Name a file with --config, for example the config.toml of a run."
+            merged.update(_from_document(settings.read_file(file, "the configuration", do), file))
+    if model is not None:
+        with collecting(faults):
+            merged.update(_preset(model, has_own_task=("run", "task") in {**merged, **given.values}))
+    return _by_section({**merged, **absolute(given.values, Path.cwd())}, faults), faults
+
+
+def _preset(model: str, *, has_own_task: bool) -> dict[tuple[str, str], Any]:
+    """The keys that --model stands for."""
+    doing = "Reading --model"
+    if has_own_task:
+        do = "Leave --model out, or --task: sizes are of the shipped task."
+        raise ConfigError(doing, "no size beside a task of your own", repr(model), do)
+    if model not in MODELS:
+        raise ConfigError(doing, "a size of the shipped task", repr(model), nearest(model, MODELS))
+    return {("task", key): value for key, value in MODELS[model].items()}
+
+
+def assignment(text: str, option: str = "--set") -> tuple[str, str, Text]:
+    """section, key and value of one --set, or of another option of its form."""
+    name, equals, value = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and key):
+        do = f"Write for example {option} program.interval=12."
+        raise ConfigError(f"Reading {option}", "section.key=value", repr(text), do)
+    _check_section(section, f"{option} {text}")
+    return section, key, Text(value.strip())
+
+
+def _check_section(section: str, where: str) -> None:
+    if section not in SECTIONS:
+        expected = f"one of the sections {', '.join(SECTIONS)}"
+        raise ConfigError(f"Reading {where}", expected, repr(section), nearest(section, SECTIONS))
+
+
+def _from_document(document: Mapping[str, Any], file: Path) -> dict[tuple[str, str], Any]:
+    """The keys of a TOML file's sections; its relative paths start in the file's own folder."""
+    doing = f"Reading the configuration {file}"
+    faults: list[Fault] = []
+    for section, table in document.items():
+        with collecting(faults):
+            _check_section(section, str(file))
+        if not isinstance(table, dict):
+            faults.append(Fault(doing, f"a table [{section}]", repr(table), f"Write the header [{section}] above it."))
+    if faults:
+        raise ConfigError.of(faults)
+    values = {(section, key): value for section, table in document.items() for key, value in table.items()}
+    return absolute(values, file.absolute().parent)
+
+
+def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[str, str], Any]:
+    """The same with paths made absolute from `folder`: those of the data and of files that are references."""
+    result = dict(values)
+    for where in (("run", "program"), ("run", "task")):
+        if isinstance(result.get(where), str):
+            result[where] = reference.absolute(result[where], folder)
+    place = result.get(("run", "snapshots"))
+    if isinstance(place, str) and place and "://" not in place:
+        result["run", "snapshots"] = type(place)(os.path.abspath(folder / Path(place).expanduser()))
+    data = result.get(("task", "data"))
+    if isinstance(data, list | tuple) and all(isinstance(path, str) for path in data):
+        result["task", "data"] = [os.path.abspath(folder / Path(path).expanduser()) for path in data]
+    return result
+
+
+def _by_section(values: Mapping[tuple[str, str], Any], faults: list[Fault]) -> Sections:
+    """Keys by section, and the two references by themselves; adds a fault if one of these is no text."""
+    sections = Sections()
+    for (section, key), value in values.items():
+        if section != "run" or key not in ("program", "task"):
+            getattr(sections, section)[key] = value
+        elif isinstance(value, str):
+            setattr(sections, f"{key}_reference", str(value))
+        else:
+            do = 'Write for example program = "decoupled-diloco" or task = "mine.py:task".'
+            faults.append(Fault(f"Reading run.{key}", "a reference as text", repr(value), do))
+    return sections

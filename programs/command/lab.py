@@ -1,0 +1,341 @@
+"""`isthmus chaos`: its request, checked before anything starts, and its results.
+
+`isthmus simulate world`: universes by the hundred, shown as text or as JSON.
+
+Decides how the outcomes of seeds are shown; the meaning of a seed is in `simulation.seeds`, and the processes that run
+them in `simulation.workers`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from isthmus.programs.command.config import absolute
+from isthmus.programs.command.options import Options
+from isthmus.programs.lab import chaos_plan as plans
+from isthmus.programs.lab.chaos_page import write_page
+from isthmus.programs.lab.chaos_plan import ChaosPlan
+from isthmus.programs.lab.chaos_strikes import check_permitted
+from isthmus.programs.lab.chaos_trial import Order, Tried, as_data, headline, try_program
+from isthmus.programs.request import settings
+from isthmus.programs.request.new_folder import choose
+from isthmus.programs.request.request import DEFAULT, SHIPPED
+from isthmus.programs.results.words import decimal, percent, seconds
+from isthmus.programs.run.in_processes import apart
+from isthmus.programs.simulation import searches
+from isthmus.programs.simulation.searches import PHASES, idle, rare, rare_steps
+from isthmus.programs.simulation.seeds import run, shape_of
+from isthmus.programs.simulation.universe import Outcome
+from isthmus.programs.terminal.figures import Column, fitted
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system.files import write_json
+
+PROGRAMS: Final = (DEFAULT, "data-parallel", "elastic-data-parallel")
+FIGURES: Final = "chaos.json"
+_SUFFIX: Final = ".toml"
+
+
+def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
+    """Try programs under a plan, and show the figures; whether all runs were done and all faults happened. ConfigError
+    for a plan or a request that is wrong, before anything starts."""
+    file, programs = _named(what)
+    plan = plans.ChaosPlan() if file is None else _read(file)
+    plans.check_programs(plan, [*programs, *SHIPPED])
+    orders = [_order(plan, program) for program in programs]
+    hosts = apart(lambda: {order.program: _hosts(order) for order in orders})
+    plans.check_hosts(plan, sorted({host for each in hosts.values() for host in each}))
+    check_permitted()
+    orders = [_placed(plan, order, hosts[order.program]) for order in orders]
+    folder = choose(run_dir, "chaos", datetime.now())
+    tried: list[Tried] = []
+    for order in orders:
+        tried.append(try_program(order, hosts[order.program], plan, folder, tried[:1], _say))
+        write_json(folder / FIGURES, as_data(tried))
+        page = write_page(folder, tried)
+    if as_json:
+        sys.stdout.write(json.dumps(as_data(tried), indent=2) + "\n")
+    else:
+        console = Console(highlight=False)
+        console.print(_shown(tried, console.width))
+        console.print(f"\npage  {os.path.relpath(page)}", soft_wrap=True)
+    return all(each.is_good for each in tried)
+
+
+def _named(what: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The plan's file and the programs."""
+    doing = "Reading the command line of `isthmus chaos`"
+    files, programs = [text for text in what if text.endswith(_SUFFIX)], []
+    if len(files) > 1:
+        raise ConfigError(doing, "one plan", " and ".join(files), "Name one.")
+    for text in what:
+        if text in programs:
+            raise ConfigError(doing, "each program once", f"{text} twice", "Name it once.")
+        programs += [text] * (text not in files)
+    return (Path(files[0]) if files else None), programs or list(PROGRAMS)
+
+
+def _read(file: Path) -> ChaosPlan:
+    document = settings.read_file(file, "the plan", "Name a plan, or leave it out for the built-in one.")
+    return plans.read(document, str(file)).in_folder(file.absolute().parent, absolute)
+
+
+def _order(plan: ChaosPlan, program: str) -> Order:
+    """A program with the settings of a plan's sections."""
+    run = {key: value for key, value in plan.run.items() if key != "task"}
+    sections = {"run": run, "program": plan.program.get(program, {}), "task": plan.task}
+    keys = [(f"{name}.{key}", value) for name, section in sections.items() for key, value in section.items()]
+    return Order(
+        program, plan.run.get("task"), tuple(f"{key}={settings.value(value)}" for key, value in keys), plan.links
+    )
+
+
+def _placed(plan: ChaosPlan, order: Order, hosts: Sequence[str]) -> Order:
+    """The same order, on the plan's machines."""
+    learners = sum(host.startswith(plans.LEARNER) for host in hosts)
+    return replace(order, machines=plans.machines_of(plan, hosts), learners=learners)
+
+
+def _hosts(order: Order) -> list[str]:
+    """The hosts at the start of a run; ConfigError with the faults of the request."""
+    from isthmus.programs.recorder.summary import roster_counts
+
+    sets = list(order.sets)
+    request = Options(order.program, order.task, None, None, None, None, None, sets, None, None, None, None).request()
+    counts = roster_counts(request.to_train().graph, request.job.learners)
+    return [f"{role}/{slot}" for role, count in counts.items() for slot in range(count)]
+
+
+# -- telling -----------------------------------------------------------------------------------------------------------
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def _shown(tried: Sequence[Tried], width: int) -> Group:
+    """Tables: the programs, and the faults of each."""
+    legend = (
+        "calm: the same run undisturbed; kept: goodput / calm; waits: of inner steps on other hosts, more than 1 ms, "
+        "by learners not struck"
+    )
+    parts: list[Any] = [_programs(tried, width), Text(legend, "dim"), *map(Text, headline(tried))]
+    for each in tried:
+        parts += [Text(""), Text(f"{each.order.program}, {each.struck.folder}", "bold"), _faults(each, width)]
+    return Group(*parts)
+
+
+def _programs(tried: Sequence[Tried], width: int) -> Any:
+    rows = [each.as_data() for each in tried]
+    columns = [
+        Column("program", [row["program"] for row in rows], is_text=True),
+        Column("outcome", [row["outcome"] for row in rows], is_text=True),
+        Column("seconds", [decimal(each.struck.number("wall_seconds"), 1) for each in tried]),
+        Column("uptime", [percent(row["uptime"]) for row in rows]),
+        Column("goodput", [percent(row["goodput"]) for row in rows]),
+        Column("calm", [percent(row["goodput_undisturbed"]) for row in rows]),
+        Column("kept", [percent(each.ratio) for each in tried]),
+        Column("merged", [percent(row["merged_share"]) for row in rows]),
+        Column("loss", [decimal(row["eval_loss_final"]) for row in rows]),
+        Column("calm", [decimal(row["eval_loss_undisturbed"]) for row in rows]),
+        Column("waits", [str(row["waits_on_other_hosts"]) for row in rows]),
+    ]
+    return fitted(columns, width, ("outcome", "merged", "seconds"))
+
+
+def _faults(tried: Tried, width: int) -> Any:
+    back = {id(each.strike): each.seconds for each in tried.struck.recoveries}
+    strikes = tried.struck.strikes
+    columns = [
+        Column("at", [seconds(each.fault.at) for each in strikes]),
+        Column("fault", [each.fault.kind for each in strikes], is_text=True),
+        Column("host", [each.fault.host for each in strikes], is_text=True),
+        Column("works again", [seconds(back.get(id(each))) for each in strikes]),
+        Column("proof", [each.proof or f"did not happen: {each.why}" for each in strikes], is_text=True),
+    ]
+    return fitted(columns, width, ("proof",))
+
+
+SEED_MAX: Final = (1 << 63) - 1
+PROGRESS_SECONDS: Final = 0.5
+
+
+def world(
+    seed: int,
+    seeds: int,
+    program: str,
+    *,
+    least: int = 0,
+    is_deadly: bool = False,
+    has_gangs: bool = False,
+    as_json: bool,
+) -> bool:
+    """Run seeds `seed` to `seed + seeds - 1`, and show the results; returns whether the search passed.
+
+    It passes if there is no violation, every kind of fault happened at least `least` times in every phase of the runs,
+    and, with `least`, every guard fired. With `is_deadly`, everything dies in each run, and `least` is the minimum of
+    deaths at each step of a snapshot. With `has_gangs`, islands have several processes, and with `least` the faults of
+    such islands have to happen. ConfigError for numbers out of range and for programs that cannot be simulated.
+    """
+    _check(seed, seeds, least, program)
+    if is_deadly and program != DEFAULT:
+        do = "Leave --program out, or --deaths."
+        raise ConfigError("Reading the options of `isthmus simulate world`", f"--deaths of {DEFAULT}", program, do)
+    if is_deadly and has_gangs:
+        doing = "Reading the options of `isthmus simulate world`"
+        raise ConfigError(doing, "--deaths or --gangs", "both", "Leave one of them out.")
+    if has_gangs:
+        searches.check(program)
+    again = partial(command, program=program, more=" --deaths" * is_deadly + " --gangs" * has_gangs)
+    begun = time.monotonic()
+    outcomes, told, failed = [], begun, 0
+    tried = partial(searches.run_deadly if is_deadly else searches.run_ganged if has_gangs else run, program=program)
+    for outcome in searches.outcomes(tried, range(seed, seed + seeds)):
+        outcomes.append(outcome)
+        failed += outcome.violation is not None
+        if outcome.violation is not None and not as_json:
+            _clear()
+            sys.stdout.write(story(outcome, again) + "\n")
+            sys.stdout.flush()
+        now = time.monotonic()
+        if now - told >= PROGRESS_SECONDS and sys.stderr.isatty():
+            told = now
+            _clear(progress(len(outcomes), seeds, failed, now - begun))
+    _clear()
+    outcomes.sort(key=lambda outcome: outcome.seed)
+    took = time.monotonic() - begun
+    if is_deadly:
+        missing = rare_steps(_phases(outcomes), least)
+    elif has_gangs:
+        missing = searches.unseen(_guards(outcomes)) if least else []
+    else:
+        missing = rare(_phases(outcomes), program, least) + (idle(_guards(outcomes), program) if least else [])
+    if as_json:
+        sys.stdout.write(json.dumps(as_object(outcomes, took, again, missing), indent=2) + "\n")
+    else:
+        sys.stdout.write(table(outcomes, took) + "".join(f"too rare: {each}\n" for each in missing))
+    return not failed and not missing
+
+
+def progress(done: int, seeds: int, failed: int, took: float) -> str:
+    """One line: the progress of a search, and the time left."""
+    left = seconds((seeds - done) * took / done)
+    wrong = f", {failed} with a violation" if failed else ""
+    return f"{done} of {seeds} seeds{wrong}; {60 * done / took:.0f} a minute, about {left} left"
+
+
+def story(outcome: Outcome, again: Callable[[int], str]) -> str:
+    """The violation of a seed, its faults, and the command that repeats it."""
+    lines = [f"seed {outcome.seed} failed after {outcome.seconds:.3f} virtual seconds: {outcome.violation}"]
+    lines = lines[0].splitlines()
+    lines += [f"    {line}" for line in outcome.story or ["    no fault had happened"]]
+    return "\n".join([*lines, f"  again: {again(outcome.seed)}", ""])
+
+
+def command(seed: int, program: str, *, more: str = "") -> str:
+    """The command that runs a seed again, with `more` options."""
+    named = "" if program == DEFAULT else f" --program {program}"
+    return f"isthmus simulate world --seed {seed}{named}{more}"
+
+
+def table(outcomes: list[Outcome], took: float) -> str:
+    """Counts of each kind of fault by phase of the runs, and of each guard; and the figures."""
+    phases = _phases(outcomes)
+    wide = max(12, *(len(kind) + 1 for kind, _ in phases)) if phases else 12
+    lines = [f"{'fault':<{wide}}" + "".join(f"{phase:>10}" for phase in PHASES) + f"{'in all':>10}"]
+    for kind in sorted({kind for kind, _ in phases}):
+        counts = [phases[kind, phase] for phase in PHASES]
+        lines.append(f"{kind:<{wide}}" + "".join(f"{count:>10}" for count in (*counts, sum(counts))))
+    guards = _guards(outcomes)
+    lines += ["", *(f"{name:<36}{count:>6}" for name, count in sorted(guards.items()))]
+    failed = sum(outcome.violation is not None for outcome in outcomes)
+    passed = sum(outcome.seconds for outcome in outcomes)
+    many = "1 seed" if len(outcomes) == 1 else f"{len(outcomes)} seeds"
+    lines += [
+        "",
+        f"{many}, {failed or 'none'} with a violation; "
+        f"{seconds(passed)} of virtual time in {seconds(took)}, "
+        f"{60 * len(outcomes) / took:.0f} seeds a minute",
+    ]
+    if len(outcomes) == 1:
+        lines.append(f"tape {outcomes[0].tape_digest}")
+    return "\n".join(lines) + "\n"
+
+
+def as_object(outcomes: list[Outcome], took: float, again: Callable[[int], str], missing: list[str]) -> dict[str, Any]:
+    """The results as data; `failures` are the seeds with a violation, `too_rare` the `missing` faults."""
+    faults: Counter[str] = Counter()
+    for outcome in outcomes:
+        faults += outcome.faults
+    failures = [
+        {
+            "seed": outcome.seed,
+            "violation": outcome.violation,
+            "seconds": outcome.seconds,
+            "story": outcome.story,
+            "command": again(outcome.seed),
+        }
+        for outcome in outcomes
+        if outcome.violation is not None
+    ]
+    phases = _phases(outcomes)
+    told: dict[str, Any] = {
+        "seeds": len(outcomes),
+        "violations": len(failures),
+        "faults": dict(sorted(faults.items())),
+        "phases": {kind: {phase: phases[kind, phase] for phase in PHASES} for kind in sorted(faults)},
+        "guards": dict(sorted(_guards(outcomes).items())),
+        "seeds_per_minute": round(60 * len(outcomes) / took, 1),
+        "failures": failures,
+        "too_rare": missing,
+    }
+    if len(outcomes) == 1:
+        told["tape_digest"] = outcomes[0].tape_digest
+    return told
+
+
+def _check(seed: int, seeds: int, least: int, program: str) -> None:
+    doing, faults = "Reading the options of `isthmus simulate world`", []
+    if not 0 <= seed <= SEED_MAX:
+        faults.append(Fault(doing, f"--seed from 0 to {SEED_MAX}", str(seed), "Choose another."))
+    if seeds < 1:
+        faults.append(Fault(doing, "--seeds of at least 1", str(seeds), "Say how many seeds to try."))
+    if least < 0:
+        faults.append(Fault(doing, "--each of at least 0", str(least), "Say how often each fault has to happen."))
+    if faults:
+        raise ConfigError.of(faults)
+    shape_of(seed, program)
+
+
+def _phases(outcomes: list[Outcome]) -> Counter[tuple[str, str]]:
+    phases: Counter[tuple[str, str]] = Counter()
+    for outcome in outcomes:
+        phases += outcome.phases
+    return phases
+
+
+def _guards(outcomes: list[Outcome]) -> Counter[str]:
+    guards: Counter[str] = Counter()
+    for outcome in outcomes:
+        guards += outcome.guards
+    return guards
+
+
+def _clear(line: str = "") -> None:
+    """Show a line of progress in the place of the one before."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()

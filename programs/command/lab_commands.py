@@ -1,0 +1,242 @@
+"""The command about runs under deliberate faults: chaos.
+
+The command about runs for which no machines are rented yet: plan.
+
+The commands about simulated runs: simulate world, goodput, speeds, borrowed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isthmus.programs.command import options
+from isthmus.programs.command.options import FAILED, AsJson, Commands, Page, whole_numbers
+from isthmus.programs.command.run_commands import PANEL
+
+chaos_commands = typer.Typer(cls=Commands)
+
+
+@chaos_commands.command(rich_help_panel=PANEL)
+def chaos(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PLAN.toml] [PROGRAM ...]",
+            help="Which faults, and which programs. Without a plan every kind of process is struck once; without "
+            "programs decoupled-diloco, data-parallel and elastic-data-parallel are tried.",
+            show_default=False,
+        ),
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", metavar="DIR", help="Where runs and figures go. Default: runs/chaos-DATE-TIME."),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Strike the processes of real runs, and show what that costs.
+
+    Each program is trained twice: once undisturbed, and once under the faults of the plan.
+
+    Exit status 1 if a run failed, or a fault cannot be proved to have happened.
+    """
+    from isthmus.programs.command import lab as striking
+
+    if not striking.chaos(what or [], run_dir, as_json=as_json):
+        raise typer.Exit(FAILED)
+
+
+plan_commands = typer.Typer(cls=Commands)
+_FORMATS = "float32, bf16, int8 or int4"
+
+
+@plan_commands.command(rich_help_panel=PANEL)
+def plan(
+    parameters: Annotated[float, typer.Option("--parameters", metavar="N", help="Of the model, as in 12e9.")],
+    step_seconds: Annotated[float, typer.Option("--step-seconds", metavar="S", help="What an inner step takes.")],
+    learners: Annotated[int, typer.Option("--learners", metavar="M")] = 4,
+    island: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--island",
+            metavar="KIND:TOPOLOGY",
+            help="Of all learners, or one for each: v6e:4x4.",
+            show_default=False,
+        ),
+    ] = None,
+    interval: Annotated[int, typer.Option("--interval", metavar="H", help="Steps from merge to merge.")] = 24,
+    fragments: Annotated[int, typer.Option("--fragments", metavar="P")] = 24,
+    overlap: Annotated[int, typer.Option("--overlap", metavar="TAU", help="Steps until it is back.")] = 2,
+    shards: Annotated[int, typer.Option("--shards", metavar="S", help="Of the syncer.")] = 1,
+    push: Annotated[str, typer.Option("--push", help=f"How answers travel: {_FORMATS}.")] = "int4",
+    update: Annotated[str, typer.Option("--update", help="How merged fragments travel.")] = "float32",
+    gradients: Annotated[str, typer.Option("--gradients", help="How data-parallel's travel.")] = "float32",
+    gradient_share: Annotated[
+        float, typer.Option("--gradient-share", metavar="X", help="Of a step, in which they may cross.")
+    ] = 1.0,
+    link_gbits: Annotated[
+        float | None, typer.Option("--link-gbits", metavar="G", help="What each learner's link carries a second.")
+    ] = None,
+    chips: Annotated[int | None, typer.Option("--chips", metavar="N", help="In all, if not as islands say.")] = None,
+    failures: Annotated[float, typer.Option("--failures-per-year", metavar="F", help="Of a chip.")] = 1.0,
+    price: Annotated[float | None, typer.Option("--price", help="Of a chip and hour.")] = None,
+    page: Page = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a run would need of links, memory and money, by program.
+
+    Only the merge is measured, on this machine; everything else is computed.
+    """
+    from isthmus.programs.lab import plan
+    from isthmus.programs.lab.plan import Wanted, check, islands_of, plan_of
+    from isthmus.programs.report.page import write_sheet
+
+    wanted = Wanted(
+        parameters,
+        learners,
+        step_seconds,
+        islands_of(island or [], learners),
+        interval=interval,
+        fragments=fragments,
+        overlap=overlap,
+        shards=shards,
+        push=push,
+        update=update,
+        gradients=gradients,
+        gradient_share=gradient_share,
+        link_bits=None if link_gbits is None else link_gbits * 1e9,
+        chips=chips,
+        failures_per_year=failures,
+        price_per_hour=price,
+    )
+    check(wanted)
+    found = plan_of(wanted, plan.measure(wanted))
+    if page is not None:
+        write_sheet(page, plan.sheet(found))
+    typer.echo(json.dumps(plan.as_object(found), indent=2) if as_json else plan.table(found), nl=as_json)
+
+
+simulate_commands = typer.Typer(cls=Commands, help="Try runs that never happened.")
+
+
+@simulate_commands.callback(invoke_without_command=True)
+def simulations(ctx: typer.Context) -> None:
+    """Try runs that never happened: nothing is trained, nothing is left behind."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+@simulate_commands.command()
+def world(
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds: S to S + N - 1.")] = 1,
+    program: Annotated[str, typer.Option("--program", metavar="PROGRAM", help="Which program.")] = "decoupled-diloco",
+    each: Annotated[
+        int,
+        typer.Option(
+            "--each", metavar="N", help="Fail unless each fault happens N times in each phase, and each guard fires."
+        ),
+    ] = 0,
+    is_deadly: Annotated[
+        bool,
+        typer.Option(
+            "--deaths",
+            help="Also have every process die at once, at each step of a snapshot; --each counts these then.",
+        ),
+    ] = False,
+    has_gangs: Annotated[
+        bool,
+        typer.Option(
+            "--gangs",
+            help="Islands of several processes, some elastic; --each asks that all happens to them that can.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run whole clusters in virtual time, with faults from the seed, and check that nothing is broken.
+
+    Exit status 1 if something is; the same seed shows it again.
+    """
+    from isthmus.programs.command import lab as simulating
+
+    if not simulating.world(
+        seed, seeds, program, least=each, is_deadly=is_deadly, has_gangs=has_gangs, as_json=as_json
+    ):
+        raise typer.Exit(FAILED)
+
+
+@simulate_commands.command()
+def goodput(
+    learners: Annotated[
+        str, typer.Option("--learners", metavar="N,...", help="Numbers of learners of decoupled-diloco.")
+    ] = "2,4,8,16",
+    chips: Annotated[
+        str, typer.Option("--chips", metavar="N,...", help="Numbers of chips in all.")
+    ] = "150e3,300e3,600e3,1.2e6,2.4e6",
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Days to simulate of each.")] = 8,
+    page: Page = None,
+    as_json: AsJson = False,
+) -> None:
+    """Goodput when chips fail once a year, of learners of thousands of slices, beside what was published.
+
+    An event model, calibrated to the published cells. Nothing is trained.
+    """
+    from isthmus.programs.lab import goodput
+    from isthmus.programs.lab.goodput import cells
+    from isthmus.programs.report.page import write_sheet
+
+    found = cells(whole_numbers(learners, "--learners"), whole_numbers(chips, "--chips"), seeds)
+    if page is not None:
+        write_sheet(page, goodput.sheet(found, seeds))
+    typer.echo(json.dumps(goodput.as_object(found), indent=2) if as_json else goodput.table(found), nl=as_json)
+
+
+@simulate_commands.command()
+def speeds(
+    learners: Annotated[int, typer.Option("--learners", metavar="N")] = 4,
+    slower: Annotated[float, typer.Option("--slower", metavar="X", help="Speed of the slower half.")] = 0.68,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Of a learner, on average.")] = 100,
+    seed: Annotated[int, typer.Option("--seed", metavar="S")] = 0,
+    page: Page = None,
+    as_json: AsJson = False,
+) -> None:
+    """Learners of two speeds: goodput if everybody waits, or nobody, with and without grace.
+
+    Whole runs of the real cores in virtual time, beside what was published.
+    """
+    from isthmus.programs.lab import mixtures
+    from isthmus.programs.lab.mixtures import mixed
+    from isthmus.programs.report.page import write_sheet
+
+    found = mixed(learners, slower, steps, seed)
+    if page is not None:
+        write_sheet(page, mixtures.sheet(found, slower))
+    typer.echo(
+        json.dumps(mixtures.as_object(found, slower), indent=2) if as_json else mixtures.table(found), nl=as_json
+    )
+
+
+@simulate_commands.command()
+def borrowed(
+    learners: Annotated[int, typer.Option("--learners", metavar="N", help="Without the borrowed ones.")] = 4,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Of a learner, without others.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", metavar="S")] = 0,
+    page: Page = None,
+    as_json: AsJson = False,
+) -> None:
+    """Learners that join half-way, 25 to 300 % more: the time to finish.
+
+    Whole runs of the real cores in virtual time, beside what was published.
+    """
+    from isthmus.programs.lab import mixtures
+    from isthmus.programs.lab.mixtures import borrowed as cases_of
+    from isthmus.programs.report.page import write_sheet
+
+    found = cases_of(learners, steps, seed)
+    if page is not None:
+        write_sheet(page, mixtures.borrowed_sheet(found))
+    told = json.dumps(mixtures.borrowed_object(found), indent=2) if as_json else mixtures.borrowed_table(found)
+    typer.echo(told, nl=as_json)

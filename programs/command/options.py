@@ -1,0 +1,364 @@
+"""A group of commands that turns every failure into one message and an exit status.
+
+Exit status: 0 done; 1 the run failed, or was ended by a second Ctrl-C; 2 the request was wrong, always with one message
+that states what was expected, what was found and what to do, and nothing started.
+
+The options that `isthmus train`, `graph` and `compile` share, and the request that they make up.
+
+Options that stand for a key of the configuration are text here: `--learners 8` is `--set run.learners=8`, and the key's
+own type decides which values are valid.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, final
+
+import typer
+from typer.core import TyperGroup
+
+from isthmus.runtime.errors import ConfigError, Fault, RequestError, RunError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from isthmus.programs.cluster.cluster_file import Cluster as ClusterFile
+    from isthmus.programs.request.request import Request
+
+
+FAILED: Final = 1
+WRONG: Final = 2
+_SHORT_MAX: Final = 200
+"""Characters; the first sentence of a command's help is never cut."""
+
+# typer keeps its own copy of click, or not, depending on its version; this is the usage error of the one it uses.
+_UsageError: Final[Any] = typer.BadParameter.__base__
+
+
+@final
+class Commands(TyperGroup):
+    """The commands, with one place that turns errors into messages and exit statuses."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help of the command itself is one screen; that of a group below it is typer's."""
+        if ctx.parent is None:
+            formatter.write(_first_screen(str(self.help), self.commands))
+        else:
+            super().format_help(ctx, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The named command; ConfigError if there is none of that name."""
+        if args and args[0] not in self.commands:
+            raise ConfigError("Reading the command line", "a command", repr(args[0]), nearest(args[0], self.commands))
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was named."""
+        return _guarded(lambda: super(Commands, self).invoke(ctx))
+
+    def main(self, args: Any = None, *more: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Parse the command line and run it; ends the process with the exit status if `standalone_mode`."""
+        parent: Any = super()
+        try:
+            status = _guarded(lambda: parent.main(args, *more, standalone_mode=False, **extra))
+        except typer.Exit as exit_:
+            status = exit_.exit_code
+        if standalone_mode:
+            sys.exit(status or 0)
+        return status
+
+
+def _first_screen(about: str, commands: Mapping[str, Any]) -> str:
+    """All commands in their groups, a line each, so that it fits on a small terminal: the frames that typer draws take
+    more lines than commands do."""
+    groups: dict[str, list[str]] = {}
+    width = max(map(len, commands), default=0)
+    for command_name, command in commands.items():
+        does = command.get_short_help_str(_SHORT_MAX)
+        groups.setdefault(str(command.rich_help_panel), []).append(f"  {command_name.ljust(width)}  {does}")
+    lines = ["Usage: isthmus COMMAND ... (`isthmus COMMAND --help` tells more), or --version", about, ""]
+    for group, rows in groups.items():
+        lines += [group, *rows]
+    return "\n".join([*lines, ""])
+
+
+def _guarded(run: Callable[[], Any]) -> Any:
+    """The result of `run`. Errors of request or run are printed on standard error, and become a typer.Exit."""
+    try:
+        return run()
+    except RequestError as error:
+        _complain(error.faults)
+        status = WRONG
+    except _UsageError as error:
+        _complain([_usage(error)])
+        status = WRONG
+    except RunError as error:
+        _say(f"the run failed: {error}")
+        status = FAILED
+    except KeyboardInterrupt as error:
+        _say(f"ended by {str(error) or 'Ctrl-C'}.")
+        status = FAILED
+    raise typer.Exit(status)
+
+
+def _usage(error: Any) -> Fault:
+    """A fault that typer found in the command line."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "isthmus"
+    doing, do = f"Reading the command line of `{command}`", f"`{command} --help` shows what there is."
+    name = getattr(error, "option_name", None)
+    if name is not None and hasattr(error, "possibilities"):
+        near = error.possibilities or ()
+        return Fault(doing, "one of its options", name, f"Did you mean {sorted(near)[0]}?" if near else do)
+    message = str(error.format_message()).rstrip(".")
+    return Fault(doing, "options and arguments as its help shows them", f"{message[:1].lower()}{message[1:]}", do)
+
+
+def _complain(faults: Sequence[Fault]) -> None:
+    if len(faults) == 1:
+        _say(str(faults[0]))
+    else:
+        _say("\n".join([f"{len(faults)} things are wrong with this request.", *map(str, faults)]))
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"isthmus: {message}\n")
+
+
+_WHAT: Final = "What to train"
+_HOW: Final = "How"
+WHERE: Final = "Where"
+SHOWN: Final = "What is shown"
+
+Program: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROGRAM",
+        help="decoupled-diloco (the default), streaming-diloco, diloco, data-parallel, elastic-data-parallel; or your "
+        "own, as package.module:function or FILE.py:function.",
+        show_default=False,
+    ),
+]
+Task: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--task", metavar="FILE.py:NAME", help="Your own task instead of the shipped one.", rich_help_panel=_WHAT
+    ),
+]
+Data: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="A file or folder for the shipped task to learn; may be repeated. Default: Python's library.",
+        rich_help_panel=_WHAT,
+        show_default=False,
+    ),
+]
+Model: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="The size of the shipped task: nano (the default), micro, mini, small, gpt-124m, gpt-1.2b or gpt-12b.",
+        rich_help_panel=_WHAT,
+    ),
+]
+Learners: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--learners", metavar="N", help="How many learners. Default: 4.", rich_help_panel=_HOW),
+]
+Tokens: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--tokens", metavar="N", help="Tokens in all. Default: 4100000.", rich_help_panel=_HOW),
+]
+Seed: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--seed", metavar="N", help="The seed of everything random. Default: 0.", rich_help_panel=_HOW),
+]
+Sets: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="section.key=value",
+        help="Any key of the configuration: program.interval=12; may be repeated.",
+        rich_help_panel=_HOW,
+        show_default=False,
+    ),
+]
+Config: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE.toml", help="Keys from a file, such as a run's config.toml.", rich_help_panel=_HOW
+    ),
+]
+RunDir: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir", metavar="DIR", help="The run folder. Default: runs/PROGRAM-DATE-TIME.", rich_help_panel=WHERE
+    ),
+]
+Transport: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--transport",
+        metavar="zmq|inproc",
+        help="A process for each host, over ZeroMQ (the default), or everything in this one.",
+        rich_help_panel=WHERE,
+    ),
+]
+Cluster: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE.toml",
+        help="Hand the run to the machines that this file names.",
+        rich_help_panel=WHERE,
+    ),
+]
+Resume: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN|URL",
+        help="Go on with a run all of whose processes have died, from its last snapshot; a URL has it in a new folder.",
+        rich_help_panel=WHERE,
+    ),
+]
+Detach: TypeAlias = Annotated[
+    bool,
+    typer.Option("--detach", help="Return once the run has started; it goes on by itself.", rich_help_panel=WHERE),
+]
+KeepPayloads: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--keep-payloads",
+        help="Keep what is merged and published, so that `isthmus replay` computes every merge again.",
+        rich_help_panel=WHERE,
+    ),
+]
+Quiet: TypeAlias = Annotated[
+    bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=WHERE)
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Page: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--page", metavar="FILE.html", help="Write a page with a drawing, too.", show_default=False),
+]
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """The numbers of a list such as 1,2,4 or 150e3,1.2e6, each once, by size; ConfigError if one is not whole."""
+    try:
+        found = [float(part) for part in text.split(",")]
+        if not all(number.is_integer() for number in found):
+            raise ValueError(text)
+    except ValueError as error:
+        expected = "whole numbers with commas between them"
+        raise ConfigError(f"Reading {option}", expected, repr(text), "As in 1,2,4 or 150e3,1.2e6.") from error
+    return sorted({int(number) for number in found})
+
+
+def cluster_of(file: Path | None) -> ClusterFile | None:
+    """The contents of the file of --cluster; ConfigError with all its faults."""
+    if file is None:
+        return None
+    from isthmus.programs.cluster.cluster_file import read
+
+    return read(file)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a command."""
+
+    program: str | None
+    task: str | None
+    data: list[str] | None
+    model: str | None
+    learners: str | None
+    tokens: str | None
+    seed: str | None
+    sets: list[str] | None
+    config: Path | None
+    run_dir: Path | None
+    transport: str | None
+    cluster: ClusterFile | None
+    keep_payloads: bool | None = None
+
+    def check_resume(self, *more: str) -> None:
+        """ConfigError if an option was given that a resume may not change; it may change those in `more`, too."""
+        given = [name for name in self.__slots__ if getattr(self, name) not in (None, [], ())]
+        if wrong := sorted({*given} - {"tokens", "learners", "sets", *more}):
+            found = ", ".join(f"--{name.replace('_', '-')}" if name != "program" else "PROGRAM" for name in wrong)
+            do = "A run goes on as it was configured. Leave the others out."
+            allowed = ("--tokens", "--learners", "--set", *(["--run-dir"] if "run_dir" in more else []))
+            raise ConfigError("Reading --resume", f"beside it {', '.join(allowed)}, --detach, --quiet", found, do)
+
+    def resumed(self, folder: Path) -> Options:
+        """The options of the run in a folder."""
+        return replace(self, config=folder / "config.toml", run_dir=None)
+
+    def program_reference(self) -> str:
+        """The program that was asked for, or the default one."""
+        from isthmus.programs.command import config
+        from isthmus.programs.request.request import DEFAULT, Program
+
+        sections, _ = config.read(self.config, self.model, self.keys(), self.sets or (), self.cluster)
+        return Program(sections.program_reference or DEFAULT).reference
+
+    def with_sets(self, sets: list[str]) -> Options:
+        """The same, with some more of --set."""
+        return replace(self, sets=[*(self.sets or ()), *sets])
+
+    def request(self) -> Request:
+        """The request of the options; ConfigError or GraphError, with every fault of the step that found any."""
+        from isthmus.programs.command import config
+        from isthmus.programs.request.request import DEFAULT, Program, prepare
+        from isthmus.programs.request.settings import collecting
+        from isthmus.programs.training import check_transport
+
+        sections, faults = config.read(self.config, self.model, self.keys(), self.sets or (), self.cluster)
+        with collecting(faults):
+            check_transport(self.transport)
+
+        def prepared(run: dict[str, Any], task: dict[str, Any]) -> Request:
+            return prepare(
+                Program(sections.program_reference or DEFAULT, **sections.program),
+                sections.task_reference,
+                run=run,
+                task_settings=task,
+                run_dir=self.run_dir,
+                found=faults,
+            )
+
+        request = prepared(sections.run, sections.task)
+        if request.config["run"]["local_batch"] == "same":
+            return request
+        from isthmus.programs.cluster.prediction import paced
+
+        batch = paced(request, None if self.cluster is None else self.cluster.topology)
+        return prepared({**sections.run, "local_batch": "same"}, {**sections.task, "batch": batch})
+
+    def keys(self) -> dict[tuple[str, str], tuple[str, Any]]:
+        """The options that stand for keys of the configuration: (section, key) -> (name of the option, value)."""
+        from isthmus.programs.request.settings import Text
+
+        texts = {
+            "PROGRAM": ("program", self.program),
+            "--task": ("task", self.task),
+            "--learners": ("learners", self.learners),
+            "--tokens": ("tokens", self.tokens),
+            "--seed": ("seed", self.seed),
+        }
+        keys: dict[tuple[str, str], tuple[str, Any]] = {
+            ("run", key): (name, Text(text)) for name, (key, text) in texts.items() if text is not None
+        }
+        if self.keep_payloads:
+            keys["run", "keep_payloads"] = ("--keep-payloads", True)
+        if self.data:
+            keys["task", "data"] = ("--data", self.data)
+        return keys

@@ -1,1 +1,0 @@
-"""The invariants of every simulated run, checked on the messages between hosts and on the files on disk."""

@@ -1,0 +1,323 @@
+"""A plan of the faults for the processes of a run, and their times: from a file, from a seed, or the built-in one.
+
+Decides which plans are valid. Pure: the hosts are an argument, and the permission of a fault is checked elsewhere. The
+words for faults are the simulator's (`runtime.sim.faults`), because they mean the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import msgspec
+
+from isthmus.runtime.errors import ConfigError, Fault, nearest
+
+Kind: TypeAlias = Literal["kill", "pause", "slow", "mute", "clog", "lose", "throttle"]
+KINDS: Final[tuple[str, ...]] = get_args(Kind)
+DAEMON: Final = "daemon"
+FORK_SERVER: Final = "fork-server"
+MACHINE: Final = "machine"
+MACHINES_MAX: Final = 16
+FAULTS_MAX: Final = 1000
+"""Faults in one plan: each has a thread, and more are no plan but a loop."""
+LONGER_MAX: Final = 20.0
+"""A run that is struck without end may last so much longer than the first undisturbed one."""
+_LASTING: Final = {
+    "pause": ("seconds",),
+    "slow": ("seconds", "factor"),
+    "mute": ("seconds",),
+    "clog": ("seconds", "latency"),
+    "lose": ("seconds", "share"),
+    "throttle": ("seconds", "kbits"),
+}
+"""Which fields belong to a kind, beside `kind`, `host` and `at`."""
+OF_LINKS: Final = ("mute", "clog", "lose", "throttle")
+"""Kinds that happen to the link of a learner: learners are those that dial, and so all of theirs passes one proxy."""
+LEARNER: Final = "learner"
+_DO: Final = "Correct the plan."
+
+
+class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One fault: `kind` happens to `host` ('learner/2', 'daemon', 'fork-server', 'machine/1').
+
+    It begins `at` seconds after the run's first inner step, and lasts `seconds`, except a kill. A slow process has one
+    part in `factor` of its CPU time. On the link of a learner nothing passes (mute), everything `latency` seconds later
+    (clog), a `share` of segments is lost (lose), or no more passes than `kbits` thousand bits a second in each
+    direction (throttle).
+    """
+
+    kind: Kind
+    host: str
+    at: float
+    seconds: float = 2.0
+    factor: float = 4.0
+    latency: float = 0.5
+    share: float = 0.1
+    kbits: float = 64.0
+
+    @property
+    def role(self) -> str:
+        """The kind of process."""
+        return self.host.partition("/")[0]
+
+    @property
+    def until(self) -> float:
+        """When it is over."""
+        return self.at + (self.seconds if self.kind in _LASTING else 0.0)
+
+
+class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Faults from a seed: `count` of them, or as many as a run lasts for, `mean_seconds` apart in the mean, of these
+    kinds, to these hosts (all)."""
+
+    seed: int = 0
+    count: int | None = None
+    mean_seconds: float = 8.0
+    kinds: tuple[Kind, ...] = ("kill", "pause", "slow")
+    hosts: tuple[str, ...] = ()
+
+
+class Slow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Permanent conditions of learners' links: thousands of bits a second in each direction, by slot (the last for all
+    beyond), and additional latency in seconds."""
+
+    kbits: tuple[float, ...] = ()
+    latency: float = 0.0
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    run: dict[str, Any] = {}
+    program: dict[str, dict[str, Any]] = {}
+    task: dict[str, Any] = {}
+    fault: list[dict[str, Any]] = []
+    random: dict[str, Any] | None = None
+    links: dict[str, Any] | None = None
+    machines: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosPlan:
+    """The requested faults: `faults`, or random ones (`drawn`), with or without `links` that are slow all the time.
+
+    Without any of these, the built-in faults. `run` and `task` are sections of the configuration, `program` has one for
+    each program. Runs are on `machines` machines, the first of which is the home.
+    """
+
+    faults: tuple[Planned, ...] = ()
+    drawn: Drawn | None = None
+    links: Slow | None = None
+    run: Mapping[str, Any] = field(default_factory=dict)
+    program: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+    machines: int = 1
+
+    def in_folder(self, folder: Path, absolute: Callable[..., Mapping[tuple[str, str], Any]]) -> ChaosPlan:
+        """The same with the paths of its sections made `absolute`, from the plan's own folder."""
+        keys = {(name, key): value for name in ("run", "task") for key, value in getattr(self, name).items()}
+        found = absolute(keys, folder)
+        run, task = ({key: value for (of, key), value in found.items() if of == name} for name in ("run", "task"))
+        return replace(self, run=run, task=task)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether faults occur for as long as a run goes on: those not due by its end do not count as missing."""
+        return self.drawn is not None and self.drawn.count is None
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether its faults are the built-in ones."""
+        return not self.faults and self.drawn is None and self.links is None
+
+
+def read(document: Mapping[str, Any], where: str) -> ChaosPlan:
+    """The plan that a TOML document is; ConfigError with everything that is wrong with it by itself."""
+    doing, wrong = f"Reading the plan {where}", list[Fault]()
+    try:
+        told = msgspec.convert(document, _Document)
+    except msgspec.ValidationError as error:
+        expected = "tables [run], [program.NAME], [task], [links], [[fault]] and [random]"
+        raise ConfigError(doing, expected, str(error), _DO) from None
+    if told.fault and told.random is not None:
+        wrong.append(Fault(doing, "[[fault]] or [random]", "both", "Leave one of them out."))
+    if not 1 <= told.machines <= MACHINES_MAX:
+        wrong.append(Fault(doing, f"machines from 1 to {MACHINES_MAX}", str(told.machines), _DO))
+    if len(told.fault) > FAULTS_MAX:
+        wrong.append(Fault(doing, f"at most {FAULTS_MAX} faults", str(len(told.fault)), _DO))
+    faults = []
+    for number, table in enumerate(told.fault[:FAULTS_MAX], 1):
+        try:
+            faults.append(msgspec.convert(table, Planned, strict=True))
+        except msgspec.ValidationError as error:
+            kind = table.get("kind")
+            do = nearest(kind, KINDS) if isinstance(kind, str) and kind not in KINDS else _DO
+            wrong.append(Fault(f"{doing}, fault {number}", "kind, host and at, and what the kind has", str(error), do))
+        else:
+            wrong += _of_fault(faults[-1], table, f"{doing}, fault {number}")
+    drawn = None
+    if told.random is not None:
+        try:
+            drawn = msgspec.convert(told.random, Drawn, strict=True)
+            wrong += _of_drawn(drawn, f"{doing}, [random]")
+        except msgspec.ValidationError as error:
+            wrong.append(Fault(f"{doing}, [random]", "seed, count, mean_seconds, kinds and hosts", str(error), _DO))
+    links = None
+    if told.links is not None:
+        try:
+            links = msgspec.convert(told.links, Slow, strict=True)
+            wrong += _of_links(links, f"{doing}, [links]")
+        except msgspec.ValidationError as error:
+            wrong.append(Fault(f"{doing}, [links]", "kbits, a list of numbers, and latency", str(error), _DO))
+    if wrong:
+        raise ConfigError.of(wrong)
+    faults.sort(key=lambda fault: fault.at)
+    return ChaosPlan(tuple(faults), drawn, links, told.run, told.program, told.task, told.machines)
+
+
+def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[Fault]:
+    """Faults of the numbers of a planned fault."""
+    for name in ("seconds", "factor", "latency", "share", "kbits"):
+        if name in table and name not in _LASTING.get(fault.kind, ()):
+            yield Fault(doing, f"no {name}: a {fault.kind} has none", f"{name} = {table[name]}", "Leave it out.")
+    if not 0.0 <= fault.at < 1e6:
+        yield Fault(doing, "at = seconds after the first inner step, from 0", str(fault.at), _DO)
+    if not 0.0 < fault.seconds < 1e6:
+        yield Fault(doing, "seconds above 0", str(fault.seconds), _DO)
+    if not 1.0 < fault.factor <= 1000.0:
+        yield Fault(doing, "factor above 1, at most 1000", str(fault.factor), _DO)
+    if not 0.0 < fault.latency < 1e6:
+        yield Fault(doing, "latency in seconds, above 0", str(fault.latency), _DO)
+    if not 0.0 < fault.share < 1.0:
+        yield Fault(doing, "a share above 0 and below 1", str(fault.share), _DO)
+    if not 0.0 < fault.kbits < 1e9:
+        yield Fault(doing, "kbits above 0", str(fault.kbits), _DO)
+    if fault.role == MACHINE and fault.kind != "kill":
+        do = "Name a host, or kill the machine."
+        yield Fault(doing, f"a host, which can be struck by {fault.kind}", fault.host, do)
+    elif fault.kind in OF_LINKS and fault.role != LEARNER:
+        do = "Name a learner: others are dialled, and not through the proxy."
+        yield Fault(doing, f"a learner, whose link can {fault.kind}", fault.host, do)
+
+
+def _of_links(links: Slow, doing: str) -> Iterator[Fault]:
+    if not all(0.0 < kbits < 1e9 for kbits in links.kbits):
+        yield Fault(doing, "kbits above 0", str(list(links.kbits)), _DO)
+    if not 0.0 <= links.latency < 1e6:
+        yield Fault(doing, "latency in seconds, from 0", str(links.latency), _DO)
+
+
+def _of_drawn(drawn: Drawn, doing: str) -> Iterator[Fault]:
+    if drawn.count is not None and not 1 <= drawn.count <= FAULTS_MAX:
+        yield Fault(doing, f"count from 1 to {FAULTS_MAX}", str(drawn.count), _DO)
+    if not 0.0 < drawn.mean_seconds < 1e6:
+        yield Fault(doing, "mean_seconds above 0", str(drawn.mean_seconds), _DO)
+    has_links = any(kind in OF_LINKS for kind in drawn.kinds)
+    if has_links and drawn.hosts and not any(host.startswith(LEARNER) for host in drawn.hosts):
+        yield Fault(doing, "a learner among the hosts, for faults of links", ", ".join(drawn.hosts), _DO)
+    if not drawn.kinds:
+        yield Fault(doing, f"kinds of {', '.join(KINDS)}", "none", _DO)
+
+
+# -- the faults of a run -----------------------------------------------------------------------------------------------
+
+
+def machines_of(plan: ChaosPlan, hosts: Sequence[str]) -> int:
+    """The number of machines for runs of these hosts: two for the built-in plan, if each has a learner."""
+    return min(2, len(_learners(hosts))) if plan.is_built_in else plan.machines
+
+
+def machine_name(number: int) -> str:
+    """The name of a machine, in its daemon and in the cluster file."""
+    return f"{MACHINE}-{number}"
+
+
+def machine_number(host: str) -> int:
+    """Which machine a fault is about."""
+    return int(host.partition("/")[2])
+
+
+def machine_hosts(machines: int) -> list[str]:
+    """Names in a plan of the machines of a run on several, the home first; empty with one machine."""
+    return [f"{MACHINE}/{number}" for number in range(machines)] if machines > 1 else []
+
+
+def check_hosts(plan: ChaosPlan, there: Collection[str]) -> None:
+    """ConfigError if the plan names a host that no run of it has, or has more machines than a run has learners."""
+    learners = len(_learners(there))
+    if plan.machines > max(1, learners):
+        do = "Lower the machines, or ask for more learners: [run] learners."
+        expected = f"at most as many machines as learners, {learners}"
+        raise ConfigError("Preparing the plan", expected, str(plan.machines), do)
+    named = [fault.host for fault in plan.faults] + list(plan.drawn.hosts if plan.drawn else ())
+    known = [*there, DAEMON, FORK_SERVER, *machine_hosts(plan.machines)]
+    wrong = [
+        Fault("Preparing the plan", f"one of {', '.join(known)}", repr(host), nearest(host, known))
+        for host in dict.fromkeys(named)
+        if host not in known
+    ]
+    if wrong:
+        raise ConfigError.of(wrong)
+
+
+def check_programs(plan: ChaosPlan, known: Sequence[str]) -> None:
+    """ConfigError if the plan has a section for a program that is none of these."""
+    names = list(dict.fromkeys(known))
+    wrong = [
+        Fault("Reading the plan", "[program.NAME] of a program that there is", repr(name), nearest(name, names))
+        for name in plan.program
+        if name not in names
+    ]
+    if wrong:
+        raise ConfigError.of(wrong)
+
+
+def faults_of(plan: ChaosPlan, hosts: Sequence[str], seconds: float) -> tuple[Planned, ...]:
+    """The faults of a plan in runs of `hosts`, ordered by time; `seconds`: the duration of an undisturbed run."""
+    found = plan.faults
+    if plan.drawn is not None:
+        found = tuple(_drawn(plan.drawn, hosts, LONGER_MAX * seconds))
+    elif plan.is_built_in:
+        found = tuple(_built_in(hosts, seconds))
+    return found
+
+
+def _drawn(drawn: Drawn, hosts: Sequence[str], seconds_max: float) -> Iterator[Planned]:
+    """A Poisson process: distances are exponential. Without a count it ends with `seconds_max`."""
+    rng, at = random.Random(f"chaos {drawn.seed}"), 0.0
+    for _ in range(drawn.count or FAULTS_MAX):
+        at += rng.expovariate(1.0 / drawn.mean_seconds)
+        if drawn.count is None and at > seconds_max:
+            return
+        kind = rng.choice(drawn.kinds)
+        able = [host for host in drawn.hosts or hosts if kind not in OF_LINKS or host.startswith(LEARNER)]
+        host = rng.choice(able)
+        yield Planned(kind=kind, host=host, at=round(at, 3))
+
+
+def _learners(hosts: Collection[str]) -> list[str]:
+    return [host for host in hosts if host.startswith(f"{LEARNER}/")]
+
+
+def _built_in(hosts: Sequence[str], seconds: float) -> Iterator[Planned]:
+    """One fault after another, evenly over the first 90 % of the run.
+
+    Every kind of process is killed once, and all processes of one of two machines at once; one learner is stopped and
+    another slowed for 4 % of the run.
+    """
+    learners = _learners(hosts)
+    others = [host for host in hosts if not host.startswith("learner/")]
+    lasts = round(0.04 * seconds, 3)
+    story: list[dict[str, Any]] = [
+        # A fork server exists until a daemon dies, and then from the next host on.
+        {"kind": "kill", "host": FORK_SERVER},
+        {"kind": "kill", "host": learners[1 % len(learners)]},
+        *({"kind": "kill", "host": host} for host in [*machine_hosts(min(2, len(learners)))[1:], *others]),
+        {"kind": "kill", "host": DAEMON},
+        {"kind": "pause", "host": learners[2 % len(learners)], "seconds": lasts},
+        {"kind": "slow", "host": learners[3 % len(learners)], "seconds": lasts},
+    ]
+    for number, told in enumerate(story, 1):
+        yield Planned(at=round(0.9 * seconds * number / (len(story) + 1), 3), **told)

@@ -1,0 +1,118 @@
+"""Whether the largest fragment fits into an item, in all that is made of it: before a run, not at its first send.
+
+What is largest is the state that a shard gives to the home of the run: the published values, the momentum where there
+is any, and what outer steps go on from where updates are coded.
+
+Whether a task's mesh, leaves and batches fit the devices of an island, which need not be here.
+
+Whether a graph's learners may have several processes each, and the work of a process that follows its leader.
+
+A learner's processes call the same functions in the same order, as its inner-step does. So its inner-step has to be a
+body that names its `follower`, to give fragments only, because no process has all parameters, and to train on the
+batches of the shipped data node: every process makes them for itself. And the task's learner has to be the one in jax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from isthmus.ops.data.batches import first_batch
+from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.parameter_trees import named_leaves
+from isthmus.ops.gang.mesh_sharding import MeshShape, ShardingError
+from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.task import Task
+from isthmus.runtime.errors import Fault
+from isthmus.runtime.graph.plans import NodePlan, Plan
+from isthmus.runtime.graph.template import AllOf, Graph
+from isthmus.runtime.ids import LEARNER
+from isthmus.runtime.items.layout import ITEM_BYTES_MAX
+
+VALUE_BYTES = 4
+
+
+def item_faults(graph: Graph) -> Iterator[Fault]:
+    """A fault for each outer step whose largest fragment does not fit."""
+    for node in graph.nodes:
+        if node.body is not OuterStep:
+            continue
+        (fragments,) = node.arguments
+        vectors = 1 + bool(node.keywords["momentum"]) + (node.keywords.get("update", "float32") != "float32")
+        largest = max(fragments, key=lambda fragment: fragment.size)
+        size_bytes = vectors * VALUE_BYTES * largest.size
+        if size_bytes > ITEM_BYTES_MAX:
+            count = -(-len(fragments) * size_bytes // ITEM_BYTES_MAX)
+            yield Fault(
+                f"fragment {largest.index} ({largest.units[0].name}{' and more' if len(largest.units) > 1 else ''})",
+                f"at most {ITEM_BYTES_MAX >> 30} GiB in one item, {ITEM_BYTES_MAX // (VALUE_BYTES * vectors)} values",
+                f"{largest.size} values, whose state of {vectors} float32 vectors takes {size_bytes / 2**30:.1f} GiB",
+                f"Cut the model into at least {count} fragments (program.fragments), stack layers so that each is cut "
+                "for itself (task.stacked), or make the largest tensor smaller.",
+            )
+
+
+def mesh_faults(task: Task, devices: int, seed: int, slot: int, where: str) -> Iterator[Fault]:
+    """Why mesh, leaves or batches do not fit so many devices, for this slot's learner; `where`: the island in words."""
+    recipe = task.recipe()
+    try:
+        mesh = MeshShape.of(recipe.mesh, devices)
+        for leaf in recipe.leaves():
+            mesh.of_leaf(leaf.name, leaf.shape.shape, recipe.shard)
+        for name, array in named_leaves(first_batch(task, seed, slot), "batch"):
+            mesh.of_batch(name, np.shape(array))
+    except ShardingError as error:
+        yield Fault(f"{error.doing} ({where})", error.expected, error.found, error.do)
+
+
+PROCESSES_MAX: Final = 64
+"""Processes of an island: a v5p of 256 chips has as many hosts."""
+
+
+def process_faults(plans: Mapping[str, Plan], task: Any, processes: Sequence[int], learners: int) -> Iterator[Fault]:
+    """Faults of the numbers of processes of a task's learners, by slot."""
+    for count in processes:
+        if not 1 <= count <= PROCESSES_MAX:
+            do = "Say how many processes the island of each learner has: run.processes=[2, 1]."
+            yield Fault("Reading run.processes", f"from 1 to {PROCESSES_MAX} of each learner", str(count), do)
+    if len(processes) > learners:
+        do = "Lower it, or raise run.learners."
+        yield Fault(
+            "Reading run.processes", f"at most one number for each of {learners} learners", str(len(processes)), do
+        )
+    if max(processes, default=1) > 1 and hasattr(task, "learner"):
+        do = "Give the task a loss or a step, or leave run.processes out."
+        yield Fault("Reading run.processes", "a task that isthmus trains in jax", "one with a learner of its own", do)
+    if max(processes, default=1) > 1 and followed(plans.get(LEARNER)) is None:
+        do = "Use InnerStep with fragments on the batches of Batches, or leave run.processes out."
+        yield Fault(
+            "Reading run.processes", "learners that exchange fragments and nothing else, by InnerStep", "others", do
+        )
+
+
+def follower_plan(plan: Plan, role: str, learners: int, slots: int) -> Plan:
+    """The plan, in this role, of a process that follows the leader of an island; `plan` is the leader's."""
+    step = followed(plan)
+    assert step is not None
+    keywords = {**step.keywords, "learners": learners, "slots": slots}
+    node = NodePlan(step.index, "follow", step.body.follower, step.arguments, keywords, AllOf(()), (), ())
+    replicas = {**plan.replicas, role: plan.replicas[plan.role]}
+    return replace(plan, role=role, nodes=(node,), edges={}, replicas=replicas)
+
+
+def followed(plan: Plan | None) -> NodePlan | None:
+    """The node of a learner whose calls followers may repeat; None if there is none."""
+    for node in () if plan is None else plan.nodes:
+        if hasattr(node.body, "follower") and node.keywords.get("fragments"):
+            assert plan is not None
+            if any(edge.source == node.index and edge.source_port == "parameters" for edge in plan.edges.values()):
+                continue
+            sources = [
+                edge.source for edge in plan.edges.values() if (edge.target, edge.target_port) == (node.index, "batch")
+            ]
+            if [each.body for each in plan.nodes if each.index in sources] == [Batches]:
+                return node
+    return None

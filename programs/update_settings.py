@@ -1,0 +1,146 @@
+"""How coded updates reach the hosts of a role: the nodes and edges beside those of a program whose updates are whole.
+
+syncer:      outer-step --state--> key-frames
+between:     outer-step ==update==> receive    key-frames ==its slot==> receive    receive ==need==> key-frames
+each role:   receive --update--> whoever takes updates, and --pull--> inner-step
+
+The settings of an outer step, which a family of programs shares, their faults, and tasks that some cannot train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
+
+from isthmus.ops.exchange.adaptive import first_interval
+from isthmus.ops.learner.receive import Receive
+from isthmus.ops.syncer.conductor import Conductor
+from isthmus.ops.syncer.outer_step import KeyFrames, OuterStep
+from isthmus.ops.syncer.pacer import Pacer
+from isthmus.programs.sweeps import OUTER_LOCK_STEP, outer_default, sweeps_of
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Node, Port, Role
+from isthmus.runtime.ids import LEARNER
+
+
+def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False) -> Port:
+    """The port that gives the updates of an outer step, decoded, in a role: its own, or that of the role's `receive`.
+
+    `in_turns`: turns, of programs in lock-step, pass through it to learners.
+    """
+    if outer.keywords.get("update", "float32") == "float32":
+        return outer["update"]
+    found = [node for node in graph.nodes if node.body is Receive and node.role == role.name]
+    return (found[0] if found else _add_receive(graph, role, outer, in_turns))["update"]
+
+
+def to_learner(graph: Graph, learner: Role, outer: Node, pull: Port, taker: Node, *, in_turns: bool = False) -> None:
+    """The edges of updates and pulls (`in_turns`: turns) to the node of a learner that takes both. Pulls go behind the
+    updates that were sent before them: an answer on a version that is about to be replaced would be refused."""
+    updates = updates_in(graph, learner, outer, in_turns=in_turns)
+    graph.edge(updates, taker["update"], Latest("fragment"))
+    if updates.node is not outer:
+        graph.edge(pull, updates.node["pull"], Latest("fragment"))
+        pull = updates.node["pull"]
+    graph.edge(pull, taker["pull"], Latest("fragment"))
+
+
+def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool) -> Node:
+    frames = next((node for node in graph.nodes if node.body is KeyFrames), None)
+    if frames is None:
+        frames = graph.role_of(outer.role).node("key-frames", KeyFrames, fires=AnyOf("state", "need"))
+        graph.edge(outer["state"], frames["state"], Latest("fragment"))
+    fires = AnyOf("update", "pull") if role.name == LEARNER else AnyOf("update")
+    receive = role.node(f"receive-{role.name}", Receive, *outer.arguments, in_turns=in_turns, fires=fires)
+    graph.edge(outer["update"], receive["update"], Latest("place"))
+    to = role.at("slot") if role.name == LEARNER else None
+    graph.edge(frames[role.name], receive["update"], Latest("frame"), to=to)
+    graph.edge(receive["need"], frames["need"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))
+    return receive
+
+
+Rule = Literal["rda", "average"]
+Format = Literal["float32", "bf16", "int8", "int4"]
+LEARNERS_MAX: Final = 1024
+"""256 are tried (`tests/bench/bench_size.py`); memory and links decide the number that a run can have."""
+INTERVAL_MAX: Final = 10_000
+"""Inner steps: a gate may permit as many at once, and each permit is an item of a Queue."""
+OUTER: Final = {"outer_lr": "lr", "outer_momentum": "momentum"}
+"""The settings of the outer step, and the keywords of its node."""
+
+
+def check_gradients(job: Job, program: str, snapshot_seconds: float) -> None:
+    """ConfigError for a task whose gradients cannot be averaged, and for a snapshot interval that is not above 0."""
+    if not snapshot_seconds > 0:
+        settings = {"snapshot_seconds": snapshot_seconds}
+        raise ConfigError.of(
+            [fault(program, settings, "snapshot_seconds", "seconds above 0", "Leave it out for the default.")]
+        )
+    if job.has_gradients:
+        return
+    raise ConfigError(
+        f"Training {job.task} by {program}",
+        "a loss, all of whose parameters are merged, because learners average its gradient at every step",
+        "a step of its own (Task.of_step), or parameters that are local",
+        "Train it by decoupled-diloco, streaming-diloco or diloco, which merge what steps have made.",
+    )
+
+
+def outer_settings(
+    job: Job,
+    interval: int,
+    lr: float | None,
+    momentum: float | None,
+    table: Sequence[tuple[float, tuple[float, float]]] = OUTER_LOCK_STEP,
+) -> tuple[float, float]:
+    """(eta, mu) as given, or by the number of times that the run passes over all fragments."""
+    lr_default, momentum_default = outer_default(sweeps_of(job, interval), table)
+    return (lr_default if lr is None else lr), (momentum_default if momentum is None else momentum)
+
+
+def derived(graph: Graph, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a program chose for its settings that are None: by the number of sweeps, and by the size of the model."""
+    return {key: value for key, value in _built(graph) if key in settings and settings[key] is None}
+
+
+def interval_of(graph: Graph) -> int | None:
+    """The initial interval of a graph whose fragments are merged at one; None for another graph."""
+    return next((first_interval(value) for key, value in _built(graph) if key == "interval"), None)
+
+
+def _built(graph: Graph) -> Iterator[tuple[str, Any]]:
+    for node in graph.nodes:
+        if node.role == "learner" and isinstance(parts := node.keywords.get("fragments"), Sequence):
+            yield "fragments", len(parts)
+        if node.body in (Pacer, Conductor) and "interval" in node.keywords:
+            yield "interval", node.keywords["interval"]
+        if node.body is OuterStep:
+            yield from ((key, node.keywords[name]) for key, name in OUTER.items())
+
+
+def faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:
+    """Everything that is out of range among `interval`, `merge`, `push`, `outer_lr` and `outer_momentum`."""
+    yield from format_faults(program, settings)
+    if not 1 <= settings["interval"] <= INTERVAL_MAX:
+        expected = f"1 to {INTERVAL_MAX} inner steps"
+        yield fault(program, settings, "interval", expected, "The published interval is 24.")
+    if settings["merge"] not in get_args(Rule):
+        yield fault(program, settings, "merge", "'rda' or 'average'", "Choose one of them.")
+    if settings["outer_lr"] is not None and not settings["outer_lr"] > 0:
+        yield fault(program, settings, "outer_lr", "a number above 0", "Leave it out for the default.")
+    if settings["outer_momentum"] is not None and not 0 <= settings["outer_momentum"] < 1:
+        yield fault(program, settings, "outer_momentum", "at least 0 and below 1", "Leave it out for the default.")
+
+
+def format_faults(program: str, settings: Mapping[str, Any], others: Sequence[str] = ()) -> Iterator[Fault]:
+    """Faults of the wire formats; a program may permit `others`, too."""
+    for name in ("push", "update"):
+        known = (*get_args(Format), *others)
+        if settings.get(name, "float32") not in known:
+            expected = f"one of {', '.join(known)}"
+            yield fault(program, settings, name, expected, "float32 loses nothing; the others save bytes.")
+
+
+def fault(program: str, settings: Mapping[str, Any], name: str, expected: str, do: str) -> Fault:
+    """The fault of a setting that is out of range."""
+    return Fault(f"setting program.{name} of {program}", expected, repr(settings[name]), do)
