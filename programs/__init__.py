@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from isthmus.ops.data.batches import LoaderStream, Stream
-    from isthmus.programs.request.request import Program, decoupled_diloco
+    from isthmus.programs.engine.request.request import Program, decoupled_diloco
     from isthmus.programs.task import At, Task
     from isthmus.programs.trained import load
     from isthmus.programs.training import Result, train
@@ -20,11 +20,11 @@ __all__ = ["At", "LoaderStream", "Program", "Result", "Stream", "Task", "decoupl
 _MODULES: Final = {
     "At": "programs.task",
     "LoaderStream": "ops.data.batches",
-    "Program": "programs.request.request",
+    "Program": "programs.engine.request.request",
     "Result": "programs.training",
     "Stream": "ops.data.batches",
     "Task": "programs.task",
-    "decoupled_diloco": "programs.request.request",
+    "decoupled_diloco": "programs.engine.request.request",
     "load": "programs.trained",
     "train": "programs.training",
 }

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from isthmus.programs.request.new_folder import CONFIG
+from isthmus.programs.engine.request.new_folder import CONFIG
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, Fault
 
@@ -106,7 +106,7 @@ def _task(folder: Path, doing: str) -> Task:
 
 
 def _found(task: Task | str | None, settings: Mapping[str, Any]) -> Task:
-    from isthmus.programs.request.request import find_task
+    from isthmus.programs.engine.request.request import find_task
 
     return find_task(task, settings if task is None else {}).task
 

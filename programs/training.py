@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from isthmus.programs.request import reference
-from isthmus.programs.request.request import NAMELESS_TASK, Program, Request, prepare
+from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.request import NAMELESS_TASK, Program, Request, prepare
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest
 
 if TYPE_CHECKING:
-    from isthmus.programs.cluster.handover import Handover
-    from isthmus.programs.machine.client import Daemon
-    from isthmus.programs.run.in_process import Outcome, Watch
-    from isthmus.programs.run.in_processes import Submitted
+    from isthmus.programs.engine.cluster.handover import Handover
+    from isthmus.programs.engine.machine.client import Daemon
+    from isthmus.programs.engine.run.in_process import Outcome, Watch
+    from isthmus.programs.engine.run.in_processes import Submitted
 
 TRANSPORTS: Final = ("zmq", "inproc")
 """Transports between the hosts of a run: processes over ZeroMQ, or this process. The first is the default."""
@@ -80,7 +80,7 @@ def _train(
         raise ConfigError(f"Importing {module}", "a module that can be imported", "a call of train()", do)
     if task is not None and len(sys.argv) > 1:
         run = {**run, "argv": tuple(sys.argv)}
-    from isthmus.programs.islands import taken
+    from isthmus.programs.engine.islands import taken
 
     if transport == "inproc":
         taken.take_all()
@@ -90,8 +90,8 @@ def _train(
     if transport != "inproc" and isinstance(task, Task):
         _check_importable(request)
 
-    from isthmus.programs.run.in_processes import submit
-    from isthmus.programs.terminal.live import announce, watching
+    from isthmus.programs.engine.run.in_processes import submit
+    from isthmus.programs.study.terminal.live import announce, watching
 
     announce(request.chosen, request.warnings, quiet=quiet)
     if transport == "inproc":
@@ -116,7 +116,7 @@ def check_transport(transport: str | None) -> None:
 
 def _check_importable(request: Request) -> None:
     """ConfigError for a task that processes could not import, or would import in another form."""
-    from isthmus.programs.request.task_in_hand import check_importable, what_to_do
+    from isthmus.programs.engine.request.task_in_hand import check_importable, what_to_do
 
     text = request.job.task.text
     if text == NAMELESS_TASK:
@@ -127,7 +127,7 @@ def _check_importable(request: Request) -> None:
 
 def start(request: Request, watch: Watch | None) -> Outcome:
     """Run a request, whose folder is made, in this process; RunError, which names the folder, if the run fails."""
-    from isthmus.programs.run.in_process import run_inproc
+    from isthmus.programs.engine.run.in_process import run_inproc
 
     with _naming(request.run_dir):
         return run_inproc(request, watch=watch)
@@ -135,7 +135,7 @@ def start(request: Request, watch: Watch | None) -> Outcome:
 
 def start_processes(submitted: Submitted, watch: Watch | None) -> Outcome:
     """Run a submitted request in processes; RunError, which names the run folder, if the run fails."""
-    from isthmus.programs.run.in_processes import run_processes
+    from isthmus.programs.engine.run.in_processes import run_processes
 
     with _naming(submitted.run_dir):
         return run_processes(submitted, watch=watch)
@@ -145,8 +145,8 @@ def start_on_machine(
     daemon: Daemon, handed: Handover, viewed: Callable[[Submitted], AbstractContextManager[Watch]]
 ) -> Outcome:
     """Hand a run over to a machine's daemon, and view it; RunError, which names the run folder, if the run fails."""
-    from isthmus.programs.machine.client import hand_over, watch_on_machine
-    from isthmus.programs.run.interrupts import interrupts
+    from isthmus.programs.engine.machine.client import hand_over, watch_on_machine
+    from isthmus.programs.engine.run.interrupts import interrupts
 
     with interrupts() as interrupted:
         submitted = hand_over(daemon, handed, is_watched=True)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-from isthmus.programs.request import reference
-from isthmus.programs.request.environment import prepare_environment
+from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.environment import prepare_environment
 
 # Hypothesis also tries constants of whatever modules are loaded: other examples in every order of tests, and failures
 # that nobody finds again.

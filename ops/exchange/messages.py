@@ -3,7 +3,7 @@
 Snapshots of programs whose learners all hold the same state: parameters, moments, and progress.
 
 Decides when a learner emits one. The recorder keeps the newest, on disk, too, and sends it to learners that come back
-(`programs.snapshots.holds`): so one of these programs survives the deaths of all its hosts.
+(`programs.engine.snapshots.holds`): so one of these programs survives the deaths of all its hosts.
 
 Loans between learners through the recorder: local leaves, for one that begins without any of its own.
 

@@ -25,21 +25,21 @@ from rich.text import Text
 
 from isthmus.programs.command.config import absolute
 from isthmus.programs.command.options import Options
-from isthmus.programs.lab import chaos_plan as plans
-from isthmus.programs.lab.chaos_page import write_page
-from isthmus.programs.lab.chaos_plan import ChaosPlan
-from isthmus.programs.lab.chaos_strikes import check_permitted
-from isthmus.programs.lab.chaos_trial import Order, Tried, as_data, headline, try_program
-from isthmus.programs.request import settings
-from isthmus.programs.request.new_folder import choose
-from isthmus.programs.request.request import DEFAULT, SHIPPED
-from isthmus.programs.results.words import decimal, percent, seconds
-from isthmus.programs.run.in_processes import apart
-from isthmus.programs.simulation import searches
-from isthmus.programs.simulation.searches import PHASES, idle, rare, rare_steps
-from isthmus.programs.simulation.seeds import run, shape_of
-from isthmus.programs.simulation.universe import Outcome
-from isthmus.programs.terminal.figures import Column, fitted
+from isthmus.programs.engine.request import settings
+from isthmus.programs.engine.request.new_folder import choose
+from isthmus.programs.engine.request.request import DEFAULT, SHIPPED
+from isthmus.programs.engine.results.words import decimal, percent, seconds
+from isthmus.programs.engine.run.in_processes import apart
+from isthmus.programs.study.lab import chaos_plan as plans
+from isthmus.programs.study.lab.chaos_page import write_page
+from isthmus.programs.study.lab.chaos_plan import ChaosPlan
+from isthmus.programs.study.lab.chaos_strikes import check_permitted
+from isthmus.programs.study.lab.chaos_trial import Order, Tried, as_data, headline, try_program
+from isthmus.programs.study.simulation import searches
+from isthmus.programs.study.simulation.searches import PHASES, idle, rare, rare_steps
+from isthmus.programs.study.simulation.seeds import run, shape_of
+from isthmus.programs.study.simulation.universe import Outcome
+from isthmus.programs.study.terminal.figures import Column, fitted
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.files import write_json
 
@@ -110,7 +110,7 @@ def _placed(plan: ChaosPlan, order: Order, hosts: Sequence[str]) -> Order:
 
 def _hosts(order: Order) -> list[str]:
     """The hosts at the start of a run; ConfigError with the faults of the request."""
-    from isthmus.programs.recorder.summary import roster_counts
+    from isthmus.programs.engine.recorder.summary import roster_counts
 
     sets = list(order.sets)
     request = Options(order.program, order.task, None, None, None, None, None, sets, None, None, None, None).request()

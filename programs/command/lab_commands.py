@@ -90,9 +90,9 @@ def plan(
 
     Only the merge is measured, on this machine; everything else is computed.
     """
-    from isthmus.programs.lab import plan
-    from isthmus.programs.lab.plan import Wanted, check, islands_of, plan_of
-    from isthmus.programs.report.page import write_sheet
+    from isthmus.programs.engine.report.page import write_sheet
+    from isthmus.programs.study.lab import plan
+    from isthmus.programs.study.lab.plan import Wanted, check, islands_of, plan_of
 
     wanted = Wanted(
         parameters,
@@ -184,9 +184,9 @@ def goodput(
 
     An event model, calibrated to the published cells. Nothing is trained.
     """
-    from isthmus.programs.lab import goodput
-    from isthmus.programs.lab.goodput import cells
-    from isthmus.programs.report.page import write_sheet
+    from isthmus.programs.engine.report.page import write_sheet
+    from isthmus.programs.study.lab import goodput
+    from isthmus.programs.study.lab.goodput import cells
 
     found = cells(whole_numbers(learners, "--learners"), whole_numbers(chips, "--chips"), seeds)
     if page is not None:
@@ -207,9 +207,9 @@ def speeds(
 
     Whole runs of the real cores in virtual time, beside what was published.
     """
-    from isthmus.programs.lab import mixtures
-    from isthmus.programs.lab.mixtures import mixed
-    from isthmus.programs.report.page import write_sheet
+    from isthmus.programs.engine.report.page import write_sheet
+    from isthmus.programs.study.lab import mixtures
+    from isthmus.programs.study.lab.mixtures import mixed
 
     found = mixed(learners, slower, steps, seed)
     if page is not None:
@@ -231,9 +231,9 @@ def borrowed(
 
     Whole runs of the real cores in virtual time, beside what was published.
     """
-    from isthmus.programs.lab import mixtures
-    from isthmus.programs.lab.mixtures import borrowed as cases_of
-    from isthmus.programs.report.page import write_sheet
+    from isthmus.programs.engine.report.page import write_sheet
+    from isthmus.programs.study.lab import mixtures
+    from isthmus.programs.study.lab.mixtures import borrowed as cases_of
 
     found = cases_of(learners, steps, seed)
     if page is not None:

@@ -31,7 +31,7 @@ def daemon(
 
     Ctrl-C asks its runs to stop and waits for them; a second one ends them at once.
     """
-    from isthmus.programs.machine.serve import serve
+    from isthmus.programs.engine.machine.serve import serve
 
     raise typer.Exit(serve(name, listen, config))
 
@@ -39,7 +39,7 @@ def daemon(
 @commands.command(rich_help_panel=PANEL)
 def keygen(name: Annotated[str, typer.Argument(metavar="NAME", help="The machine's name.")]) -> None:
     """Make a key for a machine: NAME.key, which stays there, and NAME.pub."""
-    from isthmus.programs.machine import admissions
+    from isthmus.programs.engine.machine import admissions
 
     typer.echo(admissions.keygen(name))
 
@@ -59,7 +59,7 @@ def admit(
 
     It may offer islands to the runs here, and, as an operator, start, watch and stop them.
     """
-    from isthmus.programs.machine import admissions
+    from isthmus.programs.engine.machine import admissions
 
     typer.echo(admissions.admit_machine(name, key, machine, is_operator=operator))
 
@@ -83,7 +83,7 @@ def join(
 
     It only dials out. Ctrl-C takes it away again.
     """
-    from isthmus.programs.machine.serve import join
+    from isthmus.programs.engine.machine.serve import join
 
     raise typer.Exit(join(home, name, islands, server_key, config))
 
@@ -100,6 +100,6 @@ def expel(
 
     Its hosts end, and its key is admitted no longer.
     """
-    from isthmus.programs.machine import admissions
+    from isthmus.programs.engine.machine import admissions
 
     typer.echo(admissions.expel_machine(name, machine))

@@ -13,7 +13,7 @@ import typer
 
 from isthmus.programs.command import lab_commands, machine_commands, run_commands
 from isthmus.programs.command.options import Commands
-from isthmus.programs.run.interrupts import handle, ignore, interrupt, unblock
+from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, unblock
 
 app = typer.Typer(
     cls=Commands,

@@ -24,8 +24,8 @@ from isthmus.runtime.errors import ConfigError, Fault, RequestError, RunError, n
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from isthmus.programs.cluster.cluster_file import Cluster as ClusterFile
-    from isthmus.programs.request.request import Request
+    from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
+    from isthmus.programs.engine.request.request import Request
 
 
 FAILED: Final = 1
@@ -265,7 +265,7 @@ def cluster_of(file: Path | None) -> ClusterFile | None:
     """The contents of the file of --cluster; ConfigError with all its faults."""
     if file is None:
         return None
-    from isthmus.programs.cluster.cluster_file import read
+    from isthmus.programs.engine.cluster.cluster_file import read
 
     return read(file)
 
@@ -305,7 +305,7 @@ class Options:
     def program_reference(self) -> str:
         """The program that was asked for, or the default one."""
         from isthmus.programs.command import config
-        from isthmus.programs.request.request import DEFAULT, Program
+        from isthmus.programs.engine.request.request import DEFAULT, Program
 
         sections, _ = config.read(self.config, self.model, self.keys(), self.sets or (), self.cluster)
         return Program(sections.program_reference or DEFAULT).reference
@@ -317,8 +317,8 @@ class Options:
     def request(self) -> Request:
         """The request of the options; ConfigError or GraphError, with every fault of the step that found any."""
         from isthmus.programs.command import config
-        from isthmus.programs.request.request import DEFAULT, Program, prepare
-        from isthmus.programs.request.settings import collecting
+        from isthmus.programs.engine.request.request import DEFAULT, Program, prepare
+        from isthmus.programs.engine.request.settings import collecting
         from isthmus.programs.training import check_transport
 
         sections, faults = config.read(self.config, self.model, self.keys(), self.sets or (), self.cluster)
@@ -338,14 +338,14 @@ class Options:
         request = prepared(sections.run, sections.task)
         if request.config["run"]["local_batch"] == "same":
             return request
-        from isthmus.programs.cluster.prediction import paced
+        from isthmus.programs.engine.cluster.prediction import paced
 
         batch = paced(request, None if self.cluster is None else self.cluster.topology)
         return prepared({**sections.run, "local_batch": "same"}, {**sections.task, "batch": batch})
 
     def keys(self) -> dict[tuple[str, str], tuple[str, Any]]:
         """The options that stand for keys of the configuration: (section, key) -> (name of the option, value)."""
-        from isthmus.programs.request.settings import Text
+        from isthmus.programs.engine.request.settings import Text
 
         texts = {
             "PROGRAM": ("program", self.program),

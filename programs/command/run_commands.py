@@ -17,8 +17,8 @@ from isthmus.programs.command.options import FAILED, AsJson, Commands
 from isthmus.runtime.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from isthmus.programs.cluster.cluster_file import Cluster as ClusterFile
-    from isthmus.programs.request.request import Request
+    from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
+    from isthmus.programs.engine.request.request import Request
 
 
 FORMATS: Final = ("text", "mermaid", "json")
@@ -71,8 +71,8 @@ def train(
             apart.train(asked, is_detached=detach, quiet=quiet)
         return
 
-    from isthmus.programs.islands.taken import take_all
-    from isthmus.programs.terminal.live import announce, watching
+    from isthmus.programs.engine.islands.taken import take_all
+    from isthmus.programs.study.terminal.live import announce, watching
     from isthmus.programs.training import start
 
     take_all()  # Before the request is prepared: that may compute a first loss.
@@ -270,8 +270,8 @@ def status(
     as_json: options.AsJson = False,
 ) -> None:
     """Show the processes of a run, and how it goes."""
-    from isthmus.programs.terminal import status
-    from isthmus.programs.terminal import status as status_view
+    from isthmus.programs.study.terminal import status
+    from isthmus.programs.study.terminal import status as status_view
 
     folder, home = (None, None) if every else status.place_of(run, cluster)
     if every and not as_json:
@@ -282,7 +282,7 @@ def status(
 @commands.command(rich_help_panel=PANEL)
 def stop(run: Run = None, cluster: Cluster = None) -> None:
     """Bring a run to its end: the model is written, and the report."""
-    from isthmus.programs.terminal import status
+    from isthmus.programs.study.terminal import status
 
     folder, home = status.place_of(run, cluster)
     if status.request_stop(folder, home):
@@ -298,7 +298,7 @@ def logs(
     cluster: Cluster = None,
 ) -> None:
     """Print what a host of a run, or its daemon, wrote to its log."""
-    from isthmus.programs.terminal import status
+    from isthmus.programs.study.terminal import status
 
     folder, home = status.place_of(run, cluster)
     typer.echo(status.log_of(folder, name, home), nl=False)
@@ -306,11 +306,11 @@ def logs(
 
 def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: bool) -> str:
     """The graph of a request as text, Mermaid or JSON; with a cluster, also its placement and prediction."""
-    from isthmus.programs.request import graph_view
+    from isthmus.programs.engine.request import graph_view
 
     if cluster is not None:
-        from isthmus.programs.aot.compiling import finder
-        from isthmus.programs.cluster.prediction import shown
+        from isthmus.programs.engine.cluster.prediction import shown
+        from isthmus.programs.study.aot.compiling import finder
 
         return shown(request, cluster, form, finder(request), plans=plans)
     if form == "mermaid":
@@ -341,9 +341,9 @@ def why(
 
     It may be asked while the run goes on.
     """
-    from isthmus.programs.lab import past as why_view
-    from isthmus.programs.results.why import Wanted
-    from isthmus.programs.terminal import status
+    from isthmus.programs.engine.results.why import Wanted
+    from isthmus.programs.study.lab import past as why_view
+    from isthmus.programs.study.terminal import status
 
     wanted = Wanted.of(fragment, version, is_last=last)
     why_view.show_why(status.folder_of(run), wanted, as_json=as_json)
@@ -359,8 +359,8 @@ def replay(run: Run = None, as_json: AsJson = False) -> None:
 
     Where payloads were kept (--keep-payloads), every merge is computed again: the same bytes?
     """
-    from isthmus.programs.lab import past as replay_view
-    from isthmus.programs.terminal import status
+    from isthmus.programs.study.lab import past as replay_view
+    from isthmus.programs.study.terminal import status
 
     if not replay_view.show_replay(status.folder_of(run), as_json=as_json):
         raise typer.Exit(FAILED)

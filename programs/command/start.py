@@ -27,30 +27,30 @@ from typing import Any, Final, final
 import msgspec
 import typer
 
-from isthmus.programs.aot.compiling import check_compiler, compiled_for, finder, keep, told
-from isthmus.programs.aot.figures import Target, target
-from isthmus.programs.cluster import handover as digest
-from isthmus.programs.cluster.cluster_file import Cluster
-from isthmus.programs.cluster.handover import Handover, Sites
-from isthmus.programs.cluster.placing import elastic_sizes, placed
 from isthmus.programs.command import config
 from isthmus.programs.command.options import Options
-from isthmus.programs.lab import compare as folders
-from isthmus.programs.lab.compare import Pacing, Plan, Wanted, plan
-from isthmus.programs.lab.compare_outcome import comparison
-from isthmus.programs.lab.compare_page import Progress, notes, show, write_page
-from isthmus.programs.lab.compare_runs import carry_out
-from isthmus.programs.machine import client as machine_client
-from isthmus.programs.machine.client import Daemon
-from isthmus.programs.request import reference, spec
-from isthmus.programs.request.new_folder import InUseError, RunLock
-from isthmus.programs.request.request import Request
-from isthmus.programs.request.settings import Text, collecting
-from isthmus.programs.results.words import seconds
-from isthmus.programs.run.in_processes import Submitted, apart, detach, submit_apart
-from isthmus.programs.run.resume import check_program, is_store, resumed, resumed_from_store
-from isthmus.programs.snapshots.stored import KEY
-from isthmus.programs.terminal.live import announce, preparing, watching
+from isthmus.programs.engine.cluster import handover as digest
+from isthmus.programs.engine.cluster.cluster_file import Cluster
+from isthmus.programs.engine.cluster.handover import Handover, Sites
+from isthmus.programs.engine.cluster.placing import elastic_sizes, placed
+from isthmus.programs.engine.machine import client as machine_client
+from isthmus.programs.engine.machine.client import Daemon
+from isthmus.programs.engine.request import reference, spec
+from isthmus.programs.engine.request.new_folder import InUseError, RunLock
+from isthmus.programs.engine.request.request import Request
+from isthmus.programs.engine.request.settings import Text, collecting
+from isthmus.programs.engine.results.words import seconds
+from isthmus.programs.engine.run.in_processes import Submitted, apart, detach, submit_apart
+from isthmus.programs.engine.run.resume import check_program, is_store, resumed, resumed_from_store
+from isthmus.programs.engine.snapshots.stored import KEY
+from isthmus.programs.study.aot.compiling import check_compiler, compiled_for, finder, keep, told
+from isthmus.programs.study.aot.figures import Target, target
+from isthmus.programs.study.lab import compare as folders
+from isthmus.programs.study.lab.compare import Pacing, Plan, Wanted, plan
+from isthmus.programs.study.lab.compare_outcome import comparison
+from isthmus.programs.study.lab.compare_page import Progress, notes, show, write_page
+from isthmus.programs.study.lab.compare_runs import carry_out
+from isthmus.programs.study.terminal.live import announce, preparing, watching
 from isthmus.programs.training import start_on_machine, start_processes
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
 from isthmus.runtime.graph.placement import Placement
@@ -162,8 +162,8 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
 
     ConfigError with the refusals of all machines, and the obstacles to placing the run.
     """
-    from isthmus.programs.cluster.prediction import nodes_placed
-    from isthmus.programs.request.graph_view import as_json
+    from isthmus.programs.engine.cluster.prediction import nodes_placed
+    from isthmus.programs.engine.request.graph_view import as_json
 
     daemon = Daemon.of(cluster)
     faults: list[Fault] = []
@@ -248,7 +248,7 @@ def _targets(islands: Sequence[str]) -> list[Target]:
 
 def _spec_of(asked: Options, targets: Sequence[Target]) -> dict[str, Any]:
     """The spec of the requested run; ConfigError if its mesh does not fit an island's devices."""
-    from isthmus.programs.request.faults import mesh_faults
+    from isthmus.programs.engine.request.faults import mesh_faults
 
     request = asked.request()
     faults = [

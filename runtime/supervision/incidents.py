@@ -1,7 +1,7 @@
 """Records of events at the hosts of a run: ends of lives, reasons for killing them, and incidents.
 
 It decides nothing. `events.jsonl` has an incident a line; a status shows the last one of each host; a failed run states
-its reason as a failure. Sentences about them are made in one place, `programs.results.words`. Durations are in
+its reason as a failure. Sentences about them are made in one place, `programs.engine.results.words`. Durations are in
 nanoseconds where the name ends in `_ns`.
 """
 

@@ -50,10 +50,10 @@ def memory(settings: Mapping[str, Any]) -> dict[str, int | None]:
     from isthmus.ops.exchange.fragments import partition
     from isthmus.ops.island.jax_learner import Learner
     from isthmus.ops.island.life import Life
-    from isthmus.programs.aot.figures import Compiled
-    from isthmus.programs.aot.worker import bytes_on_device, compiled
+    from isthmus.programs.engine.request.layout import layout
     from isthmus.programs.language_model import task
-    from isthmus.programs.request.layout import layout
+    from isthmus.programs.study.aot.figures import Compiled
+    from isthmus.programs.study.aot.worker import bytes_on_device, compiled
 
     trained = task(**settings)
     learner = Learner(trained, partition(layout(trained), 8), life=Life(0, 0, 1))
@@ -89,7 +89,7 @@ def together(batch: int, learners: int, seconds: float) -> float:
 
 def the_gpu(doing: str) -> str:
     """The number of the first GPU; the end, with status 2, where there is none."""
-    from isthmus.programs.islands.environment import find
+    from isthmus.programs.engine.islands.environment import find
 
     found = find()
     if found is None or found.platform != "cuda":

@@ -65,7 +65,7 @@ def bare(batch: int, *, is_own_step: bool) -> None:
     """The loop without a runtime: prints the instant at which each step ended, until it is killed."""
     os.environ.update(ONE_THREAD, NPROC="1")
     from isthmus.ops.data.batches import At
-    from isthmus.programs.request.environment import prepare_environment
+    from isthmus.programs.engine.request.environment import prepare_environment
 
     prepare_environment(1)
     dispatch, batches = _own_step(batch) if is_own_step else _learner(batch)

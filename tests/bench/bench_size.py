@@ -24,10 +24,10 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from isthmus.programs.recorder.roles import least_replicas, resolving
-from isthmus.programs.recorder.summary import roster_counts
-from isthmus.programs.request.reference import resolve
-from isthmus.programs.simulation import toy_task
+from isthmus.programs.engine.recorder.roles import least_replicas, resolving
+from isthmus.programs.engine.recorder.summary import roster_counts
+from isthmus.programs.engine.request.reference import resolve
+from isthmus.programs.study.simulation import toy_task
 from isthmus.runtime import sim
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.graph.plans import lower

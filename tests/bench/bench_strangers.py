@@ -25,7 +25,7 @@ from typing import Any
 from observed import ISTHMUS
 from strangers.forging import LIAR, STRANGERS, VARIABLE
 
-from isthmus.programs.simulation.invariants_model import OF_FORGERIES
+from isthmus.programs.study.simulation.invariants_model import OF_FORGERIES
 
 HERE = Path(__file__).parent
 LEARNERS, TOKENS, TOKENS_PER_STEP = 3, 24_000, 8

@@ -22,9 +22,9 @@ from typing import Any
 
 from observed import ISTHMUS
 
-from isthmus.programs.request import spec
-from isthmus.programs.results import tapes
-from isthmus.programs.results.record import read_timeline
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.results import tapes
+from isthmus.programs.engine.results.record import read_timeline
 from isthmus.runtime.cores.scheduler_core import Scheduler
 from isthmus.runtime.cores.scheduler_events import FiringEnded
 from isthmus.runtime.graph.plans import Plan

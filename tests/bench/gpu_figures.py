@@ -235,7 +235,7 @@ def table(told: Mapping[str, Any]) -> str:
 
 def draw(path: Path) -> None:
     """The page beside gpu.json."""
-    from isthmus.programs.report.page import Part, Sheet, write_sheet
+    from isthmus.programs.engine.report.page import Part, Sheet, write_sheet
 
     told = read(path)
     ran = [

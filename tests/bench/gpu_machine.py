@@ -347,7 +347,7 @@ def _answered(order: Mapping[str, Any]) -> dict[str, Any]:
         return {"refused": refused}
     number = None
     if not order["tiny"]:
-        from isthmus.programs.islands.environment import find
+        from isthmus.programs.engine.islands.environment import find
 
         found = find()
         if found is None or found.platform != "cuda":

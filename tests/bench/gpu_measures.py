@@ -65,8 +65,8 @@ def memory(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One line."""
     from bench_gpu import memory as measured
 
-    from isthmus.programs.cluster.placing import learner_bytes
-    from isthmus.programs.request.request import prepare
+    from isthmus.programs.engine.cluster.placing import learner_bytes
+    from isthmus.programs.engine.request.request import prepare
 
     own = settings(asked)
     request = prepare(run={"learners": 1}, task_settings=own)
@@ -89,9 +89,9 @@ def exchange(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from isthmus.ops.island.life import Life
     from isthmus.ops.kernels import coding
     from isthmus.ops.learner.fragment_send import outer_gradient
+    from isthmus.programs.engine.request.environment import prepare_environment
+    from isthmus.programs.engine.request.layout import layout
     from isthmus.programs.language_model import task
-    from isthmus.programs.request.environment import prepare_environment
-    from isthmus.programs.request.layout import layout
 
     prepare_environment(1)
     trained = task(**settings(asked))

@@ -110,8 +110,8 @@ def _bare(settings: Mapping[str, Any]) -> None:
     from isthmus.ops.data.batches import At
     from isthmus.ops.island.jax_learner import Learner
     from isthmus.ops.island.life import Life
+    from isthmus.programs.engine.request.environment import prepare_environment
     from isthmus.programs.language_model import task
-    from isthmus.programs.request.environment import prepare_environment
 
     prepare_environment(1)
     trained = task(**settings)

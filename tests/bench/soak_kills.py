@@ -13,8 +13,9 @@ reset  A run that says 'done' holds the training that it says. Its loss falls by
        which went on from a snapshot, as they do where all that held the model were killed; the last loss is what a run
        without kills comes to, for the share of tokens that was merged, where no answer was shortened; no fragment has a
        first version behind a merged one. books  Steps and merges are those on the tapes
-       (`programs.simulation.taped_tokens`), and the books have no differences but lines that died with the recorder.
-       end    It ends within 30 s of its last progress: of the last token that a learner reported, or the last merge.
+       (`programs.study.simulation.taped_tokens`), and the books have no differences but lines that died with the
+       recorder. end    It ends within 30 s of its last progress: of the last token that a learner reported, or the last
+       merge.
 
 A run that fails, because no host is left that has the model, and no snapshot was written, is no lie. Exit status 1 if
 any check failed. With `--plant` the code is broken on purpose (`kills/sitecustomize.py`) and all who train or merge are
@@ -44,9 +45,9 @@ from typing import Any
 
 from observed import ISTHMUS
 
-from isthmus.programs.request import spec
-from isthmus.programs.results import tapes
-from isthmus.programs.simulation.taped_tokens import Taped, contradictions, taped_of
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.results import tapes
+from isthmus.programs.study.simulation.taped_tokens import Taped, contradictions, taped_of
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.wire.control_client import ask
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.recorder.node import EVALUATION, MODEL, PLAIN, Ending
-from isthmus.programs.recorder.roles import resolving
-from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
-from isthmus.programs.request import new_folder
-from isthmus.programs.request.reference import resolve
-from isthmus.programs.request.request import Program, prepare
+from isthmus.programs.engine.recorder.node import EVALUATION, MODEL, PLAIN, Ending
+from isthmus.programs.engine.recorder.roles import resolving
+from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
+from isthmus.programs.engine.request import new_folder
+from isthmus.programs.engine.request.reference import resolve
+from isthmus.programs.engine.request.request import Program, prepare
 from isthmus.runtime.clock import Instant, milliseconds, seconds
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.ids import Replica

@@ -13,8 +13,8 @@ import pytest
 
 from isthmus.ops.island.optimizer import adamw
 from isthmus.programs import Program
-from isthmus.programs.request.request import prepare
-from isthmus.programs.simulation.pytest_plugin import Result, Worlds
+from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.study.simulation.pytest_plugin import Result, Worlds
 from isthmus.programs.update_settings import INTERVAL_MAX, outer_settings
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Job, Reference
@@ -139,7 +139,7 @@ def test_the_graph_shows_who_holds_up_a_step(tmp_path: Path, name: str, holds: s
 def test_building_a_graph_needs_neither_jax_nor_numba() -> None:
     script = """
 import sys
-from isthmus.programs.request.request import SHIPPED, Program
+from isthmus.programs.engine.request.request import SHIPPED, Program
 from isthmus.runtime.graph.template import Job, Reference, TensorSpec
 for name in SHIPPED:
     Program(name).build(Job(name, Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_000, 2))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.request.graph_view import WIDTH, as_json, mermaid, text
+from isthmus.programs.engine.request.graph_view import WIDTH, as_json, mermaid, text
 from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Queue, Quorum

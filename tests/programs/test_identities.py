@@ -13,7 +13,7 @@ import pytest
 
 from isthmus.ops.recovery.hold import Memory
 from isthmus.programs import Program
-from isthmus.programs.simulation.pytest_plugin import Result, Worlds
+from isthmus.programs.study.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime import sim
 from isthmus.runtime.clock import milliseconds
 from tests.programs.family import ADAM, SGD, final_model, recorded

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from isthmus.programs.command.main import app
-from isthmus.programs.request.request import SHIPPED
+from isthmus.programs.engine.request.request import SHIPPED
 
 ROOT = Path(__file__).parents[2]
 PAGES = (

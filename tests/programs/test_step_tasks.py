@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from isthmus.programs import Program, Task, load
-from isthmus.programs.report.charts_lines import charts
-from isthmus.programs.request.layout import layout
-from isthmus.programs.request.task_in_hand import differences
-from isthmus.programs.results import reading
-from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.programs.engine.report.charts_lines import charts
+from isthmus.programs.engine.request.layout import layout
+from isthmus.programs.engine.request.task_in_hand import differences
+from isthmus.programs.engine.results import reading
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime import sim
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import TensorSpec

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from isthmus.ops.island.recipe import Now
-from isthmus.programs.request.layout import check_first_loss, layout, warnings
+from isthmus.programs.engine.request.layout import check_first_loss, layout, warnings
 from isthmus.programs.task import At, Task
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import TensorSpec

@@ -76,7 +76,7 @@ def test_the_shipped_task_is_found_by_the_runs_configuration(tmp_path: Path) -> 
 
 def run_shipped(folder: Path, settings: dict[str, Any]) -> None:
     """Train the shipped task in this process, for a few steps."""
-    from isthmus.programs.request.request import prepare
+    from isthmus.programs.engine.request.request import prepare
     from isthmus.programs.training import start
 
     run = {"learners": 1, "tokens": 20 * 32}

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from isthmus.programs import Task, decoupled_diloco, train
-from isthmus.programs.request.request import Request
+from isthmus.programs.engine.request.request import Request
 from isthmus.programs.training import read_final
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.graph.template import TensorSpec

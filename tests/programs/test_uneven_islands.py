@@ -18,9 +18,9 @@ TOGETHER = """
     import jax
     sizes = list(map(int, sys.argv[3:]))
     jax.config.update("jax_num_cpu_devices", sum(sizes))
-    from isthmus.programs.request.request import Program
-    from isthmus.programs.request.request import prepare
-    from isthmus.programs.run.in_process import run_inproc
+    from isthmus.programs.engine.request.request import Program
+    from isthmus.programs.engine.request.request import prepare
+    from isthmus.programs.engine.run.in_process import run_inproc
     from isthmus.runtime.host.contract import Island
     from isthmus.runtime.ids import Replica
 
@@ -33,9 +33,9 @@ TOGETHER = """
 """
 APART = """
     import jax, sys
-    from isthmus.programs.request.environment import has_backend
-    from isthmus.programs.request.request import prepare
-    from isthmus.programs.run.in_processes import submit_apart
+    from isthmus.programs.engine.request.environment import has_backend
+    from isthmus.programs.engine.request.request import prepare
+    from isthmus.programs.engine.run.in_processes import submit_apart
 
     settings = {"data": (sys.argv[2],)}
     made = submit_apart(lambda: prepare("decoupled-diloco", run_dir=sys.argv[1], task_settings=settings))

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from isthmus.programs.recorder.roles import with_recorder
-from isthmus.programs.request.request import Program, Request, fingerprint, prepare
-from isthmus.programs.run.in_processes import detach, submit
+from isthmus.programs.engine.recorder.roles import with_recorder
+from isthmus.programs.engine.request.request import Program, Request, fingerprint, prepare
+from isthmus.programs.engine.run.in_processes import detach, submit
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.verify import verify
 from tests.bench.size.light import LIGHT

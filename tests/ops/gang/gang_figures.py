@@ -23,7 +23,7 @@ from isthmus.ops.gang.orders import Leader, follow
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import Life
 from isthmus.ops.island.recipe import Recipe
-from isthmus.programs.islands.gang import GangOfProcesses
+from isthmus.programs.engine.islands.gang import GangOfProcesses
 from isthmus.runtime.host.contract import Island
 from isthmus.runtime.ids import Member, Replica
 from tests.ops.island.mesh_figures import STEPS, LanguageTask, arrays, fragments_of, part_bytes

@@ -12,7 +12,7 @@ from isthmus.ops.data.batches_node import InOrder, _Streamed
 from isthmus.ops.gang import meeting
 from isthmus.ops.gang.meeting import GangError, join, lead
 from isthmus.ops.gang.orders import ORDER_BYTES_MAX, Following, Leader, Orders, follow
-from isthmus.programs.islands.gang import GangOfProcesses
+from isthmus.programs.engine.islands.gang import GangOfProcesses
 from isthmus.runtime.ids import Member, Replica
 
 

@@ -11,7 +11,7 @@ import pytest
 from isthmus.ops.island.evaluate import EvaluateMean, Schedule
 from isthmus.ops.island.life import Life
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.programs.simulation import toy_task
+from isthmus.programs.study.simulation import toy_task
 from isthmus.runtime.ids import Member, Replica
 from tests.ops.bodies import Context, SmallTask
 

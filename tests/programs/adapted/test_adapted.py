@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from isthmus.programs.recorder.accounts import FIELDS, LAST_COUNT, Changes, in_order
-from isthmus.programs.report import sections
-from isthmus.programs.results.changes import ChangeRecord, in_use, is_better, read, sentence, settings
-from isthmus.programs.results.reading import load
-from isthmus.programs.results.why import Wanted, rows, why
-from isthmus.programs.terminal.live import News
+from isthmus.programs.engine.recorder.accounts import FIELDS, LAST_COUNT, Changes, in_order
+from isthmus.programs.engine.report import sections
+from isthmus.programs.engine.results.changes import ChangeRecord, in_use, is_better, read, sentence, settings
+from isthmus.programs.engine.results.reading import load
+from isthmus.programs.engine.results.why import Wanted, rows, why
+from isthmus.programs.study.terminal.live import News
 
 PUSH: dict[str, Any] = {
     "shard": 0,

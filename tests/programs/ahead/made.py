@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.programs.aot.figures import Answer, Collectives, Compiled, Counted, Memory, Refused
+from isthmus.programs.study.aot.figures import Answer, Collectives, Compiled, Counted, Memory, Refused
 
 MEGA = 10**6
 LIMIT = 32_000 * MEGA

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from isthmus.programs.engine.request.request import SHIPPED, prepare
 from isthmus.programs.language_model import task
-from isthmus.programs.request.request import SHIPPED, prepare
 from tests.effort import soaked
 from tests.patience import PATIENCE
 
@@ -28,13 +28,13 @@ COUNT = """
     jax.config.update("jax_num_cpu_devices", 4)
     import msgspec
     from pathlib import Path
-    from isthmus.programs.aot.worker import counted
-    from isthmus.programs.aot.figures import Kept
-    from isthmus.programs.aot.figures import Target
-    from isthmus.programs.aot.worker import calls
-    from isthmus.programs.request import spec
-    from isthmus.programs.request.request import Program
-    from isthmus.programs.request.request import prepare
+    from isthmus.programs.study.aot.worker import counted
+    from isthmus.programs.study.aot.figures import Kept
+    from isthmus.programs.study.aot.figures import Target
+    from isthmus.programs.study.aot.worker import calls
+    from isthmus.programs.engine.request import spec
+    from isthmus.programs.engine.request.request import Program
+    from isthmus.programs.engine.request.request import prepare
     from isthmus.runtime.graph.devices import find
 
     program, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from isthmus.ops.island.life import DeviceCall
-from isthmus.programs.aot.figures import Counted
-from isthmus.programs.aot.worker import fitted, resized
+from isthmus.programs.study.aot.figures import Counted
+from isthmus.programs.study.aot.worker import fitted, resized
 from isthmus.runtime.errors import ConfigError
 from tests.programs.ahead.made import MEGA, REFUSED, STEP
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.programs.aot.compiling import told
-from isthmus.programs.aot.figures import Filling, Fit, Island, LargestBatch, summed, target
+from isthmus.programs.study.aot.compiling import told
+from isthmus.programs.study.aot.figures import Filling, Fit, Island, LargestBatch, summed, target
 from tests.programs.ahead.made import EXTRACT, LIMIT, MEGA, REFUSED, STEP, answer
 
 TARGET = target("v6e:2x2")

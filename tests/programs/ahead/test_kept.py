@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.aot.figures import Kept, digest, target
+from isthmus.programs.study.aot.figures import Kept, digest, target
 from tests.programs.ahead.made import FIGURES, REFUSED
 
 TARGET = target("v6e:2x2")

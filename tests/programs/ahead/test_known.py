@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.aot import compiling
-from isthmus.programs.aot.compiling import finder, keep
-from isthmus.programs.aot.figures import Island, summed, target
-from isthmus.programs.cluster.placing import Compiled
-from isthmus.programs.request import spec
-from isthmus.programs.request.request import Request, prepare
+from isthmus.programs.engine.cluster.placing import Compiled
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.request import Request, prepare
+from isthmus.programs.study.aot import compiling
+from isthmus.programs.study.aot.compiling import finder, keep
+from isthmus.programs.study.aot.figures import Island, summed, target
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Machine
 from tests.programs.ahead.made import EXTRACT, LIMIT, MEGA, STEP, answer

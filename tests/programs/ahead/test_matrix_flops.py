@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops import transformer
-from isthmus.programs.aot.worker import Flops, matrix_flops
+from isthmus.programs.study.aot.worker import Flops, matrix_flops
 
 
 def flops(function: Any, *shapes: tuple[int, ...]) -> Flops:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.exchange.token_accounts import FATES
-from isthmus.programs.recorder.accounts import books, entries, fragment_accounts, merged_share
+from isthmus.programs.engine.recorder.accounts import books, entries, fragment_accounts, merged_share
 
 SECOND = 1_000_000_000
 

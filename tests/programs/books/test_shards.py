@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from isthmus.ops.exchange.messages import Merging
-from isthmus.programs.recorder.accounts import ShardBooks
+from isthmus.programs.engine.recorder.accounts import ShardBooks
 
 
 def merging(epoch: int, count: int, merged: int, origin: list[int] | None = None) -> Merging:

@@ -10,9 +10,9 @@ import pytest
 
 from isthmus.ops.exchange.token_accounts import FATES
 from isthmus.programs import Program, Task
-from isthmus.programs.request.request import prepare
-from isthmus.programs.simulation.pytest_plugin import Result, Worlds
-from isthmus.programs.simulation.taped_tokens import contradictions, of_lives, taped_of
+from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.study.simulation.pytest_plugin import Result, Worlds
+from isthmus.programs.study.simulation.taped_tokens import contradictions, of_lives, taped_of
 from isthmus.runtime.sim import Blackout, Cut, Kill
 from tests.programs.simulation.test_world import LINEAR
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.results.reading import load
+from isthmus.programs.engine.results.reading import load
 from tests.patience import PATIENCE
 from tests.programs.run.process_run import ISTHMUS, TASK
 

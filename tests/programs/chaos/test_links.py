@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.lab.chaos_strikes import Conditions, Links, comes_about
+from isthmus.programs.study.lab.chaos_strikes import Conditions, Links, comes_about
 from tests.patience import PATIENCE
 
 DATA = os.urandom(40_000)

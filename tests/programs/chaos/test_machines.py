@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.lab.chaos_strikes import STATE, Machines
+from isthmus.programs.study.lab.chaos_strikes import STATE, Machines
 
 pytestmark = pytest.mark.process
 

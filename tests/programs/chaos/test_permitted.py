@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.lab import chaos_strikes
-from isthmus.programs.lab.chaos_strikes import check_permitted
+from isthmus.programs.study.lab import chaos_strikes
+from isthmus.programs.study.lab.chaos_strikes import check_permitted
 from isthmus.runtime.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.command.config import absolute
-from isthmus.programs.lab.chaos_plan import (
+from isthmus.programs.study.lab.chaos_plan import (
     FAULTS_MAX,
     ChaosPlan,
     Planned,

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from isthmus.programs.report.charts_drawing import Scale, element, share_level
-from isthmus.programs.report.charts_graph import Drawn, Edge, Node, Role, draw_graph
-from isthmus.programs.report.charts_lines import charts
-from isthmus.programs.report.charts_timeline import Window
-from isthmus.programs.report.page import load
-from isthmus.programs.results.record import Evaluation, Progress, Report, by_learner, unbroken, without_loss
-from isthmus.programs.results.words import decimal, percent, progress, scaled, seconds, whole
+from isthmus.programs.engine.report.charts_drawing import Scale, element, share_level
+from isthmus.programs.engine.report.charts_graph import Drawn, Edge, Node, Role, draw_graph
+from isthmus.programs.engine.report.charts_lines import charts
+from isthmus.programs.engine.report.charts_timeline import Window
+from isthmus.programs.engine.report.page import load
+from isthmus.programs.engine.results.record import Evaluation, Progress, Report, by_learner, unbroken, without_loss
+from isthmus.programs.engine.results.words import decimal, percent, progress, scaled, seconds, whole
 from tests.programs.results.made_up_run import build
 
 

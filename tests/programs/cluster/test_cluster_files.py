@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from isthmus.programs.cluster import cluster_file, machine_file
 from isthmus.programs.command import config
 from isthmus.programs.command.main import app
+from isthmus.programs.engine.cluster import cluster_file, machine_file
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.devices import Device, find
 

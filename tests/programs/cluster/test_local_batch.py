@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from isthmus.ops.data.batches import At, of_slot
 from isthmus.programs import Program, Task
-from isthmus.programs.cluster.placing import placed
-from isthmus.programs.cluster.prediction import paced, predict, shares
 from isthmus.programs.command.main import app
+from isthmus.programs.engine.cluster.placing import placed
+from isthmus.programs.engine.cluster.prediction import paced, predict, shares
+from isthmus.programs.engine.request.layout import layout
+from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.language_model import task as language_model
-from isthmus.programs.request.layout import layout
-from isthmus.programs.request.request import prepare
-from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Machine, Topology

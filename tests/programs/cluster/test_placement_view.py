@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from isthmus.programs.cluster.placing import Compiled, answers_bytes, learner_bytes, parameter_count, placed
-from isthmus.programs.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, captions, predict, text
 from isthmus.programs.command.main import app
-from isthmus.programs.recorder.summary import fragment_sizes
-from isthmus.programs.request.request import Program, Request, prepare
-from isthmus.programs.results.words import size
+from isthmus.programs.engine.cluster.placing import Compiled, answers_bytes, learner_bytes, parameter_count, placed
+from isthmus.programs.engine.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, captions, predict, text
+from isthmus.programs.engine.recorder.summary import fragment_sizes
+from isthmus.programs.engine.request.request import Program, Request, prepare
+from isthmus.programs.engine.results.words import size
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Machine, Placement, Topology

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.cluster import cluster_file
-from isthmus.programs.cluster.placing import placed
-from isthmus.programs.cluster.prediction import predict
-from isthmus.programs.request.request import Request, prepare
+from isthmus.programs.engine.cluster import cluster_file
+from isthmus.programs.engine.cluster.placing import placed
+from isthmus.programs.engine.cluster.prediction import predict
+from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.runtime.errors import ConfigError, PlacementError
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Machine, Topology

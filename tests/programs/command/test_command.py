@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 from isthmus.programs import training
 from isthmus.programs.command.config import MODELS
 from isthmus.programs.command.main import app
-from isthmus.programs.request import reference, settings
-from isthmus.programs.request.settings import Schema
+from isthmus.programs.engine.request import reference, settings
+from isthmus.programs.engine.request.settings import Schema
 from isthmus.runtime.errors import RunError
 
 RING = """

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from isthmus.programs.aot import compiling
 from isthmus.programs.command.main import app
+from isthmus.programs.study.aot import compiling
 from tests.patience import PATIENCE
 from tests.programs.ahead.made import EXTRACT, REFUSED, STEP, answer
 
@@ -149,7 +149,7 @@ def test_without_the_compiler_it_is_said_how_to_get_it(worker: Worker, monkeypat
 
 APART = """
 import sys
-from isthmus.programs.aot import compiling
+from isthmus.programs.study.aot import compiling
 compiling.WORKER, compiling.find_spec = "stand_in", lambda _: True
 from isthmus.programs.command.main import main
 sys.argv = ["isthmus", "compile", "--data", "text.txt", "--island", "v6e:2x2"]

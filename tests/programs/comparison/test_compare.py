@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.lab.replay import replay
+from isthmus.programs.study.lab.replay import replay
 from tests.patience import PATIENCE
 from tests.programs.comparison.comparing import written
 

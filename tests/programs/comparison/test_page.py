@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.lab.compare import Pacing, Plan, Variant
-from isthmus.programs.lab.compare_outcome import Place, Run, between, comparison
-from isthmus.programs.lab.compare_page import charts, write_page
+from isthmus.programs.study.lab.compare import Pacing, Plan, Variant
+from isthmus.programs.study.lab.compare_outcome import Place, Run, between, comparison
+from isthmus.programs.study.lab.compare_page import charts, write_page
 
 SIDES = {"plain": 2.0, "<fancy>": 1.5, "alone on 500 tokens": 2.25}
 """What each comes to at seed 0; a seed adds a tenth, and to the fancy one a hundredth more."""

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from isthmus.programs.lab.compare_outcome import Difference, difference, quantile, spread, verdict
+from isthmus.programs.study.lab.compare_outcome import Difference, difference, quantile, spread, verdict
 
 
 def test_a_difference_is_the_t_interval_of_the_pairs() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.lab import compare
-from isthmus.programs.lab.compare import Pacing, Plan, Wanted, plan, request_of
-from isthmus.programs.request.settings import Text
+from isthmus.programs.engine.request.settings import Text
+from isthmus.programs.study.lab import compare
+from isthmus.programs.study.lab.compare import Pacing, Plan, Wanted, plan, request_of
 from isthmus.runtime.errors import ConfigError
 from tests.programs.comparison.comparing import written
 

@@ -15,10 +15,10 @@ from typing import Final
 
 import pytest
 
-from isthmus.programs.lab.goodput import Lived, Terms, failures, lived, uptime
-from isthmus.programs.lab.mixtures import Measured, measured
-from isthmus.programs.request.request import Program
-from isthmus.programs.simulation.virtual_run import Pace
+from isthmus.programs.engine.request.request import Program
+from isthmus.programs.study.lab.goodput import Lived, Terms, failures, lived, uptime
+from isthmus.programs.study.lab.mixtures import Measured, measured
+from isthmus.programs.study.simulation.virtual_run import Pace
 from isthmus.runtime.host.contract import Span
 from isthmus.runtime.sim import Kill
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from isthmus.programs.command.main import app
-from isthmus.programs.lab.goodput import (
+from isthmus.programs.study.lab.goodput import (
     DECOUPLED,
     PUBLISHED,
     PUBLISHED_CHIPS,

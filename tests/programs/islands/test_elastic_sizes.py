@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.islands.elastic_sizes import sizes_here, sizes_on
-from isthmus.programs.request.request import Request, prepare
+from isthmus.programs.engine.islands.elastic_sizes import sizes_here, sizes_on
+from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.runtime.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.islands.environment import (
+from isthmus.programs.engine.islands.environment import (
     MEMORY,
     Accelerators,
     Islands,
@@ -13,8 +13,8 @@ from isthmus.programs.islands.environment import (
     learner_environment,
     usable,
 )
-from isthmus.programs.islands.taken import shares
-from isthmus.programs.request.spec import Here
+from isthmus.programs.engine.islands.taken import shares
+from isthmus.programs.engine.request.spec import Here
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import Island
 

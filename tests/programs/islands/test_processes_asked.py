@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.request.faults import followed, process_faults
-from isthmus.programs.request.request import Program
+from isthmus.programs.engine.request.faults import followed, process_faults
+from isthmus.programs.engine.request.request import Program
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Job, Reference, TensorSpec
 

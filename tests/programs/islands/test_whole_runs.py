@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.islands.environment import MEMORY, Accelerators
-from isthmus.programs.islands.whole_runs import PROCESSES_PER_GPU_MAX, places, process_environment
-from isthmus.programs.lab.compare_page import placed
+from isthmus.programs.engine.islands.environment import MEMORY, Accelerators
+from isthmus.programs.engine.islands.whole_runs import PROCESSES_PER_GPU_MAX, places, process_environment
+from isthmus.programs.study.lab.compare_page import placed
 
 
 def gpus(count: int) -> Accelerators:
@@ -86,7 +86,7 @@ def test_a_request_is_prepared_on_the_cpu_and_the_environment_stays_the_users() 
     """A child of the command's; `JAX_PLATFORMS=cuda` could start nothing here."""
     code = (
         "import json, os\n"
-        "from isthmus.programs.run.in_processes import apart\n"
+        "from isthmus.programs.engine.run.in_processes import apart\n"
         "def work():\n"
         "    import jax\n"
         "    return {'platform': jax.local_devices()[0].platform, 'named': os.environ['JAX_PLATFORMS']}\n"

@@ -11,12 +11,12 @@ import pytest
 import uvloop
 from typer.testing import CliRunner
 
-from isthmus.programs.cluster import machine_file
-from isthmus.programs.cluster.machine_file import MachineConfig
 from isthmus.programs.command.main import app
-from isthmus.programs.machine import admissions
-from isthmus.programs.machine.admissions import Admissions
-from isthmus.programs.run.private_daemon import Claim
+from isthmus.programs.engine.cluster import machine_file
+from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine import admissions
+from isthmus.programs.engine.machine.admissions import Admissions
+from isthmus.programs.engine.run.private_daemon import Claim
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring

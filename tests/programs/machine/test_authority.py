@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from isthmus.programs.cluster.handover import HOSTS_MAX, RunRoot
-from isthmus.programs.cluster.machine_file import MachineConfig
-from isthmus.programs.machine.daemon import MachineDaemon
-from isthmus.programs.request.request import SHIPPED_TASK
-from isthmus.programs.request.spec import Here
-from isthmus.programs.run.private_daemon import Run
+from isthmus.programs.engine.cluster.handover import HOSTS_MAX, RunRoot
+from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine.daemon import MachineDaemon
+from isthmus.programs.engine.request.request import SHIPPED_TASK
+from isthmus.programs.engine.request.spec import Here
+from isthmus.programs.engine.run.private_daemon import Run
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring

@@ -15,16 +15,16 @@ import msgspec
 import pytest
 import uvloop
 
-from isthmus.programs.cluster.machine_file import MachineConfig
-from isthmus.programs.machine import run as collect_files
-from isthmus.programs.machine.failover import Standing
-from isthmus.programs.machine.links import Home, Link, Links
-from isthmus.programs.machine.neighbours import Neighbours
-from isthmus.programs.machine.outposts import PIECE_BYTES, Outposts
-from isthmus.programs.machine.run import gather
-from isthmus.programs.request.request import SHIPPED_TASK
-from isthmus.programs.request.spec import Here
-from isthmus.programs.run.finish import spans_in
+from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine import run as collect_files
+from isthmus.programs.engine.machine.failover import Standing
+from isthmus.programs.engine.machine.links import Home, Link, Links
+from isthmus.programs.engine.machine.neighbours import Neighbours
+from isthmus.programs.engine.machine.outposts import PIECE_BYTES, Outposts
+from isthmus.programs.engine.machine.run import gather
+from isthmus.programs.engine.request.request import SHIPPED_TASK
+from isthmus.programs.engine.request.spec import Here
+from isthmus.programs.engine.run.finish import spans_in
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.outpost import SHOWN_BYTES_MAX, of_orders, of_report

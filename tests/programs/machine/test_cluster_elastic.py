@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.request import spec
-from isthmus.programs.results import tapes
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.results import tapes
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import ProcessBack, ProcessLost, Reformed

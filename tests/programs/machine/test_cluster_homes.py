@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.snapshots.stored import UrlStore, heads
+from isthmus.programs.engine.snapshots.stored import UrlStore, heads
 from isthmus.runtime.supervision.incidents import HomeTaken, Superseded
 from tests.programs.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.machine.daemon_place import Place

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.machine.run import LEASE_TICKS_MAX
+from isthmus.programs.engine.machine.run import LEASE_TICKS_MAX
 from isthmus.runtime.wire.control_messages import PROTOCOL
 from tests.patience import PATIENCE
 from tests.programs.machine.daemon_place import MachineDaemon, Place, cluster_file, fake_daemon, tell
@@ -53,7 +53,7 @@ def test_a_run_that_is_handed_over_is_watched_to_its_end(place: Place) -> None:
 
 SIGNALLED = """
 import os, signal, sys
-from isthmus.programs.machine import serve
+from isthmus.programs.engine.machine import serve
 
 def end_at(words):
     told, opened = serve._tell, serve.MachineDaemon

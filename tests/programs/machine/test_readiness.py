@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from isthmus.programs.cluster.handover import Site
-from isthmus.programs.machine import readiness
-from isthmus.programs.machine.client import patience
-from isthmus.programs.machine.daemon import ANSWERED_SHARE
-from isthmus.programs.machine.failover import Standing
-from isthmus.programs.machine.links import Home, answered
-from isthmus.programs.machine.readiness import Asked, standings
+from isthmus.programs.engine.cluster.handover import Site
+from isthmus.programs.engine.machine import readiness
+from isthmus.programs.engine.machine.client import patience
+from isthmus.programs.engine.machine.daemon import ANSWERED_SHARE
+from isthmus.programs.engine.machine.failover import Standing
+from isthmus.programs.engine.machine.links import Home, answered
+from isthmus.programs.engine.machine.readiness import Asked, standings
 from isthmus.runtime.errors import ConfigError
 
 HERE = Home("beta", "tcp://beta:1", "")

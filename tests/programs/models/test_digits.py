@@ -15,8 +15,8 @@ import pytest
 from isthmus.ops.data.batches import At
 from isthmus.programs import Program, train
 from isthmus.programs.digits import HELD_OUT, digits, evaluate, images, logits, task
-from isthmus.programs.request.layout import layout
-from isthmus.programs.request.reference import load
+from isthmus.programs.engine.request.layout import layout
+from isthmus.programs.engine.request.reference import load
 from isthmus.runtime.errors import ConfigError
 
 
@@ -89,7 +89,7 @@ def test_without_scikit_learn_one_is_told_what_to_install(monkeypatch: pytest.Mo
         "import importlib.util, sys\n"
         "found = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *rest: None if name == 'sklearn' else found(name, *rest)\n"
-        "from isthmus.programs.request.reference import load\n"
+        "from isthmus.programs.engine.request.reference import load\n"
         "from isthmus.runtime.errors import ConfigError\n"
         "try: load('isthmus.programs.digits:task', 'Loading')\n"
         "except ConfigError as error: print(error)\n"

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from isthmus.ops.exchange.schemas import BITS
 from isthmus.programs.command.main import app
-from isthmus.programs.lab.plan import Links, Wanted, links_of, memory_of, overlap_left
+from isthmus.programs.study.lab.plan import Links, Wanted, links_of, memory_of, overlap_left
 
 SMALL = Wanted(2400.0, 4, 1.0)
 """Fragments of 100 values, one of which is merged in every step."""

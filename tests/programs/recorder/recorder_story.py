@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from isthmus.programs.recorder.node import Recorder
+from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk
 from isthmus.runtime.system.disk import Disk

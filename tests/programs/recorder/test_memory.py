@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.recorder import lines as recorder_memory
-from isthmus.programs.recorder import node as recorder_module
-from isthmus.programs.recorder.lines import FILES
+from isthmus.programs.engine.recorder import lines as recorder_memory
+from isthmus.programs.engine.recorder import node as recorder_module
+from isthmus.programs.engine.recorder.lines import FILES
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from isthmus.runtime.system.disk import DISK, Disk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from isthmus.programs.recorder.lines import TokenMeans, mean_of
+from isthmus.programs.engine.recorder.lines import TokenMeans, mean_of
 
 
 def test_a_mean_is_over_the_tokens_and_begins_anew_when_it_is_taken() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.recorder.node import EVALUATOR_NS, LOST_TIMES, SETTLE_NS, Recorder
+from isthmus.programs.engine.recorder.node import EVALUATOR_NS, LOST_TIMES, SETTLE_NS, Recorder
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk
 from tests.programs.recorder.recorder_story import SECOND, TICK, Context, evaluated, made, merging, report

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.ops.recovery.hold import Hold
 from isthmus.programs import data_parallel, decoupled, diloco, streaming_diloco
-from isthmus.programs.recorder.roles import with_recorder
+from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.runtime.graph.template import Graph, Job, Reference, TensorSpec, takes_one
 from isthmus.runtime.graph.verify import verify
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.recorder import summary
-from isthmus.programs.recorder.accounts import allocated_seconds, entries, goodput
-from isthmus.programs.recorder.node import Recorder
-from isthmus.programs.recorder.summary import summarise
+from isthmus.programs.engine.recorder import summary
+from isthmus.programs.engine.recorder.accounts import allocated_seconds, entries, goodput
+from isthmus.programs.engine.recorder.node import Recorder
+from isthmus.programs.engine.recorder.summary import summarise
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.disk import DISK, Disk
 

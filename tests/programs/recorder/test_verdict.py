@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.recorder import node
+from isthmus.programs.engine.recorder import node
 
 SIZES = (300, 100)
 

@@ -12,9 +12,9 @@ import numpy as np
 import optax
 
 from isthmus.programs import Program, Task
-from isthmus.programs.request import spec
-from isthmus.programs.request.request import prepare
-from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.sim.faults import Fault
 
 TOKENS = 32

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from isthmus.ops.kernels import nesterov
 from isthmus.programs import Program
 from isthmus.programs.command.main import app
-from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble

@@ -16,10 +16,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from isthmus.programs.command.main import app
-from isthmus.programs.lab.replay import again
-from isthmus.programs.request import spec
-from isthmus.programs.request.new_folder import RunLock
-from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.study.lab.replay import again
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.cores.scheduler_events import Event, FiringEnded, HostRecord, SetTimer
 from isthmus.runtime.supervision.driver import Driver

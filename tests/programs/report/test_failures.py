@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.report.charts_absence import draw_absence
-from isthmus.programs.report.charts_lines import charts
-from isthmus.programs.report.charts_merges import draw_merges
-from isthmus.programs.report.charts_timeline import Window, close_ups, steps_between, windows
-from isthmus.programs.report.page import absence_svg, load, page, write_report
-from isthmus.programs.results.reading import read_absences
-from isthmus.programs.results.record import RunRecord
+from isthmus.programs.engine.report.charts_absence import draw_absence
+from isthmus.programs.engine.report.charts_lines import charts
+from isthmus.programs.engine.report.charts_merges import draw_merges
+from isthmus.programs.engine.report.charts_timeline import Window, close_ups, steps_between, windows
+from isthmus.programs.engine.report.page import absence_svg, load, page, write_report
+from isthmus.programs.engine.results.reading import read_absences
+from isthmus.programs.engine.results.record import RunRecord
 from isthmus.runtime.cores.membership_messages import Pace
 from isthmus.runtime.supervision.incidents import (
     BodyFailed,

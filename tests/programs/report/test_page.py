@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.programs.report.charts_lines import charts
-from isthmus.programs.report.charts_timeline import choose_window, longest_pause, visible_rounds
-from isthmus.programs.report.page import load, timeline_svg, write_report
-from isthmus.programs.report.sections import data_parallel_bytes
-from isthmus.programs.results.words import decimal, whole
+from isthmus.programs.engine.report.charts_lines import charts
+from isthmus.programs.engine.report.charts_timeline import choose_window, longest_pause, visible_rounds
+from isthmus.programs.engine.report.page import load, timeline_svg, write_report
+from isthmus.programs.engine.report.sections import data_parallel_bytes
+from isthmus.programs.engine.results.words import decimal, whole
 from tests.programs.results.made_up_run import SHAPES, build, write_json, write_lines
 
 SECTIONS = (
@@ -128,7 +128,7 @@ def test_every_section_is_there_in_its_order(reader: Reader) -> None:
 
 
 def test_nothing_is_loaded_and_nothing_runs_but_the_scripts_of_the_package(reader: Reader) -> None:
-    package = files("isthmus.programs.report")
+    package = files("isthmus.programs.engine.report")
     names = ("uplot/uPlot.iife.min.js", "charts.js", "merges.js")
     scripts = re.findall(r"<script>(.*?)</script>", reader.page, re.S)
     assert scripts == [(package / name).read_text() for name in names]
@@ -145,7 +145,7 @@ def test_nothing_is_loaded_and_nothing_runs_but_the_scripts_of_the_package(reade
 
 
 def test_the_library_in_the_page_is_the_one_that_was_released(reader: Reader) -> None:
-    folder = files("isthmus.programs.report") / "uplot"
+    folder = files("isthmus.programs.engine.report") / "uplot"
     digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in UPLOT}
     assert digests == UPLOT
     assert "uPlot 1.6.32, MIT" in (folder / "README.md").read_text()
@@ -474,8 +474,8 @@ def test_nodes_that_only_hold_have_no_lane(tmp_path: Path) -> None:
 def test_an_installation_has_every_file_of_the_page() -> None:
     config = ConfigParser()
     config.read(Path(__file__).parents[3] / "setup.cfg")
-    patterns = config["options.package_data"]["isthmus.programs.report"].split(", ")
-    folder = Path(str(files("isthmus.programs.report")))
+    patterns = config["options.package_data"]["isthmus.programs.engine.report"].split(", ")
+    folder = Path(str(files("isthmus.programs.engine.report")))
     needed = [
         path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
     ]

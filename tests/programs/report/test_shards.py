@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.report.charts_absence import draw_absence
-from isthmus.programs.report.charts_merges import draw_merges
-from isthmus.programs.report.charts_timeline import Window
-from isthmus.programs.report.page import load, write_report
-from isthmus.programs.terminal import figures
+from isthmus.programs.engine.report.charts_absence import draw_absence
+from isthmus.programs.engine.report.charts_merges import draw_merges
+from isthmus.programs.engine.report.charts_timeline import Window
+from isthmus.programs.engine.report.page import load, write_report
+from isthmus.programs.study.terminal import figures
 from isthmus.runtime.supervision.incidents import Restarted
 from tests.programs.results import made_up_deaths
 from tests.programs.results.event_lines import KILLED

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from isthmus.programs import Program
-from isthmus.programs.request import reference
-from isthmus.programs.request.request import fingerprint, sources
+from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.request import fingerprint, sources
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Reference, TensorSpec
 
@@ -65,7 +65,7 @@ def of_ring(job: Job = JOB) -> str:
 def test_processes_agree_whatever_their_hash_seed_and_folder(folder: Path) -> None:
     code = (
         "from isthmus.programs import Program\n"
-        "from isthmus.programs.request.request import fingerprint\n"
+        "from isthmus.programs.engine.request.request import fingerprint\n"
         "from isthmus.runtime.graph.template import Job, Reference, TensorSpec\n"
         f"job = {JOB!r}\n"
         "program = Program(job.program)\n"

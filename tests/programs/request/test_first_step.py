@@ -12,10 +12,10 @@ import optax
 import pytest
 
 from isthmus.programs import Task, training
-from isthmus.programs.islands import taken
-from isthmus.programs.islands.environment import Accelerators
-from isthmus.programs.request import layout
-from isthmus.programs.request.request import prepare
+from isthmus.programs.engine.islands import taken
+from isthmus.programs.engine.islands.environment import Accelerators
+from isthmus.programs.engine.request import layout
+from isthmus.programs.engine.request.request import prepare
 from isthmus.runtime.errors import ConfigError
 
 

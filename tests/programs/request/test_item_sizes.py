@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.request.faults import item_faults
-from isthmus.programs.request.request import Program
-from isthmus.programs.simulation.toy_task import Toy, graph_of
+from isthmus.programs.engine.request.faults import item_faults
+from isthmus.programs.engine.request.request import Program
+from isthmus.programs.study.simulation.toy_task import Toy, graph_of
 from isthmus.runtime.graph.template import TensorSpec
 
 LARGE = Toy("LARGE", (TensorSpec("embedding", (1000, 8), "float32"), TensorSpec("stack", (600_000, 1000), "float32")))

@@ -10,8 +10,8 @@ from types import MappingProxyType
 import pytest
 
 import isthmus.programs
-from isthmus.programs.request import reference
-from isthmus.programs.request.request import SHIPPED, Program, decoupled_diloco
+from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.request import SHIPPED, Program, decoupled_diloco
 from isthmus.runtime.errors import ConfigError, GraphError
 from isthmus.runtime.graph.template import Graph, Job, Reference
 

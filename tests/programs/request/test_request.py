@@ -14,9 +14,9 @@ import optax
 import pytest
 
 from isthmus.programs import Program, Task
-from isthmus.programs.request import new_folder, reference, settings
-from isthmus.programs.request.environment import prepare_environment
-from isthmus.programs.request.request import NAMELESS_TASK, Request, prepare
+from isthmus.programs.engine.request import new_folder, reference, settings
+from isthmus.programs.engine.request.environment import prepare_environment
+from isthmus.programs.engine.request.request import NAMELESS_TASK, Request, prepare
 from isthmus.runtime.errors import ConfigError, GraphError
 from isthmus.runtime.graph.template import TensorSpec
 from isthmus.runtime.system.processes import XLA_FLAGS
@@ -223,7 +223,7 @@ def test_a_graph_that_breaks_a_rule(folder: Path) -> None:
 def test_a_wrong_setting_is_found_without_jax(folder: Path) -> None:
     code = (
         "import sys\n"
-        "from isthmus.programs.request.request import prepare\n"
+        "from isthmus.programs.engine.request.request import prepare\n"
         "from isthmus.runtime.errors import ConfigError\n"
         "try:\n    prepare(run={'tokens': 0}, task_settings={'width': 'x'})\n"
         "except ConfigError as error:\n    print(len(error.faults), 'jax' in sys.modules)\n"
@@ -353,7 +353,7 @@ def test_two_runs_of_one_second_have_folders_of_their_own(folder: Path) -> None:
 SHOW = (
     "import os, sys\n"
     "if sys.argv[1] == 'jax': import jax\n"
-    "from isthmus.programs.request.environment import prepare_environment\n"
+    "from isthmus.programs.engine.request.environment import prepare_environment\n"
     "prepare_environment(int(sys.argv[2]))\n"
     "import jax\n"
     "print(os.environ.get('XLA_FLAGS'), os.environ.get('OMP_NUM_THREADS'), jax.config.jax_compilation_cache_dir)\n"

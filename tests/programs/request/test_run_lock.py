@@ -14,8 +14,8 @@ from threading import Barrier
 
 import pytest
 
-from isthmus.programs.request import new_folder
-from isthmus.programs.request.new_folder import InUseError, RunLock, user_of
+from isthmus.programs.engine.request import new_folder
+from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user_of
 from isthmus.runtime.errors import ConfigError
 from tests.patience import PATIENCE
 
@@ -24,7 +24,7 @@ NOW = datetime(2026, 11, 20, 10, 30, 5)
 HOLDS = """
 import sys, time
 from pathlib import Path
-from isthmus.programs.request.new_folder import RunLock
+from isthmus.programs.engine.request.new_folder import RunLock
 lock = RunLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -117,7 +117,7 @@ def test_latest_is_never_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_second_daemon_of_a_run_ends_at_once_and_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "isthmus.programs.run.daemon_process", str(tmp_path)]
+    command = [sys.executable, "-m", "isthmus.programs.engine.run.daemon_process", str(tmp_path)]
     with RunLock(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.request import spec
+from isthmus.programs.engine.request import spec
 
 HOUR = 3600 * 10**9
 

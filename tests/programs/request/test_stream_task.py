@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from isthmus.programs.request.layout import layout
-from isthmus.programs.request.task_in_hand import differences
+from isthmus.programs.engine.request.layout import layout
+from isthmus.programs.engine.request.task_in_hand import differences
 from isthmus.programs.task import At, Task
 from isthmus.runtime.errors import ConfigError
 

@@ -15,8 +15,8 @@ import optax
 import pytest
 
 from isthmus.programs import Task
-from isthmus.programs.request import reference
-from isthmus.programs.request.task_in_hand import check_importable, differences
+from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.task_in_hand import check_importable, differences
 from isthmus.runtime.errors import ConfigError
 from tests.patience import PATIENCE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.results.absences import (
+from isthmus.programs.engine.results.absences import (
     Absence,
     Absences,
     Fact,

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from isthmus.programs.results.words import end, failure, predicate, reason, refusal, verdict
+from isthmus.programs.engine.results.words import end, failure, predicate, reason, refusal, verdict
 from isthmus.runtime.cores import membership_messages as presence
 from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Silence, Stall
 from isthmus.runtime.supervision import incidents

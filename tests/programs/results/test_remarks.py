@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.results.absences import Fact, Waiting, Works, remark
+from isthmus.programs.engine.results.absences import Fact, Waiting, Works, remark
 from isthmus.runtime.cores.membership_messages import Pace
 from isthmus.runtime.supervision.incidents import KeepsUp, Restarted, Slow
 from tests.programs.results.event_lines import KILLED, silent

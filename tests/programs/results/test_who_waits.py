@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from isthmus.programs.command.main import app
-from isthmus.programs.request import reference
-from isthmus.programs.request.request import SHIPPED
-from isthmus.programs.results.absences import Waiting, waiting_in, waiting_of
+from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.request import SHIPPED
+from isthmus.programs.engine.results.absences import Waiting, waiting_in, waiting_of
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 EXPECTED = {

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from isthmus.programs.snapshots.snapshots import FOLDER, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import FOLDER, Snapshots
 from isthmus.runtime.supervision.incidents import Delayed
 from isthmus.runtime.system.disk import DISK
 from tests.programs.run.process_run import Run

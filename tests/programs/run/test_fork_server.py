@@ -21,7 +21,7 @@ SUBREAPER = 36
 FORK = """
 import os, signal, socket, sys
 from pathlib import Path
-from isthmus.programs.run import fork_server
+from isthmus.programs.engine.run import fork_server
 if sys.argv[3] == "dies":
     fork_server._send = lambda daemon, answer: os.kill(os.getpid(), signal.SIGKILL)
 request = {"name": "learner/0", "incarnation": 1, "endpoint": "tcp://127.0.0.1:1"}
@@ -34,7 +34,7 @@ REQUEST = json.dumps({"name": "learner/0", "incarnation": 1, "endpoint": "tcp://
 @pytest.mark.parametrize("answered", [0, 1], ids=["before-an-answer", "with-an-answer-unread"])
 def test_without_its_daemon_it_ends(tmp_path: Path, answered: int) -> None:
     daemon, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "isthmus.programs.run.fork_server", str(tmp_path), str(its.fileno())]
+    command = [sys.executable, "-m", "isthmus.programs.engine.run.fork_server", str(tmp_path), str(its.fileno())]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=[its.fileno()])
     its.close()
     daemon.settimeout(60)
@@ -50,7 +50,7 @@ def test_without_its_daemon_it_ends(tmp_path: Path, answered: int) -> None:
 
 def test_it_says_why_it_cannot_fork(tmp_path: Path) -> None:
     daemon, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "isthmus.programs.run.fork_server", str(tmp_path), str(its.fileno())]
+    command = [sys.executable, "-m", "isthmus.programs.engine.run.fork_server", str(tmp_path), str(its.fileno())]
     with daemon, subprocess.Popen(command, pass_fds=[its.fileno()]) as server:
         its.close()
         daemon.settimeout(60)

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from isthmus.programs.run import launch
-from isthmus.programs.run.fork_server import TITLE
-from isthmus.programs.run.launch import Launcher
+from isthmus.programs.engine.run import launch
+from isthmus.programs.engine.run.fork_server import TITLE
+from isthmus.programs.engine.run.launch import Launcher
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system import files
 from isthmus.runtime.system.processes import started_at

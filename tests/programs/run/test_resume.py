@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
-from isthmus.programs.terminal import figures
+from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
+from isthmus.programs.study.terminal import figures
 from tests.patience import PATIENCE
 from tests.programs.run.process_run import ISTHMUS, Run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isthmus import programs
-from isthmus.programs.run.interrupts import interrupts
+from isthmus.programs.engine.run.interrupts import interrupts
 from tests.effort import soaked
 from tests.patience import PATIENCE
 from tests.programs.run.process_run import PAUSE, Run

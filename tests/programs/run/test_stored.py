@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.snapshots.snapshots import FOLDER
-from isthmus.programs.snapshots.stored import UrlStore
+from isthmus.programs.engine.snapshots.snapshots import FOLDER
+from isthmus.programs.engine.snapshots.stored import UrlStore
 from tests.programs.run.process_run import ISTHMUS, Run
 from tests.programs.snapshots.s3_server import BUCKET, Way, environment, serving
 

@@ -21,7 +21,7 @@ from isthmus.ops.exchange import token_accounts
 from isthmus.ops.learner import inner_step
 from isthmus.ops.recovery import hold
 from isthmus.ops.syncer import merge, pacer, schedule
-from isthmus.programs.simulation.seeds import run, shape_of
+from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.runtime.cores import quorum_core as quorum
 from isthmus.runtime.host import own_process as meetings
 from isthmus.runtime.sim import KillDaemon, Stop

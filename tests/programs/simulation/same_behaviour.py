@@ -31,8 +31,8 @@ from unittest import mock
 
 import msgspec
 
-from isthmus.programs.simulation import searches, seeds, universe
-from isthmus.programs.simulation.universe import Outcome
+from isthmus.programs.study.simulation import searches, seeds, universe
+from isthmus.programs.study.simulation.universe import Outcome
 from isthmus.runtime.tape.writing import MARK, frames
 
 PLAIN: Final = 30

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from isthmus.programs import Program
-from isthmus.programs.simulation.toy_task import TOY, Toy
-from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
+from isthmus.programs.study.simulation.toy_task import TOY, Toy
+from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member
 from isthmus.runtime.sim import Checker, Climate, Fault, Universe

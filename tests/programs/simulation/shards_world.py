@@ -20,11 +20,11 @@ from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.programs import Program, Task
-from isthmus.programs.recorder.roles import resolving
-from isthmus.programs.recorder.summary import fragment_sizes, roster_counts, summarise
-from isthmus.programs.request import new_folder
-from isthmus.programs.request.reference import resolve
-from isthmus.programs.request.request import prepare
+from isthmus.programs.engine.recorder.roles import resolving
+from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
+from isthmus.programs.engine.request import new_folder
+from isthmus.programs.engine.request.reference import resolve
+from isthmus.programs.engine.request.request import prepare
 from isthmus.runtime.channels.in_process import Network
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.cores.scheduler_events import ReplicaJoined, ReplicaLeft

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from isthmus.programs import Program
-from isthmus.programs.simulation.seeds import shape_of
-from isthmus.programs.simulation.toy_task import EVEN, WIDE, Toy
-from isthmus.programs.simulation.universe import Outcome, Shape, hosts_of, outcome_of
+from isthmus.programs.study.simulation.seeds import shape_of
+from isthmus.programs.study.simulation.toy_task import EVEN, WIDE, Toy
+from isthmus.programs.study.simulation.universe import Outcome, Shape, hosts_of, outcome_of
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member
 from isthmus.runtime.sim import Climate, Fault, Kill, Throttle, machine_of

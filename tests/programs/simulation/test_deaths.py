@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.programs.simulation.searches import DEATH_KINDS, STEPS, deadly, rare_steps, run_deadly
-from isthmus.programs.simulation.seeds import shape_of
-from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
-from isthmus.programs.snapshots.snapshots import Found, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import Found, Snapshots
+from isthmus.programs.study.simulation.searches import DEATH_KINDS, STEPS, deadly, rare_steps, run_deadly
+from isthmus.programs.study.simulation.seeds import shape_of
+from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.sim import DieAll, Fault, MoveHome
 from isthmus.runtime.sim.universe import HOME
 from isthmus.runtime.supervision import lives

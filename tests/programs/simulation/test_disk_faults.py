@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from isthmus.programs import Program, Task
-from isthmus.programs.recorder import node as recorder
-from isthmus.programs.simulation.pytest_plugin import Worlds
-from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
+from isthmus.programs.engine.recorder import node as recorder
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
+from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.sim import Blackout, BreakDisk, Climate, Fault, FillDisk
 from isthmus.runtime.sim.machine import Mount, SimulatedFile
 from isthmus.runtime.system import files

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from isthmus.programs import Program
-from isthmus.programs.simulation.universe import Shape, outcome_of
+from isthmus.programs.study.simulation.universe import Shape, outcome_of
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import Climate, Kill, Universe
 from isthmus.runtime.supervision.incidents import Happened, Incident, ProcessBack, ProcessLost, Reformed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.programs import Program
-from isthmus.programs.simulation.pytest_plugin import Result, Worlds
+from isthmus.programs.study.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime.cores.scheduler_events import HostRecord
 from isthmus.runtime.sim import Cut, Fault, Kill
 from isthmus.runtime.tape.reading import read

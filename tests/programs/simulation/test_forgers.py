@@ -9,8 +9,8 @@ import pytest
 from isthmus.ops.kernels.bounds import MERGES_MIN
 from isthmus.ops.syncer.merge import Voices
 from isthmus.programs import Program
-from isthmus.programs.simulation.toy_task import TOKENS_PER_BATCH
-from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
+from isthmus.programs.study.simulation.toy_task import TOKENS_PER_BATCH
+from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.sim import Checker, Climate, Forge, Kill, Universe
 from isthmus.runtime.supervision.incidents import Condemned, GivenUp, Happened, ItemRefused, Misbehaved
 from tests.effort import soaked

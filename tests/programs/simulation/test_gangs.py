@@ -10,8 +10,8 @@ import pytest
 
 from isthmus.programs import Program
 from isthmus.programs.command import lab as shown
-from isthmus.programs.simulation import searches
-from isthmus.programs.simulation.universe import Shape, outcome_of
+from isthmus.programs.study.simulation import searches
+from isthmus.programs.study.simulation.universe import Shape, outcome_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.sim import Blackout, Checker, Climate, Cut, Fault, Kill, KillDaemon, Pause, Universe

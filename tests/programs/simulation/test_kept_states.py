@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from isthmus.programs import Program
-from isthmus.programs.results.changes import objects
-from isthmus.programs.simulation.pytest_plugin import Result, Worlds
+from isthmus.programs.engine.results.changes import objects
+from isthmus.programs.study.simulation.pytest_plugin import Result, Worlds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.sim import Kill
 from tests.effort import soaked

@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 
-from isthmus.programs.simulation.seeds import run
-from isthmus.programs.simulation.universe import outcome_of
+from isthmus.programs.study.simulation.seeds import run
+from isthmus.programs.study.simulation.universe import outcome_of
 from tests.programs.simulation import mutants
 from tests.programs.simulation.mutants import MUTANTS, SEEDS, violation_of
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.request.request import Program
-from isthmus.programs.simulation.invariants_recoveries import PositionsChecker
-from isthmus.programs.simulation.toy_task import STREAMED, ToyLearner
-from isthmus.programs.simulation.universe import Outcome, Shape, outcome_of
+from isthmus.programs.engine.request.request import Program
+from isthmus.programs.study.simulation.invariants_recoveries import PositionsChecker
+from isthmus.programs.study.simulation.toy_task import STREAMED, ToyLearner
+from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.sim import Climate, Kill
 
 KILLS = 20

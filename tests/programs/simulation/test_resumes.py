@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from isthmus.programs import Program
-from isthmus.programs.request.request import Request, prepare
-from isthmus.programs.simulation.virtual_run import Pace, VirtualRun
+from isthmus.programs.engine.request.request import Request, prepare
+from isthmus.programs.study.simulation.virtual_run import Pace, VirtualRun
 from isthmus.runtime.sim import Clog, Universe
 from isthmus.runtime.sim.universe import HOME, digest
 from tests.effort import soaked

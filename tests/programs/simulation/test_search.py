@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from isthmus.programs.command import lab as shown
-from isthmus.programs.request.request import DEFAULT
-from isthmus.programs.simulation import searches
-from isthmus.programs.simulation.invariants_model import guards_of
-from isthmus.programs.simulation.seeds import run, shape_of
-from isthmus.programs.simulation.universe import Outcome, outcome_of
+from isthmus.programs.engine.request.request import DEFAULT
+from isthmus.programs.study.simulation import searches
+from isthmus.programs.study.simulation.invariants_model import guards_of
+from isthmus.programs.study.simulation.seeds import run, shape_of
+from isthmus.programs.study.simulation.universe import Outcome, outcome_of
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member
 from isthmus.runtime.sim import Checker, Kill, Universe

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from isthmus.programs.command import lab as shown
-from isthmus.programs.simulation import seeds as simulation
-from isthmus.programs.simulation.seeds import DISK_KINDS, KINDS, run
-from isthmus.programs.simulation.universe import Outcome
+from isthmus.programs.study.simulation import seeds as simulation
+from isthmus.programs.study.simulation.seeds import DISK_KINDS, KINDS, run
+from isthmus.programs.study.simulation.universe import Outcome
 from tests.effort import seeds
 from tests.patience import PATIENCE
 

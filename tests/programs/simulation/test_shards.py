@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.programs import Program, Task
-from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from tests.effort import examples
 from tests.programs.simulation.shards_world import Death, Mortals
 from tests.programs.simulation.test_world import LINEAR

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.programs.simulation.toy_task import WIDE
+from isthmus.programs.study.simulation.toy_task import WIDE
 from isthmus.runtime.sim import Slow, Throttle
 from tests.programs.simulation.scenarios import Witness, assert_exact, survive
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.simulation.seeds import shape_of
-from isthmus.programs.simulation.universe import FOLDER, STORE, outcome_of
-from isthmus.programs.snapshots.keeping import LINES
-from isthmus.programs.snapshots.stored import heads, newest
+from isthmus.programs.engine.snapshots.keeping import LINES
+from isthmus.programs.engine.snapshots.stored import heads, newest
+from isthmus.programs.study.simulation.seeds import shape_of
+from isthmus.programs.study.simulation.universe import FOLDER, STORE, outcome_of
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import Checker, ViolationError
 from isthmus.runtime.sim.machine import SimulatedDisk

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs import Program, Task
-from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from tests.patience import PATIENCE
 
 LINEAR = """
@@ -91,7 +91,7 @@ SCRIPT = """
 import hashlib, sys
 from pathlib import Path
 from mine import task
-from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 result = Worlds(Path(sys.argv[1])).run("decoupled-diloco", task=task, learners=4, steps=60, seed=int(sys.argv[2]))
 tape = hashlib.sha256(b"".join(name.encode() + data for name, data in sorted(result.tapes.items()))).hexdigest()
 print(tape, repr(result.eval_loss), (result.folder / "metrics.jsonl").read_text().count("loss"))
@@ -118,7 +118,7 @@ def test_the_same_seed_gives_the_same_losses_and_tape_under_any_hash_seed(tmp_pa
 
 
 def test_the_tape_of_a_run_replays(world: Worlds, linear: Task) -> None:
-    from isthmus.programs.request.request import prepare
+    from isthmus.programs.engine.request.request import prepare
     from isthmus.runtime.cores.scheduler_core import Scheduler
     from isthmus.runtime.cores.scheduler_events import HostRecord, compare
     from isthmus.runtime.ids import Member, Replica

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.programs import Program, Task
-from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.sim import Blackout, Cut, Kill, Pause
 from tests.programs.simulation.test_world import LINEAR

@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.programs import Program, Task
 from isthmus.programs.language_model import task
-from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.sim import Blackout, Cut, Fault, Join, Kill, Reset
 
 WORLDS: tuple[tuple[Fault, ...], ...] = (

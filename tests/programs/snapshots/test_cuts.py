@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.programs.snapshots.holds import AHEAD, AHEAD_MAX, PATIENCE_NS, Cuts
+from isthmus.programs.engine.snapshots.holds import AHEAD, AHEAD_MAX, PATIENCE_NS, Cuts
 
 
 def state(fragment: int, count: int, epoch: int = 1) -> Any:

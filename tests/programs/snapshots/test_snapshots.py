@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from isthmus.ops.exchange.messages import ShardState
-from isthmus.programs.snapshots.holds import KeptHold
-from isthmus.programs.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
+from isthmus.programs.engine.snapshots.holds import KeptHold
+from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import Context

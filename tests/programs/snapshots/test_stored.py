@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.programs.snapshots.holds import KeptHold
-from isthmus.programs.snapshots.keeping import (
+from isthmus.programs.engine.snapshots.holds import KeptHold
+from isthmus.programs.engine.snapshots.keeping import (
     LINES,
     PAUSE_NS,
     PAUSE_NS_MAX,
@@ -22,8 +22,8 @@ from isthmus.programs.snapshots.keeping import (
     ThreadCourier,
     fetch,
 )
-from isthmus.programs.snapshots.snapshots import FOLDER, MANIFEST, Entry, Manifest, Snapshots
-from isthmus.programs.snapshots.stored import (
+from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Entry, Manifest, Snapshots
+from isthmus.programs.engine.snapshots.stored import (
     HEAD,
     VALUES,
     FolderStore,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from isthmus.ops.exchange.messages import ShardState
-from isthmus.programs.snapshots import stored
-from isthmus.programs.snapshots.keeping import fetch
-from isthmus.programs.snapshots.snapshots import FOLDER, Snapshots
-from isthmus.programs.snapshots.stored import Place, StoredSnapshots, UrlStore, check, newest, place_of
+from isthmus.programs.engine.snapshots import stored
+from isthmus.programs.engine.snapshots.keeping import fetch
+from isthmus.programs.engine.snapshots.snapshots import FOLDER, Snapshots
+from isthmus.programs.engine.snapshots.stored import Place, StoredSnapshots, UrlStore, check, newest, place_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import DISK
 from tests.effort import soaked

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.cluster.handover import RunRoot
-from isthmus.programs.machine import failover
-from isthmus.programs.request import spec
-from isthmus.programs.request.request import SHIPPED_TASK
-from isthmus.programs.snapshots.snapshots import FOLDER, MANIFEST, Manifest
-from isthmus.programs.snapshots.stored import FolderStore, Place, StoredSnapshots
+from isthmus.programs.engine.cluster.handover import RunRoot
+from isthmus.programs.engine.machine import failover
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.request import SHIPPED_TASK
+from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Manifest
+from isthmus.programs.engine.snapshots.stored import FolderStore, Place, StoredSnapshots
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import DISK
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from isthmus.programs.cluster.handover import Site, Sites
-from isthmus.programs.machine.failover import Estate, Standing, check_nowhere, next_home, next_term, to_ask
+from isthmus.programs.engine.cluster.handover import Site, Sites
+from isthmus.programs.engine.machine.failover import Estate, Standing, check_nowhere, next_home, next_term, to_ask
 from isthmus.runtime.errors import ConfigError
 
 TOLD = cast(Any, SimpleNamespace(run="run-1"))

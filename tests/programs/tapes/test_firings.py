@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from isthmus.programs.results.tapes import firings_of
+from isthmus.programs.engine.results.tapes import firings_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, NodeOpened, RunBody
 from isthmus.runtime.host.contract import Span

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from isthmus.programs.results.tapes import waits_on_others
+from isthmus.programs.engine.results.tapes import waits_on_others
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.cores.scheduler_events import (
     CreditGranted,

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from isthmus.programs.recorder.summary import lines_missing
-from isthmus.programs.request import new_folder
-from isthmus.programs.results.reading import load
-from isthmus.programs.run import finish
-from isthmus.programs.run.finish import leave_behind
-from isthmus.programs.terminal import figures
-from isthmus.programs.terminal import status as status_view
+from isthmus.programs.engine.recorder.summary import lines_missing
+from isthmus.programs.engine.request import new_folder
+from isthmus.programs.engine.results.reading import load
+from isthmus.programs.engine.run import finish
+from isthmus.programs.engine.run.finish import leave_behind
+from isthmus.programs.study.terminal import figures
+from isthmus.programs.study.terminal import status as status_view
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.supervision.incidents import Delayed

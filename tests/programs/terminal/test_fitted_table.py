@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from isthmus.programs.terminal.figures import Column, fitted, in_lines
+from isthmus.programs.study.terminal.figures import Column, fitted, in_lines
 
 COLUMNS = (
     Column("host", ["learner/0", "syncer/0"], is_text=True),

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from isthmus.programs.request.request import Request
-from isthmus.programs.terminal import live
+from isthmus.programs.engine.request.request import Request
+from isthmus.programs.study.terminal import live
 from tests.programs.results import event_lines
 
 STATUS = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.results.absences import Absence
-from isthmus.programs.terminal.live import News, newest, notices_of
+from isthmus.programs.engine.results.absences import Absence
+from isthmus.programs.study.terminal.live import News, newest, notices_of
 from isthmus.runtime.cores.membership_messages import Pace
 from isthmus.runtime.supervision.incidents import (
     Adopted,

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import rich.console
 
-from isthmus.programs.terminal import status
-from isthmus.programs.terminal import status as status_view
+from isthmus.programs.study.terminal import status
+from isthmus.programs.study.terminal import status as status_view
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.incidents import Adopted, Restarted, incident_of
 from tests.programs.results import made_up_deaths

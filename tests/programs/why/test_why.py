@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 from isthmus.ops.syncer.terms import Conditions, Terms
 from isthmus.programs import Program
 from isthmus.programs.command.main import app
-from isthmus.programs.report.page import write_report
-from isthmus.programs.results import why as words
-from isthmus.programs.results.why import Wanted, why
-from isthmus.programs.results.why_merge_facts import Came, Closing, MergeFacts, TapedRound, merge_facts
-from isthmus.programs.simulation.pytest_plugin import Worlds
+from isthmus.programs.engine.report.page import write_report
+from isthmus.programs.engine.results import why as words
+from isthmus.programs.engine.results.why import Wanted, why
+from isthmus.programs.engine.results.why_merge_facts import Came, Closing, MergeFacts, TapedRound, merge_facts
+from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.sim import Kill
 from tests.programs.replay.taped_run import TOKENS, taped_run
 from tests.programs.results import made_up_run

@@ -1,0 +1,392 @@
+"""The address of a machine's daemon, as the user writes it: tcp://ADDRESS:PORT, on loopback where there are no keys.
+
+Without keys nothing is encrypted, and anyone who reaches a daemon may start and end runs.
+
+cluster.toml: the machines of a run, their keys, and beside them the keys of its configuration.
+
+Each `[[machine]]` has a name and an `address` (tcp://HOST:PORT, where its daemon listens), which a machine that only
+dials out omits; its other keys are in `cluster_tables`. `[[device]]` adds kinds of devices, or a price to one that is
+known. `[keys] secret` is the file of the secret key that a command here uses. `[run]`, `[program]` and `[task]` are
+those of a configuration file; their readers check them. `placement` checks whether the graph of a run fits, and the
+caller whether the machines are there.
+
+One `[[machine]]` and one `[[device]]` of a cluster file, as data.
+
+Keys, types and forms are checked here, each table for itself, and all its faults are reported together. Roles are names
+here: `placement` knows those of a graph.
+
+Valid names of machines: in a cluster file, on the command line, in the names of its files.
+
+Amounts as people write them, "2 Gbit/s" and "80 GB": converted to the unit that the program counts in.
+
+k, M, G, T and P are powers of 1000; Ki, Mi, Gi and Ti, before bytes only, of 1024. A number without a unit is refused:
+nothing else distinguishes bits and bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+from isthmus.programs.engine.request import settings
+from isthmus.programs.engine.request.settings import Schema, collecting
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph import devices
+from isthmus.runtime.graph.devices import CATALOGUE, Device
+from isthmus.runtime.graph.placement import Machine, Topology
+from isthmus.runtime.wire.security_keys import DO_KEYS, is_loopback, read_public
+
+_ADDRESS: Final = re.compile(r"tcp://(?P<host>[^:/\[\]]+):(?P<port>\d{1,5}|\*)")
+_PORT_MAX: Final = 65535
+ANSWER_SECONDS_MAX: Final = 2.0
+
+
+def checked_address(text: str, doing: str, *, may_choose: bool = False, has_keys: bool = False) -> str:
+    """The endpoint that `text` names; ConfigError if it is no address, or, without keys, one that others can reach.
+
+    Port 0 or * is a free one, for a daemon that `may_choose`.
+    """
+    form = _ADDRESS.fullmatch(text)
+    port = None if form is None else 0 if form["port"] == "*" else int(form["port"])
+    if form is None or port is None or port > _PORT_MAX or not (port or may_choose):
+        free = "; port 0 is any free one" if may_choose else ""
+        raise ConfigError(doing, f"tcp://ADDRESS:PORT{free}", repr(text), "Write for example tcp://127.0.0.1:7400.")
+    host = "127.0.0.1" if form["host"] == "localhost" else form["host"]
+    if not has_keys and not is_loopback(f"tcp://{host}:{port}"):
+        expected = "an address that only this machine reaches, 127.0.0.1, because there are no keys"
+        raise ConfigError(doing, expected, repr(form["host"]), f"Keys come first. {DO_KEYS}")
+    return f"tcp://{host}:{port or '*'}"
+
+
+def is_listening(endpoint: str) -> bool:
+    """Whether a process accepts connections at `endpoint`; the kernel refuses an unused port at once."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS_MAX).close()
+    except OSError:
+        return False
+    return True
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def is_name(text: str) -> bool:
+    """Whether a machine may be called so."""
+    return _NAME.fullmatch(text) is not None
+
+
+def checked_name(text: str, doing: str, example: str) -> str:
+    """The name that `text` is, or ConfigError."""
+    if not is_name(text):
+        raise ConfigError(doing, "letters, digits, '.', '_' and '-', 64 at most", repr(text), f"Write {example}.")
+    return text
+
+
+_QUANTITY: Final = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kKMGTP]?i?)(?P<unit>bit|B)(?P<rate>/s)?\s*")
+_POWERS: Final = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+
+def size_bytes(text: str, doing: str) -> int:
+    """Bytes; ConfigError if `text` is no size."""
+    return _read(text, doing, "B", "", "a size, such as 80 GB or 24 GiB")
+
+
+def rate_bytes(text: str, doing: str) -> int:
+    """Bytes a second; ConfigError if `text` is no rate of them. Bits are turned into bytes."""
+    return _read(text, doing, "B", "/s", "bytes a second, such as 3.35 TB/s")
+
+
+def rate_bits(text: str, doing: str) -> int:
+    """Bits a second; ConfigError if `text` is no rate of them. Bytes are turned into bits."""
+    return _read(text, doing, "bit", "/s", "bits a second, such as 2 Gbit/s")
+
+
+def _read(text: str, doing: str, unit: str, rate: str, expected: str) -> int:
+    form = _QUANTITY.fullmatch(text)
+    if (
+        form is None
+        or (form["rate"] or "") != rate
+        or form["prefix"] == "i"
+        or (form["prefix"][1:] and form["unit"] != "B")
+    ):
+        raise ConfigError(doing, expected, repr(text), "Write a number and a unit.")
+    base = 1024.0 if form["prefix"].endswith("i") else 1000.0
+    amount = float(form["number"]) * base ** _POWERS[form["prefix"][:1]]
+    factor = {("bit", "B"): 8.0, ("B", "bit"): 1 / 8}.get((unit, form["unit"]), 1.0)
+    if round(amount * factor) < 1:
+        raise ConfigError(doing, f"{expected}, and above 0", repr(text), "Write a larger number, or leave it out.")
+    return round(amount * factor)
+
+
+def read_machine(
+    table: Mapping[str, Any], where: str, folder: Path, catalogue: Iterable[Device], *, has_keys: bool
+) -> Machine:
+    """The machine of a table, with a device of `catalogue`; ConfigError with all its faults.
+
+    Paths are relative to `folder`.
+    """
+    faults: list[Fault] = []
+    values = _values("machine", _machine, table, where, ("name", "alpha"), faults)
+    address = public_key = device = bandwidth = memory = None
+    with collecting(faults):
+        if values["address"] is not None:
+            doing = f"Reading the address of {where}"
+            address = checked_address(values["address"], doing, has_keys=has_keys)
+    with collecting(faults):
+        if values["public_key"] is not None:
+            public_key = read_public(values["public_key"], folder, f"Reading the public_key of {where}")
+    with collecting(faults):
+        if values["device"] is not None:
+            device = devices.find(values["device"], f"Reading the device of {where}", catalogue)
+    with collecting(faults):
+        if values["bandwidth"] is not None:
+            bandwidth = rate_bits(values["bandwidth"], f"Reading the bandwidth of {where}")
+    with collecting(faults):
+        if values["memory"] is not None:
+            memory = size_bytes(values["memory"], f"Reading the memory of {where}")
+    faults += _keys_faults(values, where, has_keys=has_keys)
+    for name, least, do in (
+        ("islands", 1, "Give at least one, or leave it out."),
+        ("devices", 1, "Give the number of devices of each island, or leave it out for one."),
+    ):
+        if values[name] is not None and values[name] < least:
+            faults.append(Fault(f"Reading the {name} of {where}", f"{least} or more", str(values[name]), do))
+    if faults:
+        raise ConfigError.of(faults)
+    islands = values["islands"]
+    if islands is None and device is not None and not device.is_cpu:
+        islands = 1
+    given = {name: values[name] for name in ("name", "roles", "devices", "domain", "island")}
+    return Machine(
+        **given,
+        islands=islands,
+        address=address,
+        public_key=public_key,
+        device=device,
+        bandwidth_bits=bandwidth,
+        memory_bytes=memory,
+    )
+
+
+def read_device(table: Mapping[str, Any], where: str) -> Device:
+    """The device of a table: a new kind, or a known one with the table's changes.
+
+    ConfigError with all its faults.
+    """
+    faults: list[Fault] = []
+    values = _values("device", _device, table, where, ("kind", "TPU v6e"), faults)
+    known = next((device for device in CATALOGUE if device.kind == values["kind"]), None)
+    changes: dict[str, Any] = {"names": values["names"] or None, "source": values["source"]}
+    for name, least in (("teraflops", 0), ("price_per_hour", 0)):
+        if values[name] is not None and not values[name] > least:
+            faults.append(Fault(f"Reading the {name} of {where}", "a number above 0", str(values[name]), "Change it."))
+    changes["flops"] = None if values["teraflops"] is None else values["teraflops"] * 1e12
+    changes["price_per_hour"] = values["price_per_hour"]
+    for name, field, read in (
+        ("memory", "memory_bytes", size_bytes),
+        ("memory_bandwidth", "memory_bandwidth_bytes", rate_bytes),
+        ("interconnect", "interconnect_bits", rate_bits),
+    ):
+        with collecting(faults):
+            changes[field] = None if values[name] is None else read(values[name], f"Reading the {name} of {where}")
+    if faults:
+        raise ConfigError.of(faults)
+    said = {name: value for name, value in changes.items() if value is not None}
+    if said.keys() & {"flops", "memory_bytes", "memory_bandwidth_bytes", "interconnect_bits"}:
+        said.setdefault("source", "the cluster file")
+    return dataclasses.replace(known or Device(values["kind"]), **said)
+
+
+def _values(
+    section: str, keys: Any, table: Mapping[str, Any], where: str, required: tuple[str, str], faults: list[Fault]
+) -> dict[str, Any]:
+    """The values of a table; adds faults to `faults`, and replaces wrong values by the default, or the example."""
+    name, example = required
+    if name not in table:
+        do = f'Write for example {name} = "{example}" below [[{section}]].'
+        faults.append(Fault(f"Reading {where}", f"`{name}`", "nothing", do))
+    given = {name: example, **table}
+    schema = Schema.of(section, keys)
+    try:
+        return schema.read(given)
+    except ConfigError as error:
+        faults += [fault._replace(doing=f"{fault.doing} ({where})") for fault in error.faults]
+        wrong = {fault.doing for fault in error.faults}
+    sound = {key: value for key, value in given.items() if f"Reading {section}.{key}" not in wrong}
+    return schema.read({name: example, **sound})
+
+
+def _keys_faults(values: Mapping[str, Any], where: str, *, has_keys: bool) -> list[Fault]:
+    """Faults unless a machine has a key exactly where the cluster has keys and the machine an address."""
+    doing, has_key = f"Reading {where}", values["public_key"] is not None
+    if has_key and not has_keys:
+        do = 'Write [keys], and below it secret = "NAME.key": what a key is for is told by your own.'
+        return [Fault(doing, "[keys] beside a public_key", "none", do)]
+    if has_keys and values["address"] is not None and not has_key:
+        do = "Give its NAME.pub, or the key itself: without it nobody can be sure to have reached this machine."
+        return [Fault(doing, "a `public_key`, because there are [keys]", "none", do)]
+    return []
+
+
+def _machine(
+    *,
+    name: str,
+    address: str | None = None,
+    public_key: str | None = None,
+    roles: tuple[str, ...] = (),
+    islands: int | None = None,
+    device: str | None = None,
+    devices: int = 1,
+    island: str | None = None,
+    domain: str | None = None,
+    bandwidth: str | None = None,
+    memory: str | None = None,
+) -> None:
+    """The keys of a [[machine]]."""
+
+
+def _device(
+    *,
+    kind: str,
+    names: tuple[str, ...] = (),
+    teraflops: float | None = None,
+    memory: str | None = None,
+    memory_bandwidth: str | None = None,
+    interconnect: str | None = None,
+    price_per_hour: float | None = None,
+    source: str | None = None,
+) -> None:
+    """The keys of a [[device]]."""
+
+
+__all__ = ["Cluster", "Machine", "read"]
+
+_ARRAYS: Final = ("machine", "device")
+_OWN: Final = (*_ARRAYS, "keys")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Contents of a cluster file: machines in its order, configuration sections verbatim, and the secret key's file.
+
+    `secret` is None without keys.
+    """
+
+    file: Path
+    machines: tuple[Machine, ...]
+    sections: Mapping[str, Any]
+    secret: Path | None = None
+
+    @property
+    def topology(self) -> Topology:
+        """The machines as `placement` takes them."""
+        return Topology(self.machines)
+
+
+def read(file: Path) -> Cluster:
+    """The contents of a cluster file; ConfigError with all faults of its machines, devices and keys."""
+    document = settings.read_file(file, "the cluster", "Name a file with --cluster.")
+    faults: list[Fault] = []
+    secret = None
+    with collecting(faults):
+        secret = _secret(document, file)
+    catalogue = list(CATALOGUE)
+    for number, table in enumerate(_tables(document, "device", file, faults), 1):
+        with collecting(faults):
+            catalogue.insert(0, read_device(table, f"{file}, device {number}"))
+    machines = []
+    tables = _tables(document, "machine", file, faults)
+    for number, table in enumerate(tables, 1):
+        with collecting(faults):
+            where, folder = f"{file}, machine {number}", file.absolute().parent
+            machines.append(read_machine(table, where, folder, catalogue, has_keys="keys" in document))
+    faults += _shared([table.get("name") for table in tables], machines, file)
+    faults += _apart(machines, file)
+    if "machine" not in document:
+        do = 'Write [[machine]] with name = "..." and address = "tcp://127.0.0.1:PORT".'
+        faults.append(Fault(f"Reading {file}", "at least one [[machine]]", "none", do))
+    if faults:
+        raise ConfigError.of(faults)
+    sections = {name: value for name, value in document.items() if name not in _OWN}
+    return Cluster(file, _joined(machines), sections, secret)
+
+
+def _joined(machines: list[Machine]) -> tuple[Machine, ...]:
+    """The same machines, each with the others of its island, in the order of the file."""
+    names: dict[str, tuple[str, ...]] = {}
+    for machine in machines:
+        if machine.island is not None:
+            names[machine.island] = (*names.get(machine.island, ()), machine.name)
+    return tuple(
+        machine if machine.island is None else replace(machine, together=names[machine.island], islands=1)
+        for machine in machines
+    )
+
+
+def _apart(machines: list[Machine], file: Path) -> Iterator[Fault]:
+    """Faults of machines that are declared as one island."""
+    for name in dict.fromkeys(machine.island for machine in machines if machine.island is not None):
+        doing, them = f"Reading island {name!r} of {file}", [each for each in machines if each.island == name]
+        devices = {f"{each.devices} x {None if each.device is None else each.device.kind}" for each in them}
+        if len(them) == 1:
+            do = f"Give the others the same island = {name!r}, or leave it out."
+            yield Fault(doing, "two machines or more that are one island", f"{them[0].name!r} alone", do)
+        if len(devices) > 1:
+            do = "Give all of them the same `device` and `devices`: each is a part of one mesh."
+            yield Fault(doing, "as many devices of one kind on each machine", ", ".join(sorted(devices)), do)
+        if any(each.islands not in (None, 1) for each in them):
+            yield Fault(doing, "islands = 1, or nothing, on each machine", "another number", "Leave `islands` out.")
+        if them[0].address is None:
+            do = 'Give it an address = "tcp://HOST:PORT": the others go to the first.'
+            yield Fault(doing, f"an address of {them[0].name!r}, its first machine", "none", do)
+
+
+def _tables(document: Mapping[str, Any], name: str, file: Path, faults: list[Fault]) -> list[Mapping[str, Any]]:
+    """The tables [[name]]; adds a fault if that is something else."""
+    tables = document.get(name, [])
+    if isinstance(tables, list) and all(isinstance(table, dict) for table in tables):
+        return tables
+    faults.append(Fault(f"Reading {file}", f"[[{name}]]", f"another `{name}`", f"Write [[{name}]], in brackets."))
+    return []
+
+
+def _secret(document: Mapping[str, Any], file: Path) -> Path | None:
+    """The file of the secret key, which relative paths in [keys] name from the cluster file's folder."""
+    if "keys" not in document:
+        return None
+    table = document["keys"]
+    do = 'Write [keys], and below it secret = "NAME.key", which `isthmus keygen NAME` makes.'
+    if not isinstance(table, dict) or "secret" not in table:
+        raise ConfigError(f"Reading [keys] of {file}", "the file of a secret key", repr(table), do)
+    text = Schema.of("keys", _keys).read(table)["secret"]
+    return Path(os.path.normpath(file.absolute().parent / Path(text).expanduser()))
+
+
+def _keys(*, secret: str) -> None:
+    """The keys of [keys]."""
+
+
+def _shared(names: list[Any], machines: list[Machine], file: Path) -> Iterator[Fault]:
+    """Faults of names, addresses and keys that several machines share; `names` includes those of faulty machines."""
+    values: Mapping[str, list[str | None]] = {
+        "name": [name for name in names if isinstance(name, str)],
+        "address": [machine.address for machine in machines],
+        "public_key": [machine.public_key for machine in machines],
+    }
+    for what, found in values.items():
+        for value, count in Counter(found).items():
+            if value is None or count == 1:
+                continue
+            whose = ", ".join(repr(machine.name) for machine in machines if getattr(machine, what) == value)
+            told = f"{count} named {value!r}" if what == "name" else f"{value} for {whose}"
+            do = "A machine has one daemon, which has one name, one address and one key: correct the others."
+            yield Fault(f"Reading {file}", f"each {what} once", told, do)

@@ -1,0 +1,208 @@
+"""machine.toml: the code that a machine's daemon may run, its folders, its key, and the keys that it admits.
+
+`[programs] modules` lists modules (`package.module`) and files (paths from the folder of machine.toml) whose programs
+and tasks this daemon may load beside the shipped ones. Nothing is imported here: a reference is judged by its name.
+
+`[keys] secret` is the file of the machine's own secret key; with it the daemon may listen where others can reach it.
+`[keys] admitted` lists the keys that may connect: NAME.pub, whose stem is the machine's name, or the name and the key
+itself, "NAME KEY". A key alone has no other name than itself. `[keys] operators` lists, in the same way, the keys that
+may also submit, watch, stop and end runs. Paths are relative to the folder of machine.toml.
+
+`[runs] folder` is the folder below which every run folder is that is requested over the wire; without it that is the
+folder in which the daemon was started.
+
+A file that another user could have written is refused, this one and those of listed modules: they decide whose code
+runs here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, final
+
+from isthmus.programs.engine.cluster import cluster_file
+from isthmus.programs.engine.request import reference, settings
+from isthmus.programs.engine.request.request import SHIPPED, SHIPPED_TASK
+from isthmus.programs.engine.request.settings import Schema, collecting
+from isthmus.runtime.errors import ConfigError, Fault, nearest
+from isthmus.runtime.wire import security_keys
+from isthmus.runtime.wire.security_keys import KeyPair
+
+DO_KEYS: Final = 'Write [keys], and below it secret = "NAME.key", which `isthmus keygen NAME` makes.'
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MachineConfig:
+    """Contents of machine.toml.
+
+    `modules`: modules and absolute files that may be loaded; `pair`: the machine's keys, None without; `admitted`:
+    public key -> name of the machines it admits; `secret`: the file of its secret key; `operators`: their public keys;
+    `runs`: the folder of its runs, None for the daemon's working folder.
+    """
+
+    modules: tuple[str, ...] = ()
+    pair: KeyPair | None = None
+    admitted: Mapping[str, str] = field(default_factory=dict)
+    secret: Path | None = None
+    operators: frozenset[str] = frozenset()
+    runs: Path | None = None
+
+    def faults(self, program: str, task: str, machine: str) -> Iterator[Fault]:
+        """Faults of a program and a task that this machine may not load."""
+        shipped = {*SHIPPED, *SHIPPED.values(), SHIPPED_TASK}
+        for kind, text in (("program", program), ("task", task)):
+            if text.partition("(")[0] in shipped or self._permits(text):
+                continue
+            where = text.partition(":")[0]
+            expected = "a shipped one, or one of a module that its machine.toml lists"
+            do = f'Let the operator add it, and start the daemon with that file: [programs] modules = ["{where}"]'
+            yield Fault(f"Handing a {kind} to the daemon {machine!r}", expected, repr(text), do)
+
+    def _permits(self, text: str) -> bool:
+        where = text.partition(":")[0]
+        if reference.is_file(where):
+            return os.path.realpath(where) in self.modules
+        return any(f"{where}.".startswith(f"{module}.") for module in self.modules)
+
+
+def read(file: Path | None) -> MachineConfig:
+    """The contents of a machine.toml, or the default without one; ConfigError with all its faults."""
+    if file is None:
+        return MachineConfig()
+    document = settings.read_file(file, "the machine's configuration", "Name a file with --config.")
+    security_keys.check_owned(file.stat(), file, f"Reading {file}")
+    faults: list[Fault] = []
+    folder = file.absolute().parent
+    sections: dict[str, Callable[..., Any]] = {"programs": _programs, "keys": _keys, "runs": _runs}
+    told: dict[str, dict[str, Any]] = {}
+    for name, table in document.items():
+        if name not in sections:
+            expected = "the sections [programs], [keys] and [runs]"
+            faults.append(Fault(f"Reading {file}", expected, repr(name), nearest(name, sections)))
+        elif not isinstance(table, dict):
+            faults.append(Fault(f"Reading {file}", f"a table [{name}]", repr(table), f"Write [{name}] above it."))
+        else:
+            with collecting(faults):
+                told[name] = Schema.of(name, sections[name]).read(table)
+    has = _Keys() if "keys" not in told else _read_keys(told["keys"], folder, faults)
+    runs = None
+    with collecting(faults):
+        runs = _folder(told.get("runs", {}).get("folder", ""), folder)
+    modules = tuple(_module(text, folder) for text in told.get("programs", {}).get("modules", ()))
+    for module in modules:
+        with collecting(faults):
+            _check_module(module)
+    if faults:
+        raise ConfigError.of(faults)
+    return MachineConfig(modules, has.pair, has.admitted, has.secret, has.operators, runs)
+
+
+class _Keys(NamedTuple):
+    """Contents of [keys]."""
+
+    pair: KeyPair | None = None
+    secret: Path | None = None
+    admitted: Mapping[str, str] = MappingProxyType({})
+    operators: frozenset[str] = frozenset()
+
+
+def _read_keys(told: Mapping[str, Any], folder: Path, faults: list[Fault]) -> _Keys:
+    """The contents of [keys]; adds faults to `faults`."""
+    pair = secret = None
+    with collecting(faults):
+        pair = _pair(told["secret"], folder)
+        secret = folder / os.path.expanduser(told["secret"])
+    admitted: dict[str, str] = {}
+    with collecting(faults):
+        _add(admitted, told["admitted"], folder, "admitted")
+    operators: list[str] = []
+    with collecting(faults):
+        operators = _add(admitted, told["operators"], folder, "operators")
+    return _Keys(pair, secret, admitted, frozenset(operators))
+
+
+def _programs(*, modules: tuple[str, ...] = ()) -> None:
+    """The keys of [programs]."""
+
+
+def _keys(*, secret: str = "", admitted: tuple[str, ...] = (), operators: tuple[str, ...] = ()) -> None:
+    """The keys of [keys]."""
+
+
+def _runs(*, folder: str = "") -> None:
+    """The keys of [runs]."""
+
+
+def _folder(text: str, folder: Path) -> Path | None:
+    """The folder of the runs; None if not given."""
+    if not text:
+        return None
+    path = Path(os.path.abspath(folder / os.path.expanduser(text)))
+    if not path.is_dir():
+        found = "a file" if path.exists() else "nothing there"
+        raise ConfigError("Reading runs.folder", "a folder", f"{path}, {found}", "Make it, or name another one.")
+    return path
+
+
+def _pair(text: str, folder: Path) -> KeyPair:
+    """The machine's own pair."""
+    if not text:
+        raise ConfigError("Reading keys.secret", "the file of a secret key", "nothing", DO_KEYS)
+    return security_keys.read_pair(folder / os.path.expanduser(text))
+
+
+def _add(known: dict[str, str], texts: Iterable[str], folder: Path, what: str) -> list[str]:
+    """Add the machines listed under keys.`what` to `known`, public key -> name; returns their public keys."""
+    faults: list[Fault] = []
+    found = []
+    for text in texts:
+        doing = f"Reading keys.{what}, {text!r}"
+        name, _, last = text.rpartition(" ")
+        with collecting(faults):
+            key = security_keys.read_public(last if security_keys.is_key(last) else text, folder, doing)
+            if not name or key != last:
+                name = key if security_keys.is_key(text) else Path(text).stem
+            if name != key:
+                cluster_file.checked_name(name.strip(), doing, 'a NAME.pub, or "NAME KEY"')
+            security_keys.check(known, name.strip(), key, doing)
+            known[key] = name.strip()
+            found.append(key)
+    if faults:
+        raise ConfigError.of(faults)
+    return found
+
+
+def _module(text: str, folder: Path) -> str:
+    """A module's name unchanged, or a file's path resolved."""
+    if not reference.is_file(text):
+        return text
+    return os.path.realpath(os.path.join(folder, os.path.expanduser(text)))
+
+
+def _check_module(module: str) -> None:
+    """ConfigError for a module whose file another user could have written, who would then decide what runs here.
+
+    A missing module is refused when it is requested.
+    """
+    doing = f"Reading programs.modules, {module!r}"
+    for path in [Path(module)] if reference.is_file(module) else _files_of(module):
+        if path.exists():
+            security_keys.check_owned(path.stat(), path, doing)
+
+
+def _files_of(module: str) -> Iterator[Path]:
+    """The files and folders that a module is read from, outermost first; nothing of it is imported."""
+    places: Sequence[str] | None = None
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        found = PathFinder.find_spec(".".join(parts[:count]), places)
+        if found is None:
+            return
+        places = found.submodule_search_locations
+        yield from map(Path, filter(None, [found.origin, *(places or ())]))

@@ -1,0 +1,204 @@
+"""The least memory that the hosts of a run need: on islands, and of their machines' own.
+
+By shapes alone, P being the merged values in float32. On its machine a learner keeps the fragments that it last adopted
+(P), and its whole state where its island is of CPU cores; a shard its part of the values, the momentum and the
+published values (3 P / shards), and the answers of all learners to the rounds that it may have in flight; the evaluator
+the model that it holds, and the one that it evaluates (2 P); the recorder the model that it holds (P). Processes,
+batches and buffers come on top. It runs the task's optimizer on shapes, so it imports jax. For islands there may be
+better figures, from a compiler.
+
+The placement of a request on the machines of a cluster, with the needs of its task.
+
+Only in this room are the two brought together: `runtime.graph.placement` knows no tasks, and a request no machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, final
+
+from isthmus.ops.exchange.adaptive import Wanted
+from isthmus.ops.exchange.schemas import BITS
+from isthmus.ops.syncer.pacer import Pacer
+from isthmus.ops.syncer.schedule import rounds_in_flight_max
+from isthmus.programs.engine.islands.elastic_sizes import sizes_on
+from isthmus.programs.engine.recorder.roles import EVALUATOR, RECORDER
+from isthmus.programs.engine.recorder.summary import roster_counts
+from isthmus.programs.engine.request.faults import mesh_faults, process_faults
+from isthmus.programs.engine.request.request import Request
+from isthmus.programs.engine.results.words import size
+from isthmus.runtime.errors import Fault, PlacementError
+from isthmus.runtime.graph.placement import Machine, Placement, Topology, place
+from isthmus.runtime.ids import LEARNER, SYNCER, Replica, leader
+
+FLOAT32_BYTES: Final = 4
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Needs of a compiled step, per device.
+
+    `memory_bytes`: of the function that needs most; `limit_bytes`: available to programs; `products_seconds`: of a
+    step's products at the full published rate; `step_seconds`: of a step at best. Seconds are None where the compiler
+    refused the step.
+    """
+
+    memory_bytes: int
+    limit_bytes: int
+    products_seconds: float | None
+    step_seconds: float | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether a learner can train there."""
+        return self.memory_bytes <= self.limit_bytes
+
+
+Find = Callable[[Machine, int], Compiled | None]
+"""The needs of a slot's learner on an island of a machine; None where no compiler was asked."""
+
+
+def not_asked(machine: Machine, slot: int) -> None:
+    """A `Find` without a compiler."""
+
+
+def learner_bytes(request: Request) -> int:
+    """Minimum bytes of a learner on its island: its state, and a gradient of the merged leaves. No activations."""
+    import jax
+
+    recipe = request.task.recipe()
+    state = jax.eval_shape(recipe.state_of, recipe.shapes())
+    merged = sum(prod(tensor.shape) * _itemsize(tensor.dtype) for tensor in request.job.layout)
+    return merged + sum(map(_size_bytes, jax.tree.leaves(state)))
+
+
+def parameter_count(request: Request) -> int:
+    """The number of the model's parameters."""
+    return sum(prod(tensor.shape) for tensor in request.job.layout)
+
+
+def _itemsize(dtype: str) -> int:
+    import jax.numpy as jnp
+
+    return int(jnp.dtype(dtype).itemsize)
+
+
+def _size_bytes(array: Any) -> int:
+    return int(array.size) * int(array.dtype.itemsize)
+
+
+def answers_bytes(request: Request) -> int:
+    """The answers that a shard holds at most, those that are late for their round left aside: of the largest fragment,
+    for each learner, to as many rounds as may be open, in the format of answers."""
+    pacer = next((node.keywords for node in request.graph.nodes if node.body is Pacer), None)
+    if pacer is None:
+        return 0
+    wanted = Wanted.of(**{name: pacer[name] for name in ("push", "update", "interval", "overlap")})
+    rounds = rounds_in_flight_max(wanted.overlap, pacer["fragments"], wanted.interval, pacer["shards"])
+    rounds = min(rounds, -(-pacer["fragments"] // pacer["shards"]))
+    return int(rounds * request.job.learners * max(pacer["sizes"]) * BITS.get(pacer["push"], 32) / 8)
+
+
+def host_bytes(request: Request, topology: Topology, placement: Placement) -> dict[str, int]:
+    """Minimum bytes that the hosts on each machine need of its own memory, by the machine's name."""
+    machines, values = topology.by_name(), FLOAT32_BYTES * parameter_count(request)
+    counts = {role: len(placement.of_role(role)) for role in (SYNCER, EVALUATOR, RECORDER)}
+    has_model = counts[SYNCER] > 0
+    least = {
+        SYNCER: 3 * values // max(counts[SYNCER], 1) + answers_bytes(request),
+        EVALUATOR: 2 * values,
+        RECORDER: values if has_model else 0,
+    }
+    state = learner_bytes(request)
+    found = dict.fromkeys(machines, 0)
+    for replica, name in placement.machines.items():
+        if leader(replica).role == LEARNER:
+            found[name] += values if leader(replica) == replica and has_model else 0
+            found[name] += _state_bytes(machines[name], state)
+        else:
+            found[name] += least.get(replica.role, 0)
+    return found
+
+
+def host_faults(request: Request, topology: Topology, placement: Placement) -> Iterator[Fault]:
+    """Which machines have less memory than the hosts need that are placed on them."""
+    if all(machine.memory_bytes is None for machine in topology.machines):
+        return
+    needed = host_bytes(request, topology, placement)
+    for machine in topology.machines:
+        if machine.memory_bytes is not None and needed[machine.name] > machine.memory_bytes:
+            hosts = ", ".join(map(str, _unfollowed(placement.on(machine.name))))
+            yield Fault(
+                f"Placing {hosts} on {machine.name!r}",
+                f"{size(needed[machine.name])} of memory, which they need at least",
+                f"{size(machine.memory_bytes)}",
+                "Leave some of them to another machine (`roles`, `islands`), or raise program.shards.",
+            )
+
+
+def _unfollowed(replicas: tuple[Replica, ...]) -> list[Replica]:
+    return list(dict.fromkeys(map(leader, replicas)))
+
+
+def _state_bytes(machine: Machine, state: int) -> int:
+    """Bytes of a learner's state in the main memory of one of its machines: on CPU cores its share, else 0."""
+    is_on_cores = machine.device is None or machine.device.is_cpu
+    return state // max(1, len(machine.together)) if is_on_cores else 0
+
+
+def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> Placement:
+    """The placement of every replica of the request.
+
+    PlacementError with all obstacles of one kind, among them steps that were `compiled` and are too large; ConfigError
+    as for `elastic_sizes`.
+    """
+    counts = roster_counts(request.graph, request.job.learners)
+    placement = place(request.graph, counts, topology, memory_bytes={LEARNER: learner_bytes(request)})
+    if faults := list(process_faults(request.plans, request.task, placement.processes, request.job.learners)):
+        raise PlacementError.of(faults)
+    if request.processes:
+        do = 'Leave it out: machines of one island say so in the cluster file, each by island = "NAME".'
+        raise PlacementError(
+            "Placing the learners", "no run.processes beside a cluster", str(list(request.processes)), do
+        )
+    machines = topology.by_name()
+    hosts = [(slot, machines[name]) for slot, name in enumerate(placement.of_role(LEARNER))]
+    if faults := list(
+        dict.fromkeys(fault for slot, machine in hosts for fault in _mesh_faults(request, machine, slot))
+    ):
+        raise PlacementError.of(faults)
+    elastic_sizes(request, topology, placement)
+    if faults := [fault for slot, machine in hosts for fault in _memory_faults(machine, slot, compiled)]:
+        raise PlacementError.of(faults)
+    if faults := list(host_faults(request, topology, placement)):
+        raise PlacementError.of(faults)
+    return placement
+
+
+def elastic_sizes(request: Request, topology: Topology, placement: Placement) -> list[list[int]]:
+    """The numbers of processes with which each learner's island may train, by slot; ConfigError as for `sizes_on`."""
+    machines = topology.by_name()
+    devices = [machines[name].devices for name in placement.of_role(LEARNER)][: len(placement.processes)]
+    return sizes_on(request, placement.processes, devices)
+
+
+def _mesh_faults(request: Request, machine: Machine, slot: int) -> Iterator[Fault]:
+    """Why the task's mesh, leaves or batches do not fit an island of a machine whose devices are known."""
+    if machine.device is not None:
+        where = f"an island of {machine.name!r}"
+        yield from mesh_faults(request.task, machine.island_devices, request.job.seed, slot, where)
+
+
+def _memory_faults(machine: Machine, slot: int, compiled: Find) -> Iterator[Fault]:
+    """Why a learner does not fit an island that it was compiled for."""
+    found = compiled(machine, slot)
+    if found is not None and not found.fits:
+        yield Fault(
+            f"Placing learner {slot} on {machine.name!r}",
+            f"functions within {size(found.limit_bytes)} of each device",
+            f"{size(found.memory_bytes)}, which `isthmus compile` found",
+            "Make the batch smaller, use jax.checkpoint in the loss, or give its islands more `devices`.",
+        )

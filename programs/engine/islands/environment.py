@@ -1,0 +1,188 @@
+"""The accelerators that this machine has and its jax can use, found without jax: by device files and installed plugins.
+
+The process that starts a backend has the devices: on a TPU no other can then, on a GPU most of its memory is taken. So
+only the hosts that compute start one, and facts that are needed before that are looked up here. The user's environment
+variables for platforms and visible devices are a bound.
+
+The environment of a host: the platform that its jax starts, and the devices that it sees.
+
+A pure function of the host's role, the declared contents of its machine, and the devices found there. Nothing falls
+back: a host that is to have an accelerator names its platform alone, so that jax fails, with the reason, where it
+cannot use it.
+
+Islands are numbered on their machine. Each has devices of its own, in the order of their numbers; where learners
+outnumber GPUs and the number of devices of an island is not set, several share one, and its memory. The evaluator is on
+the CPU unless requested otherwise, and then shares the devices of the first island.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias, final
+
+from isthmus.programs.engine.request.spec import Here
+from isthmus.runtime.errors import ConfigError
+
+Platform: TypeAlias = Literal["cuda", "tpu"]
+
+VISIBLE: Final[Mapping[Platform, str]] = {"cuda": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
+"""The variable with the devices of a platform that a process sees."""
+_PLUGINS: Final[Mapping[Platform, tuple[str, ...]]] = {
+    "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"),
+    "tpu": ("libtpu",),
+}
+_FILES: Final[Mapping[Platform, re.Pattern[str]]] = {
+    "cuda": re.compile(r"nvidia\d+"),
+    "tpu": re.compile(r"accel\d+|vfio/\d+"),
+}
+
+
+class Accelerators(NamedTuple):
+    """The devices of one platform, by the numbers or names under which they are made visible."""
+
+    platform: Platform
+    ids: tuple[str, ...]
+
+
+def find(environment: Mapping[str, str] = os.environ, root: Path = Path("/dev")) -> Accelerators | None:
+    """The accelerators of this machine; None if jax has to compute on the CPU."""
+    files = [path.relative_to(root).as_posix() for path in (*root.glob("*"), *root.glob("vfio/*"))]
+    installed = [name for names in _PLUGINS.values() for name in names if find_spec(name) is not None]
+    return usable(environment, files, installed)
+
+
+def usable(environment: Mapping[str, str], files: Iterable[str], installed: Iterable[str]) -> Accelerators | None:
+    """The usable accelerators, from the device files below /dev and the installed plugins of jax.
+
+    As in CUDA, a negative number hides all that are named after it.
+    """
+    wanted = environment.get("JAX_PLATFORMS", "").split(",")[0]
+    there, plugins = sorted(files), frozenset(installed)
+    for platform in ("tpu", "cuda"):
+        is_asked = not wanted or wanted == platform or (platform, wanted) == ("cuda", "gpu")
+        count = sum(_FILES[platform].fullmatch(name) is not None for name in there)
+        if is_asked and count and not plugins.isdisjoint(_PLUGINS[platform]):
+            visible = environment.get(VISIBLE[platform])
+            ids = [str(number) for number in range(count)] if visible is None else visible.split(",")
+            named = (each.strip() for each in ids if each.strip())
+            known = tuple(takewhile(lambda name: not name.startswith("-"), named))
+            return Accelerators(platform, known) if known else None
+    return None
+
+
+MEMORY_SHARE: Final = 0.9
+"""Share of a GPU's memory for all processes that share it: the rest is for contexts and the compiler."""
+MEMORY: Final = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
+"""Variables for the share of a GPU's memory that a process takes at its start; jax refuses the first beside the
+second."""
+_CHIP_BOUNDS: Final = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""Layout of that many chips on one TPU host."""
+_DOING: Final = "Opening an island"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Islands:
+    """The islands of a machine.
+
+    `platform`: that on which they compute, None for jax's default; `ids`: the devices of each, empty if it sees all;
+    `sharing`: how many islands share a device; `devices`: how many an island has, if known.
+    """
+
+    platform: Platform | str | None
+    ids: tuple[tuple[str, ...], ...]
+    sharing: int = 1
+    devices: int | None = None
+
+
+def islands_of(here: Here, found: Accelerators | None) -> Islands:
+    """The islands of this machine; ConfigError if it has other devices than declared."""
+    count = max(here.islands or here.learners, 1)
+    declared = platform_of(here.kinds)
+    if declared == "cpu" or (found is None and declared is None):
+        return Islands(declared, ((),) * count, devices=here.devices or None)
+    if found is None or declared not in (None, found.platform):
+        expected = f"devices of kind {here.kinds[0]!r}, as the machine was declared"
+        there = "none that jax can use" if found is None else f"{len(found.ids)} for {found.platform!r}"
+        do = "Install what jax needs for them, or correct `device` of this machine in the cluster file."
+        raise ConfigError(_DOING, expected, there, do)
+    return _accelerated(count, here.devices, found)
+
+
+def _accelerated(count: int, declared: int, found: Accelerators) -> Islands:
+    """`count` islands on accelerators, of `declared` devices each, 0 if not declared."""
+    ids, total = found.ids, len(found.ids)
+    each = declared or max(total // count, 1)
+    if each * count <= total:
+        cut = tuple(ids[island * each : (island + 1) * each] for island in range(count))
+        return Islands(found.platform, cut, devices=each)
+    if declared or found.platform == "tpu":
+        do = "Lower `islands` or `devices` of this machine, or run.learners; a TPU chip has one process."
+        raise ConfigError(_DOING, f"{each * count} devices for {count} islands of {each}", str(total), do)
+    shared = tuple((ids[island % total],) for island in range(count))
+    return Islands(found.platform, shared, sharing=-(-count // total), devices=1)
+
+
+def learner_environment(
+    islands: Islands, island: int, total: int, *, has_evaluator: bool, given: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that a learner on this island sets.
+
+    `total`: the machine's number of devices; `has_evaluator`: an evaluator is on them, too. Variables for a GPU's
+    memory in the `given` environment are kept.
+    """
+    if islands.platform is None:
+        return {}
+    if islands.platform == "cpu":
+        counted = {} if islands.devices is None else {"JAX_NUM_CPU_DEVICES": str(islands.devices)}
+        return {"JAX_PLATFORMS": "cpu", **counted}
+    ids = islands.ids[island]
+    told = {"JAX_PLATFORMS": str(islands.platform)}
+    if islands.platform == "tpu":
+        return told | _chips(ids, total)
+    told[VISIBLE["cuda"]] = ",".join(ids)
+    sharing = islands.sharing + (has_evaluator and island == 0)
+    if sharing > 1 and not any(name in given for name in MEMORY):
+        told[MEMORY[0]] = f"{MEMORY_SHARE / sharing:.2f}"
+    return told
+
+
+def evaluator_environment(islands: Islands, total: int, given: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an evaluator that shares an island; ConfigError on TPUs."""
+    if islands.platform == "tpu":
+        do = "Leave run.evaluate_on out: a TPU chip has one process."
+        raise ConfigError(_DOING, "an evaluator on the CPU beside learners on TPUs", "run.evaluate_on = 'island'", do)
+    return learner_environment(islands, 0, total, has_evaluator=True, given=given)
+
+
+def platform_of(kinds: Sequence[str]) -> str | None:
+    """The platform of a kind of device, by its names; None if they do not identify it."""
+    for kind in kinds:
+        word = kind.casefold()
+        if word == "cpu":
+            return "cpu"
+        if word.startswith("tpu"):
+            return "tpu"
+        if word.startswith("nvidia"):
+            return "cuda"
+    return None
+
+
+def _chips(ids: Sequence[str], total: int) -> dict[str, str]:
+    """The variables that make some chips of a TPU host visible, as a host of their own; empty for all chips."""
+    if len(ids) == total:
+        return {}
+    if len(ids) not in _CHIP_BOUNDS:
+        do = "Give islands 1, 2, 4 or 8 chips."
+        raise ConfigError(_DOING, "as many chips as lie together on a host", str(len(ids)), do)
+    return {
+        VISIBLE["tpu"]: ",".join(ids),
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": _CHIP_BOUNDS[len(ids)],
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+    }

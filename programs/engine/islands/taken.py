@@ -1,0 +1,168 @@
+"""The island of this machine that a learner takes: the first that no living process has.
+
+An island is a locked file, for all runs of a user on this machine. The kernel releases a lock when its process ends,
+for whatever reason, so that no ownership has to be recorded: a daemon may die, and be followed by another, and a
+learner's next life finds the island of its last one free.
+
+The island of this host's process: chosen, claimed, and written into the environment before jax starts a backend.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, final
+
+from isthmus.programs.engine.islands import environment
+from isthmus.programs.engine.islands.environment import (
+    Islands,
+    evaluator_environment,
+    islands_of,
+    learner_environment,
+    platform_of,
+)
+from isthmus.programs.engine.islands.gang import ElasticHost, GangOfProcesses
+from isthmus.programs.engine.islands.whole_runs import process_environment
+from isthmus.programs.engine.request.environment import has_backend
+from isthmus.programs.engine.request.spec import Spec
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.host.contract import Island
+from isthmus.runtime.ids import LEARNER, Member, leader
+
+
+@final
+class Claim:
+    """An island that this process has, until it ends."""
+
+    def __init__(self, island: int, locks: list[BinaryIO]) -> None:
+        self.island, self._locks = island, locks
+
+    def close(self) -> None:
+        """Release the claim."""
+        for lock in self._locks:
+            lock.close()
+
+
+def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> Claim:
+    """The first free island; each is given as the names of the resources that it needs for itself.
+
+    ConfigError if none is free.
+    """
+    folder = _folder() if folder is None else folder
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise ConfigError("Taking an island", f"{folder}, of this user", "another user's", "Remove it.")
+    for number, names in enumerate(islands):
+        locks = _locked(folder / f"{name}.lock" for name in names)
+        if locks is not None:
+            return Claim(number, locks)
+    do = "End what has them, or start fewer learners here: run.learners, or `islands` of this machine."
+    raise ConfigError("Taking an island", f"one of {len(islands)} that is free", "all of them taken", do)
+
+
+def _locked(paths: Iterable[Path]) -> list[BinaryIO] | None:
+    """These files, locked; None, and none locked, if another process has one."""
+    locks: list[BinaryIO] = []
+    for path in paths:
+        lock = path.open("ab")
+        locks.append(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            for each in locks:
+                each.close()
+            return None
+    return locks
+
+
+def _folder() -> Path:
+    """The folder of this user's locks."""
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"isthmus-islands-{os.getuid()}"
+
+
+EVALUATOR: Final = "evaluator"
+_CLAIMS: Final[list[Claim]] = []
+"""Held until this process ends."""
+
+
+def take(member: Member, told: Spec) -> Island | None:
+    """The island of a host that computes, None for all that jax finds; sets the environment of this process for it.
+
+    The island carries a fault, if any, and the body that uses the island raises it.
+    """
+    is_on_cpu = told.evaluate_on == "cpu"
+    replica = leader(member.replica)
+    if replica.role not in (LEARNER, EVALUATOR) or replica.role not in told.computing:
+        return None
+    if replica.role == EVALUATOR and is_on_cpu:
+        set_environment({"JAX_PLATFORMS": "cpu"})
+        return None
+    found = environment.find()
+    total = 0 if found is None else len(found.ids)
+    try:
+        islands = islands_of(told.here, found)
+        if replica.role == EVALUATOR:
+            set_environment(evaluator_environment(islands, total, os.environ))
+            return None
+        number = _claimed(islands)
+        is_shared = not is_on_cpu
+        set_environment(learner_environment(islands, number, total, has_evaluator=is_shared, given=os.environ))
+        size = told.processes_of(replica.slot)
+        gang = (
+            GangOfProcesses(member, size, told.here.address) if size > 1 and not told.is_elastic(replica.slot) else None
+        )
+        elastic = ElasticHost(member, size, told.here.address) if told.is_elastic(replica.slot) else None
+    except (ConfigError, OSError) as error:
+        return Island(refusal=str(error))
+    if islands.platform is None:
+        return Island(gang=gang, elastic=elastic) if size > 1 else None
+    kinds = told.here.kinds if platform_of(told.here.kinds) == islands.platform else ()
+    return Island(kinds, islands.devices, gang=gang, elastic=elastic)
+
+
+def take_all() -> None:
+    """Let this process have all accelerators of the machine, for a run in it; no-op where jax has a backend already."""
+    if not has_backend():
+        set_environment(process_environment(environment.find(), os.environ))
+
+
+def would_take() -> bool:
+    """Whether this process would take accelerators that are there, if it computed anything."""
+    return not has_backend() and environment.find() is not None
+
+
+def shares(devices: int, learners: int) -> list[Island]:
+    """The islands of learners that share one process: own devices for each, as far as there are enough."""
+    each = max(devices // max(learners, 1), 1)
+    return [Island(devices=each, begin=learner * each % (devices // each * each)) for learner in range(learners)]
+
+
+def set_environment(told: Mapping[str, str]) -> None:
+    """Set variables for a jax that has no backend yet, and may have been imported: by a fork server."""
+    os.environ.update(told)
+    jax: Any = sys.modules.get("jax")
+    if jax is not None and "JAX_PLATFORMS" in told:
+        jax.config.update("jax_platforms", told["JAX_PLATFORMS"])
+    if jax is not None and "JAX_NUM_CPU_DEVICES" in told:
+        jax.config.update("jax_num_cpu_devices", int(told["JAX_NUM_CPU_DEVICES"]))
+
+
+def _claimed(islands: Islands) -> int:
+    """The number of an island that no other process has; 0 if islands do not differ in their devices."""
+    if not any(islands.ids):
+        return 0
+    _CLAIMS.append(claim(_needs(islands)))
+    return _CLAIMS[-1].island
+
+
+def _needs(islands: Islands) -> Sequence[Sequence[str]]:
+    """The resources that each island needs for itself: its devices or, if several share one, a place on it."""
+    singly = islands.sharing == 1
+    return [
+        [f"{islands.platform}-{name}" + ("" if singly else f"-{islands.ids[:number].count(ids)}") for name in ids]
+        for number, ids in enumerate(islands.ids)
+    ]

@@ -1,0 +1,443 @@
+"""The requests that each caller may send to a machine's daemon.
+
+A machine that is admitted offers its islands: it links itself, reports, answers and leaves, each for itself. All other
+requests, which decide what runs here or report on it, are for an operator: the machine's own key, one that was admitted
+with `--operator`, and, at a daemon without keys, which listens on loopback only, any caller.
+
+The daemon of a machine: takes runs that commands hand to it, supervises several at once, and answers for them.
+
+Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A run
+is running, then finishing (its processes have ended, and summary and report are written), then over: `over.json` is
+there. Code is judged by name before anything starts; this process imports no user's code. Every message of a command
+has one answer. A request that cannot be fulfilled, or that its sender may not send (`authority`), is answered with the
+faults, like a wrong request. A message names runs by the folders that this daemon has announced, and no other. The
+messages of other machines, and the parts that this one has in their runs, are in `neighbours`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, final
+
+from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
+from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine.client import patience
+from isthmus.programs.engine.machine.links import MALFORMED, Home, answered, refusal
+from isthmus.programs.engine.machine.neighbours import Neighbours
+from isthmus.programs.engine.machine.next_home import NextHome
+from isthmus.programs.engine.machine.outposts import NOTE
+from isthmus.programs.engine.machine.readiness import muster, to_take_part
+from isthmus.programs.engine.machine.run import (
+    LEASE_TICKS_MAX,
+    TICK_SECONDS,
+    UNABLE,
+    MachineRun,
+    end_of_log,
+    has_hosts,
+    outcome_in,
+    told_of,
+    unable,
+)
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.engine.run.finish import error_of
+from isthmus.programs.engine.run.private_daemon import Run
+from isthmus.programs.engine.run.resume import has_snapshot
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.wire.control_messages import Message, version_of
+from isthmus.runtime.wire.control_server import ControlServer
+from isthmus.runtime.wire.security_keys import Keyring
+
+TOLD_MAX: Final = 256
+OPERATORS: Final = {
+    "machine": "to tell of its runs",
+    "call": "to take part in runs of another home",
+    "check": "to check a run",
+    "take": "to take a run",
+    "resume": "to be the home of a run",
+    "restore": "to be the home of a run from its store",
+    "watch": "to show a run",
+    "log": "to show the log of a run",
+    "stop": "to stop a run",
+    "end": "to end a run",
+    "expel": "to expel a machine",
+}
+"""Requests that need an operator's key: message type, and its meaning in words."""
+
+
+@final
+class Authority:
+    """Checks messages to the daemon of `machine` against its current keys.
+
+    `tell` gets one line for people about each machine and request type that is refused.
+    """
+
+    def __init__(self, machine: str, keys: Keyring | None, tell: Callable[[str], None]) -> None:
+        self._machine, self._keys, self._tell = machine, keys, tell
+        self._told: set[tuple[str | None, str]] = set()
+
+    def check(self, kind: str, caller: str | None) -> None:
+        """ConfigError if the machine `caller` may not send a message of this type."""
+        keys = self._keys
+        if kind not in OPERATORS or keys is None or (caller is not None and caller in keys.operators):
+            return
+        key = keys.key_of(caller or "") or "KEY"
+        do = f"Type on that machine: isthmus admit --operator {caller} {key}"
+        if (caller, kind) not in self._told and len(self._told) < TOLD_MAX:
+            self._told.add((caller, kind))
+            self._tell(f"refused the machine {caller}, which asked it {OPERATORS[kind]}: it is no operator")
+        expected, found = "an operator's key", f"that of {caller!r}, which may offer islands and nothing else"
+        raise ConfigError(f"Asking the daemon {self._machine!r} {OPERATORS[kind]}", expected, found, do)
+
+
+ANSWERED_SHARE: Final = 0.9
+"""Share of a command's waiting time within which a refusal for lack of time leaves."""
+FORMER_MAX: Final = 100
+"""Runs that are over whose outcomes it keeps."""
+ENDED_BY_COMMAND: Final = f"the command that watched the run has not been heard of for {LEASE_TICKS_MAX} s"
+ENDED_BY_DAEMON: Final = "ended with the daemon of its machine"
+
+
+@final
+class MachineDaemon:
+    """The daemon of the machine `name`; commands and other daemons reach it at `listen`.
+
+    It has `keys`, or listens on loopback only. Its parts of other homes' runs are in `folder`, its own runs below the
+    root that `config` names. `tell` gets lines for people; `on_change` is called with the runs that are not over
+    whenever they change, `on_idle` when the daemon is ending and no run is left.
+    """
+
+    def __init__(
+        self,
+        loop: Any,
+        name: str,
+        listen: str,
+        config: MachineConfig,
+        keys: Keyring | None,
+        folder: Path,
+        *,
+        tell: Callable[[str], None],
+        on_change: Callable[[list[Run]], None],
+        on_idle: Callable[[], None],
+    ) -> None:
+        """Bind; zmq.ZMQError if the endpoint is taken."""
+        self.name = name
+        self.has_killed = False
+        self.ends_when_expelled = False
+        self.fault: ConfigError | None = None
+        self.keys, self._loop, self._config = keys, loop, config
+        self.tell, self._on_change, self._on_idle = tell, on_change, on_idle
+        self._runs: dict[str, MachineRun] = {}
+        self._former: dict[str, str] = {}
+        self._root = RunRoot.at(config.runs)
+        self._authority = Authority(name, keys, tell)
+        self._is_ending = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = ControlServer(loop, listen, self._hear, self._stranger, keys=keys, on_unknown=self._unknown)
+        self.endpoint = self._server.endpoint
+        self.neighbours = Neighbours(
+            loop,
+            name,
+            folder,
+            config,
+            keys,
+            runs=lambda: list(self._runs.values()),
+            send=self._server.send,
+            tell=tell,
+            caller=lambda: self._server.caller,
+            on_change=self._changed,
+            on_expelled=self._expelled,
+        )
+        own = name, self._root, config.secret, keys, self.neighbours
+        self._next_home = NextHome(*own, permit=self._permit, runs=self._names, hold=self._hold_next)
+        self._handlers: Mapping[str, Callable[[Message], Message]] = {
+            "machine": lambda message: self._machine(),
+            "call": self._call,
+            "take": self._take,
+            "watch": self._watch,
+            "stop": self._stop,
+            "end": self._end,
+            "expel": self._expel,
+        }
+        self._later: Mapping[str, Callable[[Message], Awaitable[Message]]] = {
+            "check": self._check,
+            "log": self._log,
+            "resume": self._next_home.resume,
+            "restore": self._next_home.restore,
+        }
+        loop.call_later(TICK_SECONDS, self._tick)
+
+    # -- from outside --------------------------------------------------------------------------------------------------
+
+    def adopt(self, run: Run) -> None:
+        """Adopt a run of the previous daemon: with its live hosts or from its snapshot; end it if there is neither."""
+        folder = Path(run.folder)
+        if (folder / NOTE).exists():
+            self.neighbours.outposts.adopt(folder)
+            return
+        if (folder / "over.json").exists():
+            self._remember(run.folder, outcome_in(folder))
+            return
+        if not (folder / spec.SPEC).exists():
+            return
+        try:
+            spec.count_on(folder)
+            told, sites = told_of(folder, "Adopting a run"), Sites.load(folder)
+            # Other machines may hold the lost state.
+            is_alive = has_hosts(folder) or bool(sites.others)
+            goes_on = is_alive or has_snapshot(folder)
+            held = self._hold(folder, told, sites, is_watched=run.is_watched)
+        except (ConfigError, *UNABLE) as error:
+            self.tell(f"leaves {folder}, a run of the daemon before it: {error}")
+            return
+        found = "" if is_alive else ", which has no living process" + (", from its snapshot" if goes_on else "")
+        self._say(held, f"adopts {folder}{found}")
+        if not goes_on:
+            held.daemon.end("the daemon of its machine was gone for too long")
+
+    def request_end(self) -> None:
+        """The first time, ask every run to stop, and take no more; after that, end them at once."""
+        is_first, self._is_ending = not self._is_ending, True
+        for run in list(self._runs.values()):
+            if is_first:
+                run.daemon.request_stop()
+            elif run.daemon.outcome == "running":
+                self.has_killed = True
+                run.daemon.end(ENDED_BY_DAEMON)
+        self.neighbours.leave()
+        if is_first and self._runs:
+            self.tell(f"asks {_count(len(self._runs))} to stop, and waits; a second signal ends them at once")
+        self._leave_if_idle()
+
+    def fail(self, fault: ConfigError) -> None:
+        """End, because the daemon cannot do what it was started for."""
+        self.fault = fault
+        self.request_end()
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call `call` on the loop of this daemon, after `seconds`."""
+        self._loop.call_later(seconds, call)
+
+    def close(self) -> None:
+        self.neighbours.close()
+        self._server.close()
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _hear(self, peer: bytes, message: Message) -> None:
+        kind = message["type"]
+        try:
+            self._authority.check(kind, self._server.caller)
+            if kind in self.neighbours.handlers:
+                self.neighbours.handlers[kind](peer, message)
+                return
+            if kind in self._later:
+                task = self._loop.create_task(self._answer_later(peer, message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                return
+            if kind not in self._handlers:
+                raise ValueError(f"no message: {kind[:100]!r}")
+            answer = self._handlers[kind](message)
+        except (ConfigError, *MALFORMED) as error:
+            answer = refusal(error)
+        self._server.send(peer, answer)
+
+    async def _answer_later(self, peer: bytes, said: Message) -> None:
+        kind, doing = said["type"], f"Answering a command at the daemon {self.name!r}"
+        self._server.send(peer, await answered(self._later[kind](said), doing, ANSWERED_SHARE * patience(kind)))
+
+    def _stranger(self, message: Message) -> None:
+        self.tell(f"refused a command of {version_of(message)}; this is {version_of()}")
+
+    def _unknown(self, key: str, address: str) -> None:
+        self.tell(f"refused a connection from {address}, whose key it does not admit: isthmus admit NAME {key}")
+
+    def _machine(self) -> Message:
+        runs = [{"run": folder, "name": run.name, "outcome": run.daemon.outcome} for folder, run in self._runs.items()]
+        former = [{"run": folder, "outcome": outcome} for folder, outcome in self._former.items()]
+        return {"type": "machine", "name": self.name, "pid": os.getpid(), "root": str(self._root.folder),
+                "runs": runs, "former": former}  # fmt: skip
+
+    def _call(self, message: Message) -> Message:
+        """The home of a run asks this machine to link itself."""
+        home = Home(**message["home"])
+        if self.keys is not None and self.keys.name_of(home.public_key) != home.name:
+            do = f"Type here: isthmus admit {home.name} KEY."
+            raise ConfigError(f"Linking to {home.name!r}", "a home whose key is admitted", "a stranger", do)
+        self.neighbours.link(home)
+        return self._machine()
+
+    async def _check(self, message: Message) -> Message:
+        """Whether this machine and all others that are to take part would take a run."""
+        sites, faults = Sites.read(message["cluster"]), [Fault(*fault) for fault in message["faults"]]
+        program, task = str(message["program"]), str(message["task"])
+        computing = [str(role) for role in message["computing"]]
+        try:
+            self._permit(program, task, str(message["run"]))
+        except ConfigError as error:
+            faults += error.faults
+        asked = to_take_part(sites, self.name, program, task, computing)
+        faults += await muster(self.neighbours.links, asked, self.keys)
+        if faults:
+            raise ConfigError.of(faults)
+        return {"type": "permitted"}
+
+    async def _log(self, message: Message) -> Message:
+        """The end of the log of a host, or of a daemon, of a run that may be over."""
+        run = str(message["run"])
+        if run not in self._former:
+            self._run_of(message)
+        held = self._runs.get(run)
+        name, elsewhere = ("", {}) if held is None else (held.name, dict(held.daemon.home.fleet.placed()))
+        text = await end_of_log(Path(run), str(message["name"]), name, elsewhere, self.neighbours.links)
+        return {"type": "log", "text": text}
+
+    def _permit(self, program: str, task: str, run: str) -> None:
+        faults = list(self._config.faults(program, task, self.name))
+        if self._is_ending:
+            do = "Start it again, or wait until it has been."
+            faults.append(Fault(f"Handing a run to the daemon {self.name!r}", "one that goes on", "it is ending", do))
+        if faults:
+            self.tell(f"refused {run}: expected {faults[0].expected}, found {faults[0].found}")
+            raise ConfigError.of(faults)
+
+    def _take(self, message: Message) -> Message:
+        """Make the folder of a run, and start it."""
+        handed, is_watched = Handover.read(message["handover"]), bool(message["is_watched"])
+        doing = f"Handing a run to the daemon {self.name!r}"
+        told = spec.read(handed.spec)
+        self._permit(told.job.program, told.job.task.text, handed.folder or handed.name)
+        handed.check(told, self.name, self._names(), doing)
+        folder = handed.make_folder(self._root, time.monotonic_ns(), self._config.secret)
+        try:
+            run = self._hold(folder, told_of(folder, doing), handed.sites, is_watched=is_watched)
+        except UNABLE as error:
+            raise unable(doing, error) from error
+        elsewhere = f" on {len(handed.sites.sites)} machines" if handed.sites.others else ""
+        hosts = f"{sum(told.roles.values())} hosts{elsewhere}"
+        self._say(run, f"took {folder}: {hosts}{'' if is_watched else ', detached'}")
+        return {"type": "taken", "run": str(folder)}
+
+    def _names(self) -> list[str]:
+        return [run.name for run in self._runs.values()]
+
+    def _hold_next(self, folder: Path, told: spec.Spec, sites: Sites) -> None:
+        """Be the home of a run from now on that had another one; one of UNABLE if that cannot be."""
+        run = self._hold(folder, told, sites, is_watched=False)
+        self._say(run, f"is the home of {told.run} in term {sites.term}, in place of {sites.former or self.name}")
+
+    def _watch(self, message: Message) -> Message:
+        """The status of a run, or its summary, if it is over; renews its lease, if a watching command asks."""
+        folder = str(message["run"])
+        if folder in self._former:
+            path = Path(folder) / "summary.json"
+            summary = json.loads(path.read_text()) if path.exists() else None
+            return {"type": "over", "run": folder, "summary": summary}
+        run = self._run_of(message)
+        if message.get("renews", True):
+            run.renew()
+        return {"type": "status", **run.daemon.status()}
+
+    def _stop(self, message: Message) -> Message:
+        run = self._run_of(message)
+        is_first = not run.daemon.home.is_stopping
+        if is_first:
+            self._say(run, f"asks {run.folder} to stop")
+            run.daemon.request_stop()
+        return {"type": "stopping", "is_first": is_first}
+
+    def _end(self, message: Message) -> Message:
+        self._run_of(message).daemon.end(str(message["reason"]))
+        return {"type": "ending"}
+
+    def _expel(self, message: Message) -> Message:
+        name = str(message["name"])
+        was_linked = self.neighbours.links.is_up(name)
+        count = self.neighbours.expel(name)
+        self.tell(f"expels {name}, which took part in {_count(count)}")
+        return {"type": "expelled", "runs": count, "was_linked": was_linked or count > 0}
+
+    def _expelled(self, home: str) -> None:
+        """Another machine has expelled this one from its runs."""
+        self.tell(f"expelled by {home}")
+        if self.ends_when_expelled:
+            self.request_end()
+
+    def _run_of(self, message: Message) -> MachineRun:
+        """The run that a message is about; ConfigError if it is over, or not of this daemon."""
+        folder = str(message["run"])
+        if folder not in self._runs:
+            found = f"one that is over: {self._former[folder]}" if folder in self._former else "none of its runs"
+            do = "`isthmus status --all` shows what there is on this machine."
+            raise ConfigError(f"Asking the daemon {self.name!r} for {folder[:500]}", "a run that goes on", found, do)
+        return self._runs[folder]
+
+    # -- runs ----------------------------------------------------------------------------------------------------------
+
+    def _hold(self, folder: Path, told: spec.Spec, sites: Sites, *, is_watched: bool) -> MachineRun:
+        """Be responsible for a run from now on; one of UNABLE if that cannot be."""
+        lock = RunLock(folder)
+        try:
+            run = MachineRun(
+                self._loop,
+                folder,
+                told,
+                lock=lock,
+                machine=self.name,
+                sites=sites,
+                links=self.neighbours.links,
+                keys=self.keys,
+                is_watched=is_watched,
+                on_over=lambda: self._over(run),
+            )
+        except BaseException:
+            lock.close()
+            raise
+        self._runs[str(folder)] = run
+        self._changed()
+        return run
+
+    def _over(self, run: MachineRun) -> None:
+        why = "" if run.daemon.failure is None else f" ({error_of(run.daemon)})"
+        self._say(run, f"finished {run.folder}: {run.daemon.outcome}{why}")
+        del self._runs[str(run.folder)]
+        self._remember(str(run.folder), run.daemon.outcome)
+        self._changed()
+
+    def _remember(self, folder: str, outcome: str) -> None:
+        """Note the outcome of a run that is over, for commands that ask."""
+        self._former[folder] = outcome
+        if len(self._former) > FORMER_MAX:
+            del self._former[next(iter(self._former))]
+
+    def _leave_if_idle(self) -> None:
+        if self._is_ending and not self._runs and not self.neighbours.outposts.folders:
+            self._on_idle()
+
+    def _tick(self) -> None:
+        """End the runs of commands that are gone."""
+        self._loop.call_later(TICK_SECONDS, self._tick)
+        for run in list(self._runs.values()):
+            if run.tick():
+                self._say(run, f"ends {run.folder}: {ENDED_BY_COMMAND}")
+                run.daemon.end(ENDED_BY_COMMAND)
+
+    def _changed(self) -> None:
+        held = [Run(str(folder), is_watched=False) for folder in self.neighbours.outposts.folders]
+        self._on_change([*(Run(folder, run.is_watched) for folder, run in self._runs.items()), *held])
+        self._leave_if_idle()
+
+    def _say(self, run: MachineRun, line: str) -> None:
+        """Print a line, and write it to the run's own log of its daemon."""
+        self.tell(line)
+        run.log(line)
+
+
+def _count(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"

@@ -1,0 +1,228 @@
+"""The folder of a run on the machine that becomes its home: a copy of the former home's, or on a disk that both share.
+
+Decides whether a run can go on there, and which files are written for that. The folder may be as old as its copy. So
+from the ledger only two facts are used: that the run goes on, and which machines were left out of it; the stations
+report which lives there are. The model is in the snapshot, and, where it is newer, with the live hosts.
+
+The folder of a run whose home was lost together with its folder: made from the newest snapshot in the run's store.
+
+It is made below the root of the next home's daemon. Decides which stores may be read for that, and the use of a
+snapshot. Everything is in a hidden folder first, until it is known that the run can go on, so that a wrong request
+leaves nothing. Files that the store lacks (ledger, lines and tapes) are lost with the home, as where a ledger is lost:
+the stations report which lives there are.
+
+Hosts of a run that are on a machine already when it becomes the run's home: they go on as the processes they are.
+
+They have the folder of the outpost that this machine had, and find their daemon through the file in it. That file leads
+to the one of the run folder from then on, so they find the home's daemon there, and each after it. Their files stay in
+the outpost's folder until the run is over.
+
+Whether the home of a run is lost, and which term the next home begins: from the answers of machines.
+
+Pure: the machines are asked elsewhere. One yes is enough to refuse: a machine that has the run as its home, or one that
+takes part in it and hears its home.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple, final
+
+from isthmus.programs.engine.cluster.handover import RunRoot, Site, Sites
+from isthmus.programs.engine.request import new_folder, spec
+from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.run.resume import AT_END, check_cut_off, check_whole, spec_of, tell_faults
+from isthmus.programs.engine.snapshots.keeping import Fetched, fetch
+from isthmus.programs.engine.snapshots.stored import Place, place_of
+from isthmus.runtime.daemon import home_daemon
+from isthmus.runtime.daemon.site import HERE
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.supervision.incidents import Moved
+from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.files import append_bytes, write_json
+
+_DO_SUPERSEDED: Final = "Look at it there: isthmus status --cluster FILE."
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Estate:
+    """The remains of a run in its `folder`: spec, sites under the former home, its `term`, and all machines so far."""
+
+    folder: Path
+    told: spec.Spec
+    sites: Sites
+    term: int
+    machines: tuple[str, ...]
+
+
+def read(folder: Path, doing: str) -> Estate:
+    """The estate in a folder; ConfigError if its run cannot go on under another home."""
+    check_cut_off(folder, doing)
+    check_whole(folder, doing)
+    if not (folder / spec.CLUSTER).exists():
+        do = f"Go on with it on its own machine: isthmus train --resume {folder}"
+        raise ConfigError(doing, "a run of a cluster", f"no {spec.CLUSTER} in {folder}", do)
+    try:
+        sites = Sites.load(folder)
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        do = "Copy the run folder again."
+        raise ConfigError(doing, f"a {spec.CLUSTER}", f"{type(error).__name__}: {error}", do) from None
+    journal = home_daemon.journal_of(folder)
+    if journal is None:
+        return Estate(folder, spec.load(folder), sites, sites.term, tuple(sites.sites))
+    if isinstance(journal.failure, Moved):
+        found = f"one that goes on under {journal.failure.home!r}, in term {journal.failure.term}"
+        raise ConfigError(doing, "a run whose home was lost", found, _DO_SUPERSEDED)
+    joined = dict.fromkeys((*sites.sites, *(machine for _, machine in journal.machines)))
+    return Estate(folder, spec.load(folder), sites, max(journal.term, sites.term), tuple(joined))
+
+
+def write(estate: Estate, sites: Sites, secret: Path | None, former: Path | None) -> None:
+    """Turn the folder into that of the new home in `sites`; `former` is the folder that its hosts of this run know.
+
+    OSError or sqlite3.Error on failure. The new home is written last: after an interruption the next try finds the run
+    as it was left.
+    """
+    folder = estate.folder
+    told: Mapping[str, Any] = json.loads((folder / spec.SPEC).read_text())
+    Sites.put_aside(folder, spec.put_aside(folder))
+    home_daemon.move(folder, former)
+    for name in (*AT_END, HERE):
+        (folder / name).unlink(missing_ok=True)
+    here = asdict(sites.here(secret))
+    spec.write(folder, {**told, "zero_ns": time.monotonic_ns() - spec.age_ns(told), "here": here})
+    write_json(folder / spec.CLUSTER, sites.as_data())
+
+
+def place(url: str, doing: str) -> Place:
+    """The store at a URL; ConfigError for an invalid one, and for a folder.
+
+    Requests may name no folder of this machine outside its root.
+    """
+    found = place_of(url)
+    if found.is_folder:
+        do = "Name what run.snapshots was; or copy a run folder below the root of the next home, and name that."
+        raise ConfigError(doing, "a URL that names a store, such as s3://bucket/path", repr(url[:500]), do)
+    return found
+
+
+def fetched(store: Place, aside: Path, doing: str) -> Fetched:
+    """Write the newest complete snapshot into the empty folder `aside`.
+
+    ConfigError if there is none, if its run is alive on this machine, or if its run is not of a cluster.
+    """
+    found = fetch(store, aside, DISK, doing)
+    told = spec_of(aside, found.head, doing)
+    if not (aside / spec.CLUSTER).exists():
+        do = f"Go on with it on any machine: isthmus train --resume {store.text}"
+        raise ConfigError(doing, "a run of a cluster", f"{told.run}, a run of one machine", do)
+    return found
+
+
+def settled(found: Fetched, aside: Path, root: RunRoot, name: str) -> Path:
+    """The run folder `name` below the root, or without a name the program's next free one, made of the fetched files.
+
+    Its times count on. ConfigError if it cannot be made.
+    """
+    told = spec.load(aside)
+    config = (aside / new_folder.CONFIG).read_text()
+    folder = root.make(name, Program(told.job.program).name, datetime.now(), config)
+    with new_folder.prepared(folder):
+        for path in sorted(aside.iterdir()):
+            path.replace(folder / path.name)
+        spec.count_from(folder, found.head.at)
+        tell_faults(folder, found.faults)
+    return folder
+
+
+INHERITED: Final = "inherited.json"
+"""Names the folder of an outpost whose hosts belong to the run folder that contains this file."""
+
+
+def inherit(folder: Path, former: Path) -> None:
+    """Make the hosts whose folder is `former` find the daemon of run folder `folder`; OSError on failure."""
+    write_json(folder / INHERITED, {"folder": str(former)})
+    beside = former / f".{HERE}"
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(folder / HERE)
+    beside.replace(former / HERE)
+    (folder / "logs").mkdir(exist_ok=True)
+    for log in sorted((former / "logs").glob("*.log")):
+        with suppress(FileExistsError):
+            (folder / "logs" / log.name).symlink_to(log)
+
+
+def bring_home(folder: Path) -> None:
+    """Move the files of inherited hosts into the run folder, and remove their own folder; no-op without such hosts."""
+    try:
+        former = Path(json.loads((folder / INHERITED).read_text())["folder"])
+    except FileNotFoundError:
+        return
+    for path in [*sorted(former.glob("logs/*.log")), *sorted(former.glob("spans/*.json"))]:
+        there, data = folder / path.parent.name / path.name, path.read_bytes()
+        if there.is_symlink():
+            there.unlink()
+        append_bytes(there, data)
+    shutil.rmtree(former, ignore_errors=True)
+    (folder / INHERITED).unlink()
+
+
+LOST: Final = "a run whose home was lost"
+
+
+class Standing(NamedTuple):
+    """A machine's knowledge of a run's home: name, term, whether it is heard; '', 0, False if it has no part."""
+
+    home: str
+    term: int
+    is_heard: bool
+
+
+def check_nowhere(run: str, going_on: Mapping[str, Collection[str]], doing: str) -> None:
+    """ConfigError if a run has its home on one of some machines; `going_on` names the runs that do, by machine."""
+    alive = next((machine for machine, names in going_on.items() if run in names), None)
+    if alive is not None:
+        do = f"Leave it there, or end the daemon of {alive!r} first."
+        raise ConfigError(doing, LOST, f"{run}, which goes on under {alive!r}", do)
+
+
+def next_home(name: str, estate: Estate, sites: Sequence[Site], doing: str) -> Site:
+    """The machine of that name among `sites`, those of a cluster file; ConfigError unless it has an address, for the
+    other machines look for their home there, and unless that file has a machine of the run."""
+    found = next((site for site in sites if site.name == name and site.address), None)
+    if found is None:
+        do = "Write [[machine]] with that name and its address into the cluster file, or choose another --home."
+        raise ConfigError(doing, f"{name!r} with an address in the cluster file", "none", do)
+    names = [site.name for site in sites]
+    if not set(names) & set(estate.machines):
+        expected = f"a run of the machines in the cluster file, {', '.join(names)}"
+        do = "Name the cluster file of that run, or another run."
+        raise ConfigError(doing, expected, f"{estate.told.run}, of {', '.join(estate.machines)}", do)
+    return found
+
+
+def to_ask(name: str, estate: Estate, sites: Sequence[Site]) -> list[Site]:
+    """The machines that have had a part in a run, but for its lost home and the next one, `name`."""
+    known = {**estate.sites.sites, **{site.name: site for site in sites}}
+    return [known.get(each, Site(each)) for each in estate.machines if each not in (name, estate.sites.home)]
+
+
+def next_term(estate: Estate, standings: Mapping[str, Standing], doing: str) -> int:
+    """The term of the next home, after all known ones; ConfigError, naming the machines, if any hears the present."""
+    do = "Wait for its end, or end its daemon. If it was lost just now, try again."
+    faults = [
+        Fault(doing, LOST, f"its home {each.home!r}, which {name!r} hears", do)
+        for name, each in standings.items()
+        if each.is_heard
+    ]
+    if faults:
+        raise ConfigError.of(faults)
+    return 1 + max((estate.term, *(each.term for each in standings.values())))

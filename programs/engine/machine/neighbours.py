@@ -1,0 +1,273 @@
+"""A machine's daemon and the daemons of other machines: links in both directions, and their messages.
+
+Here runs that have their home on this machine meet the outposts that they have elsewhere, and the outposts on this
+machine their homes. A machine's messages count for that machine only: with keys, its key identifies it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final, final
+
+from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine.links import EXPELLED, LINK, RESPONSE, Home, Link, Links
+from isthmus.programs.engine.machine.outposts import SUPERSEDED, UNSTATIONED, Outposts
+from isthmus.programs.engine.machine.run import CHECK_SECONDS_MAX, MachineRun
+from isthmus.runtime.daemon.outpost import REPORT, over, read_report
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.supervision.home_events import Taken
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_keys import Keyring
+
+ERROR_LENGTH_MAX: Final = 500
+LEAVE: Final = "leave"
+
+
+@final
+class Neighbours:
+    """The other machines of the daemon `name`, whose state is below `folder`.
+
+    `runs` returns the runs that have their home here; `send` sends a message to a peer of the control server; `caller`
+    returns the machine whose message is being handled, by its key, None without keys. `tell` gets lines for people;
+    `on_change` is called when an outpost is added or removed, `on_expelled` with the name of a home that has expelled
+    this machine.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        folder: Path,
+        config: MachineConfig,
+        keys: Keyring | None,
+        *,
+        runs: Callable[[], Iterable[MachineRun]],
+        send: Callable[[bytes, Message], None],
+        caller: Callable[[], str | None],
+        tell: Callable[[str], None],
+        on_change: Callable[[], None],
+        on_expelled: Callable[[str], None],
+    ) -> None:
+        self.links = Links(loop, send)
+        self.islands: int | None = None
+        self._loop, self._name, self._keys = loop, name, keys
+        self._runs, self._send, self._caller = runs, send, caller
+        self._tell, self._on_expelled = tell, on_expelled
+        self._homes: dict[str, Link] = {}
+        self._expelled: dict[str, str] = {}
+        self._joining: set[tuple[str, str]] = set()
+        self._refused: set[tuple[str, str]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._joined = ""
+        """The address of the home that this machine has joined."""
+        self.outposts = Outposts(
+            loop,
+            name,
+            folder,
+            config,
+            tell=tell,
+            on_change=on_change,
+            link=self.link,
+            is_operator=lambda key: keys is None or key in keys.operators,
+            at_home=self._called,
+        )
+        self.handlers: Mapping[str, Callable[[bytes, Message], None]] = {
+            LINK: self._linked,
+            LEAVE: self._left,
+            REPORT: self._reported,
+            RESPONSE: self._responded,
+            UNSTATIONED: self._unstationed,
+            SUPERSEDED: self._superseded,
+        }
+
+    # -- homes of others -----------------------------------------------------------------------------------------------
+
+    def link(self, home: Home) -> Link:
+        """The link to a home; dials it if there is none yet."""
+        known = self._homes.get(home.address)
+        if known is None:
+            link = Link(
+                self._loop,
+                home,
+                self._keys,
+                describe=lambda: self._described(home),
+                orders=self._ordered,
+                answer=self.outposts.answer,
+            )
+            known = self._homes[home.address] = link
+        return known
+
+    def join(self, home: Home, islands: int) -> Link:
+        """Offer islands to the runs of a home, from now on."""
+        self.islands, self._joined = islands, home.address
+        return self.link(home)
+
+    def close(self) -> None:
+        """Hang up everywhere."""
+        for link in self._homes.values():
+            link.close()
+
+    def _described(self, home: Home) -> Message:
+        islands = self.islands if home.address == self._joined else None
+        return {"name": self._name, "runs": self.outposts.runs(home), "islands": islands}
+
+    def _ordered(self, link: Link, message: Message) -> None:
+        if message["type"] == EXPELLED:
+            self._part_from(link)
+            self._on_expelled(link.home.name)
+        elif message["type"] == "refused":
+            link.refuse([Fault(*fault) for fault in message["faults"]])
+        elif message["type"] == "linked":
+            link.name_home(str(message["name"]))
+        else:
+            self.outposts.hear(link, message)
+
+    def _part_from(self, link: Link) -> None:
+        """Leave all runs of a home, and close its link."""
+        self.outposts.end_of(link.home)
+        self._homes.pop(link.home.address, None)
+        link.close()
+
+    # -- machines that are linked here ---------------------------------------------------------------------------------
+
+    def expel(self, name: str) -> int:
+        """Remove a machine from all runs here, and this one from all of its; returns the number of runs that it left.
+
+        Idempotent.
+        """
+        for link in [link for link in self._homes.values() if link.home.name == name]:
+            self._part_from(link)
+        self._expelled[self.links.instance(name)] = name
+        count = self._take_away(name, EXPELLED)
+        self.links.send(name, {"type": EXPELLED})
+        self.links.drop(name)
+        return count
+
+    def leave(self) -> None:
+        """Tell all homes that this machine leaves, and end its outposts."""
+        for link in self._homes.values():
+            link.send({"type": LEAVE})
+        self.outposts.end()
+
+    def _take_away(self, name: str, how: Taken) -> int:
+        runs = [run for run in self._runs() if name in run.daemon.home.fleet.others]
+        for run in runs:
+            run.log(f"machine {name} {how}")
+            run.daemon.take_away(name, how)
+        return len(runs)
+
+    def _left(self, peer: bytes, message: Message) -> None:
+        """A machine leaves all runs, because its daemon ends."""
+        name = self._name_of(peer)
+        if name is not None:
+            self._tell(f"machine {name} leaves")
+            self._take_away(name, "left")
+            self.links.drop(name)
+
+    def expel_quietly(self, name: str) -> None:
+        """`expel` as a callback without a result."""
+        self.expel(name)
+
+    def readmit(self, name: str) -> None:
+        """Let an expelled machine link itself again."""
+        self._expelled = {instance: each for instance, each in self._expelled.items() if each != name}
+
+    def _linked(self, peer: bytes, message: Message) -> None:
+        """Handle a machine's announcement: send it the runs that it lacks, or let it join."""
+        name, instance = str(message["name"]), str(message["instance"])
+        held = {str(run) for run in message["runs"]}
+        islands = None if message["islands"] is None else int(message["islands"])
+        caller = self._caller()
+        if caller is not None and caller != name:
+            do = f"Start its daemon with --name {caller}, or admit its key under the name {name!r}."
+            raise ConfigError(f"Linking the machine {name!r}", f"the key of {name!r}", f"that of {caller!r}", do)
+        if instance in self._expelled:
+            self._send(peer, {"type": EXPELLED})
+            return
+        is_new = not self.links.is_up(name)
+        self.links.hear(peer, message)
+        self._send(peer, {"type": "linked", "name": self._name})
+        if is_new:
+            self._tell(f"machine {name} is linked")
+        for run in self._runs():
+            if name in run.daemon.home.fleet.others:
+                if run.name not in held:
+                    run.station(name)
+            elif islands is not None and run.is_running:
+                self._let_join(run, name, instance, islands)
+
+    def _let_join(self, run: MachineRun, name: str, instance: str, islands: int) -> None:
+        """Let a machine join a run, once it confirms that it may load the program; asks each process once."""
+        key = run.name, instance
+        if key in self._joining or key in self._refused:
+            return
+        self._joining.add(key)
+        task = self._loop.create_task(self._join_run(run, name, key, islands))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _join_run(self, run: MachineRun, name: str, key: tuple[str, str], islands: int) -> None:
+        try:
+            await self.links.request(name, run.check(), CHECK_SECONDS_MAX)
+            run.station(name, islands)
+            slots = run.daemon.join(name, islands)
+            told = ", ".join(map(str, slots)) or "no slot: run.slots_max are taken"
+            self._tell(f"machine {name} joins {run.folder}: {told}")
+            run.log(f"{name} joins: {told}")
+        except ConfigError as error:
+            self._refused.add(key)
+            self._tell(f"machine {name} does not join {run.folder}: {error}")
+        finally:
+            self._joining.discard(key)
+
+    def _responded(self, peer: bytes, message: Message) -> None:
+        name = self._name_of(peer)
+        if name is not None:
+            self.links.hear_response(name, message)
+
+    def _reported(self, peer: bytes, message: Message) -> None:
+        name = self._name_of(peer)
+        run = next((run for run in self._runs() if run.name == message["run"]), None)
+        if name is None:
+            return  # Its next announcement identifies it.
+        if run is None or name in run.daemon.home.fleet.away:
+            term = read_report(message)[0].obeyed.term if run is None else run.daemon.home.term
+            self._send(peer, {**over(self._name, term), "run": message["run"]})
+        else:
+            run.daemon.hear(name, message)
+
+    def _called(self, link: Link, run: str, term: int) -> bool:
+        """A machine claims to be the home of a run; returns whether that run has its home here."""
+        for mine in self._runs():
+            if mine.name == run:
+                mine.call(link, term)
+                return True
+        return False
+
+    def _superseded(self, peer: bytes, message: Message) -> None:
+        """A machine reports another home for a run than this one.
+
+        The report is only a hint: the other home is dialled, and makes the claim itself if it is true.
+        """
+        name = self._name_of(peer)
+        for run in self._runs():
+            if name is not None and run.name == message["run"] and name in run.daemon.home.fleet.others:
+                heir = run.heir(str(message["by"]))
+                if heir is not None:
+                    self.link(heir)
+
+    def _name_of(self, peer: bytes) -> str | None:
+        """The sender of the message: the machine that has this link, and whose key was used."""
+        name, caller = self.links.name_of(peer), self._caller()
+        return name if caller in (None, name) else None
+
+    def _unstationed(self, peer: bytes, message: Message) -> None:
+        name = self._name_of(peer)
+        for run in self._runs():
+            if name is not None and run.name == message["run"] and name in run.daemon.home.fleet.others:
+                why = f"the machine {name} cannot take part: {str(message['error'])[:ERROR_LENGTH_MAX]}"
+                self._tell(f"{run.folder}: {why}")
+                run.log(why)
+                run.daemon.take_away(name, "left")

@@ -1,0 +1,119 @@
+"""Makes this machine the home of a run whose home was lost: from its folder here, or from the snapshots in its store.
+
+The machines report whether the home is lost (`readiness`), and `succession` decides the consequences. Nothing is
+changed before, and from there on nothing is waited for, so no other message comes between.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Protocol, final
+
+from isthmus.programs.engine.cluster.handover import RunRoot, Site, Sites
+from isthmus.programs.engine.machine import failover
+from isthmus.programs.engine.machine.failover import Estate, inherit
+from isthmus.programs.engine.machine.links import Home
+from isthmus.programs.engine.machine.neighbours import Neighbours
+from isthmus.programs.engine.machine.outposts import NOTE
+from isthmus.programs.engine.machine.readiness import Asked, check_sources, fetched_into, standings
+from isthmus.programs.engine.machine.run import UNABLE, told_of, unable
+from isthmus.programs.engine.request.spec import Spec
+from isthmus.programs.engine.run.resume import aside
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_keys import Keyring
+
+
+class Hold(Protocol):
+    """Takes over a run whose home this machine has become, by its folder; raises one of UNABLE on failure."""
+
+    def __call__(self, folder: Path, told: Spec, sites: Sites) -> None: ...
+
+
+@final
+class NextHome:
+    """Makes the machine `name` the next home of runs; run folders are below `root`, `secret` is its key file, if any.
+
+    `permit` raises ConfigError for a program, task and run that are not permitted here; `runs` returns the names of the
+    runs whose home this machine is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        root: RunRoot,
+        secret: Path | None,
+        keys: Keyring | None,
+        neighbours: Neighbours,
+        *,
+        permit: Callable[[str, str, str], None],
+        runs: Callable[[], Collection[str]],
+        hold: Hold,
+    ) -> None:
+        self._name, self._root, self._secret, self._keys, self._neighbours = name, root, secret, keys, neighbours
+        self._permit, self._runs, self._hold = permit, runs, hold
+        self._doing = f"Making {name!r} the home of a run"
+
+    async def resume(self, message: Message) -> Message:
+        """Resume from a folder on this machine; ConfigError if that is impossible."""
+        estate = failover.read(self._root.existing(str(message["run"]), self._doing), self._doing)
+        term, missing = await self._next_term(estate, message)
+        return self._succeed(failover.read(estate.folder, self._doing), message, term, missing)
+
+    async def restore(self, message: Message) -> Message:
+        """Resume from a store, in a new folder; ConfigError if that is impossible, and then the folder is removed."""
+        store = failover.place(str(message["url"]), self._doing)
+        with aside(self._root.folder, self._doing) as fresh:
+            found = await fetched_into(store, fresh, self._doing)
+            term, missing = await self._next_term(failover.read(fresh, self._doing), message)
+            folder = failover.settled(found, fresh, self._root, str(message["run"]))
+        try:
+            return self._succeed(failover.read(folder, self._doing), message, term, missing)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    async def _next_term(self, estate: Estate, message: Message) -> tuple[int, dict[str, str]]:
+        """The next term of a run whose home was lost, and the machines that cannot be reached, with reasons.
+
+        ConfigError if a machine of the run hears its home, or refuses to take part, or if this one may not run it.
+        """
+        run, job, name = estate.told.run, estate.told.job, self._name
+        self._permit(job.program, job.task.text, run)
+        going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
+        failover.check_nowhere(run, {**going_on, name: self._runs()}, self._doing)
+        sites = _sites(message)
+        me = failover.next_home(name, estate, sites, self._doing)
+        await check_sources(job, estate.sites.digest, self._doing)
+        here = Home(name, str(me.address), me.public_key or "")
+        check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
+        asked = [Asked(site, here, check) for site in failover.to_ask(name, estate, sites)]
+        own = name, lambda: self._neighbours.outposts.standing(run, name)
+        found, missing = await standings(self._neighbours.links, asked, self._keys, own)
+        failover.check_nowhere(run, {name: self._runs()}, self._doing)  # Another request may have taken it meanwhile.
+        return failover.next_term(estate, found, self._doing), missing
+
+    def _succeed(self, estate: Estate, message: Message, term: int, missing: dict[str, str]) -> Message:
+        """Become the home of a run in this term, with its hosts on this machine; ConfigError on failure."""
+        run, folder, outposts = estate.told.run, estate.folder, self._neighbours.outposts
+        former = outposts.release(run)
+        moved = estate.sites.moved(self._name, _sites(message), term)
+        try:
+            failover.write(estate, moved, self._secret, former)
+            if former is not None:
+                inherit(folder, former)
+            self._hold(folder, told_of(folder, self._doing), moved)
+        except BaseException as error:
+            if former is not None:
+                outposts.adopt(former)
+            if not isinstance(error, UNABLE):
+                raise
+            raise unable(self._doing, error) from error
+        if former is not None:
+            (former / NOTE).unlink(missing_ok=True)
+        return {"type": "taken", "run": str(folder), "name": run, "term": term, "missing": missing}
+
+
+def _sites(message: Message) -> list[Site]:
+    return [Site.read(site) for site in message["sites"]]

@@ -1,0 +1,315 @@
+"""The runs of other machines that have hosts here: an outpost each, in a folder of its own among this daemon's state.
+
+A home describes a run (`station`), lists the wanted lives (`orders`), and asks: whether a request would be permitted
+(`check`), which files a run has left here (`files`), and for parts of them (`piece`). Code is judged by name, and data
+by their digest; nothing is imported. A repeated request is carried out once. Messages of a home count for its own runs
+only, and so do those of a machine that becomes the home of a run in its place: one that the home before it has named
+(an *heir*), or an operator. The station decides which of two it follows, by their terms. While the home of a run is
+silent, its heirs are dialled, too, as each of them may be the next home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import zmq
+
+from isthmus.programs.engine.cluster import handover
+from isthmus.programs.engine.cluster.handover import RUN_NAME
+from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine.failover import Standing
+from isthmus.programs.engine.machine.links import Home, Link
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.run.launch import Launcher
+from isthmus.runtime.daemon.outpost import ORDERS, Outpost
+from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
+from isthmus.runtime.system.files import write_json
+from isthmus.runtime.wire.control_messages import Message
+
+STATION: Final = "station"
+UNSTATIONED: Final = "unstationed"
+SUPERSEDED: Final = "superseded"
+"""Tells a machine that believes itself the home of a run that another one is."""
+HEIR_SECONDS: Final = 2.0
+"""Interval between dials of possible heirs of a silent home."""
+NOTE: Final = "outpost.json"
+PIECE_BYTES: Final = 1 << 18
+FILES: Final = re.compile(
+    r"(logs|spans)/[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+    r"|tape/[A-Za-z0-9][A-Za-z0-9._-]{0,99}-\d{1,9}-\d{1,9}\.\d{1,9}\.tape"
+)
+"""Files that a home may request: of tapes, those of hosts."""
+_UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
+
+
+@dataclass(slots=True)
+class Held:
+    """An outpost, the link to the home that it follows, in that `term`, its `heirs`, and by name the links of those
+    that have spoken as its home."""
+
+    outpost: Outpost
+    link: Link
+    term: int
+    heirs: tuple[Home, ...]
+    speakers: dict[str, Link]
+
+    def note(self, run: str) -> dict[str, Any]:
+        """The note for the next daemon."""
+        heirs = [heir.as_data() for heir in self.heirs]
+        return {"run": run, "home": self.link.home.as_data(), "term": self.term, "heirs": heirs}
+
+
+@final
+class Outposts:
+    """The outposts of the daemon `name`, below `folder`.
+
+    `tell` gets lines for people; `on_change` is called when an outpost is added or removed; `link` returns the link to
+    a home; `is_operator` judges a public key; `at_home` takes a home's call for a run that has its home here, and
+    returns whether there is one.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        folder: Path,
+        config: MachineConfig,
+        *,
+        tell: Callable[[str], None],
+        on_change: Callable[[], None],
+        link: Callable[[Home], Link],
+        is_operator: Callable[[str], bool],
+        at_home: Callable[[Link, str, int], bool],
+    ) -> None:
+        self._loop, self._name, self._folder, self._config = loop, name, folder, config
+        self._tell, self._on_change, self._link = tell, on_change, link
+        self._is_operator, self._at_home = is_operator, at_home
+        self._held: dict[str, Held] = {}
+        self._is_ending = False
+        self._requests: Mapping[str, Callable[[Home, Message], Awaitable[Message]]] = {
+            "check": self._check,
+            "files": self._files,
+            "piece": self._piece,
+        }
+        loop.call_later(HEIR_SECONDS, self._look_for_homes)
+
+    # -- from outside --------------------------------------------------------------------------------------------------
+
+    @property
+    def folders(self) -> list[Path]:
+        return [held.outpost.folder for held in self._held.values()]
+
+    def runs(self, home: Home) -> list[str]:
+        return [run for run, held in self._held.items() if held.link.home.address == home.address]
+
+    def hear(self, link: Link, message: Message) -> None:
+        """Carry out a home's message; refuses those from unknown homes, or about another home's run."""
+        try:
+            if message["type"] == STATION:
+                self._station(link, message)
+            elif message["type"] == ORDERS and message["run"] in self._held:
+                self._heard(link, str(message["run"])).outpost.order(link.home.name, message)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            self._tell(f"refused what {link.home.name} says, a {message['type']}: {type(error).__name__}: {error}")
+
+    async def answer(self, home: Home, message: Message) -> Message:
+        """The answer to a home's request; ConfigError for a refusal."""
+        return await self._requests[message["type"]](home, message)
+
+    def _of(self, home: Home, message: Message) -> Outpost:
+        """The outpost that a home's message names; KeyError if there is none, or it is another home's."""
+        run = str(message["run"])
+        held = self._held[run]
+        if held.link.home.address != home.address:
+            raise KeyError(run)
+        return held.outpost
+
+    def _heard(self, link: Link, run: str) -> Held:
+        """The outpost to which a machine may speak as its home; KeyError for others."""
+        held, who = self._held[run], link.home
+        known = [*held.heirs, *(link.home for link in held.speakers.values())]
+        is_known = any((each.address, each.public_key) == (who.address, who.public_key) for each in known)
+        if not (is_known or self._is_operator(who.public_key)):
+            raise KeyError(run)
+        held.speakers[who.name] = link
+        return held
+
+    def adopt(self, folder: Path) -> None:
+        """Adopt an outpost of the previous daemon."""
+        try:
+            told = json.loads((folder / NOTE).read_text())
+            spec.count_on(folder)
+            heirs = tuple(Home(**heir) for heir in told["heirs"])
+            self._hold(folder, str(told["run"]), self._link(Home(**told["home"])), int(told["term"]), heirs)
+            for heir in heirs if int(told["term"]) > 1 else ():  # One of them was its home and may believe it still is.
+                self._dial(heir)
+        except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
+            self._tell(f"leaves {folder}, a run of the daemon before it: {error}")
+            return
+        self._tell(f"adopts its part of {told['run']}, a run of {told['home']['name']}")
+
+    def end(self) -> None:
+        """End every host here, and accept no new stations."""
+        self._is_ending = True
+        for held in list(self._held.values()):
+            held.outpost.end()
+
+    def end_of(self, home: Home) -> None:
+        """End every host of a home's runs."""
+        for run in self.runs(home):
+            self._held[run].outpost.end()
+
+    def standing(self, run: str, caller: str) -> Standing:
+        """This machine's knowledge of a run's home, for the machine `caller`, which is about to be the next one."""
+        held = self._held.get(run)
+        if held is None:
+            return Standing("", 0, is_heard=False)
+        home = held.link.home
+        return Standing(home.name, held.term, is_heard=held.link.is_up and home.name != caller)
+
+    def release(self, run: str) -> Path | None:
+        """Release a run whose home this machine becomes; returns the folder of its hosts here, which go on."""
+        held = self._held.pop(run, None)
+        if held is None:
+            return None
+        held.outpost.close()
+        self._on_change()
+        return held.outpost.folder
+
+    # -- runs ----------------------------------------------------------------------------------------------------------
+
+    def _station(self, link: Link, message: Message) -> None:
+        """Have a part in a run from now on."""
+        run, term = str(message["run"]), int(message["term"])
+        if self._at_home(link, run, term):
+            return
+        if run in self._held:
+            self._heard(link, run).outpost.call(link.home.name, term)
+            return
+        try:
+            if not RUN_NAME.fullmatch(run):
+                raise ValueError(f"a run named {run!r}")
+            told = spec.read(message["spec"])
+            self._permit(told.job.program, told.job.task.text)
+            folder = self._folder / run
+            folder.mkdir(parents=True, exist_ok=True)
+            # Times count from the same moment everywhere, as nearly as the way of this message is short.
+            zero_ns = time.monotonic_ns() - int(message["age_ns"])
+            here = {**message["spec"]["here"], "secret": str(self._config.secret or "")}
+            spec.write(folder, {**message["spec"], "zero_ns": zero_ns, "here": here})
+            heirs = tuple(Home(*map(str, heir)) for heir in message["heirs"])
+            held = self._hold(folder, run, link, term, heirs)
+            write_json(folder / NOTE, held.note(run))
+        except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
+            link.send({"type": UNSTATIONED, "run": run, "error": f"{type(error).__name__}: {error}"})
+            self._tell(f"refused its part of {run}, a run of {link.home.name}: {error}")
+            return
+        self._tell(f"takes part in {run}, a run of {link.home.name}")
+
+    def _hold(self, folder: Path, run: str, link: Link, term: int, heirs: tuple[Home, ...]) -> Held:
+        told = spec.load(folder)
+        outpost = Outpost(
+            self._loop,
+            folder,
+            run=run,
+            name=self._name,
+            home=link.home.name,
+            term=term,
+            launch=Launcher(self._loop, folder, told.computing),
+            send=lambda message: self._held[run].link.send(message),
+            follow=lambda command: self._follow(run, command),
+            turn_away=lambda command: self._turn_away(run, command),
+            lonely_seconds=told.home_away_seconds,
+            on_over=lambda: self._over(run),
+            tape_bytes=told.tape_bytes,
+        )
+        held = self._held[run] = Held(outpost, link, term, heirs, {link.home.name: link})
+        self._on_change()
+        outpost.start()
+        return held
+
+    def _follow(self, run: str, command: FollowHome) -> None:
+        """The station follows another home from now on."""
+        held = self._held[run]
+        former, held.link, held.term = held.link.home.name, held.speakers[command.home], command.term
+        with suppress(OSError):  # The home calls again, where the next daemon does not know it.
+            write_json(held.outpost.folder / NOTE, held.note(run))
+        self._tell(f"follows {command.home}, the home of {run} in term {command.term}, in place of {former}")
+
+    def _turn_away(self, run: str, command: TurnAway) -> None:
+        """A machine takes itself for the home of a run, and is not."""
+        speaker = self._held[run].speakers.get(command.home)
+        if speaker is not None:
+            speaker.send({"type": SUPERSEDED, "run": run, "by": command.by})
+
+    def _look_for_homes(self) -> None:
+        """Dial the heirs of homes that are silent, because one may have become the home."""
+        self._loop.call_later(HEIR_SECONDS, self._look_for_homes)
+        for held in self._held.values():
+            for heir in held.heirs if not held.link.is_up else ():
+                self._dial(heir)
+
+    def _dial(self, heir: Home) -> None:
+        """Open a link to a machine that may be a home, unless it is this one."""
+        with suppress(ConfigError, zmq.ZMQError):  # It needs keys that are missing, or cannot be dialled.
+            if heir.name != self._name:
+                self._link(heir)
+
+    def _over(self, run: str) -> None:
+        """Every host has ended, and the home has the files it requested: remove the outpost."""
+        held = self._held.pop(run)
+        held.outpost.close()
+        with suppress(OSError):
+            shutil.rmtree(held.outpost.folder)
+        self._tell(f"finished its part of {run}, a run of {held.link.home.name}")
+        self._on_change()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def _check(self, home: Home, message: Message) -> Message:
+        """Check that a program and a task may be loaded here, and that their files and data equal the home's."""
+        program, task = str(message["program"]), str(message["task"])
+        self._permit(program, task)
+        wanted = str(message["digest"])
+        if wanted:
+            doing = f"Comparing sources and data on the machine {self._name!r}"
+            found = await self._loop.run_in_executor(None, handover.digest, program, task)
+            if found != wanted:
+                do = "Put the same isthmus, program, task and data (--data; else Python's library) on every machine."
+                raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {found[:8]}", do)
+        return {"type": "permitted", **self.standing(str(message.get("run", "")), home.name)._asdict()}
+
+    def _permit(self, program: str, task: str) -> None:
+        faults = list(self._config.faults(program, task, self._name))
+        if self._is_ending:
+            do = "Start it again, or wait until it has been."
+            faults.append(Fault(f"Asking the machine {self._name!r} to take part", "one that goes on", "it ends", do))
+        if faults:
+            raise ConfigError.of(faults)
+
+    async def _files(self, home: Home, message: Message) -> Message:
+        """[name, bytes] of the logs, spans and tapes of a run."""
+        folder = self._of(home, message).folder
+        found = {f"{path.parent.name}/{path.name}": path.stat().st_size for path in sorted(folder.glob("*/*"))}
+        return {"type": "files", "files": [[name, size] for name, size in found.items() if FILES.fullmatch(name)]}
+
+    async def _piece(self, home: Home, message: Message) -> Message:
+        """A part of a file, each byte a character; of the last bytes if the offset is negative."""
+        name, offset = str(message["name"]), int(message["offset"])
+        if not FILES.fullmatch(name):
+            raise ValueError(f"no file of a run: {name[:100]!r}")
+        path = self._of(home, message).folder / name
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size + offset) if offset < 0 else offset)
+            return {"type": "piece", "text": file.read(PIECE_BYTES).decode("latin-1")}

@@ -1,0 +1,162 @@
+"""Whether all machines of a run are there and take it, before anything starts: checked by its home, all faults at once.
+
+A machine with an address is called there, and then links itself to the home; one without has linked itself before. Each
+is asked what it permits; one that will compute also compares its data. The result comes in time to answer a command
+that waits for it (`client.patience`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from isthmus.programs.engine.cluster import handover
+from isthmus.programs.engine.cluster.handover import Site, Sites
+from isthmus.programs.engine.machine import client as machine_client
+from isthmus.programs.engine.machine import failover
+from isthmus.programs.engine.machine.failover import Standing
+from isthmus.programs.engine.machine.links import UP_SECONDS, Home, Links
+from isthmus.programs.engine.snapshots.keeping import Fetched
+from isthmus.programs.engine.snapshots.stored import Place
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.template import Job
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_keys import Keyring
+
+LINK_SECONDS_MAX: Final = 8.0
+"""Time limit for a called machine to link itself."""
+CHECK_SECONDS_MAX: Final = 60.0
+"""Time limit for a machine to read its data."""
+STANDING_SECONDS_MAX: Final = 5.0
+"""Time limit for a machine's answer about a home, which needs no reading of data."""
+HEARD_TRIES: Final = 3
+"""How often machines are asked whether they hear the home of a run: they need UP_SECONDS to miss it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request to one machine: link itself to `home`, and answer `check`."""
+
+    site: Site
+    home: Home
+    check: Message
+
+
+def to_take_part(sites: Sites, home: str, program: str, task: str, computing: list[str]) -> list[Asked]:
+    """The requests of `home` to the machines of a run before it starts: whether they take program and task.
+
+    Machines whose hosts may compute, by their roles, also compare sources and data.
+    """
+    at_home = sites.sites[sites.home]
+    here, check = Home(home, str(at_home.address), at_home.public_key or ""), {"program": program, "task": task}
+    return [
+        Asked(site, here, {"type": "check", **check, "digest": sites.digest if sites.computes(site, computing) else ""})
+        for site in sites.others
+    ]
+
+
+async def muster(links: Links, asked: list[Asked], keys: Keyring | None) -> list[Fault]:
+    """The faults of all machines together."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_faults(links, each, keys)) for each in asked]
+    return [fault for task in tasks for fault in task.result()]
+
+
+async def standings(
+    links: Links, asked: list[Asked], keys: Keyring | None, own: tuple[str, Callable[[], Standing]]
+) -> tuple[dict[str, Standing], dict[str, str]]:
+    """Each machine's knowledge of a run's home, by name, `own` included; and the reasons of unreachable machines.
+
+    ConfigError with the others' refusals. They are asked again while one hears the home, which it may not have missed
+    yet.
+    """
+    name, here = own
+    for left in reversed(range(HEARD_TRIES)):
+        found, missing = await _standings(links, asked, keys)
+        found[name] = here()
+        if not left or not any(each.is_heard for each in found.values()):
+            break
+        await asyncio.sleep(UP_SECONDS)
+    return found, missing
+
+
+async def _standings(
+    links: Links, asked: list[Asked], keys: Keyring | None
+) -> tuple[dict[str, Standing], dict[str, str]]:
+    found, missing, faults = dict[str, Standing](), dict[str, str](), list[Fault]()
+
+    async def one(each: Asked) -> None:
+        try:
+            await _reach(links, each, keys)
+        except ConfigError as error:
+            missing[each.site.name] = str(error.faults[0].found)
+            return
+        try:
+            told = await links.request(each.site.name, each.check, STANDING_SECONDS_MAX)
+            found[each.site.name] = Standing(str(told["home"]), int(told["term"]), bool(told["is_heard"]))
+        except ConfigError as error:
+            faults.extend(error.faults)
+
+    async with asyncio.TaskGroup() as group:
+        for each in asked:
+            group.create_task(one(each))
+    if faults:
+        raise ConfigError.of(faults)
+    return found, missing
+
+
+async def check_sources(job: Job, wanted: str, doing: str) -> None:
+    """ConfigError if this machine's sources and data differ from the run's digest `wanted`; '' for none needed."""
+    found = await asyncio.to_thread(handover.digest, job.program, job.task.text)
+    if wanted not in ("", found):
+        do = "Put the same isthmus, program, task and data here."
+        raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {found[:8]}", do)
+
+
+async def fetched_into(store: Place, folder: Path, doing: str) -> Fetched:
+    """Fetch a snapshot with `from_store.fetched`, in a thread, which cannot be stopped.
+
+    If the caller is cancelled, the folder is removed once the thread has ended.
+    """
+    work = asyncio.get_running_loop().run_in_executor(None, failover.fetched, store, folder, doing)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(lambda done: _take_away(done, folder))
+        raise
+
+
+def _take_away(done: asyncio.Future[Fetched], folder: Path) -> None:
+    done.exception()  # Retrieved, so that asyncio does not report it.
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _faults(links: Links, asked: Asked, keys: Keyring | None) -> list[Fault]:
+    try:
+        await _reach(links, asked, keys)
+        await links.request(asked.site.name, asked.check, CHECK_SECONDS_MAX)
+    except ConfigError as error:
+        return list(error.faults)
+    return []
+
+
+async def _reach(links: Links, asked: Asked, keys: Keyring | None) -> None:
+    """See to it that a machine is linked; ConfigError if it is not."""
+    site, home = asked.site, asked.home
+    if links.is_up(site.name):
+        return
+    if site.address is not None:
+        message = {"type": "call", "home": home.as_data()}
+        await asyncio.to_thread(
+            machine_client.find, site.name, site.address, message, keys=keys, server_key=site.public_key or ""
+        )
+    if not await links.wait_for(site.name, LINK_SECONDS_MAX if site.address is not None else 0.0):
+        do = f"Start it there: isthmus join {home.address} --name {site.name}"
+        if site.address is not None:
+            do = f"Look whether {home.address}, the address of {home.name!r}, can be reached from there."
+        raise ConfigError(f"Waiting for the machine {site.name!r}", f"a link to {home.name!r}", "none", do)

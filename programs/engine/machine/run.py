@@ -1,0 +1,363 @@
+"""The files of hosts on other machines, fetched to the home of their run: logs, spans and tapes, within bounds.
+
+Spans make the timeline, tapes that of lives that were killed; logs are for people. Files that stay where they are,
+because they are beyond the bound or do not arrive whole, are named in the log of the run's daemon; a machine that does
+not answer, or answers nonsense, costs its files and nothing else. From a machine only files of hosts are taken that it
+may have had: it writes into no other's, and into no tape that is here. While a run goes on, the end of one log is read
+where it grows.
+
+One run under the daemon of its home machine: its `Daemon`, its lease, its outposts elsewhere, and its end.
+
+A run that is *watched* has a lease, which its command renews with every question. The machine's daemon ticks; after
+LEASE_TICKS_MAX ticks without a question, the command is gone. A tick that comes late counts once, so a daemon that was
+stopped does not blame its commands. A run that is *detached* has no lease.
+
+An outpost is *stationed* whenever its machine is there and does not report that it has this run. At the end logs and
+spans are fetched from there; then summary and report are written by a process of its own, because this one loads no
+user's code and has other runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, final
+
+import zmq
+
+from isthmus.programs.engine.cluster.handover import Site, Sites
+from isthmus.programs.engine.machine.failover import bring_home
+from isthmus.programs.engine.machine.links import Home, Link, Links
+from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.new_folder import InUseError, RunLock
+from isthmus.programs.engine.run.finish import Ending, error_of, finish_apart
+from isthmus.programs.engine.run.launch import Launcher, log_of
+from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.runtime.daemon.ledger import living
+from isthmus.runtime.errors import ConfigError, RunError, nearest
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.system.files import append_bytes, write_json
+from isthmus.runtime.tape.reading import FOLDER as TAPES
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_keys import Keyring
+
+GATHER_SECONDS_MAX: Final = 30.0
+ANSWER_SECONDS: Final = 5.0
+FILE_BYTES_MAX: Final = 32 << 20
+MACHINE_BYTES_MAX: Final = 128 << 20
+TAPES_BYTES_MAX: Final = 32 << 20
+"""Of tapes of one machine: a run is complete without them, and they are fetched last, over a link of any speed."""
+TEXT_BYTES_MAX: Final = PIECE_BYTES
+"""The end of a log that one message holds."""
+_NONSENSE: Final = (OSError, LookupError, TypeError, ValueError, AttributeError)
+_OF_HOST: Final = (
+    re.compile(r"logs/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})\.log"),
+    re.compile(r"spans/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})-\d{1,9}\.json"),
+    re.compile(r"tape/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})-\d{1,9}\.\d{1,9}\.tape"),
+)
+_FORK_SERVER: Final = "logs/forkserver.log"
+
+
+async def gather(
+    links: Links, run: str, folder: Path, machines: Mapping[str, Collection[Replica]], log: Callable[[str], None]
+) -> None:
+    """Fetch a run's files from `machines` into its folder; each maps to the replicas that it may have hosted."""
+
+    async def one(machine: str) -> None:
+        try:
+            async with asyncio.timeout(GATHER_SECONDS_MAX):
+                await _fetch_all(links, run, folder, machine, machines[machine], log)
+        except (ConfigError, TimeoutError, *_NONSENSE) as error:
+            why = str(error)[:500] or "it took too long"
+            log(f"logs, spans and tapes of {machine} are missing, or some of them: {why}")
+
+    async with asyncio.TaskGroup() as group:
+        for machine in machines:
+            group.create_task(one(machine))
+
+
+async def _fetch_all(
+    links: Links, run: str, folder: Path, machine: str, hosts: Collection[Replica], log: Callable[[str], None]
+) -> None:
+    listed = await links.request(machine, {"type": "files", "run": run}, ANSWER_SECONDS)
+    left, tapes_left, seen = MACHINE_BYTES_MAX, TAPES_BYTES_MAX, set[str]()
+    for name, size in listed["files"]:
+        if not is_of(name, hosts) or name in seen or type(size) is not int or size < 0:
+            raise ValueError(f"no file of a host of this machine: {str(name)[:100]!r}, {str(size)[:20]} bytes")
+        seen.add(name)
+        is_tape = name.startswith(f"{TAPES}/")
+        if size > min(left, FILE_BYTES_MAX, tapes_left if is_tape else left):
+            log(f"{name} of {machine} stays there: {size} bytes")
+            continue
+        left -= size
+        tapes_left -= size if is_tape else 0
+        data = await fetch(links, run, machine, name, size)
+        if len(data) < size:
+            log(f"{name} of {machine} is not whole: {len(data)} of {size} bytes came")
+        if len(data) == size or name.endswith(".log"):  # The beginning of a log is useful, that of spans is not.
+            target = folder / here(name, machine)
+            if not (is_tape and target.exists()):
+                append_bytes(target, data)
+
+
+def is_of(name: object, hosts: Collection[Replica]) -> bool:
+    """Whether a file is the log or the spans of one of these hosts, or of a fork server."""
+    forms = [form for each in _OF_HOST if isinstance(name, str) and (form := each.fullmatch(name))]
+    return name == _FORK_SERVER or any(Replica(form["role"], int(form["slot"])) in hosts for form in forms)
+
+
+async def fetch(links: Links, run: str, machine: str, name: str, size: int) -> bytes:
+    """The first `size` bytes of a run's file on a machine, fewer where the file is shorter.
+
+    ConfigError if the machine does not answer, ValueError if a piece is larger than PIECE_BYTES.
+    """
+    data = bytearray()
+    while len(data) < size:
+        asked = {"type": "piece", "run": run, "name": name, "offset": len(data)}
+        piece = (await links.request(machine, asked, ANSWER_SECONDS))["text"].encode("latin-1")
+        if not piece:
+            break
+        if len(piece) > PIECE_BYTES:
+            raise ValueError(f"{name}: a piece of {len(piece)} bytes, {PIECE_BYTES} may be")
+        data += piece
+    return bytes(data[:size])
+
+
+def here(name: str, machine: str) -> str:
+    """The name at home of another machine's file: the fork servers' logs have the same name on all machines."""
+    return name.replace("forkserver.log", f"forkserver-{machine}.log")
+
+
+def names(folder: Path) -> dict[str, Path]:
+    """Host ('learner/2') or 'daemon' -> its log, of those that are in a run folder."""
+    return {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
+
+
+async def end_of_log(folder: Path, name: str, run: str, elsewhere: Mapping[str, str], links: Links) -> str:
+    """The end of a host's log; ConfigError, with the nearest name, if there is none.
+
+    `elsewhere`: host -> machine, for the run's hosts on other machines.
+    """
+    here = names(folder)
+    if name in elsewhere and links.is_up(elsewhere[name]):
+        path = str(Path("logs") / log_of(folder, Replica.parse(name)).name)
+        asked = {"type": "piece", "run": run, "name": path, "offset": -TEXT_BYTES_MAX}
+        answer = await links.request(elsewhere[name], asked, ANSWER_SECONDS)
+        return str(answer["text"]).encode("latin-1").decode(errors="replace")
+    if name not in here:
+        do = nearest(name, {*here, *elsewhere})
+        raise ConfigError(f"Looking for the log of {name!r}", "a host of this run", repr(name), do)
+    with here[name].open("rb") as file:
+        file.seek(max(0, here[name].stat().st_size - TEXT_BYTES_MAX))
+        return file.read(TEXT_BYTES_MAX).decode(errors="replace")
+
+
+TICK_SECONDS: Final = 1.0
+CHECK_SECONDS_MAX: Final = 60.0
+"""Time limit for a joining machine's check, which may read its data."""
+UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError, InUseError)
+"""Errors that mean that a run cannot be supervised."""
+LEASE_TICKS_MAX: Final = 10
+"""A command asks four times a second; ten seconds without a question are long for a busy machine, too."""
+
+
+@final
+class MachineRun:
+    """A run from its start here until it is over; then it releases the `lock` on its folder and calls `on_over`."""
+
+    def __init__(
+        self,
+        loop: Any,
+        folder: Path,
+        told: spec.Spec,
+        *,
+        lock: RunLock,
+        machine: str,
+        sites: Sites,
+        links: Links,
+        keys: Keyring | None,
+        is_watched: bool,
+        on_over: Callable[[], None],
+    ) -> None:
+        """Bind, and start the processes soon, which may take a second or more.
+
+        Raises OSError, sqlite3.Error, zmq.ZMQError or RunError if the run cannot be supervised.
+        """
+        self.folder, self.name, self._lock = folder, told.run, lock
+        self._told, self._sites, self._links = told, sites, links
+        self._loop, self._machine, self._on_over = loop, machine, on_over
+        self._unheard = 0 if is_watched else None
+        self._callers: dict[str, Link] = {}
+        self._launch = Launcher(loop, folder, told.computing)
+        self.daemon = Daemon(
+            loop,
+            folder,
+            told.cast,
+            run=told.run,
+            name=machine,
+            listen="tcp://127.0.0.1:*",
+            launch=self._launch,
+            on_over=self._gather,
+            places=sites.places(),
+            send=self._send,
+            keys=lambda: {} if keys is None else {name: key for key, name in keys.admitted.items()},
+            tape_bytes=told.tape_bytes,
+            turn_away=self._turn_away,
+        )
+        loop.call_soon(self._start)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it ends with its command."""
+        return self._unheard is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.daemon.outcome == "running"
+
+    def check(self) -> Message:
+        """The request to a machine before it takes part."""
+        job = self._told.job
+        return {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
+
+    def station(self, machine: str, islands: int = 0) -> None:
+        """Send a machine this run's description; `islands`: of one that joins, whose learners have no slots yet."""
+        if not self.is_running:
+            return
+        data = json.loads((self.folder / spec.SPEC).read_text())
+        learners = len(self.daemon.home.fleet.learners_on(machine))
+        site = self._sites.sites.get(machine)
+        site = Site(machine) if site is None else site
+        here = site.here(site.host, learners or islands)
+        told: Message = {"spec": {**data, "here": asdict(here)}, "age_ns": time.monotonic_ns() - self._told.zero_ns}
+        heirs = [(heir.name, heir.address, heir.public_key) for heir in map(_home, self._sites.heirs)]
+        self._send(machine, {"type": STATION, **told, "term": self._sites.term, "heirs": heirs})
+
+    def heir(self, name: str) -> Home | None:
+        """Another machine that may be the home of this run."""
+        return next((_home(site) for site in self._sites.heirs if name == site.name != self._machine), None)
+
+    def call(self, link: Link, term: int) -> None:
+        """Another machine claims to be the home of this run."""
+        known = self.heir(link.home.name)
+        if known == link.home:  # Only an heir with the known address and key is believed.
+            self._callers[known.name] = link
+            self.daemon.call(known.name, term)
+
+    def _turn_away(self, machine: str) -> None:
+        self._callers[machine].send({"type": SUPERSEDED, "run": self.name, "by": self._machine})
+
+    def _send(self, machine: str, message: Message) -> None:
+        self._links.send(machine, {**message, "run": self.name})
+
+    def renew(self) -> None:
+        """Renew the lease: the run's command has sent a request."""
+        if self._unheard is not None:
+            self._unheard = 0
+
+    def tick(self) -> bool:
+        """Count a tick without a request; returns whether the command is gone."""
+        if self._unheard is None or self.daemon.outcome != "running":
+            return False
+        self._unheard += 1
+        return self._unheard > LEASE_TICKS_MAX
+
+    def log(self, line: str) -> None:
+        """Write a line into the run's own log of its daemon; a folder that is gone costs the line."""
+        with suppress(OSError):
+            (self.folder / "logs").mkdir(exist_ok=True)
+            with (self.folder / "logs" / "daemon.log").open("a") as file:
+                file.write(f"isthmus daemon {self._machine}: {line}\n")
+
+    def _start(self) -> None:
+        for machine in self.daemon.home.fleet.others:
+            self.station(machine)
+        try:
+            self.daemon.start()
+        except (OSError, sqlite3.Error) as error:
+            self.daemon.end(f"its processes could not be started: {type(error).__name__}: {error}")
+
+    def _gather(self, daemon: Daemon) -> None:
+        """Every process has ended: fetch their files from other machines."""
+        self._gathering = self._loop.create_task(self._fetch(daemon))
+
+    async def _fetch(self, daemon: Daemon) -> None:
+        try:
+            machines = {name: self._hosts_of(name) for name in daemon.home.fleet.others if self._links.is_up(name)}
+            await gather(self._links, self.name, self.folder, machines, self.log)
+            await self._loop.run_in_executor(None, bring_home, self.folder)
+        except OSError as error:
+            self.log(f"what the machines have left could not all be brought home: {error}")
+        finally:
+            daemon.dismiss()
+            self._finish(daemon)
+
+    def _hosts_of(self, machine: str) -> set[Replica]:
+        """The replicas that a machine has, or may have had before they were moved."""
+        fleet, site = self.daemon.home.fleet, self._sites.sites.get(machine)
+        offers = () if site is None else site.movable
+        return {each for each in fleet.replicas if fleet.name(each) == machine or each.role in offers}
+
+    def _finish(self, daemon: Daemon) -> None:
+        """Write the end of the run into its folder, in a thread."""
+        ending = Ending.of(daemon, self._launch.cpu_seconds)
+
+        def work() -> None:
+            try:
+                with suppress(OSError):  # The folder is gone, and with it the reader.
+                    finish_apart(self.folder, ending)
+            finally:
+                self._loop.call_soon_threadsafe(self._over)
+
+        threading.Thread(target=work, name=f"finish {self.folder.name}").start()
+
+    def _over(self) -> None:
+        with suppress(OSError):
+            write_json(self.folder / "over.json", {"outcome": self.daemon.outcome, "error": error_of(self.daemon)})
+        self.daemon.close()
+        self._lock.close()
+        self._on_over()
+
+
+def _home(site: Site) -> Home:
+    return Home(site.name, str(site.address), site.public_key or "")
+
+
+def told_of(folder: Path, doing: str) -> spec.Spec:
+    """The spec in a run folder; ConfigError if no run was prepared there."""
+    try:
+        if not folder.is_absolute():
+            raise FileNotFoundError(f"{folder} is no absolute path")
+        return spec.load(folder)
+    except (OSError, TypeError, KeyError, ValueError) as error:
+        do = "Hand runs over with: isthmus train --cluster FILE."
+        raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", do) from None
+
+
+def unable(doing: str, error: BaseException) -> ConfigError:
+    """The error for a run that cannot be supervised, with its cause."""
+    do = "Look at the folder and at what the machine has left: space, memory, processes."
+    return ConfigError(doing, "to supervise it", f"{type(error).__name__}: {error}", do)
+
+
+def outcome_in(folder: Path) -> str:
+    """The outcome of a run that is over, from its folder; "failed" if that cannot be read."""
+    try:
+        return str(json.loads((folder / "over.json").read_text())["outcome"])
+    except (OSError, LookupError, TypeError, ValueError):
+        return "failed"
+
+
+def has_hosts(folder: Path) -> bool:
+    """Whether any host of a run lives."""
+    return bool(living(folder))

@@ -1,0 +1,809 @@
+"""A recorder's view of settings that follow the links: each change once, and the values in use.
+
+The books of a run, compared: the reports of learners, those of shards, and the contradictions between them.
+
+Nothing is adjusted. For each life of a learner and each fragment an `Entry` has the fate of its tokens, from the best
+source for each: the *merged* tokens are those that the shards have in the model; *overlapped* and *refused* are the
+learner's; *pending* are those whose fate the learner does not know yet, and *lost* the same of a life that has ended,
+with those that a shard had merged and took with it. These are counted one by one, so that they add up to the trained
+tokens, or do not: the rest is the *difference*, of either sign.
+
+Three things are no difference. A learner may end before it learns that its tokens were merged: its pending ones, or
+those that it took for refused. It may have *unreported* tokens, which others know of: they are pending, or lost. And
+where the recorder has not seen every merge that is in the model, the larger of both counts holds; where it has, but not
+every one that was undone, tokens that only the learner counts were undone.
+
+Tokens that a learner trained after its last message are in no book. For lives that have ended their number is estimated
+from their pace, beside the books: `unreported_estimate`.
+
+The shares of a run's time: goodput, of what slots had, and uptime, of what passed while any learner stepped.
+
+The merges that shards report: the newest merge of each fragment in each epoch, and its origin.
+
+Decides which of the tokens that were ever merged are in the model. A shard that comes back begins with a version that
+others hold, its *origin*; merges of its former life beyond that version are *undone*. So the model's tokens are those
+of the newest epoch, of the epoch before it up to the origin, and so on. Where a recorder has missed a merge, the counts
+of its fragment are only a bound, and are marked so: those in the model, where a merge is missing that is in it; those
+undone, where any is missing.
+
+A recorder's knowledge of a run: the trained tokens of each learner in each life, the merges, evaluations and finals.
+
+Decides which of them is news, so that nothing is written twice, and counts the figures of a status. Everything here
+only grows: of each life of a learner the most tokens, of each fragment the newest merge in each epoch of its shard,
+every evaluation once. So the knowledge of a recorder before this one may be added in any order, and twice
+(`recorder.memory`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import pairwise
+from statistics import median
+from typing import Any, Final, NamedTuple, TypeAlias, cast, final
+
+from isthmus.ops.exchange.messages import Merging, Report
+from isthmus.ops.exchange.token_accounts import FATES, Totals
+from isthmus.ops.island.evaluate import Evaluated
+from isthmus.programs.engine.recorder.lines import Memory, finite, mean_of, metrics_of
+from isthmus.programs.engine.results.changes import ChangeRecord
+from isthmus.runtime.host.contract import Span
+
+LAST_COUNT: Final = 16
+"""Changes that a status shows; changes.jsonl has all."""
+FIELDS: Final = tuple(name for name in ChangeRecord.__struct_fields__ if name != "time")
+"""Fields of a line of changes.jsonl, beside its time."""
+
+
+class Changes:
+    """Changes of all shards."""
+
+    def __init__(self) -> None:
+        self._newest: dict[int, tuple[int, int]] = {}
+        self._in_use: dict[tuple[int, str, int], str] = {}
+        self._last: deque[dict[str, Any]] = deque(maxlen=LAST_COUNT)
+        self._count = 0
+
+    def take(self, change: Mapping[str, Any], at: float | None) -> bool:
+        """Take in a change, `at` seconds after the first step; returns whether it is new. A shard's arrive in order."""
+        shard, newest = change["shard"], (change["epoch"], change["number"])
+        known = self._newest.get(shard, (0, 0))
+        if newest <= known:
+            return False
+        if newest[0] > known[0]:  # A life begins with the requested settings.
+            self._in_use = {key: value for key, value in self._in_use.items() if key[0] != shard}
+        self._newest[shard] = newest
+        slot = -1 if change["slot"] is None else change["slot"]
+        self._in_use[shard, change["setting"], slot] = change["after"]
+        self._last.append({"time": at, **{name: change[name] for name in FIELDS}})
+        self._count += 1
+        return True
+
+    def figures(self) -> dict[str, Any]:
+        """For a status: the number of changes, the last ones, and the values in use of all settings that ever changed:
+        [shard, setting, slot or None, format or steps]."""
+        in_use = [
+            [shard, setting, None if slot < 0 else slot, value]
+            for (shard, setting, slot), value in sorted(self._in_use.items())
+        ]
+        return {"count": self._count, "in_use": in_use, "last": list(self._last)}
+
+
+def in_order(changes: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Changes that arrived together, in the order in which they were made."""
+    return sorted(changes, key=lambda change: (change["shard"], change["epoch"], change["number"]))
+
+
+Life: TypeAlias = tuple[int, int]
+"""(slot, incarnation) of a learner."""
+KEPT_MAX: Final = 8
+"""Merges of a fragment in an epoch that are kept one by one, beside those of versions on disk: a shard that comes back
+is given the newest version of all holders, which is the last one that its former life published, or one of the few
+before it; without any holder, the one on disk."""
+SAVED_MAX: Final = 4
+"""Versions of a fragment that are taken to be on disk: those of the last two snapshots, and of two that have gone."""
+
+
+@final
+class ShardBooks:
+    """The merges of shards by fragment and epoch; the books only grow, and take items in any order and twice."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[int, int], Merging] = {}
+        self._kept: dict[tuple[int, int], dict[int, list[list[int]]]] = {}
+        self._origins: dict[tuple[int, int], list[int]] = {}
+        self._claimed: dict[tuple[int, int], int] = {}
+        self._saved: dict[int, list[tuple[int, int]]] = {}
+        """Fragment -> versions on disk, the newest last."""
+
+    def take(self, merging: Merging) -> bool:
+        """Take in a merge; returns whether it is newer than the known ones of its fragment in this epoch."""
+        fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
+        known = self._newest.get((fragment, epoch))
+        if known is not None and known["round"] >= merging["round"]:
+            return False
+        self._newest[fragment, epoch] = merging
+        if merging["origin"] is not None:
+            self._begun(fragment, epoch, merging["origin"])
+        if version is not None and version[0] == epoch:
+            self._keep(fragment, epoch, version[1], merging["merged_tokens"])
+        return True
+
+    def claimed(self, versions: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Note the versions of fragments that learners hold, or that epochs began with: lower bounds of the merges."""
+        for fragment, version in versions:
+            of = (fragment, version[0])
+            self._claimed[of] = max(self._claimed.get(of, 0), version[1])
+
+    def _begun(self, fragment: int, epoch: int, origin: Sequence[int]) -> None:
+        self._origins[fragment, epoch] = list(origin)
+        self.claimed([(fragment, origin)])
+
+    def saved(self, versions: Iterable[Sequence[int]]) -> None:
+        """Note the versions on disk, as [fragment, epoch, count]: their merges are kept."""
+        for fragment, epoch, count in versions:
+            known = self._saved.setdefault(fragment, [])
+            if (epoch, count) not in known:
+                self._saved[fragment] = sorted([*known, (epoch, count)])[-SAVED_MAX:]
+
+    def _keep(self, fragment: int, epoch: int, count: int, merged: list[list[int]]) -> None:
+        kept = self._kept.setdefault((fragment, epoch), {})
+        kept[count] = merged
+        for old in sorted(kept)[:-KEPT_MAX]:
+            if (epoch, old) not in self._saved.get(fragment, ()):
+                del kept[old]
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def mergings(self) -> list[Merging]:
+        """The newest merge of each fragment in each epoch of its shard, in this order."""
+        return [merging for _, merging in sorted(self._newest.items())]
+
+    def in_model(self, fragment: int) -> tuple[Counter[Life], bool]:
+        """The tokens of each life that are in the newest version of a fragment, and whether no merge that is in it is
+        missing in that count."""
+        epoch = max((epoch for p, epoch in self._origins if p == fragment), default=None)
+        is_whole = all(self._is_known(*of) for of in self._claimed if of[0] == fragment and of[1] >= (epoch or 0))
+        if epoch is None:
+            return Counter(), is_whole
+        merged = _counted(self._newest[fragment, epoch]["merged_tokens"])
+        while (origin := self._origins.get((fragment, epoch), [epoch, 0]))[0] < epoch:
+            epoch = origin[0]
+            before, is_exact = self._at(fragment, epoch, origin[1])
+            merged.update(before)
+            is_whole = is_whole and is_exact
+        return merged, is_whole
+
+    def ever(self, fragment: int) -> tuple[Counter[Life], bool]:
+        """The tokens of each life that were merged by any epoch, undone or not, and whether no merge is missing in that
+        count."""
+        merged: Counter[Life] = Counter()
+        for (p, _), merging in self._newest.items():
+            merged.update(_counted(merging["merged_tokens"]) if p == fragment else {})
+        return merged, all(self._is_known(*of) for of in self._claimed if of[0] == fragment)
+
+    def _is_known(self, fragment: int, epoch: int) -> bool:
+        """Whether no host holds a newer version of an epoch than its shard has reported to the recorder."""
+        origin = self._origins.get((fragment, epoch))
+        counts = [*self._kept.get((fragment, epoch), {}), *([] if origin is None else [origin[1]])]
+        return not epoch or self._claimed[fragment, epoch] <= max(counts, default=-1)
+
+    def _at(self, fragment: int, epoch: int, count: int) -> tuple[Counter[Life], bool]:
+        """The tokens that an epoch had merged up to a version, and whether it is known; else those known before it."""
+        kept = self._kept.get((fragment, epoch), {})
+        before = [each for each in kept if each <= count]
+        origin = self._origins.get((fragment, epoch), [0, -1])
+        if not before:
+            return Counter(), count == origin[1]
+        return _counted(kept[max(before)]), max(before) == count
+
+    # -- from life to life ---------------------------------------------------------------------------------------------
+
+    def memory(self) -> list[dict[str, Any]]:
+        """The books, as rows for the next recorder."""
+        return [
+            {
+                "newest": {**self._newest[of]},
+                "origin": self._origins.get(of),
+                "kept": [[count, merged] for count, merged in sorted(self._kept.get(of, {}).items())],
+                "saved": [version for version in self._saved.get(of[0], ()) if version[0] == of[1]],
+            }
+            for of in sorted(self._newest)
+        ]
+
+    def recall(self, row: dict[str, Any]) -> None:
+        """Take in a row."""
+        newest: Merging = row["newest"]
+        of = newest["fragment"], newest["epoch"]
+        self._newest[of] = newest
+        if row["origin"] is not None:
+            self._begun(*of, row["origin"])
+        self.saved([of[0], *version] for version in row["saved"])
+        for count, merged in row["kept"]:
+            self._keep(*of, count, merged)
+
+
+def _counted(rows: Iterable[Sequence[int]]) -> Counter[Life]:
+    return Counter({(slot, incarnation): tokens for slot, incarnation, tokens in rows})
+
+
+class Entry(NamedTuple):
+    """Tokens of one life in one fragment: `trained`, and their fates.
+
+    `learner_merged` and `shard_merged` are the merged ones by the learner's count and by the shards', `undone` those
+    that a shard took with it; `gap` is the difference of the learner's own account from its trained tokens.
+    """
+
+    fragment: int
+    learner: int
+    incarnation: int
+    trained: int
+    merged: int
+    overlapped: int
+    refused: int
+    lost: int
+    pending: int
+    difference: int
+    learner_merged: int
+    shard_merged: int
+    undone: int
+    gap: int
+
+
+class Known(NamedTuple):
+    """A recorder's knowledge of lives: the last report of each, the tokens that others heard, the `trained` ones, and
+    the lives that have ended.
+
+    The report of a life that is live at the end, and knows the fate of all its tokens, is final. For any other life the
+    largest known count holds: tokens that others heard, and those that follow from the shards' merges.
+    """
+
+    reports: Mapping[Life, Mapping[str, Any]]
+    heard: Mapping[Life, int]
+    trained: Mapping[Life, int]
+    ended: frozenset[Life]
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> Known:
+        """The knowledge in a status of the recorder."""
+        told = [*status.get("former", ()), *status.get("learners", {}).values()]
+        reports = {(life["slot"], life["incarnation"]): life for life in told}
+        heard = Counter({(slot, incarnation): tokens for slot, incarnation, tokens in status.get("totals", ())})
+        undone, evident = _by_life(status, "undone_tokens"), heard.copy()
+        for p, merged in _by_life(status, "merged_tokens").items():
+            overlapped = {life: report["accounts"][p][1] for life, report in reports.items() if report["accounts"]}
+            evident |= Counter(merged) + Counter(undone.get(p, {})) + Counter(overlapped)  # None is counted twice.
+        lives = sorted(reports.keys() | {life for life, tokens in evident.items() if tokens})
+        newest = dict(lives)
+        gone = {(slot, incarnation) for slot, incarnation in status.get("gone", ())}
+        ended = frozenset(
+            life for life in lives if life[1] < newest[life[0]] or life in gone or _is_gone(reports.get(life, {}))
+        )
+        trained = {}
+        for life in lives:
+            own = reports.get(life, {}).get("tokens", 0)
+            trained[life] = own if life not in ended and _is_settled(reports.get(life, {})) else max(own, evident[life])
+        return cls(reports, heard, trained, ended)
+
+    def told(self, life: Life) -> int:
+        """The tokens of its last report, which its accounts are of."""
+        report = self.reports.get(life, {})
+        return int(report.get("accounted", report.get("tokens", 0)))
+
+
+def _is_gone(report: Mapping[str, Any]) -> bool:
+    return bool(report.get("is_gone")) or "gone_at" in report
+
+
+def _is_settled(report: Mapping[str, Any]) -> bool:
+    """Whether a life knows the fate of all its tokens."""
+    return report.get("phase") == "final" and not any(account[-1] for account in report["accounts"])
+
+
+def entries(status: Mapping[str, Any], fragments: int) -> list[Entry]:
+    """The balance of every life and fragment, from the learners and shards in a recorder's status."""
+    known = Known.of(status)
+    merged, undone = _by_life(status, "merged_tokens"), _by_life(status, "undone_tokens")
+    models, merges = status.get("model_whole", {}), status.get("merges_whole", {})
+    found = []
+    for p in range(fragments):
+        for life in known.trained:
+            counts = merged.get(p, {}).get(life, 0), undone.get(p, {}).get(life, 0)
+            found.append(_entry(known, p, life, *counts, models.get(p, True), merges.get(p, True)))
+    return found
+
+
+def _entry(
+    known: Known, p: int, life: Life, by_shards: int, undone: int, is_model_whole: bool, is_undone_whole: bool
+) -> Entry:
+    accounts = known.reports.get(life, {}).get("accounts", ())
+    merged, overlapped, refused, lost, pending = accounts[p] if len(accounts) > p else [0] * len(FATES)
+    trained, told = known.trained.get(life, 0), known.told(life)
+    gap = told - (merged + overlapped + refused + lost + pending)
+    open_ = pending + trained - told
+    late = by_shards - merged
+    if late >= 0:  # The life, or the run, ended before it heard of these.
+        of_open = min(late, open_)
+        of_refused = min(late - of_open, refused)
+        open_, refused = open_ - of_open, refused - of_refused
+        in_model = by_shards
+    elif is_model_whole:
+        lost += min(-late, undone) if is_undone_whole else -late
+        in_model = by_shards
+    else:
+        in_model = merged
+    has_ended = life in known.ended
+    lost, pending = (lost + open_, 0) if has_ended else (lost, open_)
+    difference = trained - (in_model + overlapped + refused + lost + pending)
+    fates = in_model, overlapped, refused, lost, pending
+    return Entry(p, *life, trained, *fates, difference, merged, by_shards, undone, gap)
+
+
+def _by_life(status: Mapping[str, Any], name: str) -> dict[int, dict[Life, int]]:
+    told: Mapping[int, Sequence[Sequence[int]]] = status.get(name, {})
+    return {p: {(slot, incarnation): tokens for slot, incarnation, tokens in rows} for p, rows in told.items()}
+
+
+def fragment_accounts(found: Sequence[Entry], fragments: int) -> list[dict[str, int]]:
+    """The account of each fragment over all lives: trained tokens, their fates, and the difference."""
+    names = ("trained", *FATES, "difference")
+    return [
+        {"fragment": p, **{name: sum(getattr(entry, name) for entry in found if entry.fragment == p) for name in names}}
+        for p in range(fragments)
+    ]
+
+
+def merged_share(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int]) -> float:
+    """Merged tokens over trained ones, a mean over fragments weighted by size; 0 if nothing was trained."""
+    trained = accounts[0]["trained"] if accounts else 0
+    if not trained:
+        return 0.0
+    return sum(account["merged"] * size for account, size in zip(accounts, sizes, strict=True)) / sum(sizes) / trained
+
+
+# -- the summary -------------------------------------------------------------------------------------------------------
+
+
+def books(
+    status: Mapping[str, Any], found: Sequence[Entry], recorded: int | None, tokens_of_step: Mapping[int, int]
+) -> dict[str, Any]:
+    """`books` of a summary: accounts of learners, shards and recorder, and their `differences`; none in a sound run.
+
+    `recorded` counts the merges in merges.jsonl, None if they were not counted; `tokens_of_step` are those of a batch
+    by slot, of slots where every step trains one.
+    """
+    known = Known.of(status)
+    by_shards = int(status.get("outer_steps", 0))
+    lives = [_life(known, life, tokens_of_step) for life in sorted(known.trained)]
+    merges = {"shards": by_shards, "recorded": recorded, "whole": all(status.get("merges_whole", {}).values())}
+    return {
+        "lives": lives,
+        "fragments": [_sides(entry) for entry in found],
+        "merges": merges,
+        "unreported_estimate": sum(life["unreported_estimate"] for life in lives),
+        "differences": [*_differences(found, lives), *_overheard(known), *_missing(by_shards, recorded)],
+    }
+
+
+def _life(known: Known, life: Life, tokens_of_step: Mapping[int, int]) -> dict[str, Any]:
+    report = known.reports.get(life, {})
+    steps, told = (int(report.get("accounted_steps", report["step"])) if report else None), known.told(life)
+    by_steps = steps * tokens_of_step[life[0]] if life[0] in tokens_of_step and steps is not None else None
+    return {
+        "learner": life[0],
+        "incarnation": life[1],
+        "steps": steps,
+        "tokens_reported": told,
+        "tokens_by_steps": by_steps,
+        "tokens_known": known.trained[life],
+        "has_ended": life in known.ended,
+        "is_final": report.get("phase") == "final",
+        "unreported_estimate": _estimate(report, known.trained[life] - told) if life in known.ended else 0,
+    }
+
+
+def _estimate(report: Mapping[str, Any], unreported: int) -> int:
+    """The unreported tokens of a life after its last report, at a constant pace until it was known to be gone."""
+    reported_at, gone_at = report.get("reported_at"), report.get("gone_at")
+    if report.get("phase") != "stepping" or not report.get("step_ms") or reported_at is None or gone_at is None:
+        return 0
+    steps = int(max(0, gone_at - reported_at) / 1e6 / report["step_ms"])
+    return max(0, int(steps * report["tokens"] / max(report["step"], 1)) - unreported)
+
+
+def _sides(entry: Entry) -> dict[str, Any]:
+    names = ("fragment", "learner", "incarnation", "trained", "learner_merged", "shard_merged", "undone", "difference")
+    return {name: getattr(entry, name) for name in names}
+
+
+def _differences(found: Sequence[Entry], lives: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = [
+        {"kind": "fates", **_sides(entry), "gap": entry.gap} for entry in found if entry.difference or entry.gap
+    ]
+    for life in lives:
+        if life["tokens_by_steps"] not in (None, life["tokens_reported"]):
+            difference = life["tokens_reported"] - life["tokens_by_steps"]
+            names = ("learner", "incarnation", "steps", "tokens_reported", "tokens_by_steps")
+            told.append({"kind": "steps", **{name: life[name] for name in names}, "difference": difference})
+    return told
+
+
+def _overheard(known: Known) -> list[dict[str, Any]]:
+    """Lives of which others heard more tokens than the life reported, though its report is final."""
+    return [
+        {"kind": "heard", "learner": life[0], "incarnation": life[1], "tokens_reported": trained,
+         "tokens_heard": known.heard[life], "difference": known.heard[life] - trained}
+        for life, trained in known.trained.items() if known.heard[life] > trained
+    ]  # fmt: skip
+
+
+def _missing(by_shards: int, recorded: int | None) -> list[dict[str, Any]]:
+    if recorded is None or recorded == by_shards:
+        return []
+    return [{"kind": "merges", "shards": by_shards, "recorded": recorded, "difference": by_shards - recorded}]
+
+
+UPTIME_STEPS = 3
+"""Median steps after the end of its last step for which a learner counts as up."""
+
+
+def allocated_seconds(status: Mapping[str, Any], learners: int) -> float:
+    """The time of all slots, by the figures of a status; `learners` slots are there from the start.
+
+    Those have time from the run's first step on, others from when their first life was seen; all of them to the last
+    report of a step, but for slots that left with their machines.
+    """
+    zero: int | None = status.get("zero")
+    if zero is None:
+        return 0.0
+    reports, joined = status.get("learners", {}), dict(status.get("joined", ()))
+    total = 0
+    for slot in {*range(learners), *joined}:
+        report, until = reports.get(slot, {}), status["stepping_until"]
+        if report.get("is_gone"):
+            until = min(until, report.get("gone_at", until))
+        total += max(0, until - max(zero, joined.get(slot, zero)))
+    return total / 1e9
+
+
+def goodput(
+    lives: Sequence[Mapping[str, Any]], found: Sequence[Entry], sizes: Sequence[int], allocated: float
+) -> float:
+    """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds.
+
+    The entries `found` have the wasted tokens of each life.
+    """
+    wasted: dict[Life, float] = {}
+    for entry in found:
+        if entry.trained:
+            share = (entry.lost + entry.refused) * sizes[entry.fragment] / entry.trained / sum(sizes)
+            life = (entry.learner, entry.incarnation)
+            wasted[life] = wasted.get(life, 0.0) + share
+    good = 0.0
+    for told in lives:
+        stepped = max(0, told["stepping"] - told["waited"]) / 1e9
+        good += (1.0 - wasted.get((told["slot"], told["incarnation"]), 0.0)) * stepped
+    return min(1.0, good / allocated) if allocated > 0 else 0.0
+
+
+def uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float:
+    """The share of the time in which learners step (to the last step of any) at which some learner was up."""
+    if zero is None:
+        return 0.0
+    ends: dict[str, list[int]] = {}
+    for span in spans:
+        if span.name == "inner-step" and not span.peer and span.host.startswith("learner/") and span.ended >= zero:
+            ends.setdefault(span.host, []).append(span.ended)
+    covered: list[tuple[int, int]] = []
+    for instants in ends.values():
+        gaps = [after - before for before, after in pairwise(instants)]
+        reach = round(UPTIME_STEPS * median(gaps)) if gaps else 0
+        covered.extend((instant, instant + reach) for instant in instants)
+    if not covered:
+        return 0.0
+    last = min(ended, max(begin for begin, _ in covered))
+    first = min(begin for begin, _ in covered)
+    up, reached = 0, first
+    for begin, end in sorted(covered):
+        up += max(0, min(end, last) - max(begin, reached))
+        reached = max(reached, min(end, last))
+    return up / (last - first) if last > first else 1.0
+
+
+_MERGE_FIELDS: Final = frozenset(
+    {"shard", "epoch", "fragment", "round", "kind", "version", "origin", "merges", "votes", "merged_tokens"}
+)
+_EVALUATION_FIELDS: Final = frozenset({"tokens", "eval_loss", "kind"})
+_METRIC_FIELDS: Final = frozenset({"learner", "incarnation", "phase", "tokens", "step", "time"})
+_LEARNER_FIELDS: Final = (
+    *("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "sick_step", "accounts", "stepping"),
+    *("waited", "bytes_sent", "bytes_received", "device_kind", "slot"),
+)
+SNAPSHOT_FAULTS_MAX: Final = 16
+"""A life of the recorder reads two snapshots."""
+_NOTED_FIELDS: Final = ("reported_at", "gone_at", "accounted", "accounted_steps")
+"""Noted beside a report: when it arrived, and when its life was known to be gone; and its own tokens and steps, where
+lines of metrics.jsonl have more."""
+
+
+class Books:
+    """The books of one run. `sizes` of the fragments in values, none where whole trees are exchanged.
+
+    `zero` is the first inner step of any learner, `stepping_until` the last report of a step, `final_at` the write of
+    the last of the `final` fragments, `since` when a life of each slot was first seen: instants of the recorder's
+    clock. `reports` are the last of each slot, by slot; `former` those of lives that are over. `snapshot_faults`
+    describe damaged snapshots. `versions` are the newest merged ones, [epoch, count] by fragment; `publishers` the
+    shards' lives that published a fragment last, [shard, epoch] by fragment.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.totals = Totals()
+        self.reports: dict[int, Report] = {}
+        self.former: list[Report] = []
+        self.evaluations: list[Evaluated] = []
+        self.versions: dict[int, list[int]] = {}
+        self.publishers: dict[int, list[int]] = {}
+        self.snapshot_faults: list[str] = []
+        self.final: set[int] = set()
+        self.final_at: int | None = None
+        self.zero: int | None = None
+        self.stepping_until = 0
+        self.since: dict[int, int] = {}
+        self._live: Set[tuple[int, int]] | None = None
+        self._zero_max: int | None = None
+        self._recalled: Set[tuple[int, int]] = frozenset()
+        """Lives of which only the recorder before this one has heard, which heard of any until `_heard_until`."""
+        self._heard_until = 0
+        self.shards = ShardBooks()
+        self.changes = Changes()
+        self._sizes = tuple(sizes)
+
+    # -- memory of an earlier recorder ---------------------------------------------------------------------------------
+
+    def recall(self, memory: Memory) -> None:
+        """Load the memory of an earlier recorder."""
+        self.totals.hear(memory.totals)
+        self.reports = {report["slot"]: cast(Report, report) for report in memory.reports}
+        self.former = [cast(Report, report) for report in memory.former]
+        for row in memory.shards:
+            self.shards.recall(row)
+        for report in (*self.former, *self.reports.values()):
+            self.shards.claimed(enumerate(report["versions"]))
+        self.evaluations = [cast(Evaluated, each) for each in memory.evaluations]
+        self.final, self.final_at = set(memory.final), memory.final_at
+        self.zero, self.stepping_until = memory.zero, memory.stepping_until
+        self.since |= dict(memory.since)
+        self.versions |= {fragment: [epoch, count] for fragment, epoch, count in memory.versions}
+        self.snapshot_faults = list(memory.snapshot_faults)
+        self._heard_until = max([self.stepping_until, *(_reported_at(report) for report in self.reports.values())])
+        self._recalled = {(report["slot"], report["incarnation"]) for report in self.reports.values()}
+        self.publishers |= {fragment: [shard, epoch] for fragment, shard, epoch in memory.publishers}
+
+    def recall_line(self, name: str, line: Mapping[str, Any], now: int) -> None:
+        """Take in a line of the file `name`; one that lacks a field is left aside."""
+        if name == "merges" and line.keys() >= _MERGE_FIELDS:
+            self.take_merge(cast(Merging, line))
+        elif name == "evaluations" and line.keys() >= _EVALUATION_FIELDS:
+            loss = math.nan if line["eval_loss"] is None else line["eval_loss"]
+            metrics = [[name, math.nan if value is None else value] for name, value in line.get("metrics", {}).items()]
+            self.take_evaluation(Evaluated(kind=line["kind"], loss=loss, tokens=line["tokens"], metrics=metrics))
+        elif name == "changes" and line.keys() >= {*FIELDS}:
+            self.changes.take(line, line.get("time"))
+        elif name == "metrics" and line.keys() >= _METRIC_FIELDS:
+            self._recall_metric(line, now)
+
+    def _recall_metric(self, line: Mapping[str, Any], now: int) -> None:
+        """Take in a life's trained tokens, and an upper bound of zero, in case that is forgotten."""
+        slot, incarnation = line["learner"], line["incarnation"]
+        self.totals.hear([[slot, incarnation, line["tokens"]]])
+        for report in (*self.former, *self.reports.values()):
+            if (report["slot"], report["incarnation"]) == (slot, incarnation) and line["tokens"] > report["tokens"]:
+                noted = cast(dict[str, Any], report)
+                noted.setdefault("accounted", report["tokens"])
+                noted.setdefault("accounted_steps", report["step"])
+                report["tokens"], report["step"] = line["tokens"], line["step"]
+        since_zero = round(line["time"] * 1e9)
+        if self.zero is not None and line["phase"] == "stepping":
+            self.stepping_until = max(self.stepping_until, self.zero + since_zero)
+        self._zero_max = min(now - since_zero, self._zero_max or now)
+
+    def memory(self, early: Sequence[tuple[str, dict[str, Any]]]) -> Memory:
+        """The memory for the next recorder, with the lines that wait for the first step."""
+        return Memory(
+            totals=self.totals.told(),
+            reports=[{**report, "totals": []} for report in self.reports.values()],
+            former=[{**report, "totals": []} for report in self.former],
+            shards=self.shards.memory(),
+            evaluations=[{**evaluated} for evaluated in self.evaluations],
+            final=sorted(self.final),
+            final_at=self.final_at,
+            zero=self.zero,
+            stepping_until=self.stepping_until,
+            since=sorted(self.since.items()),
+            versions=self.published(),
+            publishers=[[fragment, *publisher] for fragment, publisher in sorted(self.publishers.items())],
+            snapshot_faults=self.snapshot_faults,
+            early=list(early),
+        )
+
+    # -- input ---------------------------------------------------------------------------------------------------------
+
+    def take_report(self, report: Report, now: int) -> bool:
+        """Take in a report; whether it is of the newest life of its slot."""
+        self.totals.hear([[report["slot"], report["incarnation"], report["tokens"]]])
+        if self.zero is None and report["step"]:
+            self.zero = min(now - report["stepping"], self._zero_max or now)
+        if report["phase"] == "stepping":
+            self.stepping_until = now
+        known = self.reports.get(report["slot"])
+        if known is not None and known["incarnation"] > report["incarnation"]:
+            return False
+        if known is not None and known["incarnation"] < report["incarnation"]:
+            self._note_gone(known, now)
+            self.former.append(known)
+        if known is not None and known["incarnation"] == report["incarnation"] and not report["metrics"]:
+            report = cast(Report, {**report, "metrics": known["metrics"]})
+        self.reports[report["slot"]] = cast(Report, {**report, "reported_at": now})
+        self._recalled -= {(report["slot"], report["incarnation"])}
+        self.shards.claimed(enumerate(report["versions"]))
+        return True
+
+    def see(self, lives: Set[tuple[int, int]], now: int) -> None:
+        """Note which lives of learners, as (slot, incarnation), are live: of the others, since when they are not."""
+        self._live = lives
+        for slot, _ in sorted(lives):
+            self.since.setdefault(slot, now)
+        for slot, report in self.reports.items():
+            if (slot, report["incarnation"]) in lives:
+                cast(dict[str, Any], report).pop("gone_at", None)
+            else:
+                self._note_gone(report, now)
+
+    def _note_gone(self, report: Report, now: int) -> None:
+        """Note since when a life is known to be gone.
+
+        A life that only an earlier recorder heard may have died with all others: it is gone since that heard any.
+        """
+        is_recalled = (report["slot"], report["incarnation"]) in self._recalled
+        cast(dict[str, Any], report).setdefault("gone_at", self._heard_until if is_recalled else now)
+
+    def note_snapshots(self, faults: Iterable[str]) -> None:
+        """Note faults of snapshots, the first SNAPSHOT_FAULTS_MAX."""
+        for fault in faults:
+            if fault not in self.snapshot_faults and len(self.snapshot_faults) < SNAPSHOT_FAULTS_MAX:
+                self.snapshot_faults.append(fault)
+
+    def take_merge(self, merging: Merging) -> bool:
+        """Take in a merge; returns whether it is newer than the known ones of its fragment in this epoch."""
+        fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
+        self.totals.hear(merging["merged_tokens"])  # A lower bound for lives whose reports are missing or refused.
+        if not self.shards.take(merging):
+            return False
+        if version is not None and epoch >= self.publishers.get(fragment, [0, 0])[1]:
+            self.publishers[fragment] = [merging["shard"], epoch]
+        if version is not None and version[1]:
+            self.versions[fragment] = max(self.versions.get(fragment, [0, 0]), list(version))
+        return True
+
+    def is_later_life(self, merging: Merging) -> bool:
+        """Whether a merge is of a later life of its shard than the fragment was published by."""
+        return merging["epoch"] > self.publishers.get(merging["fragment"], [0, 0])[1]
+
+    def take_change(self, change: Mapping[str, Any]) -> bool:
+        """Take in a change of a link-dependent setting; returns whether it is new."""
+        at = None if self.zero is None else round((change["at"] - self.zero) / 1e9, 6)
+        return self.changes.take(change, at)
+
+    def take_evaluation(self, evaluated: Evaluated) -> Evaluated | None:
+        """Take in a point of the curve; returns the point as it enters the curve, None if it is known.
+
+        From a restarted evaluator only points beyond the known ones count, and none as the initial one.
+        """
+        kind, tokens = evaluated["kind"], evaluated["tokens"]
+        if kind == "initial" and self.evaluations:
+            if tokens <= self.evaluations[-1]["tokens"]:
+                return None
+            kind = "during"
+        if any((known["tokens"], known["kind"]) == (tokens, kind) for known in self.evaluations):
+            return None
+        self.evaluations.append(cast(Evaluated, {"metrics": [], **evaluated, "kind": kind}))
+        return self.evaluations[-1]
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def published(self) -> list[list[int]]:
+        """The newest version of each fragment that is known to be merged, as [fragment, epoch, count]."""
+        return [[fragment, *version] for fragment, version in sorted(self.versions.items())]
+
+    def is_evaluated(self) -> bool:
+        """Whether the last evaluation is known."""
+        return any(evaluated["kind"] == "final" for evaluated in self.evaluations)
+
+    def figures(self, learners: int) -> dict[str, Any]:
+        """The figures of a status, from which the summary is made; the run has `learners` slots."""
+        former = [_learner(report) for report in self.former]
+        present = {slot: _learner(report) for slot, report in sorted(self.reports.items())}
+        lives = [*former, *present.values()]
+        merges, votes = self._merge_counts()
+        told = {
+            "former": former,
+            "learners": present,
+            "totals": self.totals.told(),
+            "zero": self.zero,
+            "stepping_until": self.stepping_until,
+            "joined": [[slot, at] for slot, at in sorted(self.since.items()) if slot >= learners],
+            **self._by_shards(),
+        }
+        if self._live is not None:
+            told["gone"] = self._unheard(self._live)
+        found = entries(told, len(self._sizes))
+        return {
+            **told,
+            "tokens": self.totals.trained,
+            "outer_steps": merges,
+            "contributors_mean": votes / merges if merges else 0.0,
+            "merged_share": merged_share(fragment_accounts(found, len(self._sizes)), self._sizes),
+            "goodput": goodput(lives, found, self._sizes, allocated_seconds(told, learners)),
+            "eval_loss": finite(self.evaluations[-1]["loss"]) if self.evaluations else None,
+            "eval_loss_initial": finite(self.evaluations[0]["loss"]) if self.evaluations else None,
+            "evaluations": len(self.evaluations),
+            "tokens_final": next((each["tokens"] for each in self.evaluations if each["kind"] == "final"), None),
+            "metrics": metrics_of(mean_of(present.values()).items()),
+            "eval_metrics": metrics_of(self.evaluations[-1]["metrics"] if self.evaluations else []),
+            "epochs": self._epochs(),
+            "changes": self.changes.figures(),
+        }
+
+    def accounts(self, told: Mapping[str, Any]) -> list[dict[str, int]]:
+        """The account of each fragment, by the figures of a status."""
+        return fragment_accounts(entries(told, len(self._sizes)), len(self._sizes))
+
+    def _unheard(self, live: Set[tuple[int, int]]) -> list[list[int]]:
+        """Lives that are gone and never reported: known from others' reports only."""
+        reported = {(report["slot"], report["incarnation"]) for report in (*self.former, *self.reports.values())}
+        known = {(slot, incarnation) for slot, incarnation, _ in self.totals.told()}
+        return [[*life] for life in sorted(known - reported - live)]
+
+    def _epochs(self) -> dict[int, int]:
+        """Shard -> the newest epoch in which it has merged."""
+        newest: dict[int, int] = {}
+        for merging in self.shards.mergings():
+            if merging["kind"] in ("merge", "final"):
+                newest[merging["shard"]] = max(merging["epoch"], newest.get(merging["shard"], 0))
+        return newest
+
+    def _merge_counts(self) -> tuple[int, int]:
+        """Merges and votes of all shards: the newest count of each epoch of a shard stands for it."""
+        newest: dict[tuple[int, int], tuple[int, int]] = {}
+        for merging in self.shards.mergings():
+            of = (merging["shard"], merging["epoch"])
+            newest[of] = max(newest.get(of, (0, 0)), (merging["merges"], merging["votes"]))
+        return sum(count for count, _ in newest.values()), sum(votes for _, votes in newest.values())
+
+    def _by_shards(self) -> dict[str, Any]:
+        """The shards' figures by fragment.
+
+        Tokens of each life in the model, and undone ones; whether all merges in the model are known, and all merges
+        ever.
+        """
+        told: dict[str, Any] = {"merged_tokens": {}, "undone_tokens": {}, "model_whole": {}, "merges_whole": {}}
+        for p in range(len(self._sizes)):
+            merged, told["model_whole"][p] = self.shards.in_model(p)
+            undone, told["merges_whole"][p] = self.shards.ever(p)
+            undone.subtract(merged)
+            told["merged_tokens"][p] = [[*life, tokens] for life, tokens in sorted(merged.items())]
+            told["undone_tokens"][p] = [[*life, tokens] for life, tokens in sorted(undone.items()) if tokens]
+        return told
+
+
+def _reported_at(report: Report) -> int:
+    return int(cast(dict[str, Any], report).get("reported_at", 0))
+
+
+def _learner(report: Report) -> dict[str, Any]:
+    fields: Mapping[str, Any] = {**report}
+    noted = {name: fields[name] for name in _NOTED_FIELDS if name in fields}
+    told = {name: fields[name] for name in _LEARNER_FIELDS}
+    began = {"began": fields["began"]} if fields.get("began") else {}
+    return {**told, **began, "metrics": dict(report["metrics"]), **noted, "step_ms": report["step_time"] / 1e6}

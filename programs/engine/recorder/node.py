@@ -1,0 +1,606 @@
+"""Whether the end of a run is awaited any longer: the one bound that ends every graph.
+
+Decides that, and nothing else. A run is to end once the token budget is spent or a stop was requested; then its bodies
+come to an end by themselves, in their own way, and report it: learners are final, fragments are final, the model is
+evaluated. Each of these is a sign. Without a new one for a while, nothing is waited for any more, whatever bodies do.
+
+The length of that while was learned from the run: some steps of the slowest learner, some sweeps of the slowest merges.
+No run is cut off sooner than `MODEL` where a final model is to come, because a daemon that takes over, a machine that
+is lost and a life that begins again after back-offs take that long together, nor than `PLAIN` where none is. Time in
+which this host was stopped, or its machine asleep, does not count: the others may have sent signs in it.
+
+The holders of the model, as far as a recorder knows, and whether the model is lost.
+
+A fragment is held by the hosts that report so (`ops.recovery.hold`), by the learners whose last report has a version of
+it, and by the life of its shard that published it last; each only while that life is live. A model is lost if a
+fragment of it was merged, by the books, by its holders, or by a shard that heard of them, and some fragment has no
+holder any more: no shard begins it anew (`ops.recovery.hold`). In a program in which no host reports what it holds
+nothing is lost. Nor is a fragment whose shard is not live: a recorder that comes back before its home has found the
+other hosts again is alone in its roster, and knows nothing of them.
+
+The recorder: keeps the files of a run, and provides its status to observers.
+
+It writes metrics, evaluations, merges and the final model into the run folder as they come, publishes a status twice a
+second, saves its knowledge for its next life (`recorder.books`, `recorder.memory`), passes on a request to stop, keeps
+the token budget, and detects the end of a run: everything final has arrived, and is written, or is waited for no longer
+(`ending`). It decides nothing about training, but for one thing: where a model was merged, and every host that held it
+has ended (`model_holders`), the run has failed.
+
+A disk that is full or broken does not stop it: lines wait or are lost, and are counted; the final model is written as
+soon as the disk takes it. Only where that lasts too long, the run has failed: the status has an `error` then. As long
+as the disk does not return the knowledge of a recorder before this one, inputs are kept and nothing is done.
+
+The schemas of the recorder's inputs, as plain data: from any program, so no more is required than it reads.
+
+Whether a run that has come to its end is done: its reports must hold of the model that it leaves.
+
+Decides only that; the recorder asks when everything final is there. A run that was stopped may have trained little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus.ops.exchange.messages import Control, Held, Merging, Report
+from isthmus.ops.exchange.messages import FinalFragment as FinalItem
+from isthmus.ops.exchange.schemas import ASKED, CHANGE, COUNT, HELD, KINDS, LIFE, METRICS, REPORT, TRIPLES, VERSION
+from isthmus.programs.engine.recorder import lines as recorder_memory
+from isthmus.programs.engine.recorder.accounts import FIELDS as CHANGE_FIELDS
+from isthmus.programs.engine.recorder.accounts import Books, in_order
+from isthmus.programs.engine.recorder.lines import FILES, MetricLines, RecordLines, Reports, as_field, finite
+from isthmus.programs.engine.results import words
+from isthmus.runtime.clock import Duration, seconds
+from isthmus.runtime.ids import LEARNER, RECORDER, SYNCER
+from isthmus.runtime.system.disk import Disk
+from isthmus.runtime.system.files import write_tensors
+
+PLAIN: Final = seconds(10)
+MODEL: Final = seconds(90)
+EVALUATION: Final = seconds(600)
+"""Time limit for the last evaluation, if nothing else is missing and its host lives."""
+TIMES: Final = 4
+"""The wait, as a multiple of the slowest step, or sweep of merges."""
+GAP: Final = seconds(2)
+"""Upper limit for the time that counts between two looks, which come several times a second."""
+
+
+class Ending:
+    """The end of one run; `has_model`: its program gives a final model."""
+
+    def __init__(self, *, has_model: bool) -> None:
+        self._least = MODEL if has_model else PLAIN
+        self._slowest = 0
+        self._merged_at: dict[int, int] = {}
+        self._signs: object = None
+        self._looked_at: int | None = None
+        self._waited = 0
+
+    def step_took(self, duration: int) -> None:
+        """A step of some learner took `duration` nanoseconds."""
+        self._slowest = max(self._slowest, duration)
+
+    def merged(self, fragment: int, now: int) -> None:
+        """A fragment was merged; from one such merge to the next is a sweep."""
+        self._slowest = max(self._slowest, now - self._merged_at.get(fragment, now))
+        self._merged_at[fragment] = now
+
+    def look(self, signs: object, now: int) -> None:
+        """Note the `signs` of progress of an end that is due; called repeatedly."""
+        if self._looked_at is None or signs != self._signs:
+            self._signs, self._waited = signs, 0
+        else:
+            self._waited += min(now - self._looked_at, GAP)
+        self._looked_at = now
+
+    @property
+    def limit(self) -> Duration:
+        """Time limit for the next sign of progress."""
+        return Duration(max(self._least, TIMES * self._slowest))
+
+    def is_late(self, *, is_evaluating: bool = False) -> bool:
+        """Whether the time limit was exceeded at the last look."""
+        return self._waited >= (max(self.limit, EVALUATION) if is_evaluating else self.limit)
+
+
+LOST_TIMES: Final = 100
+"""Ten seconds of looks: hosts that come back report what they hold within a second or two, and a recorder that comes
+back hears it then. Looks are counted, not time, because a clock may leap."""
+
+
+class ModelHolders:
+    """Looks, ten times a second, whether each of `count` fragments is held."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: dict[Any, frozenset[int]] = {}
+        self._is_merged = False
+        self._looks: dict[int, int] = {}
+        """Fragment -> looks in a row in which it had no holder."""
+
+    def hear(self, held: Mapping[Any, Held]) -> None:
+        """Take the holders' reports, by (replica, key)."""
+        self._held |= {replica: frozenset(item["fragments"]) for (replica, _), item in held.items()}
+        self._is_merged |= any(item["merged"] for item in held.values())
+
+    def look(self, books: Books, members: Iterable[Any]) -> None:
+        """Look which fragments have a holder, once there is a merged model."""
+        is_judged = self._held and (books.versions or self._is_merged)
+        unheld = self._unheld(books, members) if is_judged else []
+        self._looks = {fragment: self._looks.get(fragment, 0) + 1 for fragment in unheld}
+
+    @property
+    def gone(self) -> list[int]:
+        """The fragments that no host has held for LOST_TIMES looks."""
+        return [fragment for fragment, looks in self._looks.items() if looks >= LOST_TIMES]
+
+    def lost(self, saved: Container[int]) -> str | None:
+        """The verdict that the model is lost, or None; of fragments that are `saved` as final nothing can be lost."""
+        lost = [fragment for fragment in self.gone if fragment not in saved]
+        if not lost:
+            return None
+        return (
+            f"the model is lost: every host that held fragment {lost[0]} ({len(lost)} of {self._count} "
+            "fragments) has ended, after fragments were merged. It is not begun anew; run again."
+        )
+
+    def _unheld(self, books: Books, members: Iterable[Any]) -> list[int]:
+        lives = {(member.replica.role, member.replica.slot): member.incarnation for member in members}
+        held = set[int]()
+        for replica, fragments in self._held.items():
+            held |= fragments if (replica.role, replica.slot) in lives else set()
+        for slot, report in books.reports.items():
+            if lives.get((LEARNER, slot)) == report["incarnation"]:
+                held |= {fragment for fragment, version in enumerate(report["versions"]) if version[0]}
+        for fragment, (shard, epoch) in books.publishers.items():
+            is_back = lives.get((SYNCER, shard), epoch) != epoch  # A later life, which began without the fragment.
+            held |= set() if is_back else {fragment}
+        return [fragment for fragment in range(self._count) if fragment not in held]
+
+
+MERGED: Final = {
+    "shard": COUNT,
+    "epoch": LIFE,
+    "round": COUNT,
+    "fragment": COUNT,
+    "kind": ("text", *KINDS),
+    "version": ("optional", VERSION),
+    "origin": ("optional", VERSION),
+    "momentum": ("optional", VERSION),
+    "voters": ("list", COUNT),
+    "weights": ("list", "number"),
+    "left_out": ("list", COUNT),
+    "refused": ("list", ("row", COUNT, "text")),
+    "shortened": ("list", ("row", COUNT, "number")),
+    "opposed": ("list", ("row", COUNT, COUNT)),
+    "reason": "text",
+    "opened_at": "integer",
+    "quorum_at": "integer",
+    "closed_at": "integer",
+    "published_at": "integer",
+    "merged_tokens": TRIPLES,
+    "merges": COUNT,
+    "votes": COUNT,
+    "asked?": ASKED,
+}
+SCHEMAS: Final[dict[str, Any]] = {
+    "progress": REPORT,
+    "merged": MERGED,
+    "evaluation": {
+        "kind": ("text", "initial", "during", "final"),
+        "loss": "float",
+        "tokens": COUNT,
+        "metrics?": METRICS,
+    },
+    "final": {"fragment": COUNT, "tensors": "any"},
+    "held": HELD,
+    "changed": CHANGE,
+}
+
+
+TRAINED_SHARE_MIN: Final = 0.9
+"""Share of the budget: learners stop at the first boundary at which they know it to be spent, so a run without delays
+trains all of it, and a little more."""
+
+
+def failure(
+    figures: Mapping[str, Any],
+    accounts: Sequence[Mapping[str, int]],
+    sizes: Sequence[int],
+    *,
+    budget: int,
+    is_stopped: bool,
+    loss: float | None,
+) -> str | None:
+    """Why the run has failed, or None if it is done.
+
+    `figures` are those of a status, `accounts` those of its fragments, `loss` that of the last evaluation, None if
+    there was none.
+    """
+    tokens = figures["tokens"]
+    if not is_stopped and tokens < TRAINED_SHARE_MIN * budget:
+        share = words.percent(tokens / budget)
+        return (
+            f"only {tokens} of {budget} tokens ({share}) were trained, and nobody had the run stopped. "
+            "The report says which learners ended; the model has what was merged until then."
+        )
+    merged, refused = (_weighted(accounts, sizes, part) for part in ("merged", "refused"))
+    if refused > merged:
+        return (
+            f"more was refused than merged: {refused:.0f} tokens against {merged:.0f}, of {tokens} trained. "
+            "merges.jsonl says why answers were refused."
+        )
+    if loss is not None and not math.isfinite(loss):
+        return (
+            f"the loss of the trained model is not finite ({loss}). "
+            "Lower the learning rates (task.lr, program.outer_lr), or look at the data."
+        )
+    return None
+
+
+def _weighted(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int], part: str) -> float:
+    """A part of all tokens, as a mean over fragments weighted by size; 0 without fragments."""
+    total = sum(sizes)
+    return sum(account[part] * size for account, size in zip(accounts, sizes, strict=True)) / total if total else 0.0
+
+
+STATUS_NS: Final = 500_000_000
+CONTROL_NS: Final = 1_000_000_000
+"""Between two messages to pacers: they fire on messages, and so notice, too, that time has passed."""
+SETTLE_NS: Final = 2_000_000_000
+"""Wait after the last final fragment for the learners' last reports: a dead one sends none."""
+MEMORY_NS: Final = 1_000_000_000
+"""Between two writes of the memory for the next recorder; the lines have the input between them, and where lines wait,
+the memory is written at once."""
+EVALUATOR: Final = "evaluator"
+EVALUATOR_NS: Final = 30_000_000_000
+"""Wait at the end for an absent evaluator: its next life begins within four seconds and its imports, until it is given
+up."""
+RETRY_NS: Final = 500_000_000
+SAVE_TRIES_MAX: Final = 1200
+"""How often a disk may refuse the final model: ten minutes of tries, in which an operator may make room. Tries are
+counted, not time, because a clock may leap."""
+LINES_NS_MAX: Final = 30_000_000_000
+"""Wait at the end for lines that the disk does not take."""
+_MERGE_FIELDS: Final = (
+    *("shard", "epoch", "fragment", "round", "kind", "version", "origin", "momentum", "voters", "weights"),
+    *("left_out", "refused", "reason"),
+    *("merges", "votes", "merged_tokens", "shortened", "opposed"),
+)
+
+
+class Recorder:
+    """Fires by timer and samples everything. `sizes` of the fragments in values, none where whole trees are exchanged;
+    `has_model`: a final model arrives, in `final` fragments; `has_evaluator`: a final evaluation arrives. `learners`:
+    replicas whose tokens count. `keeps_budget`: learners do not notice themselves that it is spent; where they do, as
+    in programs that go back to a shared state, undone tokens count as trained here, but not there.
+    """
+
+    outputs = ("control",)
+    schemas: Final = SCHEMAS
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tokens: int,
+        learners: int,
+        sizes: Sequence[int],
+        has_model: bool,
+        has_evaluator: bool,
+        keeps_budget: bool = True,
+    ) -> None:
+        self._folder, self._keeps_budget = folder, keeps_budget
+        self._budget, self._learners, self._sizes = tokens, learners, sizes
+        self._has_model, self._has_evaluator = has_model, has_evaluator
+        self._books, self._holders = Books(sizes), ModelHolders(len(sizes))
+        self._reports, self._ending = Reports(), Ending(has_model=has_model)
+        self._stop_reason: str | None = None
+        self._ended: set[tuple[int, int]] = set()
+        self._arrived: dict[str, dict[Any, Any]] = {}
+        self._has_recalled = False
+        self._unsaved: dict[int, FinalItem] = {}
+        self._save_tries = 0
+        self._save_at = 0
+        self._save_error: str | None = None
+        self._snapshots: dict[str, Any] = {"error": None, "store": None}
+        self._remembered_at = self._early_count = 0
+        self._published_at = -STATUS_NS
+        self._controlled_at = -CONTROL_NS
+        self._complete_at: int | None = None
+        self._evaluator_at = 0
+        self._error: str | None = None
+        self._is_stopping = False
+        self.is_finished = False
+
+    def open(self, context: Any) -> None:
+        """Open the files, and go on from the memory of an earlier recorder."""
+        self._context = context
+        self._began_at = context.now()
+        self._disk: Disk = context.disk
+        self._lines = RecordLines(self._folder, self._disk)
+        self._metrics = MetricLines(self._lines)
+        self._memory = recorder_memory.Remembering(self._folder, self._disk, context.member.incarnation)
+        self._recall()
+
+    def close(self) -> None:
+        """Close the files; writes nothing if a later life of this recorder has taken over."""
+        if self._has_recalled and not self._memory.is_replaced():
+            self._metrics.write_all(self._context.now())
+            self._lines.give_up_waiting(self._began_at)
+            self._remember(self._context.now())
+        self._lines.close()
+
+    def __call__(
+        self,
+        progress: Any = None,
+        merged: Any = None,
+        evaluation: Any = None,
+        final: Any = None,
+        held: Any = None,
+        changed: Any = None,
+        stop: Any = None,
+    ) -> dict[str, Control] | None:
+        """Record the new inputs; signal stop if it was requested, or this recorder keeps the budget and it is spent."""
+        now = self._context.now()
+        came = {"progress": progress, "merged": merged, "evaluation": evaluation, "final": final, "held": held}
+        for port, items in {**came, "changed": changed, "stop": stop}.items():
+            self._arrived.setdefault(port, {}).update(items or {})
+        if not self._has_recalled and not self._recall():
+            return None
+        arrived, self._arrived = self._arrived, {}
+        self._take(arrived, now)
+        if self._unsaved and now >= self._save_at:
+            self._save(now)
+        self._judge_model()
+        self._judge_end(now)
+        self._books.see(_lives(self._context.members()), now)
+        if self._error is not None or self._is_complete(now):
+            self._metrics.write_all(now)
+            self.is_finished = self._is_flushed(now)
+        if self.is_finished:
+            self._lines.close()  # Their counts in this status are final.
+            self._error = self._error or self._failure()
+        if self.is_finished or now - self._published_at >= STATUS_NS:
+            self._published_at = now
+            self._lines.flush()
+            self._context.publish(self._status(now))
+        if self.is_finished or now - self._remembered_at >= MEMORY_NS or len(self._lines.early) > self._early_count:
+            self._remember(now)
+        return self._control(now)
+
+    # -- from life to life ---------------------------------------------------------------------------------------------
+
+    def _recall(self) -> bool:
+        """Go on from an earlier recorder's memory and lines; returns whether the disk could be read."""
+        try:
+            memory = recorder_memory.load(self._folder, self._disk)
+            read = {
+                name: [*recorder_memory.lines(self._folder / f"{name}.jsonl", self._disk, is_tail=memory is not None)]
+                for name in FILES
+            }
+            if memory is not None:
+                self._lines.recall(memory.early)
+        except OSError:
+            return False
+        if memory is not None:
+            self._books.recall(memory)
+        for name, lines in read.items():
+            for line in lines:
+                self._books.recall_line(name, line, self._began_at)
+        self._has_recalled = True
+        return True
+
+    def _remember(self, now: int) -> None:
+        """Write the memory for the next recorder."""
+        self._remembered_at, self._early_count = now, len(self._lines.early)
+        self._memory.save(self._books.memory(self._lines.early))
+
+    # -- input ---------------------------------------------------------------------------------------------------------
+
+    def _take(self, arrived: Mapping[str, Mapping[Any, Any]], now: int) -> None:
+        """Take in the items that arrived since the last firing, by port and key."""
+        self._holders.hear(arrived["held"])
+        for item in arrived["held"].values():
+            self._books.shards.saved(item["saved"])
+            self._books.totals.hear(item["totals"])
+            self._books.note_snapshots(item["faults"])
+            if item["holder"] == RECORDER:
+                self._snapshots = {"error": item["error"], "store": item["store"]}
+        for report in self._reports.whole(arrived["progress"], self._context.members(), now):
+            self._take_report(report, now)
+        is_over = self._has_model and self._is_saved() and self._is_evaluation_there()
+        for merging in sorted(arrived["merged"].values(), key=lambda item: (item["published_at"], item["fragment"])):
+            if is_over and self._books.is_later_life(merging):
+                continue  # It changes nothing of the final model.
+            if self._books.take_merge(merging):
+                self._ending.merged(merging["fragment"], now)
+                self._lines.write("merges", merging["published_at"], _merge_line(merging))
+        for change in in_order(arrived["changed"].values()):
+            if self._books.take_change(change):
+                self._lines.write("changes", change["at"], {name: change[name] for name in CHANGE_FIELDS})
+        for each in sorted(arrived["evaluation"].values(), key=lambda item: (item["tokens"], item["kind"] == "final")):
+            evaluated = self._books.take_evaluation(each)
+            if evaluated is not None:
+                loss = finite(evaluated["loss"])
+                line = {"tokens": evaluated["tokens"], "eval_loss": loss, "kind": evaluated["kind"]}
+                line |= as_field(evaluated["metrics"])
+                self._lines.write("evaluations", now, line)
+        for item in () if is_over else arrived["final"].values():
+            self._unsaved[item["fragment"]] = item
+        for asked in arrived["stop"].values():
+            if not self._is_to_end():
+                self._stop_reason = str(asked["reason"])
+        if self._books.zero is not None and not self._lines.has_begun:
+            self._remember(now)  # The next recorder may have to go on amid the lines that follow.
+            self._lines.begin(self._books.zero)
+
+    def _take_report(self, report: Report, now: int) -> None:
+        slot, known = report["slot"], self._books.reports.get(report["slot"])
+        if not self._books.take_report(report, now):
+            return
+        self._ending.step_took(report["step_time"])
+        if report["phase"] == "final":
+            self._ended.add((slot, report["incarnation"]))
+        self._metrics.hear(report, known, now)
+
+    def _save(self, now: int) -> None:
+        """Write the fragments of the final model that have arrived; those that the disk refuses are tried again."""
+        where = self._folder / "snapshots" / "final"
+        try:
+            for fragment in sorted(self._unsaved):
+                write_tensors(
+                    where / f"fragment-{fragment}.safetensors", self._unsaved[fragment]["tensors"], self._disk
+                )
+                del self._unsaved[fragment]
+                self._books.final.add(fragment)
+                self._books.final_at = now
+        except OSError as error:
+            self._save_tries += 1
+            self._save_at = now + RETRY_NS
+            self._save_error = error.strerror or str(error)
+            if self._save_tries >= SAVE_TRIES_MAX:
+                self._error = (
+                    f"the final model could not be written into {where}: {self._save_error}, {self._save_tries} times. "
+                    "Make room, or mend the disk, and run again."
+                )
+        else:
+            self._save_tries, self._save_error = 0, None
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    def _control(self, now: int) -> dict[str, Control] | None:
+        """The item for ports `control`: whether to end, the budget, the tokens trained and the versions merged."""
+        stop = self._is_to_end()
+        is_news = stop != self._is_stopping or now - self._controlled_at >= CONTROL_NS
+        if self._sizes and not is_news:  # Whole trees have no other source of trained tokens.
+            return None
+        self._is_stopping, self._controlled_at = stop, now
+        totals, published = self._books.totals, self._books.published()
+        return {"control": Control(stop=stop, tokens=self._budget, totals=totals.told(), published=published)}
+
+    def _is_to_end(self) -> bool:
+        """Whether the budget is spent, or a stop was requested."""
+        is_spent = self._keeps_budget and self._books.totals.trained >= self._budget
+        return is_spent or self._stop_reason is not None or self._context.stop_requested()
+
+    def _judge_end(self, now: int) -> None:
+        """Track the progress of the end; fail if the final model is due and does not arrive."""
+        if self._is_to_end():
+            come = self._books.final | self._unsaved.keys()
+            self._ending.look((len(self._ended), len(come), self._books.is_evaluated()), now)
+        if self._is_late(now) and self._has_model and not self._is_saved() and self._books.totals.trained:
+            going = [str(slot) for slot, report in self._books.reports.items() if report["phase"] != "final"]
+            self._error = self._error or (
+                f"the run was to end, and its final model did not come: for {self._ending.limit / 1e9:.0f} s no body "
+                f"came nearer to its end (not final: {', '.join(going) or 'none that reports'}). A body hears of the "
+                "end by `stop` in what comes to its port `control`; what emits `final` is to do so then."
+            )
+
+    def _is_late(self, now: int) -> bool:
+        """Whether the wait for missing items is over; a slow disk has its own limit."""
+        is_evaluating = self._is_saved() and self._has_evaluator and now - self._evaluator_at < EVALUATOR_NS
+        return not self._unsaved and self._ending.is_late(is_evaluating=is_evaluating)
+
+    def _is_saved(self) -> bool:
+        """Whether the final model is written."""
+        fragments = max((len(report["accounts"]) for report in self._books.reports.values()), default=0)
+        return not self._unsaved and len(self._books.final) >= max(fragments, 1)
+
+    def _judge_model(self) -> None:
+        """Fail the run if no holder is left of a fragment of the merged model."""
+        self._holders.look(self._books, self._context.members())
+        self._error = self._error or self._holders.lost(self._books.final | self._unsaved.keys())
+
+    def _failure(self) -> str | None:
+        """Why a run that has all its final items has still failed; None if it has not."""
+        books = self._books
+        figures = books.figures(self._learners)
+        return failure(
+            figures,
+            books.accounts(figures),
+            self._sizes,
+            budget=self._budget,
+            is_stopped=self._context.stop_requested() or self._stop_reason is not None,
+            loss=books.evaluations[-1]["loss"] if books.evaluations else None,
+        )
+
+    def _is_flushed(self, now: int) -> bool:
+        """Whether no line waits for the disk, or their time limit after completion is over."""
+        self._complete_at = now if self._complete_at is None else self._complete_at
+        self._lines.give_up_waiting(self._began_at)
+        return self._lines.flush() or now - self._complete_at >= LINES_NS_MAX
+
+    def _is_complete(self, now: int) -> bool:
+        """Whether everything final has arrived and the model is written, or the wait is over."""
+        if any(member.replica.role == EVALUATOR for member in self._context.members()):
+            self._evaluator_at = now
+        return self._is_late(now) or (self._has_come(now) if self._has_model else self._are_final())
+
+    def _has_come(self, now: int) -> bool:
+        """Whether the model is written and evaluated, and the learners' last reports have arrived."""
+        reports, final_at = self._books.reports.values(), self._books.final_at
+        if not reports or final_at is None or not self._is_saved():
+            return False
+        if not self._is_evaluation_there() and not self._is_unevaluated(now, final_at):
+            return False
+        settled = all(
+            report["phase"] == "final" and not any(account[4] for account in report["accounts"]) for report in reports
+        )
+        return settled or now - final_at >= SETTLE_NS
+
+    def _are_final(self) -> bool:
+        """Whether all learners are final, in a program without a final model."""
+        final = [report["phase"] == "final" for report in self._books.reports.values()]
+        return bool(final) and all(final) and self._is_evaluation_there()
+
+    def _is_evaluation_there(self) -> bool:
+        """Whether the last evaluation has arrived, if there is one."""
+        return not self._has_evaluator or self._books.is_evaluated()
+
+    def _is_unevaluated(self, now: int, final_at: int) -> bool:
+        """Whether the last evaluation cannot come: its host was given up, or no host holds the model."""
+        return now - max(self._evaluator_at, final_at) >= EVALUATOR_NS or bool(self._holders.gone)
+
+    def _status(self, now: int) -> dict[str, Any]:
+        """The status for watching commands, from which the summary is made."""
+        zero = self._books.zero
+        is_stepping = any(report["phase"] == "stepping" for report in self._books.reports.values())
+        phase = "starting" if zero is None and is_stepping else self._phase()
+        return {
+            **self._books.figures(self._learners),
+            "slots": self._learners,
+            "phase": phase,
+            "time": (now - zero) / 1e9 if zero is not None else 0.0,
+            "tokens_budget": self._budget,
+            "error": self._error,
+            "stop_reason": self._stop_reason,
+            "files": self._lines.counts(),
+            "unsaved": {"fragments": len(self._unsaved), "error": self._save_error},
+            "snapshots": {"faults": self._books.snapshot_faults, **self._snapshots},
+        }
+
+    def _phase(self) -> str:
+        if self.is_finished:
+            return "done"
+        is_ending = self._books.final_at or self._unsaved or self._is_stopping
+        return "final" if is_ending else "training"
+
+
+def _merge_line(merging: Merging) -> dict[str, Any]:
+    """The line of a merge."""
+    fields: Mapping[str, Any] = {**merging}
+    line = {name: fields[name] for name in _MERGE_FIELDS}
+    line["quorum_ms"] = (merging["quorum_at"] - merging["opened_at"]) / 1e6
+    line["grace_ms_used"] = (merging["closed_at"] - merging["quorum_at"]) / 1e6
+    line["merge_ms"] = (merging["published_at"] - merging["closed_at"]) / 1e6
+    if "asked" in fields:
+        line["asked"] = fields["asked"]
+    return line
+
+
+def _lives(members: Iterable[Any]) -> frozenset[tuple[int, int]]:
+    """The learners among live members, as (slot, incarnation)."""
+    return frozenset((member.replica.slot, member.incarnation) for member in members if member.replica.role == LEARNER)

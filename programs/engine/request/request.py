@@ -1,0 +1,639 @@
+"""The fingerprint of a run's graph: hosts that do not agree on it do not run together.
+
+It covers the job (settings, layout, budget), roles, nodes, ports, edges and policies as the builder made them, and the
+sources of the program and of every body. It does not cover the paths of files: two machines may keep them in different
+folders. Nothing in it depends on the process: no addresses, no hash seeds, no order of sets.
+
+Theory of operation. Everything becomes *canonical*: nested lists of text and numbers, whose JSON is hashed (SHA-256, of
+which 128 bits are kept). An object that is no plain data is its class and its attributes; a function is its name, and
+its source is among the sources.
+
+The program of a run: a graph's builder by name, and the settings for its call.
+
+A Program is frozen data, as a job is: its builder is imported when the graph is built, on the submitting machine and on
+every host. Here is also the list of the programs that come with the package.
+
+Conversion of a request to a verified job: the one way to a run, for the command line, Python and tests.
+
+`prepare` imports the modules that the request names, reads its settings, runs the task on shapes, builds the graph,
+proves it sound and compiles it into plans. Nothing is started or written. Faults are found in three steps, and each
+step shows all of its faults together: those of settings, references, data and the run folder; then those of the task
+when it is run on shapes; then those of the graph. The first step needs no jax, unless a file of the user's imports it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from datetime import datetime
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, final
+
+import msgspec
+import numpy as np
+
+from isthmus import ops
+from isthmus.programs import language_model
+from isthmus.programs.engine.recorder.roles import SNAPSHOT_SECONDS_DEFAULT, with_recorder
+from isthmus.programs.engine.request import new_folder, reference
+from isthmus.programs.engine.request.environment import prepare_environment
+from isthmus.programs.engine.request.faults import item_faults, process_faults
+from isthmus.programs.engine.request.settings import Schema, collecting
+from isthmus.programs.engine.snapshots.stored import check, place_of
+from isthmus.programs.sweeps import few_sweeps
+from isthmus.programs.task import Task
+from isthmus.programs.update_settings import derived, interval_of
+from isthmus.runtime.errors import ConfigError, Fault, GraphError, nearest
+from isthmus.runtime.graph.plans import Plan, lower
+from isthmus.runtime.graph.proof import Proof
+from isthmus.runtime.graph.template import Edge, Graph, Job, Node, Reference
+from isthmus.runtime.graph.verify import verify
+from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
+from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.tape.reading import TAPE_BYTES, TAPE_BYTES_MIN
+
+_DIGITS: Final = 32
+
+
+def fingerprint(graph: Graph, job: Job, builder: Callable[..., Any]) -> str:
+    """32 hexadecimal digits; equal for equal graph, job and sources, in any process, at any time.
+
+    GraphError if the arguments of a body are no data, because they contain themselves.
+    """
+    content = {
+        "job": {field.name: _canonical(getattr(job, field.name)) for field in fields(job) if field.name != "program"},
+        "graph": graph.name,
+        "roles": [[role.name, role.replicas_min, role.replicas_max] for role in graph.roles],
+        "nodes": [_node(node) for node in graph.nodes],
+        "edges": [_edge(edge) for edge in graph.edges],
+        "program": _portable(job.program),
+        "sources": sources([builder, *(node.body for node in graph.nodes)]),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def sources(functions: Iterable[Callable[..., Any]]) -> dict[str, str]:
+    """SHA-256 of each file that a function is defined in, by module; of all operators, if one is among them."""
+    files: dict[str, Path] = {}
+    for function in functions:
+        function = inspect.unwrap(function)
+        path = _source(function)
+        if path is not None:
+            files[function.__module__] = path
+    folder = Path(ops.__path__[0])
+    if any(path.is_relative_to(folder) for path in files.values()):
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            files[".".join((ops.__name__, *parts))] = path
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(files.items())}
+
+
+def _source(function: Any) -> Path | None:
+    """The file of a class or function; None for one from a notebook or a shell."""
+    try:
+        path = Path(inspect.getfile(function))
+    except (TypeError, OSError):
+        return None
+    return path if path.is_file() else None
+
+
+def _node(node: Node) -> list[Any]:
+    try:
+        arguments = _canonical([node.arguments, dict(node.keywords)])
+    except RecursionError:
+        do = "Give the body plain data, and let it make the rest when it is opened."
+        raise GraphError(f"node {node.name!r}", "arguments that are data", "some that hold themselves", do) from None
+    return [
+        node.role,
+        node.name,
+        node.body_name,
+        arguments,
+        [[port.name, port.has_default] for port in node.inputs],
+        list(node.outputs),
+        _canonical(node.fires),
+        [node.free_running, node.may_block],
+    ]
+
+
+def _edge(edge: Edge) -> list[Any]:
+    ends = [[end.node.name, end.name] for end in (edge.source, edge.target)]
+    return [ends, _canonical(edge.policy), _canonical(edge.route)]
+
+
+def _portable(text: str) -> str:
+    """A reference without the folder of its file."""
+    where, colon, rest = text.partition(":")
+    return f"{Path(where).name}:{rest}" if colon and reference.is_file(where) else text
+
+
+def _canonical(value: Any) -> Any:
+    """`value` as data that JSON writes in one way only."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return ["float", value.hex()]
+    if isinstance(value, Reference):
+        return ["reference", _portable(value.text)]
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        return ["array", str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
+    if isinstance(value, list | tuple):
+        return [type(value).__name__, *map(_canonical, value)]
+    if isinstance(value, Mapping):
+        return ["mapping", *sorted((_sortable(key), _canonical(item)) for key, item in value.items())]
+    if isinstance(value, Set):
+        return ["set", *sorted(map(_sortable, value))]
+    return _object(value)
+
+
+def _sortable(value: Any) -> str:
+    return json.dumps(_canonical(value))
+
+
+def _object(value: Any) -> list[Any]:
+    """A function or class by name; any other object by its class and its attributes."""
+    if isinstance(value, Enum):
+        return ["member", f"{type(value).__module__}:{type(value).__qualname__}", value.name]
+    if isinstance(value, partial):
+        return ["partial", _canonical(value.func), _canonical(value.args), _canonical(value.keywords)]
+    if isinstance(value, type) or inspect.isroutine(value):
+        return ["name", f"{value.__module__}:{value.__qualname__}"]
+    if is_dataclass(value):
+        attributes = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif isinstance(value, msgspec.Struct):
+        attributes = msgspec.structs.asdict(value)
+    else:
+        attributes = dict(getattr(value, "__dict__", {}))
+    return ["object", f"{type(value).__module__}:{type(value).__qualname__}", _canonical(attributes)]
+
+
+SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "decoupled-diloco": "isthmus.programs.decoupled:build",
+        "streaming-diloco": "isthmus.programs.streaming_diloco:build",
+        "diloco": "isthmus.programs.diloco:build",
+        "data-parallel": "isthmus.programs.data_parallel:build",
+        "elastic-data-parallel": "isthmus.programs.elastic_data_parallel:build",
+    }
+)
+"""The programs of the package, by name, with the references of their builders."""
+
+DEFAULT: Final = "decoupled-diloco"
+
+
+@final
+@dataclass(frozen=True, slots=True, init=False)
+class Program:
+    """A shipped program by name, or 'package.module:function' or 'file.py:function', with settings for its builder.
+
+    A file's path is relative to the current folder at the time the Program is made. Preparing a request checks that the
+    builder exists and takes the settings, with everything else.
+    """
+
+    reference: str
+    settings: Mapping[str, Any]
+
+    def __init__(self, reference_or_name: str = DEFAULT, /, **settings: Any) -> None:
+        object.__setattr__(self, "reference", reference.absolute(reference_or_name))
+        object.__setattr__(self, "settings", MappingProxyType(settings))
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is part of the package."""
+        return self.reference in SHIPPED
+
+    @property
+    def name(self) -> str:
+        """A short name: a shipped program's own, or that of the module with the builder."""
+        if self.is_shipped:
+            return self.reference
+        return reference.parse(self.reference, self._doing).stem
+
+    @property
+    def _doing(self) -> str:
+        return f"Loading the program {self.reference!r}"
+
+    def builder(self) -> Callable[..., Any]:
+        """The function that builds the graph; ConfigError if there is no program or no function of this name."""
+        text = SHIPPED.get(self.reference, self.reference)
+        if ":" not in text:
+            do = f"{nearest(text, SHIPPED)} Your own is named FILE.py:FUNCTION."
+            raise ConfigError(self._doing, "a shipped program, or package.module:function", repr(text), do)
+        builder = reference.load(text, self._doing)
+        if not callable(builder):
+            do = "Name the function that builds the graph."
+            raise ConfigError(self._doing, "a function build(job, ...)", reference.kind(builder), do)
+        function: Callable[..., Any] = builder
+        return function
+
+    def schema(self) -> Schema:
+        """The builder's keywords as settings: its parameters after the job."""
+        return Schema.of("program", self.builder(), skip=1)
+
+    def build(self, job: Job) -> Graph:
+        """The graph of a job; ConfigError if the builder fails or returns something else.
+
+        RequestErrors of a builder outside the package get the line that raised them.
+        """
+        builder = self.builder()
+        doing = f"Building the graph of {self.reference!r}"
+        if self.is_shipped:
+            graph = builder(job, **job.settings)
+        else:
+            with reference.explained(doing, "a graph", reference.file_of(builder)):
+                graph = builder(job, **job.settings)
+        if not isinstance(graph, Graph):
+            raise ConfigError(doing, "a Graph", reference.kind(graph), "Return the graph that the function has built.")
+        return graph
+
+
+def decoupled_diloco(**settings: Any) -> Program:
+    """Decoupled DiLoCo (arXiv 2604.21428): learners that never wait, and a syncer that merges what has arrived.
+
+    `settings` are the keys of section `program.`: interval=24, fragments=8, quorum=1, and the others that
+    `isthmus.programs.decoupled` describes.
+    """
+    return Program("decoupled-diloco", **settings)
+
+
+SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
+NAMELESS_TASK: Final = "a Task object that no module names"
+SLOTS_MAX_DEFAULT: Final = 16
+_SEED_MAX: Final = (1 << 63) - 1
+_OF_REQUEST: Final = (
+    "local_batch",
+    "argv",
+    "evaluate_on",
+    "snapshot_every_seconds",
+    "snapshots",
+    "tape_bytes",
+    "keep_payloads",
+    "processes",
+    "home_away_seconds",
+    "devices_min",
+)
+"""Keys of section `run.` that are of no job."""
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A run that may start: everything about it is known and verified, and nothing has been done yet.
+
+    `config` has the sections run, program and task of config.toml, defaults filled in; `chosen` are those of them, by
+    section.key, that follow from the others. `warnings` are oddities, wrong only if not intended. With
+    `is_run_dir_given`, the run's folder must be `run_dir`.
+    """
+
+    program: Program
+    task_reference: Reference
+    task: Task
+    job: Job
+    graph: Graph
+    proof: Proof
+    plans: Mapping[str, Plan]
+    fingerprint: str
+    run_dir: Path
+    is_run_dir_given: bool
+    config: Mapping[str, Mapping[str, Any]]
+    warnings: tuple[Fault, ...] = ()
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The program's short name."""
+        return self.program.name
+
+    def to_train(self) -> Request:
+        """This request, if a run of it can end; ConfigError if no node reports progress."""
+        if not any("progress" in node.outputs for node in self.graph.nodes):
+            do = (
+                "Use InnerStep, or emit {'tokens': trained in all} on it from a body of your own (reference/graphs.md)."
+            )
+            expected = "a node that reports on a port `progress`, by which the token budget ends a run"
+            raise ConfigError(f"Training by {self.program.reference!r}", expected, "none", do)
+        return self
+
+    def in_one_process(self) -> Request:
+        """This request, if one process can have all of it; ConfigError for islands of several."""
+        if self.devices_min:
+            do = "Leave --transport out, or run.devices_min."
+            found = f"run.devices_min = {self.devices_min}"
+            raise ConfigError("Reading --transport inproc", "learners of one process each", found, do)
+        if max(self.processes, default=1) > 1:
+            do = "Leave --transport out, or run.processes."
+            raise ConfigError(
+                "Reading --transport inproc",
+                "learners of one process each",
+                f"run.processes = {list(self.processes)}",
+                do,
+            )
+        return self
+
+    def with_store(self, *, run: str = "") -> Request:
+        """This request, if its snapshot store is usable, which is tested from this machine.
+
+        ConfigError for a store that cannot be written, or has snapshots of another run than `run`.
+        """
+        if place := self.config["run"].get("snapshots", ""):
+            check(place_of(place), DISK, run=run)
+        return self
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The processes of each learner's island, by slot; of a slot beyond the end, one."""
+        return tuple(self.config["run"].get("processes", ()))
+
+    @property
+    def devices_min(self) -> int:
+        """The least number of devices with which an island of several processes goes on; 0 if these end together."""
+        return int(self.config["run"].get("devices_min", 0))
+
+    def with_folder(self) -> Request:
+        """This request, with its run folder made, under another name if the name was taken meanwhile.
+
+        ConfigError if it cannot be made.
+        """
+        made = new_folder.create(self.run_dir, self.config_text, is_given=self.is_run_dir_given)
+        return replace(self, run_dir=made)
+
+    @property
+    def config_text(self) -> str:
+        """The text of its config.toml."""
+        return new_folder.document(self.config)
+
+
+def prepare(
+    program: Program | str = DEFAULT,
+    task: Task | str | None = None,
+    *,
+    run: Mapping[str, Any] = _NOTHING,
+    task_settings: Mapping[str, Any] = _NOTHING,
+    run_dir: str | Path | None = None,
+    found: Iterable[Fault] = (),
+    computes: bool = True,
+) -> Request:
+    """The request to train `task` (None: the shipped one, with `task_settings`) by `program`.
+
+    `run` has keys of section `run.`: tokens, seed, learners, slots_max, argv, which becomes `sys.argv`, as it was for
+    the script that made the task; `found` are faults that are known already; `computes`: a first loss may be computed
+    in this process. The environment of this process is made ready for the learners. ConfigError with all faults of the
+    request, GraphError for a graph that breaks a rule.
+    """
+    program = Program(program) if isinstance(program, str) else program
+    parts = _gather(program, task, run, task_settings, run_dir, list(found))
+    job = _job(program, parts)
+    warnings = () if task is None else _first_step(parts, computes=computes)
+    reference.bind(job.task, parts.subject.task)
+    graph = program.build(job)
+    if "learners" not in run and (fitting := _nearest_learners(graph, job.learners)) != job.learners:
+        run = {**run, "learners": fitting}
+        return prepare(
+            program, task, run=run, task_settings=task_settings, run_dir=run_dir, found=found, computes=computes
+        )
+    chosen = derived(graph, parts.settings)
+    parts = parts._replace(settings={**parts.settings, **chosen})
+    job = replace(job, settings=MappingProxyType(parts.settings))
+    with_recorder(graph, job)
+    proof = verify(graph)
+    _check_learners(graph, job)
+    plans = lower(graph)
+    faults = [*item_faults(graph), *process_faults(plans, parts.subject.task, parts.run["processes"], job.learners)]
+    if faults:
+        raise ConfigError.of(faults)
+    section = {"program": program.reference, **parts.run}
+    for name in ("argv", "processes", "snapshots", "devices_min"):
+        if not section[name]:
+            del section[name]
+    if task is not None:
+        section["task"] = job.task.text
+    return Request(
+        program=program,
+        task_reference=job.task,
+        task=parts.subject.task,
+        job=job,
+        graph=graph,
+        proof=proof,
+        plans=plans,
+        fingerprint=fingerprint(graph, job, program.builder()),
+        run_dir=parts.run_dir,
+        is_run_dir_given=run_dir is not None,
+        config={"run": section, "program": parts.settings, "task": parts.subject.settings},
+        warnings=(*warnings, *_few_sweeps(graph, job)),
+        chosen=MappingProxyType({**parts.subject.chosen, **{f"program.{key}": chosen[key] for key in chosen}}),
+    )
+
+
+class Subject(NamedTuple):
+    """The task of a request, with the settings that it was made with, and those of them that were chosen."""
+
+    reference: Reference
+    task: Task
+    settings: Mapping[str, Any]
+    chosen: Mapping[str, Any] = _NOTHING
+
+
+class _Parts(NamedTuple):
+    """The parts of a request that passed the first step."""
+
+    run: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    subject: Subject
+    run_dir: Path
+
+
+def _gather(
+    program: Program,
+    task: Task | str | None,
+    run: Mapping[str, Any],
+    task_settings: Mapping[str, Any],
+    run_dir: str | Path | None,
+    faults: list[Fault],
+) -> _Parts:
+    """The first step: read each part by itself; one ConfigError with the faults of all."""
+    budget: Mapping[str, Any] = {}
+    with collecting(faults):
+        budget = _run(**Schema.of("run", _run).read(run))
+        if budget["argv"]:  # The user's file may read them as it is imported.
+            sys.argv = list(budget["argv"])
+        prepare_environment(budget["learners"])
+    settings: Mapping[str, Any] = {}
+    with collecting(faults):
+        settings = program.schema().read(program.settings)
+    subject = None
+    with collecting(faults):
+        subject = find_task(task, task_settings, budget)
+    path = None
+    with collecting(faults):
+        path = new_folder.choose(run_dir, _short_name(program), datetime.now())
+    if subject is None or path is None or faults:
+        raise ConfigError.of(faults)
+    return _Parts(budget, settings, subject, path)
+
+
+def _short_name(program: Program) -> str:
+    try:
+        return program.name
+    except ConfigError:  # `builder` has reported it.
+        return "run"
+
+
+def _run(
+    *,
+    tokens: int = 4_100_000,
+    seed: int = 0,
+    learners: int = 4,
+    slots_max: int = SLOTS_MAX_DEFAULT,
+    local_batch: Literal["same", "paced"] = "same",
+    argv: tuple[str, ...] = (),
+    evaluate_on: Literal["cpu", "island"] = "cpu",
+    snapshot_every_seconds: float = SNAPSHOT_SECONDS_DEFAULT,
+    snapshots: str = "",
+    tape_bytes: int = TAPE_BYTES,
+    keep_payloads: bool = False,
+    processes: tuple[int, ...] = (),
+    home_away_seconds: float = LONELY_BEATS * BEAT_SECONDS,
+    devices_min: int = 0,
+) -> Mapping[str, Any]:
+    """Section `run.`; ConfigError for values out of range."""
+    rules = (
+        ("tokens", tokens, 1, None, "Say how many tokens to train on in all."),
+        ("seed", seed, 0, _SEED_MAX, "Choose another seed."),
+        ("slots_max", slots_max, 1, None, f"Leave run.slots_max out for {SLOTS_MAX_DEFAULT}."),
+        ("snapshot_every_seconds", snapshot_every_seconds, 0.1, 86400, "The default is 15."),
+        ("tape_bytes", tape_bytes, TAPE_BYTES_MIN, None, f"Leave run.tape_bytes out for {TAPE_BYTES}."),
+        ("home_away_seconds", home_away_seconds, 5, 30 * 86400, "The default is 600."),
+        ("devices_min", devices_min, 0, None, "Leave it out for islands whose processes live and end together."),
+        ("learners", learners, 1, max(slots_max, 1), "Change run.learners; run.slots_max is the most there can be."),
+    )
+    faults: list[Fault] = []
+    with collecting(faults):
+        snapshots = place_of(snapshots).text if snapshots else ""
+    for name, value, least, most, do in rules:
+        if value < least or (most is not None and value > most):
+            expected = f"at least {least}" if most is None else f"from {least} to {most}"
+            faults.append(Fault(f"Reading run.{name}", expected, str(value), do))
+    if faults:
+        raise ConfigError.of(faults)
+    return {
+        "tokens": tokens,
+        "seed": seed,
+        "learners": learners,
+        "slots_max": slots_max,
+        "local_batch": local_batch,
+        "argv": argv,
+        "evaluate_on": evaluate_on,
+        "snapshot_every_seconds": snapshot_every_seconds,
+        "snapshots": snapshots,
+        "tape_bytes": tape_bytes,
+        "keep_payloads": keep_payloads,
+        "processes": processes,
+        "home_away_seconds": home_away_seconds,
+        "devices_min": devices_min,
+    }
+
+
+def find_task(task: Task | str | None, settings: Mapping[str, Any], run: Mapping[str, Any] = _NOTHING) -> Subject:
+    """The task that was given or named, or the shipped one, with the defaults for section `run.` if that is given."""
+    if task is None:
+        schema = Schema.of("task", language_model.task)
+        known = schema.read(settings)
+        known["data"] = tuple(os.path.abspath(path) for path in known["data"])
+        chosen = language_model.chosen(known, tokens=run["tokens"], learners=run["learners"]) if run else {}
+        known |= chosen
+        named = {f"task.{key}": value for key, value in chosen.items()}
+        return Subject(Reference(reference.called(SHIPPED_TASK, known)), language_model.task(**known), known, named)
+    if settings:
+        given = ", ".join(f"task.{name}" for name in settings)
+        do = "Leave these out, or leave --task out: they belong to the shipped task."
+        raise ConfigError("Reading section [task]", "no settings beside a task of your own", given, do)
+    if isinstance(task, Task):
+        return Subject(_name_of(task), task, {})
+    text = reference.absolute(task)
+    doing = f"Loading the task {text!r}"
+    found = reference.load(text, doing)
+    if not isinstance(found, Task):
+        do = "Name a Task, made with isthmus.programs.Task(init, loss, batch, ...)."
+        raise ConfigError(doing, "a Task", reference.kind(found), do)
+    return Subject(Reference(text), found, {})
+
+
+def _name_of(task: Task) -> Reference:
+    """The reference by which other processes could find a task object: the file and the name it is bound to."""
+    text = reference.name_of(task, near=(task.init, task.loss or task.step, task.batch))
+    return Reference(text if text is not None else NAMELESS_TASK)
+
+
+def _job(program: Program, parts: _Parts) -> Job:
+    from isthmus.programs.engine.request.layout import layout
+
+    task = parts.subject.task
+    _check_budget(task, parts.run)
+    tensors = layout(task, parts.run["seed"])
+    return Job(
+        program=program.reference,
+        task=parts.subject.reference,
+        layout=tensors,
+        tokens_per_batch=task.tokens_mean(parts.run["learners"]),
+        settings=MappingProxyType(dict(parts.settings)),
+        tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
+        has_gradients=task.loss is not None and len(tensors) == len(task.recipe().leaves()),
+        **{name: value for name, value in parts.run.items() if name not in _OF_REQUEST},
+    )
+
+
+def _check_budget(task: Task, run: Mapping[str, Any]) -> None:
+    """ConfigError for a budget that a first step exceeds."""
+    step = task.tokens_mean(run["learners"])
+    if run["tokens"] < step:
+        do = f"Train on at least {step} tokens: what one batch counts for."
+        raise ConfigError("Reading run.tokens", f"at least one step, which is {step} tokens", str(run["tokens"]), do)
+
+
+def _few_sweeps(graph: Graph, job: Job) -> Iterator[Fault]:
+    """The warning about a run that merges its model too seldom."""
+    interval = interval_of(graph)
+    warning = None if interval is None else few_sweeps(job, interval)
+    if warning is not None:
+        yield warning
+
+
+def _first_step(parts: _Parts, *, computes: bool) -> tuple[Fault, ...]:
+    """Warnings about a user's task; ConfigError if its loss is not valid. The shipped one needs no check."""
+    from isthmus.programs.engine.request import layout
+
+    task, seed = parts.subject.task, parts.run["seed"]
+    if computes:
+        layout.check_first_loss(task, seed)
+    return layout.warnings(task, seed)
+
+
+def _nearest_learners(graph: Graph, count: int) -> int:
+    """The number of learners nearest to `count` that the graph's role of learners can have."""
+    for role in graph.roles:
+        low, high = role.replicas_min, role.replicas_max
+        if role.name == "learner" and isinstance(low, int) and isinstance(high, int):
+            return max(1, low, min(count, high))
+    return count
+
+
+def _check_learners(graph: Graph, job: Job) -> None:
+    """ConfigError if the graph's role of learners cannot have as many replicas as there are learners."""
+    for role in graph.roles:
+        if role.name == "learner" and not role.replicas_min <= job.learners <= role.replicas_max:
+            low, high = role.replicas_min, role.replicas_max
+            number = str(low) if low == high else f"from {low} to {high}"
+            expected = f"{number} learner{'' if high == 1 else 's'}, the replicas of role 'learner'"
+            do = f"Change run.learners, or the role in {job.program!r}."
+            raise ConfigError("Reading run.learners", expected, str(job.learners), do)

@@ -1,0 +1,275 @@
+"""The description of a run for its daemon and hosts: the job in full, as JSON in the run folder.
+
+Every host builds the graph itself from it and compares the fingerprint: no code travels, only references to it. A run
+in one process leaves it, too, for the replay of its tapes.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from isthmus.programs.engine.recorder.roles import OF_RUN, SNAPSHOT_SECONDS_DEFAULT, least_replicas, with_recorder
+from isthmus.programs.engine.recorder.summary import roster_counts
+from isthmus.programs.engine.request.faults import follower_plan
+from isthmus.programs.engine.request.request import Program, Request, fingerprint
+from isthmus.programs.engine.snapshots.stored import Place
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.graph.plans import Plan, lower
+from isthmus.runtime.graph.template import Graph, Job, Node, Reference, TensorSpec
+from isthmus.runtime.ids import LEARNER, Replica, follower
+from isthmus.runtime.supervision.home_events import Cast
+from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
+from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.processes import boot_id
+from isthmus.runtime.tape.reading import FOLDER, TAPE_BYTES, named
+
+SPEC: Final = "spec.json"
+HOME_AWAY_SECONDS_DEFAULT: Final = LONELY_BEATS * BEAT_SECONDS
+CLUSTER: Final = "cluster.json"
+"""Beside the spec of a run on several machines: these, and the placement of replicas at the start."""
+INPROC: Final = "inproc"
+"""The `transport` of a run in one process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The part of a spec that differs by machine.
+
+    `address`: on which hosts listen; `learners`: how many share the machine; `machine`: its name; `secret`: the file of
+    its secret key, if any; `boot`: the boot of the machine in which `zero_ns` counts, and `wall_ns` the time of day
+    then (nanoseconds). Declared resources, 0 and empty if not declared: number of `islands`, of `devices` in each, and
+    the names of their kind.
+    """
+
+    address: str
+    learners: int
+    machine: str = ""
+    secret: str = ""
+    boot: str = ""
+    wall_ns: int = 0
+    islands: int = 0
+    devices: int = 0
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A run as its processes know it.
+
+    - `run`: a unique name. `roles`: the replicas of each role at the start; `slots_max`: their maximum; `least`: the
+      number with which the run can go on; `computing`: the roles whose hosts import jax and the task.
+    - `argv`: the arguments of the script or command, which modules of the user's may read at import.
+    - `zero_ns`: the instant of the machine's monotonic clock from which all times count; `cpu_seconds`: used by the
+      command by then.
+    - `tokens_of_step`: the tokens of a batch, by slot (`ops.data.batches.of_slot`); `evaluate_on`: the evaluator's
+      device, "cpu" or "island".
+    - `tape_bytes`: maximum of a host's tapes; `keep_payloads`: shards keep the payloads that they merge; `snapshots`:
+      their store beside the run folder, '' for none.
+    - `transport`: hosts are processes ("zmq") or all in one ("inproc"). `processes`: how many make up the island of
+      each learner, by slot; one for slots beyond the end.
+    - `home_away_seconds`: how long hosts on other machines go on without a message from the run's home.
+    - `elastic`, by slot: how many of the processes of an island may train without the others; none if they live and end
+      together.
+    """
+
+    run: str
+    job: Job
+    fingerprint: str
+    roles: Mapping[str, int]
+    slots_max: Mapping[str, int]
+    least: Mapping[str, int]
+    computing: tuple[str, ...]
+    argv: tuple[str, ...]
+    zero_ns: int
+    cpu_seconds: float
+    here: Here
+    tokens_of_step: tuple[int, ...] = ()
+    evaluate_on: str = "cpu"
+    snapshot_every_seconds: float = SNAPSHOT_SECONDS_DEFAULT
+    snapshots: str = ""
+    tape_bytes: int = TAPE_BYTES
+    keep_payloads: bool = False
+    transport: str = "zmq"
+    processes: tuple[int, ...] = ()
+    home_away_seconds: float = HOME_AWAY_SECONDS_DEFAULT
+    elastic: tuple[tuple[int, ...], ...] = ()
+
+    def snapshot_place(self, folder: Path) -> Place | None:
+        """The store of snapshots beside the run folder, if any."""
+        home = f"{platform.node()}:{folder.absolute()}"
+        return Place(self.snapshots, self.run, home) if self.snapshots else None
+
+    @property
+    def cast(self) -> Cast:
+        """The participants of the run, in the form that a home's core takes."""
+        return Cast(
+            roles=dict(self.roles),
+            slots_max=dict(self.slots_max),
+            least=dict(self.least),
+            processes=self.processes,
+            elastic=self.elastic,
+        )
+
+    def processes_of(self, slot: int) -> int:
+        """The number of processes that make up the island of a learner."""
+        return self.processes[slot] if slot < len(self.processes) else 1
+
+    def is_elastic(self, slot: int) -> bool:
+        """Whether the island of a learner goes on without some of its processes."""
+        return slot < len(self.elastic) and bool(self.elastic[slot])
+
+    def plans(self) -> dict[str, Plan]:
+        """The plan of each kind of host; ConfigError as for `graph`."""
+        plans, job = lower(self.graph()), self.job
+        for number in range(1, max(self.processes, default=1)):
+            role = follower(Replica(LEARNER, 0), number).role
+            plans[role] = follower_plan(plans[LEARNER], role, job.learners, job.slots_max)
+        return plans
+
+    def graph(self) -> Graph:
+        """The graph, built here; ConfigError if it is not the one that was submitted."""
+        program = Program(self.job.program, **self.job.settings)
+        graph = program.build(self.job)
+        with_recorder(graph, self.job)
+        found = fingerprint(graph, self.job, program.builder())
+        if found != self.fingerprint:
+            do = "Use one version of the program and of isthmus everywhere, and do not edit them while a run starts."
+            raise ConfigError(f"Building the graph of {self.job.program!r}", self.fingerprint, found, do)
+        return graph
+
+
+def of(
+    request: Request,
+    *,
+    zero_ns: int,
+    cpu_seconds: float,
+    transport: str = "zmq",
+    elastic: Sequence[Sequence[int]] = (),
+) -> dict[str, Any]:
+    """A request's spec as data, for a run on this machine alone; `elastic` as in Spec."""
+    job = request.job
+    counts = roster_counts(request.graph, job.learners)
+    most = {role.name: role.replicas_max for role in request.graph.roles}
+    return {
+        "run": f"{request.run_dir.name}-{secrets.token_hex(4)}",
+        "fingerprint": request.fingerprint,
+        "roles": counts,
+        "slots_max": {"learner": min(job.slots_max, most["learner"])} if "learner" in counts else {},
+        "least": {role: count for role, count in least_replicas(request.graph).items() if role in counts},
+        "computing": list(_computing(request.graph)),
+        "argv": list(sys.argv),
+        "zero_ns": zero_ns,
+        "cpu_seconds": cpu_seconds,
+        "tokens_of_step": [batch] if isinstance(batch := request.task.tokens_per_batch, int) else list(batch),
+        "evaluate_on": request.config["run"]["evaluate_on"],
+        "snapshot_every_seconds": request.config["run"]["snapshot_every_seconds"],
+        "snapshots": request.config["run"].get("snapshots", ""),
+        "tape_bytes": request.config["run"]["tape_bytes"],
+        "keep_payloads": request.config["run"]["keep_payloads"],
+        "transport": transport,
+        "home_away_seconds": request.config["run"]["home_away_seconds"],
+        "processes": list(request.processes),
+        "elastic": [list(sizes) for sizes in elastic],
+        "here": asdict(Here("127.0.0.1", counts.get("learner", 0) + sum(request.processes) - len(request.processes))),
+        "job": {
+            "program": job.program,
+            "task": job.task.text,
+            "layout": [
+                [tensor.name, list(tensor.shape), tensor.dtype, tensor.merge, tensor.is_stacked]
+                for tensor in job.layout
+            ],
+            "tokens_per_batch": job.tokens_per_batch,
+            "tokens": job.tokens,
+            "learners": job.learners,
+            "slots_max": job.slots_max,
+            "seed": job.seed,
+            "settings": dict(job.settings),
+            "tokens_by_slot": list(job.tokens_by_slot),
+            "has_gradients": job.has_gradients,
+        },
+    }
+
+
+def write(folder: Path, told: Mapping[str, Any]) -> None:
+    """Write a spec into a run folder, for this boot of this machine."""
+    age = time.monotonic_ns() - int(told["zero_ns"])
+    now = {"boot": boot_id().decode(), "wall_ns": time.time_ns() - age}
+    write_json(folder / SPEC, {**told, "here": {**told["here"], **now}})
+
+
+def age_ns(told: Mapping[str, Any], least_ns: int = 0) -> int:
+    """The age of a run, from its spec as data, by the time of day, nanoseconds; never less than `least_ns`, because
+    clocks of machines differ, and are set."""
+    return max(time.time_ns() - int(told["here"]["wall_ns"]), least_ns)
+
+
+def count_on(folder: Path) -> None:
+    """After a reboot, which restarts the clock, have the times of a run continue, by the time of day."""
+    told = json.loads((folder / SPEC).read_text())
+    if told["here"]["boot"] != boot_id().decode():
+        write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns(told)})
+
+
+def count_from(folder: Path, least_ns: int) -> None:
+    """On another machine, have the times of a run continue by the time of day, and never from before `least_ns`."""
+    told = json.loads((folder / SPEC).read_text())
+    write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns(told, least_ns)})
+
+
+def put_aside(folder: Path) -> int:
+    """Keep the spec of a run that goes on under another one, for the existing tapes; returns its number."""
+    tapes = sorted({known[0] for path in (folder / FOLDER).glob("*.tape") if (known := named(path.name))})
+    number = 1 + sum(1 for _ in formers(folder))
+    write_json(folder / f"spec-{number}.json", {"spec": json.loads((folder / SPEC).read_text()), "tapes": tapes})
+    return number
+
+
+def formers(folder: Path) -> Iterator[tuple[Spec, frozenset[str]]]:
+    """The specs under which a run has gone on before, oldest first, with the names of the tapes that there were when
+    each was put aside."""
+    for number in count(1):
+        try:
+            told = json.loads((folder / f"spec-{number}.json").read_text())
+        except FileNotFoundError:
+            return
+        yield read(told["spec"]), frozenset(told["tapes"])
+
+
+def load(folder: Path) -> Spec:
+    """The spec in a run folder."""
+    return read(json.loads((folder / SPEC).read_text()))
+
+
+def read(data: Mapping[str, Any]) -> Spec:
+    """The spec that some data stand for; KeyError, TypeError or ValueError if they stand for none."""
+    told = dict(data)
+    work = dict(told.pop("job"))
+    layout = tuple(TensorSpec(name, tuple(shape), *rest) for name, shape, *rest in work.pop("layout"))
+    settings, by_slot = MappingProxyType(work.pop("settings")), tuple(work.pop("tokens_by_slot"))
+    computing, argv = tuple(told.pop("computing")), tuple(told.pop("argv"))
+    here = told.pop("here")
+    here = Here(**{**here, "kinds": tuple(here.get("kinds", ()))})
+    told |= {name: tuple(told.get(name, ())) for name in ("tokens_of_step", "processes")}
+    told["elastic"] = tuple(map(tuple, told.get("elastic", ())))
+    job = Job(layout=layout, task=Reference(work.pop("task")), settings=settings, tokens_by_slot=by_slot, **work)
+    return Spec(job=job, computing=computing, argv=argv, here=here, **told)
+
+
+def _computing(graph: Graph) -> tuple[str, ...]:
+    """The roles with a node that imports something: the task."""
+    return tuple(sorted({node.role for node in graph.nodes if _imports(node)}))
+
+
+def _imports(node: Node) -> bool:
+    given = [*node.arguments, *node.keywords.values()]
+    return any(isinstance(value, Reference) and value not in OF_RUN for value in given)

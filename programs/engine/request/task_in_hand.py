@@ -1,0 +1,113 @@
+"""Whether processes that import a task get the one that `train` was given.
+
+Processes import a task by its reference: a file and a name there. They would not find a task that a script made in a
+function, in a loop or under `if __name__ == "__main__":`, or of something else than its files and arguments. So the
+file is imported here once more, as they import it, and its task is compared with the task in hand: the traced programs
+of its functions, with every constant in them, its first batches, and its plain settings. Two tasks that are alike in
+these train alike; the results of `load` are not compared. Imports jax.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from isthmus.ops.data.batches import At, first_batch
+from isthmus.ops.exchange.parameter_trees import named_leaves
+from isthmus.ops.island.recipe import Now, abstract_key
+from isthmus.programs.engine.request import reference
+from isthmus.programs.task import Task
+from isthmus.runtime.errors import ConfigError
+
+_DOING: Final = "Starting processes, which import the task"
+_ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
+"""A function's address in this process's memory, in the text of a traced program."""
+
+
+def check_importable(task: Task, text: str, seed: int) -> None:
+    """ConfigError unless importing the reference `text` gives a task that trains like `task`."""
+    where, _, name = text.partition(":")
+    do = what_to_do(where)
+    found = reference.load_apart(text, _DOING, do)
+    if found is task:
+        return
+    expected = f"{name!r} in {where} to be the task that train() was given"
+    if not isinstance(found, Task):
+        raise ConfigError(_DOING, expected, reference.kind(found), do)
+    if others := list(differences(task, found, seed)):
+        raise ConfigError(_DOING, expected, f"one with another {', another '.join(others)}", do)
+
+
+def what_to_do(where: str = "") -> str:
+    """Advice on how to make a task importable by processes."""
+    file = Path(where).name if where else "mine.py"
+    return (
+        f"Make the task at the top level of {file}, not in a function, in a loop or under __main__ (sys.argv is the "
+        f'same there), or write a function make(...) there and pass "{file}:make(lr = 0.1)" in place of the task. With '
+        'transport="inproc" there are no processes.'
+    )
+
+
+def differences(one: Task, other: Task, seed: int) -> Iterator[str]:
+    """The arguments of Task in which two tasks differ."""
+    for name in ("tokens_per_batch", "evaluation", "merge", "mesh", "shard", "stacked"):
+        if getattr(one, name) != getattr(other, name):
+            yield name
+    if (one.step is None) != (other.step is None):
+        yield "step"
+        return
+    first, second = _traced(one, seed), _traced(other, seed)
+    yield from (name for name in {**first, **second} if first.get(name) != second.get(name))
+
+
+def _traced(task: Task, seed: int) -> dict[str, Any]:
+    """The traced programs of a task's functions, by the names of its arguments."""
+    key = abstract_key()
+    batch, held_out = first_batch(task, seed), task.batch(At(seed, 0, 0, "evaluation"))
+    first = jax.eval_shape(task.init, key)
+    batches = [_content(leaf) for tree in (batch, held_out) for _, leaf in named_leaves(tree, "batch")]
+    traced = {"init": _program(task.init, key), "batch": batches}
+    if task.step is not None and task.evaluate is not None:
+        now = Now(key, np.zeros((), np.float32))
+        traced |= {"step": _program(task.step, first, batch, now), "evaluate": _program(task.evaluate, first, batch)}
+        return traced | ({"restart": _program(task.restart, first, key)} if task.restart is not None else {})
+    assert task.loss is not None
+    optimizer = optax.with_extra_args_support(task.optimizer)
+    state = jax.eval_shape(optimizer.init, first)
+    update = partial(optimizer.update, progress=np.zeros((), np.float32))
+    steps = [_program(optimizer.init, first), _program(update, first, state, first)]
+    return traced | {"loss": _program(task.loss, first, batch), "optimizer": steps}
+
+
+def _program(function: Callable[..., Any], *arguments: Any) -> list[str]:
+    """A function as jax traces it: its text, and every array that it closes over."""
+    closed = jax.make_jaxpr(function)(*arguments)
+    return [_ADDRESS.sub("", str(closed.jaxpr)), *_constants(closed)]
+
+
+def _constants(closed: Any) -> Iterator[str]:
+    """The arrays in a traced program, and in those that it calls."""
+    for constant in closed.consts:
+        yield _content(constant)
+    for equation in closed.jaxpr.eqns:
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if hasattr(inner, "consts") and hasattr(inner, "jaxpr"):
+                    yield from _constants(inner)
+
+
+def _content(leaf: Any) -> str:
+    """The dtype, shape and bytes of an array, as a digest."""
+    if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"

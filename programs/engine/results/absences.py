@@ -1,0 +1,410 @@
+"""Absences in words: the fate of a host, its consequences for the others, and the cost.
+
+The fate is an incident, whose words are those of `incident_words`. The consequences for the others depend on which
+hosts wait for which in the program (`who_waits`); where that is not known, they are left out.
+
+The absences of hosts from a run, with their times and reasons: a daemon's records of its hosts, as stories.
+
+A daemon writes single incidents (`events.jsonl`): a process ended, was restarted, was silent, was heard again, was
+adopted. A person asks how long a host was away. An absence begins when a host ends or falls silent, and ends when it
+*works* again: that is no incident of the daemon's, so readers add it (`Works`) from the host's activity. A life that
+ends before it worked belongs to the absence that it should have ended; a silence that ends in death is one absence. A
+host that goes with its machine is not away (`remarks`).
+
+Times are seconds, from the zero of the caller that feeds the facts; facts come in the order of their times.
+
+Events of hosts, or of their daemon, that are no absences: reported separately.
+
+They do not count as failures, but for what was given up.
+
+The hosts that go on, and those that wait, when a host is away: by the graph of the run.
+
+It reads `graph.json`, whose nodes contain what was proved of them before the start (`blocked_by`), and decides nothing
+of its own. For learners the result concerns their steps: where a node of theirs is declared free-running, that one
+counts; where none is, all do. A firing rule that counts votes (`Quorum`) drops members that are known to be dead, so a
+host that waits in rounds waits for the living only; a Queue between learners drops none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from isthmus.programs.engine.results.words import predicate, reason, seconds
+from isthmus.runtime.ids import LEARNER, SYNCER
+from isthmus.runtime.supervision.incidents import (
+    Adopted,
+    BodyFailed,
+    Condemned,
+    Ended,
+    Excused,
+    GivenUp,
+    HeardAgain,
+    HomeTaken,
+    Incident,
+    ItemRefused,
+    Joined,
+    KeepsUp,
+    LedgerRemoved,
+    MachineTaken,
+    NumbersLost,
+    ProcessBack,
+    ProcessLost,
+    ProcessMissing,
+    Raised,
+    Reformed,
+    Restarted,
+    Slow,
+    Starved,
+    Superseded,
+    Suspected,
+    of_line,
+)
+
+DAEMON: Final = "daemon"
+
+Kind: TypeAlias = Literal["gone", "silent", "replaced"]
+"""gone: the process ended; silent: it lives but sends nothing; replaced: a daemon, whose hosts went on without it."""
+
+_ADOPTION_SECONDS_MAX: Final = 15.0
+"""Hosts find a new daemon within some seconds: adoptions that are closer together than this are one daemon's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Works:
+    """A life of a host has begun to do its work."""
+
+
+class Fact(NamedTuple):
+    """Something that happened to a life of a host: an incident, as the daemon wrote it, or that it works."""
+
+    at: float
+    host: str
+    life: int
+    what: Incident | Works
+
+    @property
+    def role(self) -> str:
+        """The role of the host."""
+        return self.host.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """One absence of a host, and the incident that best explains it. `life` is the one that was lost, `lives_lost`
+    counts it and later ones that never began to work.
+
+    `restarted` and `ended` are None until then.
+    """
+
+    host: str
+    life: int
+    kind: Kind
+    begun: float
+    cause: Incident
+    restarted: float | None = None
+    ended: float | None = None
+    life_after: int | None = None
+    lives_lost: int = 1
+
+    @property
+    def role(self) -> str:
+        """The role of the host."""
+        return self.host.partition("/")[0]
+
+    @property
+    def error(self) -> Raised | None:
+        """The error of a body of the host, if that is the cause."""
+        return self.cause.error if isinstance(self.cause, BodyFailed | Ended) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Its duration; None if it has not ended."""
+        return None if self.ended is None else max(0.0, self.ended - self.begun)
+
+
+class Absences:
+    """All absences so far, in the order in which they became known."""
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        self.all: list[Absence] = []
+        self._open: dict[str, int] = {}
+        self._causes: dict[tuple[str, int], Incident] = {}
+        for fact in facts:
+            self.take(fact)
+
+    def open_of(self, host: str) -> Absence | None:
+        """The open absence of a host; None if it is not away."""
+        return self.all[self._open[host]] if host in self._open else None
+
+    def take(self, fact: Fact) -> Absence | None:
+        """Take in the next fact; returns the absence that began, ended or changed by it."""
+        what = fact.what
+        match what:
+            case Suspected() | Excused():
+                return self._fall_silent(fact, what)
+            case HeardAgain():
+                known = self.open_of(fact.host)
+                return self._change(fact, ended=fact.at) if known is not None and known.kind == "silent" else None
+            case Restarted():
+                return self._change(fact, restarted=fact.at, life_after=fact.life)
+            case Adopted():
+                return self._replaced(fact, what)
+            case BodyFailed() | Condemned():
+                # The cause of an end that is recorded later; the first cause explains most.
+                self._causes.setdefault((fact.host, fact.life), what)
+                return None
+            case Ended():
+                return self._end(fact, what)
+            case Works():
+                return self._work(fact)
+            case _:
+                return None
+
+    def _fall_silent(self, fact: Fact, what: Suspected | Excused) -> Absence | None:
+        """A host falls silent; an excuse is the better cause, even one that no longer holds."""
+        if fact.host in self._open:
+            return self._change(fact, cause=what) if isinstance(what, Excused) else None
+        silence = what if isinstance(what, Excused) else what.silence
+        begun = fact.at if silence is None else fact.at - silence.silence_ns / 1e9
+        return self._begin(Absence(fact.host, fact.life, "silent", begun, what))
+
+    def _end(self, fact: Fact, what: Ended) -> Absence | None:
+        if isinstance(what.end, MachineTaken):
+            return None
+        cause = self._causes.pop((fact.host, fact.life), what)
+        known = self.open_of(fact.host)
+        if known is None:
+            return self._begin(Absence(fact.host, fact.life, "gone", fact.at, cause))
+        if known.kind == "silent":
+            return self._change(fact, kind="gone", cause=cause)
+        return self._change(fact, cause=cause, lives_lost=known.lives_lost + 1)
+
+    def _work(self, fact: Fact) -> Absence | None:
+        known = self.open_of(fact.host)
+        if known is None or known.kind == "silent" or fact.life <= known.life:
+            return None
+        return self._change(fact, ended=fact.at, life_after=fact.life)
+
+    def _replaced(self, fact: Fact, what: Adopted) -> Absence | None:
+        """A new daemon has adopted a host; the first of its hosts counts, the others repeat it."""
+        last = next((item for item in reversed(self.all) if item.host == DAEMON), None)
+        if last is not None and fact.at - last.begun <= _ADOPTION_SECONDS_MAX:
+            return None
+        life = 1 if last is None else last.life + 1
+        told = Absence(DAEMON, life, "replaced", fact.at, what, fact.at, fact.at, life + 1)
+        self.all.append(told)
+        return told
+
+    def _begin(self, absence: Absence) -> Absence:
+        self._open[absence.host] = len(self.all)
+        self.all.append(absence)
+        return absence
+
+    def _change(self, fact: Fact, **fields: Any) -> Absence | None:
+        index = self._open.get(fact.host)
+        if index is None:
+            return None
+        changed = self.all[index] = replace(self.all[index], **fields)
+        if changed.ended is not None:
+            del self._open[fact.host]
+        return changed
+
+
+def fact_of(line: Mapping[str, Any], zero_ns: int) -> Fact:
+    """A line of events.jsonl as a fact, in seconds since `zero_ns`; ValueError if it is none."""
+    told = of_line(line)
+    return Fact((told.at - zero_ns) / 1e9, str(told.member.replica), told.member.incarnation, told.incident)
+
+
+def daemons(absences: Sequence[Absence]) -> int:
+    """The number of daemons so far, as far as hosts remained to be adopted."""
+    return 1 + sum(absence.host == DAEMON for absence in absences)
+
+
+Others: TypeAlias = Literal["go on", "wait for rounds", "wait"]
+"""Learners' behaviour while one is away: go on; wait in rounds, which drop dead members; wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Learners' behaviour while another learner is away, and whether they wait while a syncer is."""
+
+    others: Others
+    is_for_syncer: bool
+
+
+def waiting_of(folder: Path) -> Waiting | None:
+    """The waiting in the graph of a run folder; None if there is none, or it is no graph."""
+    try:
+        return waiting_in(json.loads((folder / "graph.json").read_bytes()))
+    except (OSError, ValueError):
+        return None
+
+
+def waiting_in(graph: object) -> Waiting | None:
+    """The waiting in a graph as in graph.json; None if it is no graph."""
+    nodes = graph.get("nodes") if isinstance(graph, Mapping) else None
+    if not isinstance(nodes, list) or not all(isinstance(node, Mapping) for node in nodes):
+        return None
+    steps = [node for node in nodes if node.get("role") == LEARNER]
+    steps = [node for node in steps if node.get("mode") == "free-running"] or steps
+    blockers = {name for node in steps for name in _names(node)}
+    # A node of the own host is named only if it may block by itself, which does not depend on other hosts.
+    known = [node for node in nodes if isinstance(node.get("name"), str) and node["name"] in blockers]
+    roles = [node.get("role") for node in known if node.get("mode") != "may-block"]
+    has_rounds = any(str(node.get("firing")).startswith("Quorum") for node in nodes)
+    others: Others = "go on" if LEARNER not in roles else "wait for rounds" if has_rounds else "wait"
+    return Waiting(others, SYNCER in roles)
+
+
+def _names(node: Mapping[str, Any]) -> Iterable[str]:
+    """The nodes that can hold up this one."""
+    blocked_by = node.get("blocked_by")
+    return filter(lambda name: isinstance(name, str), blocked_by) if isinstance(blocked_by, list) else ()
+
+
+_OTHERS_GONE: Final[dict[Others, str]] = {
+    "go on": "the others go on without it",
+    "wait for rounds": "the others no longer wait for it",
+    "wait": "the others wait for it",
+}
+_OTHERS_SILENT: Final[dict[Others, str]] = {
+    "go on": "",
+    "wait for rounds": "the others may have to wait for it",
+    "wait": "the others wait for it",
+}
+_MEANWHILE: Final = {
+    "evaluator": "training goes on, and nothing is evaluated",
+    "recorder": "training goes on, and nothing is written down",
+}
+_AGAIN: Final = {
+    "learner": "steps again",
+    "syncer": "merges again",
+    "evaluator": "evaluates again",
+    "recorder": "writes again",
+}
+
+
+def named(host: str) -> str:
+    """The replica 'learner/2' in words: 'learner 2'."""
+    return host.replace("/", " ")
+
+
+def away(absence: Absence, waiting: Waiting | None, *, is_known: bool = False) -> str:
+    """The event and its effect on the others: a sentence without its full stop.
+
+    `is_known`: the host's error was shown before, for this host or another, and is not repeated.
+    """
+    if absence.kind == "replaced":
+        return "the daemon died; a new one has taken over its hosts, which went on meanwhile"
+    meanwhile = others_meanwhile(absence, waiting)
+    lives = f", {absence.lives_lost} lives in a row" if absence.lives_lost > 1 else ""
+    if absence.kind == "silent":
+        return f"{named(absence.host)} {cause(absence)}{meanwhile}"
+    why = "failed in the same way" if is_known else cause(absence)
+    return f"{named(absence.host)} {why}{lives}{meanwhile}"
+
+
+def others_meanwhile(absence: Absence, waiting: Waiting | None) -> str:
+    """'; ' and the others' behaviour; '' if it is unknown or obvious."""
+    is_silent = absence.kind == "silent"
+    if absence.role == LEARNER:
+        told = "" if waiting is None else (_OTHERS_SILENT if is_silent else _OTHERS_GONE)[waiting.others]
+    elif absence.role == SYNCER and waiting is not None and waiting.is_for_syncer:
+        told = "learners wait for it"
+    elif is_silent or (absence.role == SYNCER and waiting is None):
+        told = ""
+    elif absence.role == SYNCER:
+        told = "learners go on stepping, and its fragments are not merged"
+    else:
+        told = _MEANWHILE.get(absence.role, "")
+    return f"; {told}" if told else ""
+
+
+def back(absence: Absence) -> str:
+    """The host's return: a sentence without its full stop; '' if it did not return, or was not away."""
+    if absence.seconds is None or absence.kind == "replaced":
+        return ""
+    took = seconds(absence.seconds)
+    if absence.kind == "silent":
+        return f"{named(absence.host)} is heard again, after {took}"
+    told = f"{named(absence.host)} {_AGAIN.get(absence.role, 'is there again')} after {took}"
+    if absence.role == SYNCER:
+        return (
+            f"{told}, under epoch {absence.life_after}: it has the newest fragments that hosts held, and what the "
+            "recorder keeps of their momentum"
+        )
+    return f"{told}, as life {absence.life_after}"
+
+
+def cause(absence: Absence) -> str:
+    """Why a host was away, in words that follow its name."""
+    return predicate(absence.cause)
+
+
+def cost(absence: Absence) -> str:
+    """The loss with an absence, apart from time and tokens."""
+    if absence.kind == "replaced":
+        return "nothing"
+    if absence.kind == "silent":
+        return "nothing but the time"
+    return {
+        "learner": "what it had trained and nobody else has",
+        "syncer": "answers that were under way; its momentum, where the recorder has none that fits",
+        "evaluator": "evaluations that were due meanwhile",
+        "recorder": "what was not yet written down",
+    }.get(absence.role, "what it held")
+
+
+Topic: TypeAlias = Literal["machines", "pace", "data", "given up", "ledger", "items", "island"]
+Tone: TypeAlias = Literal["bad", "odd", "good"]
+"""The tone of any notice. For absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
+_OTHERS_GO_ON: Final = "; the others go on"
+
+
+class Remark(NamedTuple):
+    """A notable fact, at the time of the fact in seconds."""
+
+    at: float
+    topic: Topic
+    tone: Tone
+    text: str
+
+
+def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
+    """The remark on a fact that is no absence; None if it is not worth one."""
+    what = fact.what
+    match what:
+        case Joined():
+            return _remark(fact, what, "machines", "good")
+        case Ended(end=MachineTaken()):
+            return _remark(fact, what, "machines", "odd", _OTHERS_GO_ON)
+        case Slow():
+            waits = "nobody waits" if waiting is not None and waiting.others == "go on" else "the others wait"
+            return _remark(fact, what, "pace", "odd", "" if waiting is None else f"; {waits} for it")
+        case Starved():
+            return Remark(fact.at, "data", "odd", f"{reason(what)} ({named(fact.host)})")
+        case KeepsUp():
+            return _remark(fact, what, "pace", "good")
+        case GivenUp():
+            return _remark(fact, what, "given up", "bad", _OTHERS_GO_ON)
+        case ItemRefused():
+            return _remark(fact, what, "items", "bad")
+        case HomeTaken() | Superseded():
+            return Remark(fact.at, "machines", "odd", reason(what))
+        case ProcessLost() | ProcessMissing():
+            return _remark(fact, what, "island", "odd", _OTHERS_GO_ON)
+        case ProcessBack() | Reformed():
+            return _remark(fact, what, "island", "good")
+        case NumbersLost() | LedgerRemoved():
+            return Remark(fact.at, "ledger", "odd", f"the {DAEMON} {predicate(what)}")
+        case _:
+            return None
+
+
+def _remark(fact: Fact, what: Incident, topic: Topic, tone: Tone, more: str = "") -> Remark:
+    return Remark(fact.at, topic, tone, f"{named(fact.host)} {predicate(what)}{more}")

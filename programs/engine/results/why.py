@@ -1,0 +1,446 @@
+"""Finds a merge in a run folder, and reads its records; the run may go on meanwhile.
+
+A merge in words: the one place that words its facts as sentences.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from isthmus.programs.engine.results import changes, tapes, words
+from isthmus.programs.engine.results.absences import away, waiting_of
+from isthmus.programs.engine.results.changes import objects, sentence, settings
+from isthmus.programs.engine.results.reading import read_absences
+from isthmus.programs.engine.results.record import read_timeline
+from isthmus.programs.engine.results.why_merge_facts import (
+    NOT_RECORDED,
+    Answer,
+    Away,
+    Fate,
+    Line,
+    MergeFacts,
+    TapedRound,
+    Terms,
+    Why,
+    merge_facts,
+    taped_round,
+    taped_rounds,
+)
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.tape.reading import Reading
+
+MERGES: Final = "merges.jsonl"
+_FRAGMENTS_MAX: Final = 16
+"""Fragments that a message names before it only counts them."""
+_NEEDED: Final = ("time", "fragment", "round", "kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which merge: the newest of all, the newest of a `fragment`, or the one that made its version `count` (of the
+    newest `epoch` that made one, unless one is named)."""
+
+    fragment: int | None = None
+    count: int | None = None
+    epoch: int | None = None
+
+    @classmethod
+    def of(cls, fragment: int | None, version: str | None, *, is_last: bool) -> Wanted:
+        """The merge that the options name; ConfigError if they name none. `version` is 'N' or 'EPOCH.N'."""
+        doing = "Reading the command line of `isthmus why`"
+        if is_last and (fragment is not None or version is not None):
+            raise ConfigError(doing, "--last, or --fragment and --version", "both", "Leave one of them out.")
+        if version is None:
+            return cls(fragment)
+        if fragment is None:
+            raise ConfigError(doing, "--fragment beside --version", "none", "Name the fragment: --fragment P.")
+        epoch, dot, count = version.rpartition(".")
+        if not count.isdecimal() or (dot and not epoch.isdecimal()):
+            do = "Versions are counted in each fragment; `isthmus why --fragment P` shows its newest one."
+            raise ConfigError("Reading --version", "N, or EPOCH.N", repr(version), do)
+        return cls(fragment, int(count), int(epoch) if dot else None)
+
+
+def why(folder: Path, wanted: Wanted) -> Why:
+    """The run folder's record of one merge; ConfigError, with the existing ones, if it has no such merge."""
+    lines = [line for line in objects(folder / MERGES) if all(name in line for name in _NEEDED)]
+    if not lines:
+        do = "A program without a syncer merges nothing; in others the first version comes before the first step."
+        raise ConfigError(f"Looking for merges of {folder}", f"some in {MERGES}", "none", do)
+    made, *later = _chosen(lines, wanted)
+    run = _Run(folder, lines)
+    merge = run.facts(made)
+    recoveries = [run.facts(line) for line in later]
+    return Why(str(folder), merge, recoveries, _away(folder, [merge, *recoveries]), run.problems)
+
+
+def told(folder: Path, merges_max: int, answers_max: int) -> list[MergeFacts]:
+    """What the run folder tells of many merges, as far as these bounds go: of those first in which a learner was left
+    out or refused, then of the newest. Lines that are damaged are left out: whoever reads the run names them."""
+    lines = [line for line in objects(folder / MERGES) if _is_sound(line)]
+    merges = [line for line in lines if line["kind"] in ("merge", "final")]
+    merges.sort(key=lambda line: (bool(line.get("left_out") or line.get("refused")), line["time"]), reverse=True)
+    learners = max((len(line.get("voters", ())) for line in merges), default=1)
+    chosen = merges[: min(merges_max, answers_max // max(1, learners))]
+    run = _Run(folder, lines)
+    run.read_ahead(chosen)
+    return [run.facts(line) for line in chosen]
+
+
+def _chosen(lines: Sequence[Line], wanted: Wanted) -> list[Line]:
+    """The requested line, and those that took its version up again."""
+    doing = "Looking for a merge"
+    mine = [line for line in lines if wanted.fragment in (None, line["fragment"])]
+    if not mine:
+        raise ConfigError(doing, f"fragment {wanted.fragment}", _there_is(lines), "Name one of these with --fragment.")
+    if wanted.count is None:
+        return [mine[-1]]
+    versions = [line for line in mine if line.get("version") and line["version"][1] == wanted.count]
+    epoch = wanted.epoch or max((line["version"][0] for line in versions), default=0)
+    versions = [line for line in versions if line["version"][0] == epoch]
+    if not versions:
+        name = f"{wanted.epoch}.{wanted.count}" if wanted.epoch else str(wanted.count)
+        expected = f"version {name} of fragment {wanted.fragment}"
+        raise ConfigError(doing, expected, _there_is(mine), "Name one of these, or an earlier one.")
+    return sorted(versions, key=lambda line: line["kind"] == "recover")
+
+
+def _there_is(lines: Sequence[Line]) -> str:
+    """Fragments and their newest versions, in words."""
+    newest: dict[int, Any] = {}
+    for line in lines:
+        newest[line["fragment"]] = line.get("version") or newest.get(line["fragment"])
+    shown = [f"{fragment}: {_dotted(version)}" for fragment, version in sorted(newest.items())][:_FRAGMENTS_MAX]
+    more = f" and {len(newest) - _FRAGMENTS_MAX} more" if len(newest) > _FRAGMENTS_MAX else ""
+    return f"these fragments with their newest versions: {', '.join(shown)}{more}"
+
+
+def _dotted(version: Any) -> str:
+    return "none" if version is None else ".".join(map(str, version))
+
+
+class _Run:
+    """The other files about the merges of merges.jsonl, each read once; unreadable ones are among `problems`."""
+
+    def __init__(self, folder: Path, lines: Sequence[Line]) -> None:
+        self.problems: list[str] = []
+        self._folder = folder
+        self._first = list({(line["fragment"], line.get("epoch", 1)): line for line in reversed(lines)}.values())
+        """The first line of each epoch of a fragment, which says with which version it began."""
+        self._tapes: dict[Member, Reading] = {}
+        self._rounds: dict[Member, dict[int, TapedRound]] = {}
+        self._gamma = _gamma(folder)
+        self._changes = changes.read(folder)
+        self._tokens_of_step = _tokens_of_step(folder)
+        self._sizes: dict[str, dict[int, list[float]]] | None = None
+
+    def facts(self, line: Line) -> MergeFacts:
+        """The facts of one line."""
+        return merge_facts(
+            line,
+            self._taped(line),
+            lines=self._first,
+            gamma=self._gamma,
+            tokens_of_step=self._tokens_of_step,
+            sizes=self._sizes_to(f"syncer/{line.get('shard', 0)}"),
+            changes=self._changes,
+        )
+
+    def read_ahead(self, lines: Iterable[Line]) -> None:
+        """Find the rounds of these lines on their tapes, in one pass over each."""
+        wanted: dict[Member, list[int]] = {}
+        for line in lines:
+            wanted.setdefault(_shard(line), []).append(line["round"])
+        for shard, rounds in wanted.items():
+            self._rounds[shard] = taped_rounds(self._tape(shard).records, rounds)
+
+    def _tape(self, shard: Member) -> Reading:
+        if shard not in self._tapes:
+            self._tapes[shard] = self._read(shard)
+        return self._tapes[shard]
+
+    def _taped(self, line: Line) -> TapedRound:
+        shard, number = _shard(line), line["round"]
+        tape = self._tape(shard)
+        found = self._rounds.get(shard, {})
+        taped = found[number] if number in found else taped_round(tape.records, number)
+        if tape.segments and taped.closing is None:
+            why_not = "it is written twice a second, or was cut off"
+            if tape.missing:
+                why_not = f"{tape.missing:,} records of it are not kept (run.tape_bytes)"
+            self.problems.append(f"The tape of {shard} does not have this round: {why_not}.")
+        return taped
+
+    def _read(self, shard: Member) -> Reading:
+        """The tape of a life of a shard, as far as it can be read."""
+        try:
+            file = tapes.of(self._folder, shard)
+            if file is not None:
+                return tapes.read(file)
+            self.problems.append(
+                f"The tape of {shard} is not here, so nobody knows when answers came, or on what terms."
+            )
+        except (OSError, ValueError) as error:
+            self.problems.append(f"The tape of {shard} cannot be read: {error}.")
+        return Reading(())
+
+    def _sizes_to(self, host: str) -> Mapping[int, Sequence[float]]:
+        """The bytes of all answers to a shard, by slot, in their order."""
+        if self._sizes is None:
+            self._sizes = {}
+            try:
+                timeline = read_timeline((self._folder / "trace.json").read_bytes())
+            except (OSError, ValueError):
+                return {}  # It is written at the end of a run, and may be missing.
+            for transfer in sorted(timeline.transfers, key=lambda transfer: transfer.ended):
+                role, _, slot = transfer.source.partition("/")
+                if role == "learner" and transfer.target_port == "answer":
+                    self._sizes.setdefault(transfer.target, {}).setdefault(int(slot), []).append(transfer.size_bytes)
+        return self._sizes.get(host, {})
+
+
+class _Asked(msgspec.Struct):
+    push: list[tuple[int, str]]
+    update: str
+    interval: int
+    overlap: int
+
+
+class _Sound(msgspec.Struct):
+    """The types of a line of merges.jsonl, as far as facts are made of it."""
+
+    time: float
+    fragment: int
+    round: int
+    kind: str
+    shard: int = 0
+    epoch: int = 1
+    version: tuple[int, int] | None = None
+    origin: tuple[int, int] | None = None
+    voters: list[int] = []
+    weights: list[float] = []
+    left_out: list[int] = []
+    refused: list[tuple[int, str]] = []
+    shortened: list[tuple[int, float]] = []
+    opposed: list[tuple[int, int]] = []
+    reason: str = ""
+    quorum_ms: float | None = None
+    grace_ms_used: float | None = None
+    asked: _Asked | None = None
+
+
+def _is_sound(line: Line) -> bool:
+    try:
+        msgspec.convert(line, _Sound)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _shard(line: Line) -> Member:
+    """The life of a shard that a line is of."""
+    return Member(Replica("syncer", line.get("shard", 0)), line.get("epoch", 1))
+
+
+def _gamma(folder: Path) -> float | None:
+    """The safety margin of the grace window; None if the run has none."""
+    try:
+        program = tomllib.loads((folder / "config.toml").read_text())["program"]
+        return float(program["gamma"]) if program.get("grace", True) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _tokens_of_step(folder: Path) -> Sequence[int]:
+    """The tokens of a batch, by slot; empty if not recorded."""
+    try:
+        return [int(tokens) for tokens in json.loads((folder / "spec.json").read_text())["tokens_of_step"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _away(folder: Path, merges: Sequence[MergeFacts]) -> list[Away]:
+    """The hosts that were away while one of the rounds was open."""
+    waiting = waiting_of(folder)
+    times = [(merge.time if merge.opened is None else merge.opened, merge.time) for merge in merges]
+    return [
+        Away(each.host, away(each, waiting), each.begun, each.ended)
+        for each in read_absences(folder)
+        if any(each.begun <= end and (each.ended is None or each.ended >= begin) for begin, end in times)
+    ]
+
+
+_KINDS: Final = {
+    "initial": "the first version",
+    "merge": "a merge",
+    "final": "the last merge of the run",
+    "recover": "the version that learners held, taken up again",
+}
+_FATES: Final[dict[Fate, str]] = {
+    "merged": "merged",
+    "refused": "refused",
+    "without steps": "no steps",
+    "not needed": "not needed",
+    "late": "late",
+    "left out": "left out",
+    "gone": "gone",
+}
+
+
+def head(merge: MergeFacts) -> str:
+    """Which merge this is."""
+    version = "no version" if merge.version is None else f"version {dotted(merge.version)}"
+    return f"fragment {merge.fragment}, {version}: {_KINDS.get(merge.kind, merge.kind)}"
+
+
+def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
+    """A merge from its opening to its publication: keywords and texts."""
+    yield "round", f"{merge.round & 0xFFFFFFFF} of syncer/{merge.shard}, life {merge.epoch}{_began(merge)}"
+    if merge.terms is not None:
+        yield "asked", _asked(merge.terms, merge.opened)
+    if merge.asked is not None:
+        yield "settings", settings(merge.asked)
+    for change in merge.changes:
+        yield "changed", f"{sentence(change)} ({_since(change.time)})"
+    if merge.quorum_ms is not None:
+        yield "quorum", f"{_ms(merge.quorum_ms)} after the opening"
+    if merge.terms is not None and merge.kind not in ("initial", "recover"):
+        yield "grace", _grace(merge.terms)
+    if merge.terms is not None and merge.terms.required:
+        yield "deadline", _deadline(merge.terms)
+    used = "" if merge.grace_ms_used is None else f"{_ms(merge.grace_ms_used)} after the quorum: "
+    yield "closed", f"{used}{merge.reason}"
+    took = "" if merge.merge_ms is None else f", {_ms(merge.merge_ms)} after the close"
+    what = "published" if merge.version is not None else "told"
+    yield what, f"{_since(merge.time)}{took}{_nothing(merge)}"
+    if merge.undone_by is not None:
+        yield "undone", f"life {merge.undone_by} of the shard began with an older version: this is not in the model"
+
+
+def remark(answer: Answer) -> str:
+    """Further remarks on a learner in a round."""
+    parts = []
+    if answer.refusal is not None:
+        parts.append(answer.refusal)
+    if answer.shortened_to is not None:
+        parts.append(f"too long, shortened to {words.percent(answer.shortened_to)} of its length")
+    if answer.opposed_merges is not None:
+        merges = f"{answer.opposed_merges} merge{'' if answer.opposed_merges == 1 else 's'}"
+        parts.append(f"against all others, for {merges} now")
+    if answer.from_round is not None:
+        parts.append(f"late for round {answer.from_round & 0xFFFFFFFF}, counted here")
+    if answer.late_ms is not None:
+        parts.append(f"{_ms(answer.late_ms)} after the close{_later(answer)}")
+    if answer.fate == "left out":
+        parts.append("live, and no answer of it came")
+    if answer.fate == "gone":
+        parts.append("asked, and not live any more at the close")
+    if answer.fate == "without steps":
+        parts.append("had made no step on this version: weight 0")
+    return "; ".join(parts)
+
+
+def table(answers: Sequence[Answer]) -> dict[str, list[str]]:
+    """Column -> its cells, a row for each learner; columns of which nothing is known are left out."""
+    lives = {answer.incarnation for answer in answers} - {None, 1}
+    columns = {
+        "learner": [str(answer.slot) for answer in answers],
+        "life": [str(answer.incarnation or "") for answer in answers] if lives else [],
+        "answer": [fate(answer) for answer in answers],
+        "arrived": ["" if answer.arrived_ms is None else _ms(answer.arrived_ms) for answer in answers],
+        "tokens": [_whole(answer.tokens) for answer in answers],
+        "steps": [_whole(answer.steps) for answer in answers],
+        "weight": ["" if answer.weight is None else words.percent(answer.weight) for answer in answers],
+        "bytes": ["" if answer.size_bytes is None else words.size(answer.size_bytes) for answer in answers],
+    }
+    return {name: cells for name, cells in columns.items() if any(cells)}
+
+
+def fate(answer: Answer) -> str:
+    """The fate of a learner in a round, in a word or two."""
+    return _FATES[answer.fate]
+
+
+def absent(away: Away) -> str:
+    """A host's absence while a round was open, in words."""
+    until = "" if away.ended is None else f" to {words.seconds(away.ended)}"
+    return f"{away.story} ({words.seconds(away.begun)}{until})"
+
+
+def notes(why: Why) -> Iterator[str]:
+    """Unknown facts, and why."""
+    yield from why.problems
+    yield f"Not recorded: {', '.join(NOT_RECORDED)}."
+
+
+def dotted(version: Sequence[int]) -> str:
+    """A version as people write it: EPOCH.COUNT."""
+    return ".".join(map(str, version))
+
+
+def _began(merge: MergeFacts) -> str:
+    if merge.origin is None or merge.epoch == 1:
+        return ""
+    return f", which began with version {dotted(merge.origin)}"
+
+
+def _asked(terms: Terms, opened: float | None) -> str:
+    """The members asked, the time, and the quorum."""
+    when = "" if opened is None else f", {_since(opened)}"
+    again = f", in {terms.attempts} attempts" if terms.attempts > 1 else ""
+    who = f"{_learners([slot for slot, _ in terms.members])}{again}"
+    return f"{who}{when}; a quorum is {terms.quorum} answer{'' if terms.quorum == 1 else 's'}"
+
+
+def _grace(terms: Terms) -> str:
+    """The grace after the quorum, and its measurements."""
+    if terms.grace_ms is None:
+        return "without end: the round waits for every member that is live"
+    told = f"{_ms(terms.grace_ms)} granted"
+    if terms.slack_ms is None or terms.gamma is None:
+        return told
+    told += f" = gamma {terms.gamma:g} x slack {_ms(terms.slack_ms)}"
+    if terms.typical_quorum_ms is None:
+        return told
+    rounds = f"{terms.typical_rounds} round{'' if terms.typical_rounds == 1 else 's'}"
+    return f"{told}; a quorum took {_ms(terms.typical_quorum_ms)}, the median of {rounds} before"
+
+
+def _deadline(terms: Terms) -> str:
+    until = "without end" if terms.deadline_ms is None else f"until {_ms(terms.deadline_ms)} after the opening"
+    return f"{_learners(terms.required)} waited for, {until}: left out too often before"
+
+
+def _learners(slots: Sequence[int]) -> str:
+    named = ", ".join(map(str, slots))
+    return f"learner{'' if len(slots) == 1 else 's'} {named}" if slots else "nobody"
+
+
+def _nothing(merge: MergeFacts) -> str:
+    return "" if merge.version is not None else "; nothing was merged, and the model stays as it was"
+
+
+def _later(answer: Answer) -> str:
+    if answer.counted_in is not None:
+        return f"; counted in round {answer.counted_in & 0xFFFFFFFF}"
+    return "" if answer.dropped is None else f"; counted in no round: {answer.dropped}"
+
+
+def _since(time: float) -> str:
+    return f"{words.seconds(abs(time))} {'before' if time < 0 else 'after'} the first step"
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else words.whole(value)
+
+
+def _ms(value: float) -> str:
+    return words.seconds(value / 1e3)

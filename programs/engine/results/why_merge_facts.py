@@ -1,0 +1,465 @@
+"""Builds the facts of one merge from its line of merges.jsonl and from its round on the shard's tape. Pure.
+
+All known facts of one merge, as data. Facts that the run folder does not hold are None.
+
+Durations are milliseconds, times are seconds since the first inner step, as in merges.jsonl.
+
+The records of rounds on the tape of a shard: their openings, the times of their answers, and their outcomes. Pure.
+
+A tape has no payloads, but of each item the fields that cores read or that are noted: of an opening its terms, of an
+answer its round and its tokens (begin, end], of a merge the round and when it was published. So nothing here needs the
+graph of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from isthmus.ops.syncer.terms import OBSERVATIONS
+from isthmus.programs.engine.results.changes import ChangeRecord, in_use
+from isthmus.runtime.cores.scheduler_events import (
+    DropItem,
+    FiringEnded,
+    HostRecord,
+    ItemArrived,
+    ItemsEmitted,
+    Output,
+    RunBody,
+)
+from isthmus.runtime.ids import Handle
+
+Fate: TypeAlias = Literal["merged", "refused", "without steps", "not needed", "late", "left out", "gone"]
+"""The fate of a learner in a round: its answer was merged; refused; held no step; was the same version as the one taken
+(kinds 'initial' and 'recover', which take one); arrived after the close; had not arrived by the end of the run or the
+tape; it was asked, and was no longer live when the round closed."""
+ClosedBy: TypeAlias = Literal["everybody", "grace", "deadline"]
+NOT_RECORDED: Final = ("norms of answers", "step times", "delays of publication and adoption")
+"""Facts that a shard has in its memory, but no file of the run folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A learner in a round.
+
+    `arrived_ms` counts from the opening of the round, `late_ms` from its close. `weight` is its share of the merge:
+    tokens x (tokens / steps), over the sum. `refusal`: why it was not merged; `shortened_to`: the merged share of its
+    length, if it was too long; `opposed_merges`: in how many merges in a row it has pulled against all others.
+    `from_round`: the round that it was sent for, if it was late for that and counts in this one; `counted_in`: the
+    later round in which it counts, if it was late for this one; `dropped`: why it counts in none.
+    """
+
+    slot: int
+    fate: Fate
+    incarnation: int | None = None
+    weight: float | None = None
+    arrived_ms: float | None = None
+    late_ms: float | None = None
+    tokens: int | None = None
+    steps: float | None = None
+    size_bytes: int | None = None
+    refusal: str | None = None
+    shortened_to: float | None = None
+    opposed_merges: int | None = None
+    from_round: int | None = None
+    counted_in: int | None = None
+    dropped: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of a round's last attempt.
+
+    `quorum` answers were needed, `grace_ms` granted after them (None: without end), `required` slots waited for, until
+    `deadline_ms` after the opening. `members` are [slot, incarnation].
+
+    grace = gamma x slack: `slack_ms` follows from the grace where it is above 0. `typical_quorum_ms` is the median,
+    from opening to quorum, of the `typical_rounds` before it that a shard looks at.
+    """
+
+    attempts: int
+    members: Sequence[Sequence[int]]
+    quorum: int
+    grace_ms: float | None
+    required: Sequence[int]
+    deadline_ms: float | None
+    gamma: float | None = None
+    slack_ms: float | None = None
+    typical_quorum_ms: float | None = None
+    typical_rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MergeFacts:
+    """One merge.
+
+    `version` is None if nothing was merged; `origin`: the version with which this epoch of the shard began;
+    `undone_by`: the next epoch, if that began with an older version than this one, which is then not in the model;
+    `reason`: the quorum's sentence on why the round closed; `asked`: the settings that followed the links, None if none
+    did, and `changes`: the last of each that counted; `terms` and all arrivals are from the shard's tape.
+    """
+
+    fragment: int
+    version: Sequence[int] | None
+    kind: str
+    round: int
+    shard: int
+    epoch: int
+    origin: Sequence[int] | None
+    undone_by: int | None
+    time: float
+    opened: float | None
+    quorum_ms: float | None
+    grace_ms_used: float | None
+    merge_ms: float | None
+    closed_by: ClosedBy | None
+    reason: str
+    terms: Terms | None
+    answers: Sequence[Answer]
+    asked: Mapping[str, Any] | None = None
+    changes: Sequence[ChangeRecord] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """A host that was away while the round was open: the story, begin and end (None: the end of the run)."""
+
+    host: str
+    story: str
+    begun: float
+    ended: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The requested merge, and its context.
+
+    `recoveries`: the rounds in which later lives of the shard took its version up again; `away`: absent hosts;
+    `problems`: unreadable files of the folder.
+    """
+
+    run: str
+    merge: MergeFacts
+    recoveries: Sequence[MergeFacts]
+    away: Sequence[Away]
+    problems: Sequence[str]
+
+
+Line: TypeAlias = Mapping[str, Any]
+"""A line of merges.jsonl."""
+
+
+_ANSWER: Final = {"round", "begin", "end"}
+_OPENING: Final = {"round", "members", "count_min"}
+_PUBLISHED: Final = {"round", "version", "kind"}
+
+
+class Came(NamedTuple):
+    """An answer as it arrived: its life, its round, the time (nanoseconds of the shard's clock), and its tokens.
+
+    It was the `nth` of its learner on this tape, from 0.
+    """
+
+    slot: int
+    incarnation: int
+    round: int
+    at: int
+    tokens: int
+    nth: int
+
+
+@dataclass(slots=True)
+class Closing:
+    """The close of a round: its instants, and the answers that it took."""
+
+    opened_at: int
+    quorum_at: int
+    closed_at: int
+    given: list[Came]
+
+
+@dataclass(slots=True)
+class TapedRound:
+    """One round on a tape.
+
+    `openings`: one for each attempt; `came`: the answers that were sent for it; its closing and publication, None if
+    the tape ends before; `counted_in`: the round in which a late answer counts; `dropped`: why an answer counts in
+    none; `usual_ns`: the times from opening to quorum of the last rounds before it that the shard learnt from;
+    `answers_of`: the number of answers of each learner on the whole tape.
+    """
+
+    openings: list[Mapping[str, Any]] = field(default_factory=list)
+    came: list[Came] = field(default_factory=list)
+    closing: Closing | None = None
+    published_at: int | None = None
+    counted_in: dict[Came, int] = field(default_factory=dict)
+    dropped: dict[Came, str] = field(default_factory=dict)
+    usual_ns: list[int] = field(default_factory=list)
+    answers_of: dict[int, int] = field(default_factory=dict)
+
+
+def taped_round(records: Sequence[HostRecord], number: int) -> TapedRound:
+    """What a tape has of round `number`; empty where it has nothing."""
+    return taped_rounds(records, [number])[number]
+
+
+def taped_rounds(records: Sequence[HostRecord], rounds: Collection[int]) -> dict[int, TapedRound]:
+    """What a tape has of each of these `rounds`; empty where it has nothing."""
+    taped = {number: TapedRound() for number in rounds}
+    answers_of: dict[int, int] = {}
+    first: dict[int, Mapping[str, Any]] = {}
+    numbers: dict[Handle, int] = {}
+    answers: dict[Handle, Came] = {}
+    quorums: dict[int, int] = {}
+    usual: list[int] = []
+    for record in records:
+        event = record.event
+        if isinstance(event, ItemArrived) and event.fields and event.fields.keys() >= _ANSWER:
+            answers[event.handle] = came = _came(record.at, event, answers_of)
+            if came.round in taped:
+                taped[came.round].came.append(came)
+        for output in _outputs(record):
+            fields = output.fields or {}
+            of = taped.get(fields.get("round", -1))
+            if fields.keys() >= _OPENING:
+                numbers[output.handle] = fields["round"]
+                first.setdefault(fields["round"], fields)
+                if of is not None:
+                    of.openings.append(fields)
+                    of.usual_ns = of.usual_ns or usual[-OBSERVATIONS:]
+            elif fields.keys() >= _PUBLISHED:
+                if of is not None:
+                    of.published_at = of.published_at or record.at
+                if fields["round"] in quorums:
+                    usual.append(quorums.pop(fields["round"]))
+        for command in record.commands:
+            if isinstance(command, RunBody) and "closed_at" in (command.decision or {}):
+                _close(command, taped, numbers, answers, first, quorums)
+            elif isinstance(command, DropItem) and (dropped := answers.get(command.handle)) and dropped.round in taped:
+                taped[dropped.round].dropped[dropped] = command.reason
+    for of in taped.values():
+        of.answers_of = answers_of
+    return taped
+
+
+def _close(
+    command: RunBody,
+    taped: Mapping[int, TapedRound],
+    numbers: Mapping[Handle, int],
+    answers: Mapping[Handle, Came],
+    first: Mapping[int, Mapping[str, Any]],
+    quorums: dict[int, int],
+) -> None:
+    """Take a round that closes."""
+    decision = command.decision or {}
+    handles = [handle for _, entries in command.inputs for _, _, handle in entries]
+    closed = next((numbers[handle] for handle in handles if handle in numbers), None)
+    if closed is None:
+        return
+    given = [answers[handle] for handle in handles if handle in answers]
+    opened_at, quorum_at = decision["opened_at"], decision["quorum_at"]
+    opening = first[closed]
+    if given and opening.get("grace") is not None and opening.get("chain") is not None:
+        quorums[closed] = quorum_at - opened_at
+    if closed in taped:
+        taped[closed].closing = Closing(opened_at, quorum_at, decision["closed_at"], given)
+    for came in given:
+        if came.round in taped and came.round != closed:
+            taped[came.round].counted_in[came] = closed
+
+
+def _came(at: int, event: ItemArrived, answers_of: dict[int, int]) -> Came:
+    fields, slot = event.fields or {}, event.source.replica.slot
+    nth = answers_of.get(slot, 0)
+    answers_of[slot] = nth + 1
+    tokens = fields["end"] - fields["begin"] + sum(end - begin for _, begin, end, _ in fields.get("former", ()))
+    return Came(slot, event.source.incarnation, fields["round"], at, tokens, nth)
+
+
+def _outputs(record: HostRecord) -> tuple[Output, ...]:
+    return record.event.outputs if isinstance(record.event, FiringEnded | ItemsEmitted) else ()
+
+
+_MS: Final = 1e6
+
+
+def merge_facts(
+    line: Line,
+    taped: TapedRound,
+    *,
+    lines: Sequence[Line] = (),
+    gamma: float | None = None,
+    tokens_of_step: Sequence[int] = (),
+    sizes: Mapping[int, Sequence[float]] | None = None,
+    changes: Sequence[ChangeRecord] = (),
+) -> MergeFacts:
+    """The facts of one merge.
+
+    Arguments:
+        line: that of merges.jsonl.
+        taped: its round on the tape of the shard; empty without one.
+        lines: those that have the origins of later epochs.
+        gamma: the run's safety margin of the grace; None if it has none.
+        tokens_of_step: the tokens of a learner's batch, by slot, the last for all beyond; empty if unknown.
+        sizes: the bytes of all answers of each learner to this shard, in their order; None if unknown.
+        changes: those of settings that followed the links.
+    """
+    terms = _terms(taped, gamma)
+    opened = _opened(line, taped)
+    return MergeFacts(
+        fragment=line["fragment"],
+        version=line.get("version"),
+        kind=line["kind"],
+        round=line["round"],
+        shard=line.get("shard", 0),
+        epoch=line.get("epoch", 1),
+        origin=line.get("origin"),
+        undone_by=_undone_by(line, lines),
+        time=line["time"],
+        opened=opened,
+        quorum_ms=line.get("quorum_ms"),
+        grace_ms_used=line.get("grace_ms_used"),
+        merge_ms=_merge_ms(taped),
+        closed_by=_closed_by(line, terms),
+        reason=line.get("reason", ""),
+        terms=terms,
+        answers=_answers(line, taped, terms, tokens_of_step, sizes or {}),
+        asked=line.get("asked"),
+        changes=in_use(changes, line.get("shard", 0), line.get("epoch", 1), line["round"]),
+    )
+
+
+def _undone_by(line: Line, lines: Sequence[Line]) -> int | None:
+    """The next epoch of the shard, if it began this fragment with an older version."""
+    if line.get("version") is None:
+        return None
+    epoch = line.get("epoch", 1)
+    later = [
+        (each["epoch"], each["origin"])
+        for each in lines
+        if each["fragment"] == line["fragment"] and each.get("origin") and each.get("epoch", 1) > epoch
+    ]
+    following, origin = min(later, default=(0, None))
+    return following if origin is not None and list(origin) < list(line["version"]) else None
+
+
+def _terms(taped: TapedRound, gamma: float | None) -> Terms | None:
+    if not taped.openings:
+        return None
+    last = taped.openings[-1]
+    grace, deadline = last.get("grace"), last.get("deadline")
+    is_granted = bool(gamma and grace) and last.get("chain") is not None
+    return Terms(
+        attempts=len(taped.openings),
+        members=last["members"],
+        quorum=last["count_min"],
+        grace_ms=None if grace is None else grace / _MS,
+        required=last.get("required") or [],
+        deadline_ms=None if deadline is None else deadline / _MS,
+        gamma=gamma if is_granted else None,
+        slack_ms=grace / _MS / gamma if is_granted and grace and gamma else None,
+        typical_quorum_ms=median(taped.usual_ns) / _MS if taped.usual_ns and is_granted else None,
+        typical_rounds=len(taped.usual_ns) if is_granted else 0,
+    )
+
+
+def _opened(line: Line, taped: TapedRound) -> float | None:
+    """When the round opened."""
+    if taped.closing is None or taped.published_at is None:
+        return None
+    return float(line["time"]) - (taped.published_at - taped.closing.opened_at) / 1e9
+
+
+def _merge_ms(taped: TapedRound) -> float | None:
+    """Time from the close to the publication: merge and outer step."""
+    if taped.closing is None or taped.published_at is None:
+        return None
+    return (taped.published_at - taped.closing.closed_at) / _MS
+
+
+def _closed_by(line: Line, terms: Terms | None) -> ClosedBy | None:
+    if not line.get("left_out"):
+        return "everybody"
+    if terms is None:
+        return None
+    is_awaited = terms.deadline_ms is not None and any(slot in terms.required for slot in line["left_out"])
+    end_of_grace = (line.get("quorum_ms") or 0.0) + (terms.grace_ms or 0.0)
+    return "deadline" if is_awaited and (terms.deadline_ms or 0.0) > end_of_grace else "grace"
+
+
+def _answers(
+    line: Line,
+    taped: TapedRound,
+    terms: Terms | None,
+    tokens_of_step: Sequence[int],
+    sizes: Mapping[int, Sequence[float]],
+) -> list[Answer]:
+    """All learners that answered, or were asked, by slot."""
+    closing = taped.closing
+    given = {came.slot: came for came in closing.given} if closing else {}
+    late = {came.slot: came for came in taped.came if closing and came.slot not in given}
+    weights = dict(zip(line.get("voters", ()), line.get("weights", ()), strict=False))
+    refused: dict[int, Any] = {entry[0]: entry[1] for entry in line.get("refused", ())}
+    left_out = set(line.get("left_out", ()))
+    asked: dict[int, int] = {member[0]: member[1] for member in (terms.members if terms else ())}
+    found = []
+    is_trained = line["kind"] in ("merge", "final")
+    for slot in sorted({*weights, *refused, *left_out, *given, *late, *asked}):
+        came = given.get(slot) or late.get(slot)
+        tokens = came.tokens if came and is_trained else None
+        is_late = slot in late and closing is not None
+        found.append(
+            Answer(
+                slot=slot,
+                fate=_fate(slot, weights, refused, given, late, left_out, is_trained=is_trained),
+                incarnation=came.incarnation if came else asked.get(slot),
+                weight=weights.get(slot),
+                arrived_ms=(came.at - closing.opened_at) / _MS if came and closing else None,
+                late_ms=(came.at - closing.closed_at) / _MS if came and closing and is_late else None,
+                tokens=tokens,
+                steps=_steps(slot, tokens, tokens_of_step),
+                size_bytes=_size(came, taped, sizes),
+                refusal=refused.get(slot),
+                shortened_to=dict(line.get("shortened", ())).get(slot),
+                opposed_merges=dict(line.get("opposed", ())).get(slot),
+                from_round=came.round if came and came.round != line["round"] else None,
+                counted_in=taped.counted_in.get(came) if came else None,
+                dropped=taped.dropped.get(came) if came else None,
+            )
+        )
+    return found
+
+
+def _fate(
+    slot: int,
+    weights: Mapping[int, Any],
+    refused: Mapping[int, Any],
+    given: Mapping[int, Any],
+    late: Mapping[int, Any],
+    left_out: Set[int],
+    *,
+    is_trained: bool,
+) -> Fate:
+    if slot in weights:
+        return "merged"
+    if slot in refused:
+        return "refused"
+    if slot in given:
+        return "without steps" if is_trained else "not needed"
+    if slot in late:
+        return "late"
+    return "left out" if slot in left_out else "gone"
+
+
+def _steps(slot: int, tokens: int | None, tokens_of_step: Sequence[int]) -> float | None:
+    if tokens is None or not tokens_of_step:
+        return None
+    return tokens / tokens_of_step[min(slot, len(tokens_of_step) - 1)]
+
+
+def _size(came: Came | None, taped: TapedRound, sizes: Mapping[int, Sequence[float]]) -> int | None:
+    """The bytes of an answer: the trace has the answers of a learner in the same order as the tape, if it has all."""
+    known = () if came is None else sizes.get(came.slot, ())
+    return int(known[came.nth]) if came and len(known) == taped.answers_of.get(came.slot) else None

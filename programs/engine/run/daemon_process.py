@@ -1,0 +1,124 @@
+"""The process of a private daemon: `python -m isthmus.programs.engine.run.daemon_process RUN [--listen ENDPOINT]
+[--name NAME] [--pipe]`.
+
+It supervises the run in RUN, and writes the summary, the trace and the report when everything has ended. With `--pipe`
+its standard input is held by the command that started it: when that ends, the run ends with it, unless the command has
+written DETACH into it. It imports no jax.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+import uvloop
+from setproctitle import setproctitle
+
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, RunLock
+from isthmus.programs.engine.run.finish import Ending, cpu_seconds, error_of, finish
+from isthmus.programs.engine.run.interrupts import unblock
+from isthmus.programs.engine.run.launch import Launcher
+from isthmus.programs.engine.run.private_daemon import Private
+from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.system.files import write_json
+from isthmus.runtime.wire.control_messages import DETACH
+
+IN_USE: Final = 2
+"""The exit status where the run has another daemon."""
+LINGER_SECONDS: Final = 2.0
+"""How long a detached daemon still answers after the end."""
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the run is over and nobody wants to hear of it any more; the exit status."""
+    parser = argparse.ArgumentParser(prog="isthmus daemon", description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--listen", default="tcp://127.0.0.1:*")
+    parser.add_argument("--name", default="local")
+    parser.add_argument("--pipe", action="store_true")
+    asked = parser.parse_args(arguments)
+    setproctitle(f"isthmus daemon {asked.name}")
+    unblock()
+    try:
+        with RunLock(asked.run):
+            return _serve(asked)
+    except InUseError as error:
+        sys.stderr.write(f"isthmus: Supervising {asked.run}: expected a run without a daemon, found {error}.\n")
+        return IN_USE
+
+
+def _serve(asked: argparse.Namespace) -> int:
+    """The same, with the run folder to itself."""
+    told = spec.load(asked.run)
+    loop = uvloop.new_event_loop()
+
+    is_finished = is_alone = False
+    status = 0
+
+    def over(daemon: Daemon) -> None:
+        """Write the rest in a thread, because the daemon goes on answering meanwhile."""
+
+        def finished(outcome: str, error: str | None) -> None:
+            nonlocal is_finished, status
+            is_finished = True
+            try:
+                write_json(asked.run / "over.json", {"outcome": outcome, "error": error})
+            except OSError:
+                status = UNWRITTEN
+            if is_alone or status:
+                loop.stop()
+            elif not asked.pipe:
+                loop.call_later(LINGER_SECONDS, loop.stop)
+
+        def work() -> None:
+            ending: tuple[str, str | None] = daemon.outcome, error_of(daemon)
+            try:
+                finish(asked.run, Ending.of(daemon, cpu_seconds() + launch.cpu_seconds))
+            except (RunError, OSError) as error:
+                ending = "failed", ending[1] or str(error)
+            finally:
+                loop.call_soon_threadsafe(finished, *ending)
+
+        threading.Thread(target=work, name="finish").start()
+
+    launch = Launcher(loop, asked.run, told.computing)
+    daemon = Daemon(
+        loop,
+        asked.run,
+        told.cast,
+        run=told.run,
+        name=asked.name,
+        listen=asked.listen,
+        launch=launch,
+        on_over=over,
+        tape_bytes=told.tape_bytes,
+    )
+
+    def hear_command() -> None:
+        """The command lets the run go its own way, or is gone."""
+        nonlocal is_alone
+        asked.pipe, is_alone = False, os.read(0, 1024) != DETACH
+        loop.remove_reader(0)
+        if is_alone and daemon.outcome == "running":
+            daemon.end("the command that started the run is gone")
+        if is_finished:
+            loop.call_later(0.0 if is_alone else LINGER_SECONDS, loop.stop)
+
+    if asked.pipe:
+        loop.add_reader(0, hear_command)
+    daemon.start()
+    note = Private(daemon.endpoint, asked.run)
+    loop.run_forever()
+    note.close()
+    daemon.close()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

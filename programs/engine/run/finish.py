@@ -1,0 +1,211 @@
+"""The end of a run in processes: summary, trace and report, from its daemon's knowledge and the hosts' files.
+
+`finish` builds the graph again, and so imports the run's program. A private daemon calls it in a thread; a machine's
+daemon, which outlives its runs and loads no user's code, calls `finish_apart`, which starts `python -m
+isthmus.programs.engine.run.finish RUN` with the ending on standard input.
+
+The files that come at the end of every run: summary, trace and report.
+
+A run without a summary has failed, whatever was trained; its writing is retried for a while. The others are for people,
+and made of the data that are there anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]
+import msgspec
+
+from isthmus.programs.engine.recorder import summary as recorded
+from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_of, summarise
+from isthmus.programs.engine.report.page import write_report
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.results import tapes, words
+from isthmus.programs.engine.results.tapes import firings_of
+from isthmus.programs.engine.run.interrupts import unblock
+from isthmus.programs.engine.run.launch import log_of
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.runtime.errors import RequestError, RunError
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.host.contract import Span, as_perfetto, spans_file
+from isthmus.runtime.ids import LEARNER, Replica
+from isthmus.runtime.system.files import insist, write_bytes, write_json
+
+SUMMARY_SECONDS_MAX: Final = 60.0
+"""Time for which a disk may refuse the summary of a run."""
+
+
+def leave_behind(folder: Path, summary: Mapping[str, Any], spans: Sequence[Span], zero: Instant) -> None:
+    """Write summary, trace and report.
+
+    RunError if the disk does not take the summary in time; trace or report are left out with a line on standard error
+    if they cannot be written.
+    """
+    path, seconds_max = folder / "summary.json", SUMMARY_SECONDS_MAX
+    try:
+        insist(lambda: write_json(path, summary), seconds_max)
+    except OSError as error:
+        model = folder / "snapshots" / "final"
+        where = f"The model is in {model}." if model.is_dir() else "No model was written."
+        raise RunError(
+            f"training is over ({summary['outcome']}), but {path} could not be written for {seconds_max:.0f} s: "
+            f"{error.strerror or error}. {where}"
+        ) from None
+    try:
+        events = {"traceEvents": list(as_perfetto(list(spans), zero)), "displayTimeUnit": "ms"}
+        write_bytes(folder / "trace.json", json.dumps(events, separators=(",", ":")).encode())
+        write_report(folder)
+    except OSError as error:
+        sys.stderr.write(f"isthmus: trace.json or report.html could not be written: {error}\n")
+
+
+FINISH_SECONDS_MAX: Final = 120.0
+TAPES_BYTES_MAX: Final = 32 << 20
+"""Limit for tapes of killed lives: three quarters of an hour of a learner that makes thirty steps a second, and some
+seconds to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended.
+
+    `record`: the recorder's last status; `cpu_seconds`: of daemon and hosts; `ended_ns`: on the machine's monotonic
+    clock; `lost`: the replica that could not be restarted; `retired`: slots of learners that left with their machines.
+    """
+
+    outcome: str
+    error: str | None
+    record: dict[str, Any]
+    cpu_seconds: float
+    bytes_sent_by_shards: int
+    ended_ns: int
+    lost: str | None
+    retired: list[int]
+
+    @classmethod
+    def of(cls, daemon: Daemon, cpu_seconds: float) -> Ending:
+        """How the run of a daemon ended; `cpu_seconds` were used by what is no host.
+
+        What hosts used the home knows, of those that daemons before this one have started, too.
+        """
+        by_hosts = sum(value for name, value in daemon.home.used.items() if name.endswith(".cpu_seconds"))
+        sent = round(daemon.home.used.get("syncer.bytes_sent", 0))
+        record = daemon.status_last
+        lost = None if daemon.lost is None else str(daemon.lost)
+        retired = [replica.slot for replica in daemon.home.fleet.retired if replica.role == LEARNER]
+        used = by_hosts + cpu_seconds
+        return cls(daemon.outcome, error_of(daemon), record, used, sent, time.monotonic_ns(), lost, retired)
+
+
+def error_of(daemon: Daemon) -> str | None:
+    """Why the run of a daemon failed, in words; None if it did not."""
+    if daemon.failure is None:
+        return None
+    log = None if daemon.lost is None else log_of(daemon.folder, daemon.lost)
+    return words.failure(daemon.failure, log)
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def finish(folder: Path, ending: Ending) -> None:
+    """Write the files at the end of a run: summary, trace and report.
+
+    RunError if the disk does not take the summary in time; trace or report are left out with a line on standard error
+    if they cannot be written.
+    """
+    told = spec.load(folder)
+    graph = _graph(told)
+    spans = spans_in(folder) + ([] if graph is None else spans_of_killed(folder, graph))
+    sizes = [] if graph is None else fragment_sizes(graph)
+    record = recorded.figures(folder, ending.record, sizes=sizes, learners=told.job.learners)
+    for slot in ending.retired:
+        if slot in record.get("learners", {}):
+            record["learners"][slot]["is_gone"] = True
+    summary = summarise(
+        record,
+        sorted(spans, key=lambda span: span.begun),
+        program=told.job.program if graph is None or ":" not in told.job.program else graph.name,
+        outcome=ending.outcome,
+        learners=told.job.learners,
+        shards=told.roles.get("syncer", 0),
+        fragment_sizes=sizes,
+        ended=ending.ended_ns - told.zero_ns,
+        cpu_seconds=told.cpu_seconds + ending.cpu_seconds,
+        bytes_sent_by_shards=ending.bytes_sent_by_shards,
+        merges_recorded=recorded.merges(folder),
+        tokens_per_batch=told.tokens_of_step,
+    )
+    gone = "" if graph is None or ending.lost is None else fragments_of(graph, Replica.parse(ending.lost))
+    summary["error"] = f"{ending.error} Lost with it: {gone}." if gone else ending.error
+    leave_behind(folder, summary, spans, Instant(record.get("zero") or 0))
+
+
+def spans_in(folder: Path) -> list[Span]:
+    """The spans of a run's hosts, some from other machines; skips unreadable files with a line on standard error."""
+    spans: list[Span] = []
+    for path in sorted((folder / "spans").glob("*.json")):
+        try:
+            spans += msgspec.json.decode(path.read_bytes(), type=list[Span])
+        except (OSError, msgspec.DecodeError) as error:
+            sys.stderr.write(f"isthmus: {path} is left out of the trace: {error}\n")
+    return spans
+
+
+def spans_of_killed(folder: Path, graph: Graph) -> list[Span]:
+    """The spans of lives that left none, from their tapes; the newest ones, up to TAPES_BYTES_MAX.
+
+    An unreadable tape is left out.
+    """
+    plans, left, spans = lower(graph), TAPES_BYTES_MAX, list[Span]()
+    for tape in reversed(tapes.found(folder)[0]):
+        if tape.member is None or spans_file(folder, tape.member).exists():
+            continue
+        plan = plans.get(tape.member.replica.role)
+        with suppress(OSError, ValueError):
+            left -= sum(path.stat().st_size for path in tape.paths)
+            if plan is not None and left >= 0:
+                spans += firings_of(plan, str(tape.member.replica), tapes.read(tape).records)
+    return spans
+
+
+def _graph(told: spec.Spec) -> Graph | None:
+    """The run's graph; None where the program's files have changed, which ends a run, too."""
+    try:
+        return told.graph()
+    except RequestError:
+        return None
+
+
+def finish_apart(folder: Path, ending: Ending) -> None:
+    """`finish` in a process of its own; its errors are in the run's log of the daemon."""
+    with (folder / "logs" / "daemon.log").open("ab") as log:
+        subprocess.run(
+            [sys.executable, "-m", "isthmus.programs.engine.run.finish", str(folder)],
+            input=msgpack.packb(asdict(ending)),
+            stdout=log,
+            stderr=log,
+            timeout=FINISH_SECONDS_MAX,
+            check=False,
+            start_new_session=True,  # Shields it from Ctrl-C on the daemon's terminal.
+        )
+
+
+if __name__ == "__main__":
+    unblock()
+    finish(Path(sys.argv[1]), Ending(**msgpack.unpackb(sys.stdin.buffer.read(), strict_map_key=False)))

@@ -1,0 +1,156 @@
+"""The fork server: `python -m isthmus.programs.engine.run.fork_server RUN SOCKET`, which starts the hosts that compute.
+
+Importing jax and tracing a training step takes longer than everything else that a learner does before its first step.
+So it is done once for a run: this process imports the task, lets the bodies prepare everything that needs no device and
+no thread, and then forks a host whenever its daemon requests one; pages that no process writes are shared. It is safe
+to fork as long as there is only one thread. Where the task has started others, or cannot be prepared, this process
+reports that, and the daemon starts such hosts from nothing.
+
+Started by a daemon, never by hand. SOCKET is the number of the inherited socket. Once all is prepared this process
+sends {ready}; then a request is {name, incarnation, endpoint}, the answer {pid} or {refused}. A host is forked twice,
+so that it becomes a child of the daemon, which is the nearest subreaper. It waits in this process group until its pid
+has been sent, and ends if this process does before: a request without an answer leaves nothing (`fork_link`).
+
+Without its daemon this process ends: the kernel kills it, even where it is stopped or busy with the user's task.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from setproctitle import setproctitle
+
+from isthmus.programs.engine.request import reference, spec
+from isthmus.programs.engine.request.environment import has_backend, prepare_environment
+from isthmus.programs.engine.run import host_process
+from isthmus.programs.engine.run.interrupts import unblock
+from isthmus.programs.engine.run.launch import log_of, opened_log
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.graph.template import Reference
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.system.processes import die_with_parent, end_after
+
+TITLE: Final = "isthmus fork-server"
+"""Title of this process, once it is ready."""
+REQUEST_BYTES_MAX: Final = 1 << 16
+PID_BYTES_MAX: Final = 20
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare, then fork on request until the daemon is gone."""
+    folder, daemon = Path(arguments[0]), socket.socket(fileno=int(arguments[1]))
+    setproctitle("isthmus fork-server preparing")
+    unblock()
+    die_with_parent()
+    prepare_environment(1)
+    refusal = _refusal(folder)
+    gc.collect()
+    gc.freeze()
+    setproctitle(TITLE)
+    with suppress(ConnectionError):  # The daemon died between a request and its answer.
+        _send(daemon, {"ready": True})
+        while request := daemon.recv(REQUEST_BYTES_MAX):
+            if refusal:
+                _send(daemon, {"refused": refusal})
+            else:
+                _fork(folder, daemon, json.loads(request))
+    return 0
+
+
+def _send(daemon: socket.socket, answer: dict[str, Any]) -> None:
+    daemon.send(json.dumps(answer).encode())
+
+
+def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any]) -> None:
+    """Fork a host; send its pid once it is a child of the daemon, which may wait for it; then let the host start."""
+    reader, writer = os.pipe()
+    held, let_go = os.pipe()
+    try:
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            os.close(let_go)
+            _fork_host(folder, daemon, writer, held, request)
+        os.close(writer)
+        writer = -1
+        host = os.read(reader, PID_BYTES_MAX)
+        os.waitpid(child, 0)
+        if not host:
+            raise OSError("no room for another process")
+        _send(daemon, {"pid": int(host)})
+        os.write(let_go, b"!")  # This process holds the other end, too: the host may have been killed by now.
+    except OSError as error:  # If the cause is a dead daemon, this raises again.
+        _send(daemon, {"refused": f"it could not be forked: {error}"})
+    finally:
+        for each in (reader, writer, held, let_go):
+            if each != -1:
+                os.close(each)
+
+
+def _refusal(folder: Path) -> str:
+    """Prepare every host that may be requested; returns why hosts cannot be forked, or ''."""
+    try:
+        told = spec.load(folder)
+        sys.argv = list(told.argv)
+        plans = lower(told.graph())
+        for role in told.computing:
+            for node in plans[role].nodes:
+                _prepare(node)
+    except BaseException:
+        return f"preparing the hosts failed:\n{traceback.format_exc()}"
+    if has_backend():
+        return "tracing the task has started a backend of jax, which each host starts for itself"
+    threads = len(os.listdir("/proc/self/task"))
+    return f"the task has started {threads - 1} threads, and with threads no process can be forked" * (threads > 1)
+
+
+def _prepare(node: Any) -> None:
+    """Let a body prepare once what each of its hosts would otherwise repeat."""
+    if not hasattr(node.body, "prepare"):
+        return
+    given = {name: _resolved(value) for name, value in node.keywords.items()}
+    node.body(*map(_resolved, node.arguments), **given).prepare()
+
+
+def _resolved(value: Any) -> Any:
+    return reference.resolve(value) if isinstance(value, Reference) else value
+
+
+def _fork_host(folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any]) -> None:
+    """In the child: fork a grandchild, write its pid to `writer`, end. The grandchild waits for a byte on `held`."""
+    try:
+        host = os.fork()
+    except OSError:
+        os._exit(1)
+    if host:
+        os.write(writer, str(host).encode())
+        os._exit(0)
+    end_after(lambda: _serve_host(folder, daemon, writer, held, request))
+
+
+def _serve_host(folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any]) -> int:
+    """In the grandchild: run the host, once the daemon knows this process."""
+    daemon.close()
+    os.close(writer)
+    if not os.read(held, 1):
+        return 0
+    os.close(held)
+    os.setsid()
+    replica = Replica.parse(request["name"])
+    with opened_log(log_of(folder, replica)) as log, Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    return host_process.main([str(folder), request["name"], str(request["incarnation"]), request["endpoint"]])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

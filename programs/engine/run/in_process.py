@@ -1,0 +1,179 @@
+"""Carries out a verified request in this process, and leaves the files of a run behind.
+
+The loop has its thread; this one watches, takes Ctrl-C (once: the last fragments are merged; twice: the end, at once),
+and writes the files of the run that are not the recorder's.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from isthmus.programs.engine.islands.taken import shares
+from isthmus.programs.engine.recorder import summary as recorded
+from isthmus.programs.engine.recorder.roles import resolving
+from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
+from isthmus.programs.engine.request import new_folder, spec
+from isthmus.programs.engine.request.graph_view import as_json
+from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.engine.request.reference import resolve
+from isthmus.programs.engine.request.request import Request
+from isthmus.programs.engine.results import words
+from isthmus.programs.engine.run.finish import leave_behind
+from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
+from isthmus.programs.engine.run.launch import log_of
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.host.contract import Island, Trace
+from isthmus.runtime.host.one_process import LocalRun
+from isthmus.runtime.ids import LEARNER, Replica
+from isthmus.runtime.system.files import write_json
+
+STATUS_SECONDS: Final = 0.25
+RECORD: Final = "recorder/0/record"
+
+
+class Watch(Protocol):
+    """An observer of a run."""
+
+    def update(self, status: dict[str, Any]) -> None:
+        """The newest status; keys may be missing early."""
+
+    def close(self, summary: dict[str, Any]) -> None:
+        """The run is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a run: its figures, and the folder with the rest."""
+
+    summary: dict[str, Any]
+    folder: Path
+
+
+def run_inproc(request: Request, *, watch: Watch | None, islands: Mapping[Replica, Island] | None = None) -> Outcome:
+    """Train in this process a request whose run folder exists.
+
+    RunError if a body failed, or after a second Ctrl-C; results so far are written. InUseError if another process has
+    the folder. `islands` are the devices of the learners; by default they share equally.
+    """
+    with RunLock(request.run_dir):
+        return _run_inproc(request, watch, _islands(request) if islands is None else islands)
+
+
+def _islands(request: Request) -> dict[Replica, Island]:
+    """The devices of this process, shared among the learners of a request that compute with jax."""
+    if "jax" not in sys.modules:
+        return {}
+    import jax
+
+    learners = roster_counts(request.graph, request.job.learners).get(LEARNER, 0)
+    return {Replica(LEARNER, slot): each for slot, each in enumerate(shares(jax.local_device_count(), learners))}
+
+
+def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica, Island]) -> Outcome:
+    folder = request.run_dir
+    shape = as_json(request.graph, request.proof, request.fingerprint, _placement(request))
+    with new_folder.prepared(folder):
+        write_json(folder / "graph.json", shape)
+        told = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=_cpu_seconds(), transport=spec.INPROC)
+        spec.write(folder, told)
+    trace = Trace()
+
+    at = spec.load(folder)
+    resolved = resolving(folder, resolve, at.snapshot_every_seconds, at.snapshot_place(folder))
+
+    counts = roster_counts(request.graph, request.job.learners)
+    run = LocalRun(
+        request.plans,
+        counts,
+        ends_with="record",
+        seed=request.job.seed,
+        resolve=resolved,
+        folder=folder,
+        tape_bytes=request.config["run"]["tape_bytes"],
+        keeps_payloads=request.config["run"]["keep_payloads"],
+        trace=trace,
+        islands=islands,
+    )
+    cpu_before = _cpu_seconds()
+    with interrupts() as interrupted:
+        run.start()
+        was_stopped = _watch_until_over(run, watch, interrupted)
+        ended = run.clock.now()
+        is_killed = interrupted.count > 1
+        status = run.status().get(RECORD, {})
+        sent = sum(host.traffic.bytes_sent for replica, host in run.hosts.items() if replica.role == "syncer")
+        run.close(1.0 if is_killed else 10.0)
+    failure = _failure(run, folder) or status.get("error")
+    is_stopped = was_stopped or status.get("stop_reason") is not None
+    outcome = "failed" if failure is not None or is_killed else "stopped" if is_stopped else "done"
+    summary = summarise(
+        status,
+        trace.spans,
+        program=request.name,
+        outcome=outcome,
+        learners=request.job.learners,
+        shards=counts.get("syncer", 0),
+        fragment_sizes=fragment_sizes(request.graph),
+        ended=ended,
+        cpu_seconds=at.cpu_seconds + _cpu_seconds() - cpu_before,
+        bytes_sent_by_shards=sent,
+        merges_recorded=recorded.merges(folder),
+        tokens_per_batch=request.task.tokens_per_batch,
+    )
+    summary["error"] = failure
+    leave_behind(folder, summary, list(trace.spans), Instant(status.get("zero") or 0))
+    if watch is not None:
+        watch.close(summary)
+    if failure is not None:
+        raise RunError(failure)
+    if is_killed:
+        raise RunError("ended at once by a second Ctrl-C; what had been merged by then is not written")
+    return Outcome(summary, folder)
+
+
+def _watch_until_over(run: LocalRun, watch: Watch | None, interrupted: Interrupts) -> bool:
+    """Wait for the end, updating `watch`; returns whether a stop was requested."""
+    is_stopping = False
+    while not run.wait(STATUS_SECONDS):
+        if interrupted.count and not is_stopping:
+            is_stopping = True
+            run.request_stop()
+        if interrupted.count > 1:
+            break
+        if watch is not None:
+            status = dict(run.status())
+            pacing = {name: values for name, values in status.items() if name.endswith("/pacer")}
+            watch.update({**status.get(RECORD, {}), "pacing": pacing})
+    return is_stopping
+
+
+def _failure(run: LocalRun, folder: Path) -> str | None:
+    """Why a body or the runtime failed, in a line; the whole story is in the log of its host."""
+    if run.error is None or run.failed is None or run.failed.raised is None:
+        return run.error
+    replica = run.failed.member.replica
+    log = log_of(folder, replica)
+    with suppress(OSError):
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(f"{run.error}\n")
+    return f"{replica}: {words.raised(run.failed.raised)}. Look at {log}."
+
+
+def _placement(request: Request) -> dict[str, str]:
+    """Every node on this machine."""
+    return {node.name: platform.node() for node in request.graph.nodes}
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and its children so far."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -1,0 +1,350 @@
+"""Carries out a request as processes: a daemon on loopback, and under it a host for every replica.
+
+The command stays light: it prepares the request in a child, which runs the task on shapes and so imports jax, and then
+watches. It keeps a daemon running (`private_daemon`), holding a pipe whose end ends the run; the next daemon adopts the
+hosts of one that died. If no daemon can be started, the command kills the remaining processes, and writes the end of a
+failed run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NoReturn, final
+
+from isthmus.programs.engine.islands.elastic_sizes import sizes_here
+from isthmus.programs.engine.request import new_folder, spec
+from isthmus.programs.engine.request.environment import has_backend
+from isthmus.programs.engine.request.request import Request
+from isthmus.programs.engine.run import private_daemon
+from isthmus.programs.engine.run.in_process import Outcome, Watch
+from isthmus.programs.engine.run.interrupts import Interrupts, ignore, interrupts
+from isthmus.programs.engine.run.private_daemon import PrivateDaemon
+from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
+from isthmus.runtime.graph.template import Job
+from isthmus.runtime.system.files import write_json
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_messages import DETACH
+
+STATUS_SECONDS: Final = 0.25
+DAEMON_SECONDS: Final = 20.0
+"""Time limit for a daemon to publish its endpoint: it imports a few modules and binds a socket."""
+HURRIED_SECONDS: Final = 5.0
+"""Time limit for a daemon to end the run at once, after a third Ctrl-C."""
+SIGNAL_SECONDS: Final = 0.05
+"""Interval of checks for a signal."""
+SUMMARY: Final = "summary.json"
+OVER: Final = "over.json"
+SECOND: Final = "ended at once by a second Ctrl-C"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A request whose run folder exists, with its spec: everything that a watching command needs."""
+
+    name: str
+    job: Job
+    run_dir: Path
+    warnings: tuple[Fault, ...] = ()
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+
+def submit(request: Request) -> Submitted:
+    """Make the run folder of a verified request, with the files that daemon and hosts read."""
+    from isthmus.programs.engine.request.graph_view import as_json
+
+    elastic = sizes_here(request)
+    request = request.with_folder()
+    placement = {node.name: platform.node() for node in request.graph.nodes}
+    shape = as_json(request.graph, request.proof, request.fingerprint, placement)
+    with new_folder.prepared(request.run_dir):
+        write_json(request.run_dir / "graph.json", shape)
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
+    told = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds, elastic=elastic)
+    with new_folder.prepared(request.run_dir):
+        spec.write(request.run_dir, told)
+    return Submitted(request.name, request.job, request.run_dir, request.warnings, dict(request.chosen))
+
+
+def submit_apart(make: Callable[[], Request]) -> Submitted:
+    """Make a request and submit it in a child; raises what `apart` does."""
+
+    def work() -> dict[str, Any]:
+        made = submit(make())
+        return {"folder": str(made.run_dir), "name": made.name, "warnings": made.warnings, "chosen": made.chosen}
+
+    told = apart(work)
+    known = submitted(Path(told["folder"]), told["name"])
+    warnings = tuple(Fault(*warning) for warning in told["warnings"])
+    return replace(known, warnings=warnings, chosen=told["chosen"])
+
+
+def apart(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of `work`, as JSON; runs in a child, so that this process imports neither jax nor the task.
+
+    Raises the child's errors, as a RequestError with the same faults; RunError if the child dies; KeyboardInterrupt at
+    a signal. The child ends with this process, however that ends, and its jax is on the CPU, where it computes the loss
+    of a small task's first batch: accelerators are for the hosts. Where jax has a backend already there is no child,
+    because a process with its threads must not be forked.
+    """
+    if has_backend():
+        return work()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # Counted, because an exception that a handler raises in the middle of a fork is lost.
+    with interrupts() as interrupted:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            _prepare(work, writer)
+        os.close(writer)
+        try:
+            text = _read(reader, interrupted)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(reader)
+    if not text:
+        raise RunError("the process that prepared the request died")
+    answer: dict[str, Any] = json.loads(text)
+    if "faults" in answer:
+        kinds = {kind.__name__: kind for kind in (ConfigError, GraphError, PlacementError)}
+        raise kinds[answer["kind"]].of([Fault(*fault) for fault in answer["faults"]])
+    if "error" in answer:
+        raise RunError(answer["error"])
+    done: dict[str, Any] = answer["done"]
+    return done
+
+
+def _read(reader: int, interrupted: Interrupts) -> bytes:
+    """All bytes of a pipe; KeyboardInterrupt if a signal arrives first."""
+    parts = []
+    while True:
+        if interrupted.count:
+            raise interrupted.error()
+        if select.select([reader], [], [], SIGNAL_SECONDS)[0]:
+            parts.append(os.read(reader, 1 << 16))
+            if not parts[-1]:
+                return b"".join(parts)
+
+
+def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
+    """In the child: write the result of the work into the pipe and end; end earlier if the reader does."""
+
+    def end_with_reader() -> None:
+        poll = select.poll()
+        poll.register(writer, 0)
+        poll.poll()  # No events are requested, so this returns only when the reader has closed.
+        os._exit(1)
+
+    ignore()  # A terminal sends them here, too; the command acts on them.
+    threading.Thread(target=end_with_reader, daemon=True).start()
+    try:
+        answer = json.dumps(_answer(lambda: _on_cpu(work))).encode()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(answer)
+    finally:
+        os._exit(0)
+
+
+def _on_cpu(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of `work`, with a jax that starts no accelerator.
+
+    The environment stays the user's: it bounds the accelerators that hosts will find.
+    """
+    import jax
+
+    config: Any = jax.config
+    config.update("jax_platforms", "cpu")
+    return work()
+
+
+def submitted(folder: Path, name: str) -> Submitted:
+    """The submitted request of a run folder."""
+    return Submitted(name, spec.load(folder).job, folder)
+
+
+def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return {"done": work()}
+    except RequestError as error:
+        return {"kind": type(error).__name__, "faults": [list(fault) for fault in error.faults]}
+    except BaseException:
+        return {"error": f"preparing the request failed:\n{traceback.format_exc()}"}
+
+
+def run_processes(request: Submitted, *, watch: Watch | None) -> Outcome:
+    """Train; RunError if the run failed, or after a second Ctrl-C."""
+    with interrupts() as interrupted:
+        _watch_until_over(request.run_dir, watch, interrupted)
+    return outcome_of(request.run_dir, watch)
+
+
+def outcome_of(folder: Path, watch: Watch | None) -> Outcome:
+    """The outcome of a run that is over; RunError if it failed."""
+    path, over = folder / SUMMARY, folder / OVER
+    if not path.exists() and over.exists() and (error := json.loads(over.read_text())["error"]):
+        raise RunError(str(error))
+    return ended(folder, json.loads(path.read_text()) if path.exists() else None, watch)
+
+
+def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> Outcome:
+    """The outcome of a run with this summary; RunError if it failed."""
+    if summary is None:
+        raise RunError(f"the run ended without a summary; look at {folder / 'logs' / 'daemon.log'}")
+    if watch is not None:
+        _tell(partial(watch.close, summary))
+    if summary["outcome"] == "failed":
+        raise RunError(str(summary["error"]))
+    return Outcome(summary, folder)
+
+
+def detach(request: Submitted) -> None:
+    """Start a daemon for the run, and leave it alone once it answers; RunError, and nothing left, if it does not.
+
+    Until then it holds the pipe, so that an end of this command at any moment ends the run, too.
+    """
+    daemon = private_daemon.start(request.run_dir)
+    assert daemon.stdin is not None
+    until = time.monotonic() + DAEMON_SECONDS
+    try:
+        while not _answers(request.run_dir, daemon.pid):
+            if daemon.poll() is not None or time.monotonic() > until:
+                log = request.run_dir / "logs" / private_daemon.LOG
+                raise RunError(f"the daemon of the run does not answer; look at {log}")
+            time.sleep(STATUS_SECONDS)
+        daemon.stdin.write(DETACH)
+        daemon.stdin.close()
+    except BaseException:
+        daemon.stdin.close()
+        if not private_daemon.wait(daemon):
+            private_daemon.kill_all(request.run_dir)
+        raise
+
+
+def _answers(folder: Path, pid: int) -> bool:
+    endpoint = private_daemon.endpoint_of(folder, pid)
+    return endpoint is not None and ask(endpoint, {"type": "status"}, seconds_max=1.0) is not None
+
+
+def _watch_until_over(folder: Path, watch: Watch | None, interrupted: Interrupts) -> None:
+    """Keep a daemon there, pass on Ctrl-C, and show how it goes, until the run is over; RunError if it cannot be
+    brought to an end that can be read in its folder."""
+    daemon, seen, ending = PrivateDaemon(folder, _say), dict[str, Any](), _Ending(interrupted)
+    try:
+        while not (folder / OVER).exists():
+            daemon.tend()
+            ending.pass_on(daemon.endpoint)
+            status = None if daemon.endpoint is None else ask(daemon.endpoint, {"type": "status"}, seconds_max=1.0)
+            if status is not None:
+                daemon.answered()
+                # A new daemon has no training status until the recorder reports.
+                seen.update({name: value for name, value in status.items() if value or name not in seen})
+                if watch is not None:
+                    _tell(partial(watch.update, shown(status)))
+            time.sleep(STATUS_SECONDS)
+    except RunError as error:
+        daemon.kill()
+        if daemon.is_unwritten or not leave_failed(folder, seen, str(error)):
+            raise
+    finally:
+        daemon.close(ending.patience)
+
+
+@final
+class _Ending:
+    """Passes Ctrl-C on: the first asks the daemon to stop the run, the second to end it at once.
+
+    A daemon that is busy, stopped or dead is asked again; the wait is bounded, and shorter after a third Ctrl-C.
+    """
+
+    def __init__(self, interrupted: Interrupts) -> None:
+        self._interrupted, self._heard, self._since = interrupted, 0, 0.0
+
+    def pass_on(self, endpoint: str | None) -> None:
+        """Send the request that is not confirmed yet; RunError if the daemon does not carry it out in time."""
+        wanted = min(self._interrupted.count, 2)
+        if wanted and not self._since:
+            self._since = time.monotonic()
+        if wanted > self._heard and _is_heard(endpoint, "stop" if wanted == 1 else "end"):
+            self._heard, self._since = wanted, time.monotonic()
+        elif wanted > self._heard and wanted == 2:
+            raise RunError(f"{SECOND}; its daemon did not answer, and was killed")
+        limit = self.patience()
+        is_late = time.monotonic() > self._since + limit
+        if self._heard == 2 and is_late:
+            raise RunError(f"{SECOND}; its daemon did not come to the end within {limit:.0f} s, and was killed")
+        if wanted > self._heard and is_late:
+            raise RunError(f"ended, because its daemon did not answer for {limit:.0f} s when it was to stop it")
+
+    def patience(self) -> float:
+        """Seconds to wait for a daemon."""
+        return HURRIED_SECONDS if self._interrupted.count > 2 else private_daemon.END_SECONDS_MAX
+
+
+def _tell(show: Callable[[], None]) -> None:
+    """Call `show`. A lost terminal, or a full disk under a file, costs the output, not the run."""
+    try:
+        show()
+    except BrokenPipeError:  # Closing the pipe ends the run as well.
+        raise
+    except OSError:
+        pass
+
+
+def _is_heard(endpoint: str | None, kind: str) -> bool:
+    """Whether a daemon confirms that it will stop or end the run."""
+    return endpoint is not None and ask(endpoint, {"type": kind, "reason": SECOND}, seconds_max=2.0) is not None
+
+
+def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
+    """Write the end of a run without a daemon, from the last status; returns whether it is written.
+
+    Does not wait for a disk that takes nothing now.
+    """
+    from isthmus.programs.engine.run.finish import Ending, finish_apart
+
+    if private_daemon.refusal_of(folder):
+        return False
+    hosts = seen.get("hosts", [])
+    sent = sum(host.get("bytes_sent", 0) for host in hosts if host["role"] == "syncer")
+    used = sum(host.get("cpu_seconds", 0.0) for host in hosts)
+    ending = Ending("failed", error, seen.get("training", {}), used, sent, time.monotonic_ns(), None, [])
+    with suppress(OSError, subprocess.SubprocessError):
+        if not (folder / SUMMARY).exists():
+            finish_apart(folder, ending)
+        write_json(folder / OVER, {"outcome": "failed", "error": error})
+        return (folder / SUMMARY).exists()
+    return False
+
+
+def _say(line: str) -> None:
+    """Print a line for people; standard error may be closed."""
+    with suppress(OSError):
+        sys.stderr.write(f"isthmus: {line}\n")
+        sys.stderr.flush()
+
+
+def shown(status: Mapping[str, Any]) -> dict[str, Any]:
+    """A daemon's status as views of a run take it: the recorder's, with hosts and pacers beside."""
+    hosts = status["hosts"]
+    pacing = {f"{h['name']}/pacer": h["published"].get("pacer", {}) for h in hosts if h.get("published")}
+    return {**status["training"], "hosts": hosts, "pacing": {name: values for name, values in pacing.items() if values}}

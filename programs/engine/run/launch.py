@@ -1,0 +1,403 @@
+"""A daemon's link to one fork server: requests go out, answers come back, and its end is seen exactly once.
+
+Decides when a fork server hangs, and ensures that nothing of it is left behind. `launch` decides what happens to
+requests that it has not answered.
+
+Theory of operation. The fork server is a child of the daemon and leads a session and a process group of its own. The
+daemon knows it by its pidfd: that this becomes readable is the only sign of its end, and nothing else reaps it. The end
+of the socket is no such sign, because it comes a moment before or after. At the end everything that it has sent is
+taken first, so that a request that is then unanswered has become no host: a forked host waits, in this process group,
+until its pid has been sent, and ends by itself if that never happens (`fork_server`). So a request without an answer
+may be carried out in another way, without two processes for one life.
+
+Time is counted in ticks, of which a daemon that was stopped sees one: it does not blame a fork server for its own
+sleep.
+
+The start of the processes of a run's hosts by its daemon.
+
+Hosts that compute come from the run's fork server, which has imported jax and the task already; all others, which are
+to import neither, are started from nothing. Either way they are children of the daemon, in a session of their own, with
+a log in the run folder. The daemon's loop never waits: it learns of a fork when the fork server has answered, which for
+the first one takes about a second.
+
+A host that a fork server does not start, because it refuses, hangs (`fork_link`) or dies, is started from nothing, and
+the log of the daemon has the reason. A fork server that had come to be ready is replaced at once, so that the next host
+does not wait for imports; one that dies before, or after several of which no host was asked, is replaced when a host
+asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar, final
+
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.host.own_process import environment
+from isthmus.runtime.ids import Member, Replica, leader
+from isthmus.runtime.system import files
+from isthmus.runtime.system.processes import is_stopped
+
+ANSWER_BYTES_MAX: Final = 1 << 16
+TICK_SECONDS: Final = 0.5
+ANSWER_TICKS_MAX: Final = 20
+"""Ten seconds for an answer, which takes some hundredths of a second: on a machine with six times as many busy
+processes as cores a healthy one was late by 1.9 s."""
+PREPARE_TICKS_MAX: Final = 120
+"""A minute to import and trace, as long as a host that is started from nothing has for the same (HELLO_BEATS)."""
+CLOSE_SECONDS_MAX: Final = 5.0
+"""Time limit for a killed process to be gone; with 250 MB of memory it takes some hundredths of a second."""
+
+Asked = TypeVar("Asked")
+
+
+@final
+class ForkLink(Generic[Asked]):
+    """One fork server, from its start to its end. `spawn` starts it with its end of the socket, as a session leader,
+    and returns its pid.
+
+    `answered(asked, answer)` is called for each request, in order; `used(cpu_seconds)` for each process that was
+    reaped; `ended(unanswered, how)` once, if it ends before it is closed.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        spawn: Callable[[int], int],
+        *,
+        answered: Callable[[Asked, Mapping[str, Any]], None],
+        used: Callable[[float], None],
+        ended: Callable[[list[Asked], str], None],
+    ) -> None:
+        """Start it; OSError if the process cannot be created."""
+        self._loop, self._answered, self._used, self._ended = loop, answered, used, ended
+        self._asked: deque[Asked] = deque()
+        self._ticks = 0
+        self.is_ready = self._is_ticking = self._is_reaped = False
+        self._verdict = ""
+        self.is_gone = False
+        """Whether it and its whole process group are gone."""
+        self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with its:
+                self._pid = spawn(its.fileno())
+            self._watch = _watch(self._pid)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+        loop.add_reader(self._socket.fileno(), self._hear)
+        loop.add_reader(self._watch, self._see_end)
+
+    def ask(self, asked: Asked, request: Mapping[str, Any]) -> None:
+        """Send a request; OSError if it cannot be sent now, and then it is not answered."""
+        with suppress(ConnectionError):  # It has ended; the pidfd reports it, and `ended` gets the request.
+            self._socket.send(json.dumps(request).encode())
+        if not self._asked:
+            self._ticks = 0
+        self._asked.append(asked)
+        self._keep_ticking()
+
+    def close(self) -> None:
+        """End it with its process group, which hosts have left. Idempotent."""
+        if not self._is_reaped:
+            os.killpg(self._pid, signal.SIGKILL)  # It is not reaped, so that the number is its own.
+            poll = select.poll()
+            poll.register(self._watch, select.POLLIN)
+            poll.poll(1000 * CLOSE_SECONDS_MAX)
+            self._reap()
+        elif not self._reap_group():
+            os.killpg(self._pid, signal.SIGKILL)  # One of its group is a child of this process, and holds the number.
+        self._reap_group_soon()
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Read everything that it has sent."""
+        while not self._is_reaped:  # An answer may cause `close`.
+            try:
+                data = self._socket.recv(ANSWER_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except ConnectionError:  # Raised once, if it ended with unread requests: its answers remain.
+                continue
+            if not data:
+                self._loop.remove_reader(self._socket.fileno())
+                return
+            self._take(json.loads(data))
+
+    def _take(self, answer: Mapping[str, Any]) -> None:
+        self._ticks = 0
+        if "ready" in answer:
+            self.is_ready = True
+        else:
+            self._answered(self._asked.popleft(), answer)
+
+    def _see_end(self) -> None:
+        self._hear()
+        if not self._is_reaped:
+            how = self._reap()
+            self._reap_group_soon()  # A host that waits for its pid ends about now.
+            self._ended(list(self._asked), self._verdict or how)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _keep_ticking(self) -> None:
+        if self._asked and not self._is_ticking:
+            self._is_ticking = True
+            self._loop.call_later(TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        """Kill it if it owes an answer for too long."""
+        self._is_ticking = False
+        if self._is_reaped:
+            return
+        self._ticks += 1
+        is_preparing = not self.is_ready and not is_stopped(self._pid)
+        if self._asked and self._ticks > (PREPARE_TICKS_MAX if is_preparing else ANSWER_TICKS_MAX):
+            self._verdict = f"did not answer for {self._ticks * TICK_SECONDS:.0f} s, and was killed"
+            signal.pidfd_send_signal(self._watch, signal.SIGKILL)
+        self._keep_ticking()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _reap(self) -> str:
+        """Reap it and close its descriptors; returns how it ended."""
+        self._is_reaped = True
+        self._loop.remove_reader(self._watch)
+        self._loop.remove_reader(self._socket.fileno())
+        os.close(self._watch)
+        self._socket.close()
+        pid, status = self._wait(self._pid)
+        if not pid:
+            return "has ended"
+        code = os.waitstatus_to_exitcode(status)
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+    def _reap_group_soon(self) -> None:
+        """Reap the ended processes of its group now and, if some are left, a tick from now."""
+        if not self._reap_group():
+            self._loop.call_later(TICK_SECONDS, self._reap_group)
+
+    def _reap_group(self) -> bool:
+        """Reap the ended processes of its group; returns whether none is left that is a child of this process."""
+        while not self.is_gone and self._wait(-self._pid)[0]:
+            pass
+        return self.is_gone
+
+    def _wait(self, which: int) -> tuple[int, int]:
+        """Reap a child that has ended and count its CPU time; returns its pid, 0 if there is none, and its status."""
+        try:
+            pid, status, usage = os.wait4(which, os.WNOHANG)
+        except ChildProcessError:
+            self.is_gone = which < 0
+            return 0, 0
+        if pid:
+            self._used(usage.ru_utime + usage.ru_stime)
+        return pid, status
+
+
+def _watch(pid: int) -> int:
+    """The pidfd of a child; if it cannot be opened, kills the child and raises OSError."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+FORK_SERVER_LOG: Final = "forkserver.log"
+UNASKED_MAX: Final = 3
+"""Fork servers that are started in a row without a host that needs one: the cause of so many ends would persist."""
+RETRY_SECONDS: Final = 1.0
+"""Between two attempts to start a process for which there is no room."""
+SOCKET_THERE: Final = 3
+"""The number that a fork server's end of the socket has there."""
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+class _Wanted(NamedTuple):
+    """A requested host."""
+
+    member: Member
+    endpoint: str
+    started: Callable[[int], None]
+
+
+class Launcher:
+    """Starts the hosts of the run in `folder`, and keeps their logs short.
+
+    Hosts of the `computing` roles import jax and the task.
+
+    `cpu_seconds`: used by fork servers that have ended.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path, computing: Iterable[str]) -> None:
+        self._loop, self._folder, self._computing = loop, folder, frozenset(computing)
+        self.cpu_seconds = 0.0
+        self._server: ForkLink[_Wanted] | None = None
+        self._former: list[ForkLink[_Wanted]] = []
+        self._is_closed = False
+        self._unasked = 0
+        (folder / "logs").mkdir(exist_ok=True)
+        self._keep_logs_short()
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            raise RunError(f"this process cannot become a subreaper: {os.strerror(ctypes.get_errno())}")
+
+    def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
+        """Start the fork server if one of `wanted` needs it; returns `wanted` with those last, as it is not ready at
+        once.
+        """
+        if any(self._computes(replica) for replica in wanted):
+            with suppress(OSError):  # The next request for a host meets the same error.
+                self._fork_server()
+        return sorted(wanted, key=self._computes)
+
+    def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
+        """Start one host with its daemon's `endpoint`, and call `started` with its pid.
+
+        OSError if there is no room for the process.
+        """
+        wanted = _Wanted(member, endpoint, started)
+        if not self._computes(member.replica):
+            started(self._start(wanted))
+            return
+        server, self._unasked = self._fork_server(), 0
+        request = {"name": str(member.replica), "incarnation": member.incarnation, "endpoint": endpoint}
+        try:
+            server.ask(wanted, request)
+        except OSError as error:
+            self._start_from_nothing(wanted, f"the fork server takes no request: {error}")
+
+    def close(self) -> None:
+        """End the fork server and the remains of former ones; hosts go on. Idempotent."""
+        self._is_closed = True
+        servers = self._former if self._server is None else [*self._former, self._server]
+        for server in servers:
+            server.close()  # It holds nothing, and may be busy with the imports of the user's task.
+        self._server, self._former = None, [server for server in servers if not server.is_gone]
+
+    def _keep_logs_short(self) -> None:
+        """Cut logs that have become too long, until this is closed."""
+        if not self._is_closed:
+            files.cut(self._folder / "logs")
+            self._loop.call_later(files.LOOK_SECONDS, self._keep_logs_short)
+
+    def _computes(self, replica: Replica) -> bool:
+        return leader(replica).role in self._computing
+
+    # -- the fork server -----------------------------------------------------------------------------------------------
+
+    def _fork_server(self) -> ForkLink[_Wanted]:
+        """The fork server, started if there is none; OSError if there is no room for it."""
+        if self._server is None:
+            self._former = [server for server in self._former if not server.is_gone]
+            self._server = ForkLink(
+                self._loop, self._spawn_server, answered=self._answered, used=self._used, ended=self._server_ended
+            )
+        return self._server
+
+    def _spawn_server(self, its: int) -> int:
+        arguments = ["isthmus.programs.engine.run.fork_server", str(self._folder), str(SOCKET_THERE)]
+        return _spawn(arguments, self._folder / "logs" / FORK_SERVER_LOG, computes=True, given=its)
+
+    def _answered(self, wanted: _Wanted, answer: Mapping[str, Any]) -> None:
+        """The fork server has started a host, or refused with a reason."""
+        if "pid" in answer:
+            wanted.started(answer["pid"])
+        else:
+            self._start_from_nothing(wanted, answer["refused"])
+
+    def _used(self, cpu_seconds: float) -> None:
+        self.cpu_seconds += cpu_seconds
+
+    def _server_ended(self, unanswered: list[_Wanted], how: str) -> None:
+        """The fork server is gone: start the hosts requested from it without one; later hosts get a new one."""
+        was_ready = self._server is not None and self._server.is_ready
+        if self._server is not None:
+            self._former.append(self._server)
+            self._server = None
+        why = f"the fork server {how}; look at {self._folder / 'logs' / FORK_SERVER_LOG}"
+        is_replaced = was_ready and self._unasked < UNASKED_MAX
+        say(f"{why}; {'a new one is started' if is_replaced else 'the next host that computes gets a new one'}")
+        for wanted in unanswered:
+            self._start_from_nothing(wanted, why)
+        if is_replaced:
+            self._unasked += 1
+            with suppress(OSError):  # There is no room for it now; the next host asks again.
+                self._fork_server()
+
+    # -- from nothing --------------------------------------------------------------------------------------------------
+
+    def _start_from_nothing(self, wanted: _Wanted, why: str) -> None:
+        """Start a host that should have been forked, and print why."""
+        say(f"{wanted.member} is started from nothing: {why}")
+        self._insist(wanted, is_first=True)
+
+    def _insist(self, wanted: _Wanted, *, is_first: bool = False) -> None:
+        """Start a host from nothing, as soon as there is room for a process: no caller waits for an error."""
+        if self._is_closed:
+            return
+        try:
+            pid = self._start(wanted)
+        except OSError as error:
+            if is_first:
+                say(f"{wanted.member} cannot be started, which is tried again every second: {error}")
+            self._loop.call_later(RETRY_SECONDS, self._insist, wanted)
+            return
+        wanted.started(pid)
+
+    def _start(self, wanted: _Wanted) -> int:
+        member, replica = wanted.member, wanted.member.replica
+        arguments = [
+            "isthmus.programs.engine.run.host_process",
+            str(self._folder),
+            str(replica),
+            str(member.incarnation),
+        ]
+        computes = self._computes(replica)
+        return _spawn([*arguments, wanted.endpoint], log_of(self._folder, replica), computes=computes)
+
+
+def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, given: int | None = None) -> int:
+    """Start a module of ours with arguments, as the leader of a session; it may have one descriptor. Its pid."""
+    with opened_log(log) as file:
+        files: list[tuple[Any, ...]] = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, file.fileno(), 1),
+            (os.POSIX_SPAWN_DUP2, file.fileno(), 2),
+        ]
+        if given is not None:
+            files.append((os.POSIX_SPAWN_DUP2, given, SOCKET_THERE))
+        command = [sys.executable, "-m", *arguments]
+        return os.posix_spawn(sys.executable, command, environment(computes=computes), file_actions=files, setsid=True)
+
+
+def opened_log(path: Path) -> BinaryIO:
+    """A log opened for appending; /dev/null if the disk refuses, because a host without a log is better than none."""
+    try:
+        return path.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")
+
+
+def say(line: str) -> None:
+    """Write a line into the daemon's log; a disk that does not take it costs the line, and nothing else."""
+    with suppress(OSError):
+        os.write(1, f"{line}\n".encode())
+
+
+def log_of(folder: Path, replica: Replica) -> Path:
+    """The log of a host's output, over all its lives."""
+    return folder / "logs" / f"{replica.role}-{replica.slot}.log"

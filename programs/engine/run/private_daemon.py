@@ -1,0 +1,370 @@
+"""The daemon of one run, as the command keeps it running: started, replaced when it dies, and in the end let go.
+
+Decides when the next daemon is started, and when there is no point in another; the behaviour of a daemon is its own.
+
+A daemon that dies is replaced by the rule for hosts (`restarts`): at once the first time, later where daemons end again
+and again, with all forgiven once one has served for HEALTHY. Only a daemon that ends again and again is given up. Where
+the run folder cannot be written the daemon is not at fault: further ones are tried, for as long as the run has hosts
+that train without one, which is a minute (ORPHAN_SECONDS). After that there is nothing left to adopt.
+
+A command that gives up ends everything: it identifies processes of a run by the destination of their output, so that
+one which its daemon had not yet noted, or could not, is found as well.
+
+The living daemons of this user on this machine: one small file for each, in the user's state folder.
+
+Decides that a machine's daemon has its name to itself, by a lock that the kernel releases with the process, and lets
+`isthmus status --all` find runs. A machine's daemon also notes its runs, so that the next one of that name can adopt
+them. Private daemons, one per run, leave a file while they live; the file of a killed one is cleared away here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Self, final
+
+from isthmus.programs.engine.request import new_folder
+from isthmus.programs.engine.run.launch import FORK_SERVER_LOG
+from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.errors import ConfigError, RunError
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
+from isthmus.runtime.system.files import write_bytes, write_json
+from isthmus.runtime.system.processes import started_at
+
+END_SECONDS_MAX: Final = 90.0
+"""Time limit for a daemon to kill its hosts and write the last files, for which a full disk has a minute."""
+GONE_SECONDS_MAX: Final = 10.0
+"""Time limit for killed processes to be gone."""
+LOG: Final = "daemon.log"
+PAUSE_SECONDS: Final = 0.05
+_DAEMON: Final = Replica("daemon", 0)
+_HOST_LOG: Final = re.compile(r".+-\d+\.log")
+_PROBE_BYTES: Final = 4096
+"""A block of most disks."""
+
+
+@final
+class PrivateDaemon:
+    """Keeps a daemon running for the run in `folder`; `say` gets lines for people."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        """Start the first; RunError if it cannot be started."""
+        self._folder, self._say = folder, say
+        self._restarts = Restarts()
+        self._served_at: Instant | None = None
+        self._due = Instant(0)
+        self._is_told = False
+        self.is_unwritten = False
+        """The run is over, and the disk does not even take that fact."""
+        self._process: subprocess.Popen[bytes] | None = start(folder)
+
+    @property
+    def endpoint(self) -> str | None:
+        """The daemon's endpoint; None until it is published, and while there is no daemon."""
+        return None if self._process is None else endpoint_of(self._folder, self._process.pid)
+
+    def answered(self) -> None:
+        """Note that it serves."""
+        if self._served_at is None:
+            self._served_at = _now()
+            self._is_told = False
+
+    def tend(self) -> None:
+        """Start the next daemon once it is due; RunError if another is pointless."""
+        if self._process is not None and self._process.poll() is not None:
+            self._follow(self._process)
+        if self._process is None and _now() >= self._due:
+            try:
+                self._process = start(self._folder)
+            except RunError as error:
+                self._put_off(f"before it began: {error}")
+
+    def kill(self) -> None:
+        """Kill it, and every process of the run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            _let_go(self._process)
+            self._process = None
+        kill_all(self._folder)
+
+    def close(self, patience: Callable[[], float]) -> None:
+        """Close the daemon's pipe, and wait until it has ended, and the run with it, if that is not over.
+
+        Kills the daemon after `patience` seconds, which may change meanwhile.
+        """
+        if self._process is None:
+            self.kill()
+            return
+        _let_go(self._process)
+        if not wait(self._process, patience):
+            self.kill()
+
+    # -- the next one --------------------------------------------------------------------------------------------------
+
+    def _follow(self, former: subprocess.Popen[bytes]) -> None:
+        """See to the daemon after one that has ended."""
+        _let_go(former)
+        self._process, status = None, former.returncode
+        if status == new_folder.UNWRITTEN:
+            self.is_unwritten = True
+            raise RunError(f"the run is over, but its end could not be written into {self._folder}: make room there")
+        self._put_off(f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}")
+
+    def _put_off(self, how: str) -> None:
+        """Delay the next start by the back-off after this end; RunError if another daemon is pointless."""
+        now = _now()
+        delay = self._restarts.delay(_DAEMON, self._served_at, now)
+        has_served, self._served_at = self._served_at is not None, None
+        refusal = "" if has_served else refusal_of(self._folder)
+        if refusal and not self._is_told:
+            self._is_told = True
+            self._say(
+                f"no daemon can be started, because {self._folder} cannot be written: {refusal}. Make room there, or "
+                "mend it. It is tried again; the run goes on without one for a minute."
+            )
+        if delay is None:
+            if not refusal or not has_hosts(self._folder):
+                raise RunError(self._despair(how, refusal))
+            delay = seconds(BACKOFF_SECONDS[-1])
+        self._due = Instant(now + delay)
+
+    def _despair(self, how: str, refusal: str) -> str:
+        """Why another daemon is pointless."""
+        count = self._restarts.failures(_DAEMON)
+        if refusal:
+            return (
+                f"its daemon could not be started {count} times in a row, because {self._folder} cannot be written: "
+                f"{refusal}; its hosts have ended without one. Make room there, and start the run again."
+            )
+        log = self._folder / "logs" / LOG
+        return f"its daemon ended {count} times in a row, the last time {how}; look at {log}"
+
+
+def start(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a daemon for the run, as a process of its own session, holding a pipe from this one; RunError if that
+    cannot be."""
+    logs = folder / "logs"
+    command = [sys.executable, "-m", "isthmus.programs.engine.run.daemon_process", str(folder), "--pipe"]
+    try:
+        logs.mkdir(exist_ok=True)
+        with (logs / LOG).open("ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
+    except OSError as error:
+        raise RunError(f"its daemon could not be started: {error}") from None
+
+
+def wait(process: subprocess.Popen[bytes], patience: Callable[[], float] = lambda: END_SECONDS_MAX) -> bool:
+    """Whether a daemon ends before `patience` seconds are over."""
+    begun = time.monotonic()
+    while process.poll() is None:
+        if time.monotonic() > begun + patience():
+            return False
+        time.sleep(PAUSE_SECONDS)
+    return True
+
+
+def endpoint_of(folder: Path, pid: int) -> str | None:
+    """The endpoint of the daemon with this pid; None until it is published."""
+    try:
+        told = json.loads((folder / "daemon.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return str(told["endpoint"]) if told["pid"] == pid else None
+
+
+def refusal_of(folder: Path) -> str:
+    """Why a disk does not take a small file into a folder now; empty if it does."""
+    path = folder / f".probe.{os.getpid()}"
+    try:
+        write_bytes(path, b"\0" * _PROBE_BYTES)
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    return ""
+
+
+def processes_of(folder: Path) -> Iterator[tuple[int, str]]:
+    """Pid and log name of each process whose output goes to a log of the run."""
+    logs = os.path.realpath(folder / "logs")
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid() and (name := _log_of(int(path.name), logs)):
+            yield int(path.name), name
+
+
+def has_hosts(folder: Path) -> bool:
+    """Whether a host of the run lives."""
+    return any(_HOST_LOG.fullmatch(name) for _, name in processes_of(folder))
+
+
+def kill_all(folder: Path) -> None:
+    """Kill every process of the run, and wait until they are gone."""
+    until = time.monotonic() + GONE_SECONDS_MAX
+    logs = os.path.realpath(folder / "logs")
+    while (found := list(processes_of(folder))) and time.monotonic() < until:
+        for pid, _ in found:
+            with suppress(ProcessLookupError):
+                watch = os.pidfd_open(pid)
+                if _log_of(pid, logs):  # The number has not gone to a stranger meanwhile.
+                    signal.pidfd_send_signal(watch, signal.SIGKILL)
+                os.close(watch)
+        time.sleep(PAUSE_SECONDS)
+
+
+def _log_of(pid: int, logs: str) -> str:
+    """The name of the file in the folder `logs` that is a process's output; empty if it has another, or ended."""
+    try:
+        output = os.readlink(f"/proc/{pid}/fd/1").removesuffix(" (deleted)")
+    except OSError:  # Or it is another user's.
+        return ""
+    folder, _, name = output.rpartition(os.sep)
+    is_ours = folder == logs and (name in (LOG, FORK_SERVER_LOG) or _HOST_LOG.fullmatch(name))
+    return name if is_ours else ""
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipe to a daemon."""
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def _now() -> Instant:
+    return Instant(time.monotonic_ns())
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of a daemon; `is_watched`: a command has to renew its lease."""
+
+    folder: str
+    is_watched: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A daemon; `name` is empty for a private one."""
+
+    name: str
+    endpoint: str
+    pid: int
+    started: int | None
+    runs: tuple[Run, ...]
+
+    @property
+    def is_living(self) -> bool:
+        """Whether the process is still the one that wrote this."""
+        return self.started is not None and started_at(self.pid) == self.started
+
+    @classmethod
+    def mine(cls, name: str, endpoint: str, runs: Iterable[Run]) -> Self:
+        """The entry of this process."""
+        return cls(name, endpoint, os.getpid(), started_at(os.getpid()), tuple(runs))
+
+
+def state_folder() -> Path:
+    """The folder where this user's daemons register."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return _below(Path(home) if home else Path.home() / ".local" / "state")
+
+
+def living() -> list[Entry]:
+    """Every daemon that lives, machines' daemons first."""
+    entries = []
+    for path in sorted(state_folder().glob("*/*.json")):
+        entry = _read(path)
+        if entry is not None and entry.is_living:
+            entries.append(entry)
+        elif path.parent.name == _PRIVATE:
+            path.unlink(missing_ok=True)
+    return sorted(entries, key=lambda entry: (not entry.name, entry.name))
+
+
+def machine(name: str, home: Path) -> Entry | None:
+    """The daemon of machine `name` whose XDG_STATE_HOME is `home`, if it lives."""
+    entry = _read(_below(home) / _MACHINES / f"{name}.json")
+    return entry if entry is not None and entry.is_living else None
+
+
+def _below(home: Path) -> Path:
+    return home / "isthmus" / "daemons"
+
+
+_MACHINES: Final = "machines"
+_PRIVATE: Final = "runs"
+
+
+@final
+class Claim:
+    """A machine's daemon has its name to itself for as long as the process lives."""
+
+    def __init__(self, name: str) -> None:
+        """Take the name; ConfigError if another daemon of this user has it."""
+        self._path = state_folder() / _MACHINES / f"{name}.json"
+        self._name = name
+        doing = f"Starting the daemon {name!r}"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = self._path.with_suffix(".lock").open("ab")
+        except OSError as error:
+            do = "Set XDG_STATE_HOME to a folder that it may write to."
+            raise ConfigError(doing, f"to write to {self._path.parent}", str(error), do) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            other = _read(self._path)
+            found = "one of this name" if other is None else f"one with process id {other.pid} at {other.endpoint}"
+            self._lock.close()
+            do = "Take another --name, or end that one first."
+            raise ConfigError(doing, "a name that no daemon on this machine has", found, do) from None
+        entry = _read(self._path)
+        self.former: tuple[Run, ...] = () if entry is None else entry.runs
+
+    def write(self, endpoint: str, runs: Iterable[Run]) -> None:
+        """Write this daemon's endpoint and runs."""
+        write_json(self._path, asdict(Entry.mine(self._name, endpoint, runs)))
+
+    def close(self, *, forget: bool) -> None:
+        """Give the name back; `forget` unless a next daemon of this name is to adopt the runs."""
+        if forget:
+            self._path.unlink(missing_ok=True)
+        self._lock.close()
+
+
+@final
+class Private:
+    """The note of a daemon of one run; a state folder that cannot be written to costs a line of `status --all`."""
+
+    def __init__(self, endpoint: str, folder: Path) -> None:
+        self._path = state_folder() / _PRIVATE / f"{os.getpid()}.json"
+        with suppress(OSError):
+            write_json(self._path, asdict(Entry.mine("", endpoint, [Run(str(folder), is_watched=True)])))
+
+    def close(self) -> None:
+        """Take the note away."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Entry | None:
+    """The entry in a file; None if the file is missing or not an entry."""
+    try:
+        told = json.loads(path.read_text())
+        runs = tuple(Run(str(run["folder"]), bool(run["is_watched"])) for run in told["runs"])
+        return Entry(str(told["name"]), str(told["endpoint"]), int(told["pid"]), told["started"], runs)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

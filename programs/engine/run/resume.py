@@ -1,0 +1,345 @@
+"""The differences that a resume may make to a run, and those that it may not.
+
+Decides from the job with which a run was begun and the request that its configuration makes today. A snapshot stays
+valid as long as fragments, slots and the tokens of a step are what they were: then every version describes the same
+tokens. The basis of a default (the outer settings follow from the number of sweeps) does not change by itself.
+
+The resumption of a run whose processes have all died: the conditions on its folder.
+
+Decides whether a run can be resumed; the rest is an ordinary takeover. The next daemon finds in the ledger which lives
+there were, takes them for ended, and begins the next life of each host; the recorder recalls its books, and holds the
+versions of the last snapshot; shards and learners take them from it like from any other holder. So nothing is restored
+that is not restored after a death of some hosts, too. A run that failed before its end had begun, as it does where its
+command is gone, counts as interrupted; one with a part of its final model written does not.
+
+Today's configuration may differ from the one with which the run was begun (`differences`). The former spec stays beside
+the new one, for the tapes that were written under it.
+
+A run whose folder is lost, or far away, goes on from a store (`snapshots.stored`) in a folder of its own. The contents
+of the store become that folder's files, and the rest is the same. Earlier lines and tapes stay where they were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from isthmus.programs.engine.islands.elastic_sizes import sizes_here
+from isthmus.programs.engine.recorder import lines
+from isthmus.programs.engine.recorder.summary import fragment_sizes
+from isthmus.programs.engine.request import new_folder, reference, spec
+from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user_of
+from isthmus.programs.engine.request.request import SHIPPED, SHIPPED_TASK, Program, Request
+from isthmus.programs.engine.request.spec import Spec
+from isthmus.programs.engine.run.in_processes import Submitted, apart, submitted
+from isthmus.programs.engine.snapshots.keeping import Fetched, fetch
+from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
+from isthmus.programs.engine.snapshots.stored import Head, heads, place_of
+from isthmus.runtime.daemon.home_daemon import reopen
+from isthmus.runtime.daemon.ledger import Ledger
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.template import Job
+from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.system.disk import DISK
+from isthmus.runtime.system.files import write_bytes, write_json
+
+MAY_RUN: Final = ("tokens", "learners")
+MAY_PROGRAM: Final = (
+    *("interval", "overlap", "quorum", "grace", "gamma", "merge", "alpha", "bounded", "push", "update"),
+    *("outer_lr", "outer_momentum"),
+)
+"""Settings of the shipped programs that decide how and when fragments are merged, but not their division."""
+MAY_TASK: Final = ("lr", "warmup", "weight_decay", "clip")
+"""Settings of the shipped task that decide how it is trained."""
+_DO: Final = "Leave it as it was, or start a new run."
+
+
+def check_program(told: Spec, wanted: str, doing: str) -> None:
+    """ConfigError unless the `wanted` program is that of the run: the settings of another one mean nothing to it."""
+    if told.job.program != wanted:
+        raise ConfigError.of([_fault("run.program", (told.job.program, wanted), doing)])
+
+
+def changes(told: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
+    """A run's settings that a job changes: key -> (before, after); ConfigError with every key that may not change."""
+    found = dict(_differences(told.job, wanted))
+    faults = [_fault(key, pair, doing) for key, pair in found.items() if not _may_change(key, wanted)]
+    if faults:
+        raise ConfigError.of(faults)
+    return found
+
+
+def _fault(key: str, found: tuple[Any, Any], doing: str) -> Fault:
+    was, now = found
+    return Fault(f"{doing}, which would change {key}", f"{was!r}, with which it was begun", f"{now!r}", _DO)
+
+
+def _may_change(key: str, wanted: Job) -> bool:
+    section, _, name = key.partition(".")
+    allowed = {"run": MAY_RUN, "program": MAY_PROGRAM if wanted.program in SHIPPED else (), "task": MAY_TASK}
+    return name in allowed.get(section, ())
+
+
+def _differences(told: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Each key that differs, once, with both values; and a difference in sizes that no key explains."""
+    pairs: list[tuple[str, Any, Any]] = [
+        (f"run.{name}", getattr(told, name), getattr(wanted, name))
+        for name in ("program", "tokens", "learners", "slots_max", "seed")
+    ]
+    names = sorted({*told.settings, *wanted.settings})
+    pairs += [(f"program.{name}", told.settings.get(name), wanted.settings.get(name)) for name in names]
+    pairs += _of_tasks(told.task.text, wanted.task.text)
+    found = [(key, (was, now)) for key, was, now in pairs if _plain(was) != _plain(now)]
+    yield from found
+    if _sizes(told) != _sizes(wanted) and all(_may_change(key, wanted) for key, _ in found):
+        yield "the model, or the tokens of a step", (_sizes(told), _sizes(wanted))
+
+
+def _of_tasks(told: str, wanted: str) -> list[tuple[str, Any, Any]]:
+    """The keywords of the shipped task, by key; of others only that they are others."""
+    shipped = [text for text in (told, wanted) if text.startswith(f"{SHIPPED_TASK}(")]
+    if len(shipped) < 2:
+        return [("run.task", told, wanted)]
+    was, now = (reference.parse(text, "Reading a task").keywords or {} for text in (told, wanted))
+    return [(f"task.{name}", was.get(name), now.get(name)) for name in sorted({*was, *now})]
+
+
+def _sizes(job: Job) -> tuple[Any, ...]:
+    by_slot = job.tokens_by_slot or (job.tokens_per_batch,)
+    return tuple((tensor.name, tensor.shape, tensor.dtype, tensor.merge) for tensor in job.layout), by_slot
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+OVER: Final = ("summary.json", "over.json")
+AT_END: Final = (*OVER, "report.html", "trace.json")
+"""Files that are written when a run is over."""
+
+
+def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
+    """A run that was cut off, ready to go on in its folder; ConfigError, with nothing changed, if it cannot.
+
+    `request` makes today's request.
+    """
+    doing = f"Resuming {folder}"
+    _check_folder(folder, doing)
+    told = spec.load(folder)
+    files = apart(lambda: _files(folder, told, request, doing))
+    with _lock(folder, doing):
+        if files:
+            spec.put_aside(folder)
+            _change(folder, files)
+        spec.count_on(folder)
+        _reopen(folder)
+        for name in AT_END:
+            (folder / name).unlink(missing_ok=True)
+    return submitted(folder, folder.name)
+
+
+def is_store(text: str) -> bool:
+    """Whether a text names a store of snapshots, and no run folder."""
+    folder = Path(text)
+    return "://" in text or (not (folder / spec.SPEC).exists() and folder.is_dir() and bool(heads(os.listdir(folder))))
+
+
+def resumed_from_store(
+    text: str, run_dir: Path | None, asked: Callable[[Path, str], Callable[[], Request]]
+) -> Submitted:
+    """A run whose snapshots are in the store `text`, ready to go on in a new folder, `run_dir` if given.
+
+    ConfigError, with nothing left, if it cannot go on. `asked` takes a folder with the configuration of the run, and
+    the store, and returns the `request` argument of `resumed`.
+    """
+    place = place_of(text)
+    doing = f"Resuming {place.text}"
+    base = new_folder.RUNS.absolute() if run_dir is None else run_dir.absolute().parent
+    with aside(base, doing) as fresh:
+        found = fetch(place, fresh, DISK, doing)
+        told = spec_of(fresh, found.head, doing)
+        (fresh / spec.CLUSTER).unlink(missing_ok=True)  # It goes on here alone.
+        files = apart(lambda: _files(fresh, told, asked(fresh, place.text), doing, is_elsewhere=True))
+        chosen = new_folder.choose(run_dir, Program(told.job.program).name, datetime.now())
+        folder = new_folder.make(chosen, files[new_folder.CONFIG], is_given=run_dir is not None)
+        with _lock(folder, doing), new_folder.prepared(folder):
+            for path in sorted(fresh.iterdir()):
+                path.replace(folder / path.name)
+            _change(folder, files)
+            _settle(folder, found)
+    new_folder.point_latest_to(folder)
+    return submitted(folder, folder.name)
+
+
+def _reopen(folder: Path) -> None:
+    """Have the ledger know that the run goes on, without the learners that it is to do without."""
+    learners = spec.load(folder).roles.get(LEARNER, 0)
+    reopen(folder, lambda replica: replica.role == LEARNER and replica.slot >= learners)
+
+
+def _settle(folder: Path, found: Fetched) -> None:
+    """Set a run's count of lives and its time to continue from the snapshot."""
+    head = found.head
+    spec.count_from(folder, head.at)
+    with closing(Ledger(folder)) as ledger:
+        ledger.give(Member(Replica(role, slot), life) for role, slot, life in head.lives)
+    _reopen(folder)
+    tell_faults(folder, found.faults)
+
+
+def tell_faults(folder: Path, faults: list[str]) -> None:
+    """Add faults of snapshots to the run's recorder memory, which reports them."""
+    memory = lines.load(folder, DISK)
+    if faults and memory is not None:
+        memory.snapshot_faults = [*memory.snapshot_faults, *faults]
+        write_bytes(folder / lines.FILE, msgspec.msgpack.encode(memory))
+
+
+def spec_of(folder: Path, head: Head, doing: str) -> spec.Spec:
+    """The spec of a fetched run; ConfigError if the run is alive here, or its spec cannot be read."""
+    if why := _why_no_spec(folder):
+        raise ConfigError(doing, "the spec of a run in processes", *why)
+    machine, _, home = head.home.partition(":")
+    if machine == platform.node() and (user := user_of(Path(home))):
+        do = f"Look at it: isthmus status {home}"
+        raise ConfigError(doing, "a run that was cut off", f"one that goes on in {home}, of process {user}", do)
+    return spec.load(folder)
+
+
+@contextmanager
+def aside(base: Path, doing: str) -> Iterator[Path]:
+    """A new temporary folder in `base`, removed at the end with whatever was not moved out of it."""
+    had = base.exists()
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=".resume-", dir=base))
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise ConfigError(doing, f"a folder that can be written, {base}", found, "Name another by --run-dir.") from None
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if not had:
+            with suppress(OSError):
+                base.rmdir()
+
+
+def _files(
+    folder: Path, told: spec.Spec, request: Callable[[], Request], doing: str, *, is_elsewhere: bool = False
+) -> dict[str, Any]:
+    """Replacements of the run's files, by name; empty if nothing changes, never empty if `is_elsewhere`.
+
+    ConfigError where it cannot go on like this, or no snapshot in the folder is whole.
+    """
+    from isthmus.programs.engine.request.graph_view import as_json
+
+    try:
+        graph = told.graph()
+    except ConfigError as error:
+        expected = f"the graph that it was begun with, {told.fingerprint}"
+        do = "The program or isthmus itself was changed since. Undo that, or start a new run."
+        raise ConfigError(doing, expected, f"another one now, {error.faults[0].found}", do) from None
+    check_whole(folder, doing, fragment_sizes(graph))
+    made = request()
+    changes(told, made.job, doing)
+    asked = spec.of(made, zero_ns=told.zero_ns, cpu_seconds=told.cpu_seconds, elastic=sizes_here(made))
+    here = {**asdict(told.here), "learners": asked["here"]["learners"]}
+    if is_elsewhere:
+        here = {**asked["here"], "wall_ns": told.here.wall_ns}
+    wanted = {**asked, "run": told.run, "argv": list(told.argv), "here": here}
+    if spec.read(json.loads(json.dumps(wanted))) == told and not is_elsewhere:
+        return {}
+    placement = {node.name: platform.node() for node in made.graph.nodes}
+    shape = as_json(made.graph, made.proof, made.fingerprint, placement)
+    return {spec.SPEC: wanted, "graph.json": shape, new_folder.CONFIG: made.config_text}
+
+
+def _change(folder: Path, files: Mapping[str, Any]) -> None:
+    """Write the changed files of a run; the spec last, so that after an interruption the next resume starts over."""
+    write_bytes(folder / new_folder.CONFIG, files[new_folder.CONFIG].encode())
+    for name in ("graph.json", spec.SPEC):
+        write_json(folder / name, files[name])
+
+
+def _why_no_spec(folder: Path) -> tuple[str, str] | None:
+    """Why there is no run in processes in a folder, and what to do; None if there is one."""
+    do = "Name the folder of a run, as it is in runs/."
+    try:
+        if spec.load(folder).transport != spec.INPROC:
+            return None
+        return "one in one process", "Runs with --transport inproc cannot be resumed: they have no daemon."
+    except FileNotFoundError:
+        return (f"no {spec.SPEC}" if folder.is_dir() else "no such folder"), do
+    except NotADirectoryError:
+        return "a file", do
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        do = "Resume it with the version of isthmus that began it; if that file is damaged, look for a copy of it."
+        return f"a {spec.SPEC} that cannot be read: {error}", do
+
+
+def _lock(folder: Path, doing: str) -> RunLock:
+    try:
+        return RunLock(folder)
+    except InUseError as error:
+        do = f"Look at it: isthmus status {folder}"
+        raise ConfigError(doing, "a run that was cut off", f"{error}", do) from None
+
+
+def _check_folder(folder: Path, doing: str) -> None:
+    _check_spec(folder, doing)
+    if (folder / spec.CLUSTER).exists():
+        do = (
+            "Start the daemon of its home again, which goes on with it; "
+            f"or let another machine be its home: isthmus resume {folder} --cluster FILE."
+        )
+        raise ConfigError(doing, "a run of this machine alone", "one of a cluster", do)
+    check_cut_off(folder, doing)
+
+
+def has_snapshot(folder: Path) -> bool:
+    """Whether the folder has a snapshot to go on from."""
+    return any((folder / FOLDER / name).exists() for name in (MANIFEST, BEFORE))
+
+
+def check_cut_off(folder: Path, doing: str) -> None:
+    """ConfigError unless a folder has a run in processes that was cut off, and can go on from its snapshot. Nothing in
+    it is written."""
+    _check_spec(folder, doing)
+    if user := user_of(folder):
+        do = f"Look at it: isthmus status {folder}"
+        raise ConfigError(doing, "a run that was cut off", f"one that goes on there, of process {user}", do)
+    memory = lines.load(folder, DISK)
+    outcomes = [json.loads((folder / name).read_text())["outcome"] for name in OVER if (folder / name).exists()]
+    if outcomes and (outcomes[0] != "failed" or memory is None or memory.final):
+        raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcomes[0]}", "Start a new run.")
+    if not has_snapshot(folder):
+        do = "It was cut off before the first one, or its program gives no model to keep. Start it again."
+        raise ConfigError(doing, f"a snapshot in {folder / FOLDER}", "none", do)
+
+
+def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> None:
+    """ConfigError unless a snapshot in a folder is whole, and of a model with fragments of these sizes."""
+    try:
+        is_whole, faults = Snapshots(folder / FOLDER, sizes, DISK).examine()
+    except OSError as error:
+        is_whole, faults = False, [f"{error.strerror}: {error.filename}"]
+    if not is_whole:
+        do = "Look for a copy of it, or for what run.snapshots had stored; or start the run again."
+        raise ConfigError(doing, f"a snapshot in {folder / FOLDER} that is whole, of this model", "; ".join(faults), do)
+
+
+def _check_spec(folder: Path, doing: str) -> None:
+    if why := _why_no_spec(folder):
+        raise ConfigError(doing, "the folder of a run in processes", *why)

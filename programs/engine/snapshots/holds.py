@@ -1,0 +1,346 @@
+"""Cuts of a program whose learners step in lock-step.
+
+Decides after which turn a cut is made, and when it is complete; takes no snapshot. A cut is the model that results from
+the turns up to one, with its momentum, and from every live learner the state that it had when it had answered that
+turn, before its next step. The turn is announced some turns before: `AHEAD` at first. A learner that receives the
+announcement too late has made its next step by then, and does not send; so a cut that is not complete a while after the
+version of its turn, or a later one, has arrived, is given up, and the next is announced twice as far ahead. No step and
+no merge waits for any of it.
+
+The hold node of a run's home: its versions are also on disk, so that a model outlives every process of its run.
+
+Decides the contents of a snapshot (`keeping` its time): a version of every fragment. A hold that opens begins with the
+contents of the last snapshot: for shards and learners it is a holder like any other, whose versions may be older than
+those of live hosts. It receives whole states of shards (`ShardState`), and sends a shard in a new life the part of them
+that no learner has.
+
+Keeps the state that all learners of a program share: in memory, on disk, and for those that begin again.
+
+Decides the state that is sent: the newest that arrived, of this life or of the snapshot with which it began; the
+initial one, as long as there is none, and it is known that there is none. Each state that arrives is a snapshot,
+because learners send one only when it is due.
+
+The hold node of a program that resumes from a cut (`cuts`): with the bits of an uninterrupted run.
+
+Decides the contents of its snapshots: a cut, whenever one is due; the newest version alone where a cut was given up,
+because a learner died, or had no state to give. The state that only a learner had goes to the next life in its slot,
+once: that of the cut in the newest snapshot, or nothing where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar, Final, cast, final
+
+from isthmus.ops.exchange.messages import (
+    BEGINNING,
+    Held,
+    Kept,
+    Own,
+    Restored,
+    ShardState,
+    Update,
+    Wanted,
+    WholeState,
+    after,
+    last_merged,
+    newest,
+)
+from isthmus.ops.exchange.schemas import KEPT_OWN, STATE
+from isthmus.ops.exchange.token_accounts import Totals
+from isthmus.ops.recovery.hold import Hold, packed, unpacked
+from isthmus.programs.engine.snapshots.keeping import Keeping
+from isthmus.programs.engine.snapshots.snapshots import Found
+from isthmus.programs.engine.snapshots.stored import Place
+from isthmus.runtime.ids import LEARNER
+
+AHEAD: Final = 2
+AHEAD_MAX: Final = 64
+"""Turns. A word takes some milliseconds, and the quickest turns are not shorter."""
+PATIENCE_NS: Final = 5_000_000_000
+"""Counts from the version on: learners of large models need time to send their parts."""
+
+Life = tuple[int, int]
+"""Slot and incarnation."""
+
+
+@final
+class Cuts:
+    """Requests and assembles one cut at a time. Times are nanoseconds."""
+
+    def __init__(self) -> None:
+        self._ahead = AHEAD
+        self._wanted: Wanted | None = None
+        self._passed_at: int | None = None
+        self._states: dict[int, ShardState] = {}
+        self._own: dict[Life, Own] = {}
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a cut is wanted, and neither whole nor given up."""
+        return self._wanted is not None
+
+    def want(self, counts: Sequence[int], last: int) -> Wanted:
+        """The next cut to request, given the counts of held versions, and `last`, the fragment merged last."""
+        fragment, then = after(counts, last, self._ahead)
+        self._wanted, self._passed_at = Wanted(fragment=fragment, counts=then), None
+        self._states.clear()
+        self._own.clear()
+        return self._wanted
+
+    def hear(self, states: Collection[ShardState], own: Collection[Own]) -> None:
+        """Take parts of a cut."""
+        if self._wanted is None:
+            return
+        counts = self._wanted["counts"]
+        for state in states:
+            p = state["fragment"]
+            if counts[p : p + 1] == [state["version"][1]]:
+                self._states.setdefault(p, state)
+        for item in own:
+            if [count for _, count, _, _ in item["standings"]] == counts:
+                self._own[item["slot"], item["incarnation"]] = item
+
+    def whole(self, living: Collection[Life]) -> tuple[Mapping[int, ShardState], Mapping[int, Own]] | None:
+        """The cut, by fragment and by slot, once it has all of these lives; then it is over."""
+        if self._wanted is None or not living or len(self._states) < len(self._wanted["counts"]):
+            return None
+        versions = [list(state["version"]) for _, state in sorted(self._states.items())]
+        fitting = {
+            life: own for life, own in self._own.items() if [list(row[:2]) for row in own["standings"]] == versions
+        }
+        if not fitting.keys() >= set(living):
+            return None
+        self._wanted, self._ahead = None, AHEAD
+        return dict(self._states), {slot: fitting[slot, life] for slot, life in sorted(living)}
+
+    def is_given_up(self, counts: Sequence[int], now: int) -> bool:
+        """Whether the cut cannot be completed, given the counts of held versions; the next is then further ahead."""
+        if self._wanted is None or counts[self._wanted["fragment"]] < self._wanted["counts"][self._wanted["fragment"]]:
+            return False
+        self._passed_at = now if self._passed_at is None else self._passed_at
+        if now - self._passed_at < PATIENCE_NS:
+            return False
+        self._wanted, self._ahead = None, min(2 * self._ahead, AHEAD_MAX)
+        return True
+
+
+class KeptHold(Hold):
+    """A `Hold` of fragments of `sizes` values, kept in the run folder `folder`, every `seconds` seconds."""
+
+    outputs = (*Hold.outputs, "kept")
+    schemas: ClassVar[dict[str, Any]] = {"update": STATE}
+
+    def __init__(
+        self, folder: Path, seconds: float, place: Place | None, *, role: str, shards: int, sizes: Sequence[int]
+    ) -> None:
+        super().__init__(role=role, shards=shards)
+        self._where = folder, seconds, place
+        self._sizes = sizes
+        self._recalled = Totals()
+        """The progress of the run, from the snapshot that it began with, and the states it gave to shards."""
+
+    def open(self, context: Any) -> None:
+        """Load the last snapshot."""
+        super().open(context)
+        self._keeping = Keeping(*self._where, self._sizes, context)
+        self._recall()
+
+    def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:
+        """Act as a `Hold`, and take a snapshot when it is due."""
+        self._recall()
+        emitted = super().__call__(update)
+        now = self._context.now()
+        self._keep(now)
+        self._keeping.store(now)
+        return emitted
+
+    def close(self) -> None:
+        """Take the last snapshot."""
+        self._take(self._context.now())
+        self._keeping.close()
+
+    def _recall(self) -> None:
+        """Load the last snapshot, as soon as the disk can be read."""
+        found = self._keeping.recall()
+        if found is not None:
+            self._recall_all(found)
+
+    def _recall_all(self, found: Found) -> None:
+        """Hold this."""
+        self._held = found.held | self._held
+        for state in found.held.values():
+            self._recalled.hear(state["totals"])
+
+    def _keep(self, now: int) -> None:
+        """Take a snapshot, when it is due."""
+        if self._keeping.is_due(now):
+            self._take(now)
+
+    def _take(self, now: int) -> None:
+        """Take a snapshot, if there is a version of every fragment."""
+        if len(self._held) == len(self._sizes):
+            self._keeping.take(cast(dict[int, ShardState], self._held), {}, now)
+
+    def _gifts(self, held: Update) -> list[tuple[str, Any]]:
+        """A copy for learners; for the shard also its own tensors."""
+        state = cast(ShardState, held)
+        self._recalled.hear(state["totals"])
+        kept = Kept(fragment=state["fragment"], version=state["version"], tensors=state["tensors"])
+        return [*super()._gifts(held), *([("kept", kept)] if kept["tensors"] else [])]
+
+    def _of_disk(self) -> dict[str, Any]:
+        return {"totals": self._recalled.told(), **self._keeping.of_disk()}
+
+
+class KeptState:
+    """States in, by timer; the newest out."""
+
+    outputs = ("kept", "held")
+
+    def __init__(self, folder: Path, seconds: float, place: Place | None) -> None:
+        self._where = folder, seconds, place
+        self._newest: WholeState | None = None
+        self._given: WholeState | None = None
+        self._told: Held | None = None
+        self._recalled: list[list[int]] = []
+        """The progress of the run by the snapshot that it began with."""
+
+    def open(self, context: Any) -> None:
+        """Load the last snapshot."""
+        self._context = context
+        self._keeping = Keeping(*self._where, (), context)
+        self._recall()
+
+    def __call__(self, state: Mapping[Any, WholeState] | None = None) -> list[tuple[str, Any]] | None:
+        """Emit the newest state if it is new."""
+        self._recall()
+        now = self._context.now()
+        if (came := newest(state)) is not None:
+            self._newest = came
+            self._keeping.take({}, {0: came}, now)
+        self._keeping.store(now)
+        emitted: list[tuple[str, Any]] = []
+        if self._newest is not None and self._newest is not self._given:
+            self._given = self._newest
+            emitted.append(("kept", self._given))
+        own = {"holder": self._context.member.replica.role, "totals": self._recalled}
+        told = cast(Held, {**_NOTHING, **own, **self._keeping.of_disk()})
+        if told != self._told:
+            self._told = told
+            emitted.append(("held", told))
+        return emitted or None
+
+    def close(self) -> None:
+        """Close the store."""
+        self._keeping.close()
+
+    def _recall(self) -> None:
+        found = self._keeping.recall()
+        if found is not None:
+            state = found.states.get(0, BEGINNING)
+            self._recalled, self._newest = state["totals"], self._newest or state
+
+
+_NOTHING: Final[dict[str, list[Any]]] = {"fragments": [], "merged": [], "lives": [], "given": []}
+
+
+class WholeHold(KeptHold):
+    """A `KeptHold` whose learners step in lock-step. Inputs beside updates: `cut` and `own`, the parts of a cut."""
+
+    outputs = (*KeptHold.outputs, "wanted", "restored")
+    schemas: ClassVar[dict[str, Any]] = {"update": STATE, "cut": STATE, "own": KEPT_OWN}
+
+    def open(self, context: Any) -> None:
+        """Load the last snapshot."""
+        self._cuts, self._has_wished = Cuts(), False
+        self._own: Mapping[int, Own] = {}
+        self._restored: dict[int, int] = {}
+        """Slot -> the last life that was sent its kept part."""
+        super().open(context)
+
+    def __call__(
+        self,
+        update: Mapping[Any, Update] | None = None,
+        cut: Mapping[Any, ShardState] | None = None,
+        own: Mapping[Any, Own] | None = None,
+    ) -> list[tuple[str, Any]] | None:
+        """Act as a `KeptHold`; also request the next cut, and send learners that begin their kept parts."""
+        self._cuts.hear([*(cut or {}).values(), *(cast(ShardState, item) for item in (update or {}).values())], ())
+        self._cuts.hear((), (own or {}).values())
+        emitted = super().__call__(update) or []
+        return [*emitted, *self._wishes(), *self._gifts_to_learners()] or None
+
+    def close(self) -> None:
+        """Close the store, without a last snapshot: it would be no cut."""
+        self._keeping.close()
+
+    def _recall_all(self, found: Found) -> None:
+        super()._recall_all(found)
+        self._own = {slot: _own_of(slot, state) for slot, state in found.states.items()}
+
+    def _keep(self, now: int) -> None:
+        """Take a snapshot of a complete cut; of the newest versions if a cut was given up, or there is no snapshot."""
+        whole = self._cuts.whole(self._living())
+        if whole is not None:
+            held, own = whole
+            with suppress(ValueError, TypeError, KeyError):  # Malformed parts are no cut.
+                states = {slot: _state_of(item) for slot, item in own.items()}
+                self._own = own
+                self._keeping.take(held, states, now)
+        elif self._cuts.is_given_up(self._counts, now):
+            self._own = {}
+            self._take(now)
+        elif not self._keeping.of_disk()["saved"]:
+            self._take(now)
+
+    def _wishes(self) -> list[tuple[str, Any]]:
+        """The next cut, when a snapshot is due."""
+        is_due = not self._has_wished or self._keeping.is_due(self._context.now())
+        if self._cuts.is_under_way or len(self._held) < len(self._sizes) or not is_due:
+            return []
+        self._has_wished = True
+        positions = {p: held["positions"] for p, held in self._held.items()}
+        wanted = self._cuts.want(self._counts, last_merged(positions, len(self._sizes)))
+        self._cuts.hear([cast(ShardState, held) for held in self._held.values()], ())
+        return [("wanted", wanted)]
+
+    @property
+    def _counts(self) -> list[int]:
+        """The counts of the held versions, by fragment."""
+        return [self._held[p]["version"][1] if p in self._held else 0 for p in range(len(self._sizes))]
+
+    def _living(self) -> set[Life]:
+        members = self._context.members()
+        return {(each.replica.slot, each.incarnation) for each in members if each.replica.role == LEARNER}
+
+    def _gifts_to_learners(self) -> list[tuple[str, Any]]:
+        """The kept parts of new lives' slots, once they are known."""
+        if not (self._keeping.has_recalled or self._held):
+            return []
+        news = [(slot, life) for slot, life in sorted(self._living()) if life > max(1, self._restored.get(slot, 0))]
+        self._restored |= dict(news)
+        return [("restored", Restored(slot=slot, incarnation=life, own=self._own.get(slot))) for slot, life in news]
+
+
+def _state_of(own: Own) -> WholeState:
+    """A learner's part in the form of a snapshot; ValueError for malformed leaves."""
+    return WholeState(
+        tokens=sum(tokens for _, _, tokens in own["totals"]),
+        steps=sum(count for _, count, _, _ in own["standings"]),
+        totals=own["totals"],
+        positions=[],
+        streams=[],
+        leaves=[unpacked(leaf) for leaf in own["leaves"]],
+        standings=own["standings"],
+    )
+
+
+def _own_of(slot: int, state: WholeState) -> Own:
+    """A learner's part in the form of a message."""
+    incarnation = max((life for of, life, _ in state["totals"] if of == slot), default=1)
+    leaves = [packed(leaf) for leaf in state["leaves"]]
+    standings = state.get("standings", [])
+    return Own(slot=slot, incarnation=incarnation, standings=standings, totals=state["totals"], leaves=leaves)

@@ -1,0 +1,362 @@
+"""The transfer of a snapshot to a store: in the background, one at a time.
+
+Decides nothing about snapshots. The work is an iterator that is exhausted once it is done, and raises OSError if it
+cannot be. On the real clock a thread of its own does it, so that a store that is slow, or hangs, holds up only itself;
+under the virtual clock a firing does one piece of it, so that everything may die between any two.
+
+A snapshot from a store, as files of a run folder: the basis on which a run goes on on another machine.
+
+Decides which of its parts may become a file. All of it was written by someone with access to the store, so names are
+compared with those that a run has, sizes and digests with the head, and everything is in a folder of its own until it
+is known to be whole.
+
+Snapshots of one life of a recorder: recalled once, taken when they are due, brought to a store, and reported.
+
+Decides when: a snapshot is taken at intervals in which something is new, and only once the existing ones are known. The
+hold nodes decide its contents. No node waits for it, and a disk that refuses costs only that snapshot: the one before
+stays.
+
+The times at which a snapshot on the disk is brought to the store, and the reports about that.
+
+Decides it as a core: events in, and at most one snapshot to bring. One transfer is in progress at a time; its files
+stay on the disk meanwhile, and once it is there, or was refused, the newest is next. So a slow store gets fewer
+snapshots and no older ones, the disk keeps at most one more than it would, and no queue grows. After a refusal there is
+a pause, which doubles up to a minute.
+
+Brings the snapshots of a run's home to its store: the shell of `offers`.
+
+It reads the files of a snapshot from the disk one at a time, so it has at most one fragment in memory. Beside the model
+go the files that a run needs to go on: its spec and configuration, and its recorder's knowledge at the time when the
+model is there, because books only grow and may know more than a snapshot, never less.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypedDict, final
+
+import msgspec
+
+from isthmus.ops.exchange.messages import ShardState, WholeState
+from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Entry, Found, Manifest, Snapshots, StateEntry
+from isthmus.programs.engine.snapshots.stored import Head, Place, StoredSnapshots, newest, words
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.disk import Disk
+from isthmus.runtime.system.files import Lines, write_bytes
+
+
+class Delivery(NamedTuple):
+    """The result of some work: how many bytes were put, and the error that ended it, if any."""
+
+    bytes: int
+    error: OSError | None
+
+
+class Courier(Protocol):
+    """Does one piece of work at a time."""
+
+    def begin(self, work: Callable[[], Iterator[int]]) -> None:
+        """Begin with some; nothing else is under way."""
+
+    def poll(self) -> Delivery | None:
+        """The result, once; None while the work goes on, and if none was begun."""
+
+
+@final
+class PiecewiseCourier:
+    """Does a piece at each `poll`."""
+
+    def __init__(self) -> None:
+        self._work: Iterator[int] | None = None
+        self._bytes = 0
+
+    def begin(self, work: Callable[[], Iterator[int]]) -> None:
+        self._work, self._bytes = work(), 0
+
+    def poll(self) -> Delivery | None:
+        if self._work is None:
+            return None
+        try:
+            self._bytes += next(self._work)
+        except StopIteration:
+            error = None
+        except OSError as raised:
+            error = raised
+        else:
+            return None
+        self._work = None
+        return Delivery(self._bytes, error)
+
+
+@final
+class ThreadCourier:
+    """Does it in a thread, which ends with the process."""
+
+    def __init__(self) -> None:
+        self._came: list[Delivery] = []
+
+    def begin(self, work: Callable[[], Iterator[int]]) -> None:
+        threading.Thread(target=self._do, args=(work,), name="snapshots", daemon=True).start()
+
+    def poll(self) -> Delivery | None:
+        return self._came.pop() if self._came else None
+
+    def _do(self, work: Callable[[], Iterator[int]]) -> None:
+        count = 0
+        try:
+            for size in work():
+                count += size
+        except OSError as error:
+            self._came.append(Delivery(count, error))
+        except Exception as error:  # A third party's filesystem: any error is reported, and tried again.
+            self._came.append(Delivery(count, OSError(f"{type(error).__name__}: {error}")))
+        else:
+            self._came.append(Delivery(count, None))
+
+
+PAUSE_NS: Final = 1_000_000_000
+PAUSE_NS_MAX: Final = 60_000_000_000
+SLOW_NS: Final = 120_000_000_000
+"""Time without an answer after which a status reports it: an object of a large model takes minutes, and a store that
+hangs for ever looks the same."""
+
+
+@final
+@dataclass(slots=True)
+class Offers:
+    """The state of a store.
+
+    `under_way`: the snapshot that is being brought; `stored`: the number of the newest in the store, 0 if none is
+    known; `stored_at`: since when; `error`: why the last one was refused, None if it was not.
+    """
+
+    under_way: Manifest | None = field(default=None, init=False)
+    stored: int = field(default=0, init=False)
+    stored_at: int | None = field(default=None, init=False)
+    error: str | None = field(default=None, init=False)
+    _begun_at: int = field(default=0, init=False)
+    _next_at: int = field(default=0, init=False)
+    _pause: int = field(default=PAUSE_NS, init=False)
+
+    def offered(self, newest: Manifest | None, now: int) -> Manifest | None:
+        """The snapshot to bring now, if any."""
+        if newest is None or self.under_way is not None or now < self._next_at or newest.number == self.stored:
+            return None
+        self.under_way, self._begun_at = newest, now
+        return newest
+
+    def ended(self, error: str | None, now: int) -> None:
+        """The snapshot under way was stored, or refused with `error`."""
+        assert self.under_way is not None
+        if error is None:
+            self.stored, self.stored_at, self._pause = self.under_way.number, now, PAUSE_NS
+        else:
+            self._next_at, self._pause = now + self._pause, min(2 * self._pause, PAUSE_NS_MAX)
+        self.under_way, self.error = None, error
+
+    def looked(self, now: int) -> None:
+        """Note an error if the snapshot under way has taken SLOW_NS."""
+        if self.under_way is not None and now - self._begun_at >= SLOW_NS:
+            self.error = self.error or f"no answer for {SLOW_NS // 1_000_000_000} s"
+
+
+BOOKS: Final = "recorder.state"
+FILES: Final = ("spec.json", "config.toml", "graph.json", "cluster.json", BOOKS)
+LINES: Final = "snapshots.jsonl"
+"""The fate of each snapshot to be brought, on the clock of the run: `stored` or `refused`."""
+TERM: Final = Path(FOLDER, "term")
+"""File in a run folder: the number of times that the run went on from a store, plus 1."""
+
+
+class Brought(TypedDict):
+    """The status of a store: URL, number of its newest snapshot, and why it lacks the next."""
+
+    url: str
+    number: int
+    error: str | None
+
+
+@final
+class Storing:
+    """Brings snapshots to a store, for the life `life` of the recorder of the run in `folder`."""
+
+    def __init__(self, place: Place, folder: Path, disk: Disk, life: int) -> None:
+        self.offers = Offers()
+        self._place, self._folder, self._disk, self._life = place, folder, disk, life
+        self._courier: Courier = ThreadCourier() if place.in_background else PiecewiseCourier()
+        self._stored: StoredSnapshots | None = None
+        self._lives: dict[tuple[str, int], int] = {}
+        self._lines = Lines(folder / LINES, disk)
+
+    def see(self, members: Mapping[tuple[str, int], int]) -> None:
+        """Note the newest lives of hosts, by (role, slot)."""
+        for replica, life in members.items():
+            self._lives[replica] = max(life, self._lives.get(replica, 0))
+
+    def step(self, newest: Manifest | None, now: int) -> None:
+        """Continue the delivery under way, or begin that of the newest snapshot."""
+        before = self.told()
+        came = self._courier.poll()
+        if came is not None:
+            self.offers.ended(None if came.error is None else words(came.error), now)
+        self.offers.looked(now)
+        if (told := self.told()) != before:
+            kind = "stored" if told["error"] is None else "refused"
+            self._lines.append({"at": now, "kind": kind, **told, "bytes": came.bytes if came is not None else 0})
+        if (manifest := self.offers.offered(newest, now)) is not None:
+            lives = dict(self._lives)
+            self._courier.begin(lambda: self._bring(manifest, lives, now))
+
+    def close(self) -> None:
+        """Close the file of lines."""
+        self._lines.close()
+
+    def told(self) -> Brought:
+        """The status of the store."""
+        return Brought(url=self._place.text, number=self.offers.stored, error=self.offers.error)
+
+    def _bring(self, manifest: Manifest, lives: Mapping[tuple[str, int], int], at: int) -> Iterator[int]:
+        """Runs in the background: it shares only immutable data with the firings."""
+        if self._stored is None:
+            store = self._place.open(self._disk)
+            self._stored = StoredSnapshots(store, self._place.run, self._place.home, self._term(), self._life)
+        files = self._folder / FOLDER
+        yield from self._stored.writing(manifest, lambda file: self._disk.read(files / file), self._files, lives, at)
+
+    def _term(self) -> int:
+        try:
+            return int(self._disk.read(self._folder / TERM))
+        except FileNotFoundError:
+            return 1
+
+    def _files(self) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for name in FILES:
+            try:
+                found[name] = self._disk.read(self._folder / name)
+            except FileNotFoundError:
+                continue
+        return found
+
+
+class Fetched(NamedTuple):
+    """The head of a fetched snapshot, and the faults of newer ones."""
+
+    head: Head
+    faults: list[str]
+
+
+def fetch(place: Place, folder: Path, disk: Disk, doing: str) -> Fetched:
+    """Write the newest complete snapshot at a place into an empty folder.
+
+    ConfigError if there is none, or the place or the disk refuses.
+    """
+
+    def take(head: Head, entry: Entry | StateEntry, data: bytes) -> None:
+        write_bytes(folder / FOLDER / entry.file, data, disk)
+
+    try:
+        store = place.open(disk)
+        found = newest(store, take)
+        if found is not None:
+            _write(found.head, folder, disk)
+    except OSError as error:
+        do = "Look at its name, at the credentials of this machine, and at the room on its disk."
+        raise ConfigError(doing, f"a place that can be read, {place.text}", words(error), do) from None
+    except ValueError as error:
+        do = "Look for a copy of it, or start the run again."
+        raise ConfigError(doing, f"a snapshot in {place.text} that is whole", str(error)[:1000], do) from None
+    if found is None:
+        do = "Look at its name: it is what run.snapshots was, to the letter."
+        raise ConfigError(doing, f"a snapshot in {place.text}", "none", do)
+    return Fetched(found.head, found.faults)
+
+
+def _write(head: Head, folder: Path, disk: Disk) -> None:
+    for name in FILES:
+        if name in head.files:
+            write_bytes(folder / name, head.files[name], disk)
+    write_bytes(folder / TERM, b"%d\n" % (head.term + 1), disk)
+    named = {entry.file for entry in head.manifest.entries}
+    for name in disk.sizes(folder / FOLDER):
+        if name.endswith(".safetensors") and name not in named:  # Of a snapshot that proved incomplete.
+            disk.remove(folder / FOLDER / name)
+    write_bytes(folder / FOLDER / MANIFEST, msgspec.json.encode(head.manifest), disk)
+
+
+@final
+class Keeping:
+    """Keeps snapshots in the run folder `folder`, one every `seconds`, and at a `place`, if given.
+
+    `sizes` are those of the fragments, in values.
+    """
+
+    def __init__(self, folder: Path, seconds: float, place: Place | None, sizes: Sequence[int], context: Any) -> None:
+        self._context, self._every = context, round(seconds * 1e9)
+        life = context.member.incarnation
+        self._snapshots = Snapshots(folder / FOLDER, sizes, context.disk, life)
+        self._storing = None if place is None else Storing(place, folder, context.disk, life)
+        self._taken_at: int | None = None
+        self._has_recalled = False
+        self._told_of: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None, "store": None}
+
+    def recall(self) -> Found | None:
+        """The last snapshot, on the first successful read; None before and after."""
+        if self._has_recalled:
+            return None
+        try:
+            found = self._snapshots.read()
+        except OSError as error:
+            self._tell(error=words(error))
+            return None
+        self._has_recalled = True
+        number = found.manifest.number if found.manifest is not None else 0
+        self._tell(number=number, faults=found.faults, error=None)
+        return found
+
+    @property
+    def has_recalled(self) -> bool:
+        """Whether the last snapshot has been read."""
+        return self._has_recalled
+
+    def is_due(self, now: int) -> bool:
+        """Whether a snapshot is due."""
+        return self._has_recalled and (self._taken_at is None or now - self._taken_at >= self._every)
+
+    def take(self, held: Mapping[int, ShardState], states: Mapping[int, WholeState], now: int) -> None:
+        """Take a snapshot of these items, if the last one has been read."""
+        if not self._has_recalled:
+            return
+        self._taken_at = now
+        try:
+            self._tell(number=self._snapshots.write(held, states).number, error=None, taken_at=now)
+        except OSError as error:
+            self._tell(error=words(error))
+
+    def store(self, now: int) -> None:
+        """Have the newest snapshot brought to the store, if there is one."""
+        storing = self._storing
+        if storing is None or not self._has_recalled:
+            return
+        storing.see({(each.replica.role, each.replica.slot): each.incarnation for each in self._context.members()})
+        storing.step(self._snapshots.newest, now)
+        self._snapshots.pin(storing.offers.under_way)
+        if (told := storing.told()) != self._told_of["store"]:
+            self._tell(store=told)
+
+    def of_disk(self) -> dict[str, Any]:
+        """The fields of `Held` about disk and store, except `totals`."""
+        told = {name: self._told_of[name] for name in ("faults", "error", "store")}
+        return {"saved": self._snapshots.versions(), **told}
+
+    def close(self) -> None:
+        """Close the store."""
+        if self._storing is not None:
+            self._storing.close()
+
+    def _tell(self, **news: Any) -> None:
+        self._told_of = {**self._told_of, **news}
+        self._context.publish(self._told_of)

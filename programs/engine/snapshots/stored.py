@@ -1,0 +1,448 @@
+"""A place for snapshots beside the run folder: objects by name, each there whole or not at all.
+
+Decides nothing: guarantees are built on top of it, in `stored`. It requires less of a place than of a disk, because
+object stores have neither renaming nor appending: put an object, get it, list the names, remove one. So one protocol
+serves a folder on another disk, through the `Disk` that a host is given, and every filesystem of fsspec (`urls`).
+
+Snapshots in a store: the objects that make one up, which one is good, and which are removed.
+
+Decides that without renaming or locks, which object stores lack. Theory of operation:
+
+- An object is never changed. Each life of a recorder has names of its own: `TERM-LIFE` before all of them, where a run
+  that goes on from a store is in the next term. So no writer, though it lives on after it was replaced, can spoil the
+  objects of another.
+- The values of a fragment's version are put once, each as one object. Then comes the *head*, one object with all else:
+  the manifest, with size and digest of each, and the small files that a run needs to go on. A store shows an object
+  whole or not at all, and to all readers after the answer (S3 promises both); where one does not, a torn head does not
+  match its own digest, and neither do torn values. So a snapshot is good from one moment on: that in which its head is
+  there. A transfer that is interrupted before leaves the snapshot before as it was.
+- Heads are ordered by term, life and number. The newest that is whole is read, compared byte for byte.
+- The two newest heads stay, and the objects that they name. The rest of this life, and of earlier ones, goes; heads
+  first.
+- A writer that finds the head of a later life writes no more: its run has gone on elsewhere.
+
+The contents of the store are a copy of those on the disk of the run's home. So a store that is away costs nothing but
+age: once it is back, it is given the newest snapshot, and objects that it already has are not sent again.
+
+The places for a run's snapshots beside its folder: the values of `run.snapshots`, and how each is opened.
+
+Decides the valid places: a folder (a path, or file://), which is written through the disk of the host, and every URL of
+which fsspec knows the scheme. A place that cannot be used gives one message, before anything is started. Credentials
+are never part of it: each filesystem finds them where its own tools do (environment, files of the user).
+
+A call of fsspec has no limit of time of its own; `courier` keeps one that hangs from holding up anything else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, final
+
+import msgspec
+import xxhash
+
+from isthmus.programs.engine.snapshots.snapshots import Entry, Manifest, StateEntry
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.disk import Disk
+from isthmus.runtime.system.files import write_bytes
+
+
+class Store(Protocol):
+    """Objects by name; OSError if the store refuses, or cannot be reached."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store an object durably, in place of any other of its name."""
+
+    def get(self, name: str, bytes_max: int) -> bytes:
+        """The whole object; FileNotFoundError if there is none, OSError if it has more than `bytes_max` bytes."""
+
+    def names(self) -> list[str]:
+        """The names of all objects, in order; empty if nothing was ever put."""
+
+    def remove(self, name: str) -> None:
+        """Remove an object, if it exists."""
+
+
+@final
+class FolderStore:
+    """A folder of a disk, its files written aside, synced and renamed."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder, self._disk = folder, disk
+
+    def put(self, name: str, data: bytes) -> None:
+        write_bytes(self._folder / name, data, self._disk)
+
+    def get(self, name: str, bytes_max: int) -> bytes:
+        data = self._disk.read(self._folder / name)
+        if len(data) > bytes_max:
+            raise OSError(f"{name} has {len(data)} bytes: expected at most {bytes_max}")
+        return data
+
+    def names(self) -> list[str]:
+        return [name for name in self._disk.sizes(self._folder) if not name.startswith(".")]
+
+    def remove(self, name: str) -> None:
+        self._disk.remove(self._folder / name)
+
+
+def words(error: OSError) -> str:
+    """The reason in an error of a store or a disk."""
+    return error.strerror or str(error) or os.strerror(error.errno or 5)
+
+
+HEAD: Final = "snapshot-"
+VALUES: Final = "values-"
+FORMAT: Final = 1
+HEAD_BYTES_MAX: Final = 64 << 20
+"""The files of a run beside its model have some hundreds of kilobytes; the books of very many lives some megabytes."""
+VALUES_BYTES_MAX: Final = 64 << 30
+KEPT: Final = 2
+_FILE: Final = re.compile(r"[a-z]+-\d+(-\d+)*\.safetensors")
+_MAGIC: Final = b"isthmus snapshot\n"
+_DIGEST: Final = 16
+
+
+class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One snapshot of the run named `run`, whose folder was `home` (MACHINE:PATH).
+
+    Its `manifest`, the small `files` of that folder by name, and the newest known `lives`, as (role, slot,
+    incarnation); `at` is the run's clock, nanoseconds.
+    """
+
+    format: int
+    run: str
+    home: str
+    term: int
+    life: int
+    at: int
+    manifest: Manifest
+    files: dict[str, bytes]
+    lives: list[tuple[str, int, int]]
+
+    def values(self, entry: Entry | StateEntry) -> str:
+        """The name of the object that has the values of an entry."""
+        return f"{VALUES}{_writer(self.term, self.life)}-{entry.file}"
+
+
+class Readable(NamedTuple):
+    """A head and its name; and the faults of newer ones."""
+
+    name: str
+    head: Head
+    faults: list[str]
+
+
+def head_name(term: int, life: int, number: int) -> str:
+    """The name of a head; names are in the order of snapshots."""
+    return f"{HEAD}{_writer(term, life)}-{number:08}"
+
+
+def heads(names: list[str]) -> list[str]:
+    """The names of heads, the newest first."""
+    return sorted((name for name in names if name.startswith(HEAD)), reverse=True)
+
+
+def read_head(store: Store, name: str) -> Head:
+    """A head by its name; ValueError if it is not valid, OSError if the store cannot be read."""
+    data = store.get(name, HEAD_BYTES_MAX)
+    told, body = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
+    if not data.startswith(_MAGIC) or xxhash.xxh3_128_digest(body) != told:
+        raise ValueError(f"{name} is not what was written: {len(data)} bytes")
+    if (found := msgspec.msgpack.decode(body, type=_Versioned).format) != FORMAT:
+        raise ValueError(f"{name}: expected format {FORMAT}, found {found}; a newer isthmus may read it")
+    head = msgspec.msgpack.decode(body, type=Head)
+    for entry in head.manifest.entries:
+        if not _FILE.fullmatch(entry.file):
+            raise ValueError(f"{name}: expected the name of a file of values, found {entry.file[:100]!r}")
+    return head
+
+
+def encoded(head: Head) -> bytes:
+    """A head as an object."""
+    body = msgspec.msgpack.encode(head)
+    return _MAGIC + xxhash.xxh3_128_digest(body) + body
+
+
+def newest(store: Store, take: Callable[[Head, Entry | StateEntry, bytes], None]) -> Readable | None:
+    """The newest complete snapshot, with the faults of newer ones; None if the store has none.
+
+    Each of its values is handed to `take`, which raises ValueError for a wrong one; some values of incomplete snapshots
+    may be handed over before. ValueError if all are incomplete, OSError if the store cannot be read.
+    """
+    faults: list[str] = []
+    for name in heads(store.names()):
+        try:
+            head = read_head(store, name)
+            for entry in head.manifest.entries:
+                take(head, entry, _values(store, head, entry))
+        except FileNotFoundError as error:
+            faults.append(f"{name}: {words(error)}")
+        except ValueError as error:
+            faults.append(f"{name}: {error}")
+        else:
+            return Readable(name, head, faults)
+    if faults:
+        raise ValueError("; ".join(faults))
+    return None
+
+
+def _values(store: Store, head: Head, entry: Entry | StateEntry) -> bytes:
+    name = head.values(entry)
+    try:
+        data = store.get(name, VALUES_BYTES_MAX)
+    except FileNotFoundError:
+        raise ValueError(f"{name} is missing") from None
+    if len(data) != entry.bytes or xxhash.xxh3_128_hexdigest(data) != entry.digest:
+        raise ValueError(f"{name} is not what was written: {len(data)} of {entry.bytes} bytes")
+    return data
+
+
+@final
+class StoredSnapshots:
+    """The stored snapshots of one life of a run's recorder, in one term of the run."""
+
+    def __init__(self, store: Store, run: str, home: str, term: int, life: int) -> None:
+        self._store, self._run, self._home, self._term, self._life = store, run, home, term, life
+        self._put: set[str] = set()
+        """Names of objects that this life has put, and not taken away."""
+        self._is_compared = False
+
+    def writing(
+        self,
+        manifest: Manifest,
+        read: Callable[[str], bytes],
+        files: Callable[[], dict[str, bytes]],
+        lives: Mapping[tuple[str, int], int],
+        at: int,
+    ) -> Iterator[int]:
+        """Put a snapshot; yields the bytes of each object that was put. It is good once this is exhausted.
+
+        `read` gives the values by the name of their file, `files` the small files, once the values are stored. OSError
+        if the store refuses, and for a life that was replaced.
+        """
+        self._check_newest()
+        told = [(role, slot, incarnation) for (role, slot), incarnation in sorted(lives.items())]
+        head = Head(FORMAT, self._run, self._home, self._term, self._life, at, manifest, {}, told)
+        for entry in manifest.entries:
+            if (name := head.values(entry)) not in self._put:
+                self._store.put(name, read(entry.file))
+                self._put.add(name)
+                yield entry.bytes
+        self._check_newest()
+        data = encoded(msgspec.structs.replace(head, files=files()))
+        name = head_name(self._term, self._life, manifest.number)
+        self._put.add(name)  # Also if it is refused: it may have arrived.
+        self._store.put(name, data)
+        yield len(data)
+        self._forget()
+
+    def _check_newest(self) -> None:
+        """OSError unless this life may write to this place."""
+        names = heads(self._store.names())
+        if not names or names[0] in self._put:
+            return
+        if names[0] > f"{HEAD}{_writer(self._term, self._life)}":
+            raise OSError(errno.ESTALE, f"the run goes on elsewhere, and takes the snapshots there: {names[0]}")
+        if not self._is_compared:
+            with suppress(ValueError, FileNotFoundError):
+                if (found := read_head(self._store, names[0]).run) != self._run:
+                    raise OSError(errno.EEXIST, f"snapshots of another run are there: {found}")
+            self._is_compared = True
+
+    def _forget(self) -> None:
+        """Remove objects outside the newest heads; failures are left for the next call."""
+        with suppress(OSError):
+            names = self._store.names()
+            kept: set[str] = set()
+            for name in heads(names)[KEPT:]:
+                self._store.remove(name)
+            for name in heads(names)[:KEPT]:
+                try:
+                    head = read_head(self._store, name)
+                except ValueError:
+                    return  # The objects of a damaged head are unknown.
+                kept |= {head.values(entry) for entry in head.manifest.entries}
+            mine = f"{VALUES}{_writer(self._term, self._life)}"
+            for name in names:
+                if name.startswith(VALUES) and name not in kept and (name < mine or name in self._put):
+                    self._store.remove(name)
+                    self._put.discard(name)
+
+
+class _Versioned(msgspec.Struct):
+    format: int
+
+
+def _writer(term: int, life: int) -> str:
+    """A name that sorts by (term, life); each home of a run numbers lives far beyond those of the home before it."""
+    return f"{term:04}-{life:012}"
+
+
+MEMORY: Final = "memory"
+KEY: Final = "run.snapshots"
+_CHUNK_BYTES: Final = 16 << 20
+"""Part size of uploads to an object store: at most this much of a fragment is in memory twice."""
+_S3: Final = ("s3", "s3a")
+_BUCKETS: Final = (*_S3, "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "r2", MEMORY)
+"""Schemes without folders: to make one there makes a bucket."""
+_PROBE: Final = "probe-"
+_T = TypeVar("_T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The store of snapshots of the run named `run`, whose folder is `home` (MACHINE:PATH).
+
+    `text` is a folder's absolute path, or a URL. `in_background`: by a thread, as on the real clock.
+    """
+
+    text: str
+    run: str = ""
+    home: str = ""
+    in_background: bool = True
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder on the disk of a host."""
+        return "://" not in self.text
+
+    def open(self, disk: Disk) -> Store:
+        """The store; OSError if it cannot be reached."""
+        return FolderStore(Path(self.text), disk) if self.is_folder else UrlStore(self.text)
+
+
+@final
+class UrlStore:
+    """The objects under a URL, by fsspec; all errors of its filesystem become OSErrors with their message."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._scheme = url, scheme_of(url)
+        self._filesystem, self._root = _told(lambda: _filesystem(url))
+
+    def put(self, name: str, data: bytes) -> None:
+        more = {"chunksize": _CHUNK_BYTES, "max_concurrency": 1} if self._scheme in _S3 else {}
+
+        def put() -> None:
+            if self._scheme not in _BUCKETS:
+                self._filesystem.makedirs(self._root, exist_ok=True)
+            self._filesystem.pipe_file(self._path(name), data, **more)
+
+        _told(put)
+
+    def get(self, name: str, bytes_max: int) -> bytes:
+        size = _told(lambda: self._filesystem.size(self._path(name)))
+        if size is not None and size > bytes_max:
+            raise OSError(errno.EFBIG, f"{name} has {size} bytes: expected at most {bytes_max}")
+        return bytes(_told(lambda: self._filesystem.cat_file(self._path(name))))
+
+    def names(self) -> list[str]:
+        def names() -> list[str]:
+            self._filesystem.invalidate_cache()
+            try:
+                return [str(path) for path in self._filesystem.ls(self._root, detail=False)]
+            except FileNotFoundError:
+                return []
+
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in _told(names) if not path.endswith("/"))
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            _told(lambda: self._filesystem.rm_file(self._path(name)))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a URL; '' of a path."""
+    return url.partition("://")[0].lower() if "://" in url else ""
+
+
+def place_of(text: str, folder: Path | None = None) -> Place:
+    """The place that a text names, with paths relative to `folder`; ConfigError if it cannot be used here."""
+    doing, scheme = f"Reading {KEY}", scheme_of(text)
+    if scheme in ("", "file", "local"):
+        path = Path(text.partition("://")[2] if scheme else text).expanduser()
+        if not text or (scheme and not path.is_absolute()):
+            raise ConfigError(doing, "a folder, or a URL such as s3://bucket/path", repr(text), "Name one.")
+        return Place(os.path.abspath((folder or Path.cwd()) / path))
+    if "::" in text:
+        do = "Name the store itself: what goes through a cache is not there to stay when it says so."
+        raise ConfigError(doing, "one filesystem", f"a chain, {text!r}", do)
+    import fsspec
+
+    known = sorted(fsspec.available_protocols())
+    if scheme not in known:
+        do = "Name a folder, or for example s3://bucket/path, gs://bucket/path or sftp://machine/path."
+        raise ConfigError(doing, "a URL whose scheme fsspec knows", repr(text), do)
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        do = "Install it beside isthmus: in a clone, pip install -e '.[s3]'." if scheme in _S3 else str(error)
+        raise ConfigError(doing, f"the package for {scheme}:// beside fsspec", "none installed", do) from None
+    if not text.partition("://")[2].strip("/"):
+        raise ConfigError(doing, "a path behind the scheme", repr(text), f"As in {scheme}://bucket/path.")
+    return Place(text.rstrip("/"))
+
+
+def check(place: Place, disk: Disk, *, run: str = "") -> None:
+    """Put a test object, read it and remove it; ConfigError if that fails, or the place has another run's snapshots."""
+
+    doing, name, data = f"Reading {KEY}", f"{_PROBE}{secrets.token_hex(8)}", secrets.token_bytes(64)
+    do = "Look at its name, and at the credentials of this machine."
+    if place.is_folder:
+        do = "Name another folder, or make this one writable."
+    try:
+        store = place.open(disk)
+        found = heads(store.names())
+        store.put(name, data)
+        try:
+            is_there = store.get(name, len(data)) == data
+        finally:
+            store.remove(name)
+    except OSError as error:
+        raise ConfigError(doing, f"a place that can be written, {place.text}", words(error), do) from None
+    if not is_there:
+        raise ConfigError(doing, f"a place that gives back what it was given, {place.text}", "something else", do)
+    if found:
+        try:
+            other = read_head(store, found[0]).run
+        except (ValueError, OSError):
+            other = ""
+        if other != run or not run:
+            told = f"those of {other}" if other else "some that cannot be read"
+            do = f"Name another place; or go on with that run: isthmus train --resume {place.text}"
+            raise ConfigError(doing, f"{place.text} without snapshots of another run", told, do)
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    options: dict[str, Any] = {}
+    if scheme_of(url) in _S3:
+        limits = {"connect_timeout": 5, "read_timeout": 30, "retries": {"total_max_attempts": 1}}
+        options = {"config_kwargs": limits, "use_listings_cache": False, "skip_instance_cache": True}
+    filesystem, root = fsspec.core.url_to_fs(url, **options)
+    if options:
+        filesystem.retries = 2  # Each waits by itself; `offers` tries again later.
+    return filesystem, root.rstrip("/")
+
+
+def _told(work: Callable[[], _T]) -> _T:
+    """The result of `work`; its errors are raised as OSError."""
+    try:
+        return work()
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        told = " ".join(str(part) for part in error.args if isinstance(part, str)) or str(error)
+        raise OSError(errno.EIO, f"{type(error).__name__}: {told}".rstrip(": ")) from error

@@ -1,0 +1,201 @@
+"""The page of `isthmus chaos`: the terminal's figures, and the pictures, in one file that loads nothing.
+
+The pictures of `isthmus chaos`: what programs kept, and of one run the steps of all learners, what was done to which
+process, and the global loss, on one axis of time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from isthmus.programs.engine.report.charts_absence import GUTTER, draw_absence
+from isthmus.programs.engine.report.charts_drawing import (
+    Scale,
+    drawing,
+    element,
+    learner_class,
+    line,
+    rectangle,
+    text,
+    titled,
+)
+from isthmus.programs.engine.report.charts_lines import Chart, Curve
+from isthmus.programs.engine.report.charts_timeline import Window
+from isthmus.programs.engine.report.page import document, rendered
+from isthmus.programs.engine.results.reading import load
+from isthmus.programs.engine.results.record import Evaluation, RunRecord
+from isthmus.programs.engine.results.words import decimal, percent, seconds
+from isthmus.programs.study.lab.chaos_trial import Figures, Recovery, Tried, headline
+from isthmus.runtime.system.files import write_bytes
+
+_WIDTH: Final = 1080.0
+_ROW: Final = 20.0
+_BAR: Final = 26.0
+_LOSS: Final = 130.0
+_NAME: Final = 190.0
+"""Left of the bars."""
+_VERBS: Final = {
+    "kill": "killed",
+    "pause": "stopped",
+    "slow": "slowed",
+    "mute": "cut off",
+    "clog": "late",
+    "lose": "losing segments",
+    "throttle": "throttled",
+}
+
+
+def kept(tried: Sequence[Tried]) -> Markup:
+    """A bar for each program: the goodput that it kept, of its own undisturbed one."""
+    x, parts = Scale(0.0, 1.0, _NAME, _WIDTH - 60), list[Markup]()
+    for row, each in enumerate(tried):
+        y, ratio = 6 + row * (_BAR + 8), each.ratio
+        parts.append(text(0, y + 18, each.order.program, "name"))
+        parts.append(rectangle(x.start, y, x.stop - x.start, _BAR, "band"))
+        if ratio is not None:
+            told = f"{each.order.program} kept {percent(ratio)} of its undisturbed goodput"
+            parts.append(rectangle(x.start, y, x(min(ratio, 1.0)) - x.start, _BAR, f"chip c{row % 8}", told))
+            parts.append(text(min(x(ratio), x.stop) + 8, y + 18, percent(ratio), "value"))
+    label = "Goodput under the plan, as a share of the program's own undisturbed goodput"
+    return drawing(_WIDTH, 6 + len(tried) * (_BAR + 8), label, *parts)
+
+
+def whole_run(struck: Figures, record: RunRecord, calm: RunRecord) -> Markup:
+    """Steps, faults and loss, one below the other on one axis of time."""
+    parts, y = list[Markup](), 0.0
+    for each in _strips(struck, record, calm):
+        height = float(each.partition('"')[2].partition('"')[0].rpartition(" ")[2])
+        parts.append(
+            Markup('<svg y="{}" width="{}" height="{}" ').format(y, _WIDTH, height) + Markup(each[len("<svg ") :])
+        )
+        y += height
+    return drawing(_WIDTH, y, "Steps of all learners, what was done to which process, and the global loss", *parts)
+
+
+def _strips(struck: Figures, record: RunRecord, calm: RunRecord) -> Iterator[Markup]:
+    """Each as wide as all, with the seconds at the same places."""
+    window = Window(0.0, max(record.wall_seconds, 1e-3))
+    happened = [each for each in struck.recoveries if each.strike.proof]
+    marks = [each.strike.begun - struck.zero for each in happened]
+    yield draw_absence(record, window, record.absences, _WIDTH, marks)
+    x = Scale(window.begin, window.end, GUTTER, _WIDTH - 2)
+    if happened:
+        yield _faults(happened, struck.zero, x, marks)
+    if any(_evaluated(each) for each in (record, calm)):
+        yield _loss(record, calm, x, marks)
+
+
+def _faults(recoveries: Sequence[Recovery], zero: float, x: Scale, marks: Sequence[float]) -> Markup:
+    """A row for each struck process: how long it was struck, and until it worked again."""
+    hosts = list(dict.fromkeys(each.strike.fault.host for each in recoveries))
+    bottom = 4 + _ROW * len(hosts)
+    parts = [line(x(mark), 0, x(mark), bottom, "mark") for mark in marks]
+    for row, host in enumerate(hosts):
+        y = 4 + _ROW * row
+        parts.append(text(12, y + 14, host, "name"))
+        parts.append(line(GUTTER, y + _ROW, _WIDTH - 2, y + _ROW, "grid"))
+        for each in (each for each in recoveries if each.strike.fault.host == host):
+            parts += _fault(each, zero, x, y)
+    return drawing(_WIDTH, bottom + 2, f"{len(recoveries)} faults, a row for each process", *parts)
+
+
+def _fault(recovery: Recovery, zero: float, x: Scale, y: float) -> Iterator[Markup]:
+    strike = recovery.strike
+    begun, ended = strike.begun - zero, strike.ended - zero
+    back = ended if recovery.seconds is None else ended + recovery.seconds
+    told = f"{strike.fault.kind} at {seconds(begun)}: {strike.proof}"
+    middle = y + _ROW / 2
+    if strike.fault.kind == "kill":
+        yield rectangle(x(begun), y + 3, max(x(back) - x(begun), 2.0), _ROW - 6, "absent", told)
+        yield element("path", titled(told), d=f"M{x(begun) - 4:.1f} {middle - 4:.1f}l8 8m0-8l-8 8", class_="cross")
+    else:
+        yield rectangle(x(begun), y + 3, max(x(ended) - x(begun), 2.0), _ROW - 6, "struck", told)
+    verb, took = _VERBS[strike.fault.kind], seconds(recovery.seconds)
+    lasted = "" if strike.fault.kind == "kill" else f" for {seconds(ended - begun)}"
+    words = f"{verb}{lasted}, not seen again" if recovery.seconds is None else f"{verb}{lasted}, back after {took}"
+    is_left = x(back) > x.stop - 200
+    at, classes = (x(begun) - 8, ("small", "end")) if is_left else (x(back) + 8, ("small",))
+    yield text(at, y + 14, words, *classes)
+
+
+def _evaluated(record: RunRecord) -> list[Evaluation]:
+    """Losses but the first one, which is that of an untrained model, and out of proportion."""
+    return [item for item in record.evaluations if item.eval_loss is not None and item.time > 0.0][1:]
+
+
+def _loss(record: RunRecord, calm: RunRecord, x: Scale, marks: Sequence[float]) -> Markup:
+    """The loss of the global model under the plan, and undisturbed."""
+    losses = [item.eval_loss for each in (record, calm) for item in _evaluated(each) if item.eval_loss is not None]
+    y = Scale.over(losses, _LOSS - 22, 10)
+    parts = [line(x(mark), 0, x(mark), _LOSS - 12, "mark") for mark in marks]
+    parts.append(text(12, 20, "loss", "name"))
+    for value in y.ticks(3):
+        parts.append(line(GUTTER, y(value), _WIDTH - 2, y(value), "grid"))
+        parts.append(text(GUTTER - 8, y(value) + 4, decimal(value, 2), "small", "end"))
+    for each, name, class_ in ((calm, "undisturbed", "series calm"), (record, "under the plan", "series")):
+        found = [(x(item.time), y(item.eval_loss)) for item in _evaluated(each) if item.eval_loss is not None]
+        found = [(at, loss) for at, loss in found if at <= x.stop]
+        if found:
+            d = "M" + "L".join(f"{at:.1f} {loss:.1f}" for at, loss in found)
+            parts.append(element("path", titled(f"held-out loss {name}"), d=d, class_=f"{class_} c0"))
+            if each is record:
+                at, loss = found[-1]
+                parts.append(text(at - 6, loss - 8, decimal(_evaluated(each)[-1].eval_loss), "value", "end"))
+    return drawing(_WIDTH, _LOSS, "Held-out loss of the global model over the run", *parts)
+
+
+PAGE: Final = "chaos.html"
+PICTURE: Final = "chaos.svg"
+
+
+def write_page(folder: Path, tried: Sequence[Tried]) -> Path:
+    """Write the page into `folder`, and beside the runs of each program its picture alone; the path of the page."""
+    records = [(load(each.struck.folder), load(each.calm.folder)) for each in tried]
+    pictures = [whole_run(each.struck, *both) for each, both in zip(tried, records, strict=True)]
+    for each, picture in zip(tried, pictures, strict=True):
+        write_bytes(each.struck.folder.parent / PICTURE, document(picture).encode("utf-8"))
+    values: dict[str, Any] = {
+        "headline": list(headline(tried)),
+        "kept": kept(tried) if any(each.struck.strikes for each in tried) else None,
+        "tried": [each.as_data() for each in tried],
+        "ratios": [each.ratio for each in tried],
+        "pictures": pictures,
+        "faults": [_strike_rows(each) for each in tried],
+        "accounts": [struck.summary for struck, _ in records],
+        "charts": [Chart("loss", "Loss on held-out data", list(_curves(tried, records)), [])],
+        "reports": [
+            (f"{each.order.program}, {name}", os.path.relpath(one.folder / "report.html", folder))
+            for each in tried
+            for name, one in (("undisturbed", each.calm), ("under the plan", each.struck))
+        ],
+    }
+    path = folder / PAGE
+    write_bytes(path, rendered("chaos.html", **values).encode("utf-8"))
+    return path
+
+
+def _strike_rows(tried: Tried) -> list[Mapping[str, Any]]:
+    """The strikes, with the seconds until the target worked again."""
+    back = {id(each.strike): each.seconds for each in tried.struck.recoveries}
+    return [{**strike.as_data(), "back": back.get(id(strike))} for strike in tried.struck.strikes]
+
+
+def _curves(tried: Sequence[Tried], records: Sequence[tuple[RunRecord, RunRecord]]) -> Iterator[Curve]:
+    """The loss of the global model of each program, undisturbed (thin) and under the plan (bold)."""
+    for index, (each, (struck, calm)) in enumerate(zip(tried, records, strict=True)):
+        for name, record, is_main in (("undisturbed", calm, False), ("under the plan", struck, True)):
+            found = [item for item in record.evaluations if item.eval_loss is not None]
+            if found:
+                yield Curve(
+                    f"{each.order.program}, {name}",
+                    learner_class(index),
+                    [round(item.tokens) for item in found],
+                    [round(item.time, 4) for item in found],
+                    [item.eval_loss for item in found],
+                    is_main,
+                )

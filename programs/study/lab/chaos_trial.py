@@ -1,0 +1,378 @@
+"""A program run twice, undisturbed and under a plan, and the figures of several programs beside each other.
+
+The figures of one run under a plan, from its run folder: the results of `isthmus chaos` for a program.
+
+Everything comes from the run's own files: figures are those of `summary.json`, a recovery ends where the files show
+that a host works again, waits are on the tapes. Only the beginning of a fault comes from the strikes.
+
+One run under a plan: started as by `isthmus train`, struck, and awaited until it is over.
+
+On several machines it is handed over to its home and detached, so that the home may die with everything on it.
+
+What came of the programs, in sentences: for the terminal and the page.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.results import reading, tapes
+from isthmus.programs.engine.results.record import RunRecord
+from isthmus.programs.engine.results.tapes import Wait, waits_on_others
+from isthmus.programs.engine.results.words import percent
+from isthmus.programs.engine.run.host_process import PROXY
+from isthmus.programs.engine.run.in_processes import OVER
+from isthmus.programs.engine.run.private_daemon import kill_all
+from isthmus.programs.study.lab.chaos_plan import (
+    DAEMON,
+    FORK_SERVER,
+    LEARNER,
+    OF_LINKS,
+    ChaosPlan,
+    Planned,
+    Slow,
+    faults_of,
+    machine_hosts,
+)
+from isthmus.programs.study.lab.chaos_strikes import Cast, Conditions, Links, Machines, Strike, Striker, owner_of
+from isthmus.programs.update_settings import LEARNERS_MAX
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.graph.plans import Plan, lower
+
+_BEFORE_SECONDS: Final = 0.5
+"""A daemon may have written of an end a moment before the strike was noted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Time from the strike (for a pause: from its end) until the process, or its next life, worked again.
+
+    For a machine until the last of its hosts did. None if the files do not show it.
+    """
+
+    strike: Strike
+    seconds: float | None
+
+    def as_data(self) -> dict[str, Any]:
+        """For --json."""
+        fault = self.strike.fault
+        return {"role": fault.role, "fault": fault.kind, "seconds": self.seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of one run: `summary` is its summary.json, `waits` counts those of inner steps on other hosts; `zero` is
+    its first inner step, in seconds of the monotonic clock."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    strikes: Sequence[Strike]
+    recoveries: Sequence[Recovery]
+    waits: int
+    zero: float
+
+    def number(self, name: str) -> float | None:
+        """A figure of the summary."""
+        value = self.summary.get(name)
+        return None if value is None else float(value)
+
+
+def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> Figures:
+    """The figures of the run in `folder`, which is over."""
+    record = reading.load(folder)
+    told = spec.load(folder)
+    zero = told.zero_ns / 1e9 + float(record.summary.get("start_seconds") or 0.0)
+    happened = [strike for strike in strikes if strike.proof]
+    plan = lower(told.graph()).get("learner")
+    waits = 0 if plan is None else _waits(folder, plan, happened, told.zero_ns)
+    return Figures(folder, record.summary, strikes, [_recovery(record, each, zero) for each in happened], waits, zero)
+
+
+def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) -> int:
+    """The number of waits of learners on other hosts while they were not struck themselves."""
+    count = 0
+    for file in tapes.found(folder)[0]:
+        if file.member is None or file.member.replica.role != "learner":
+            continue
+        own = [each for each in strikes if str(file.member.replica) in (each.fault.host, *each.hosts)]
+        for segment in tapes.read(file).segments:
+            found = waits_on_others(plan, segment.records)
+            count += sum(not any(_meet(wait, strike, zero_ns) for strike in own) for wait in found)
+    return count
+
+
+def _meet(wait: Wait, strike: Strike, zero_ns: int) -> bool:
+    begun, ended = (zero_ns + wait.begun) / 1e9, (zero_ns + wait.ended) / 1e9
+    return begun <= strike.ended and ended >= strike.begun
+
+
+# -- recoveries --------------------------------------------------------------------------------------------------------
+
+
+def _recovery(record: RunRecord, strike: Strike, zero: float) -> Recovery:
+    """When it worked again, by the files."""
+    fault = strike.fault
+    if fault.kind == "kill" and fault.host == FORK_SERVER:
+        back = None if strike.back is None else strike.back - zero
+        begun = strike.begun - zero
+    elif fault.kind == "kill":
+        begun = strike.begun - zero
+        came = [_back_from_the_dead(record, host, begun) for host in strike.hosts or (fault.host,)]
+        back = None if None in came else max(at for at in came if at is not None)
+    else:
+        begun = strike.ended - zero
+        back = next((at for at in _works(record, fault.host) if at > begun), None)
+    return Recovery(strike, None if back is None else round(max(0.0, back - begun), 3))
+
+
+def _back_from_the_dead(record: RunRecord, host: str, begun: float) -> float | None:
+    ends = [each.ended for each in record.absences if each.host == host and each.begun >= begun - _BEFORE_SECONDS]
+    return next((end for end in ends if end is not None), None)
+
+
+def _works(record: RunRecord, host: str) -> Iterator[float]:
+    """The moments at which files show a host at its work, in order."""
+    role, _, slot = host.partition("/")
+    shows: Mapping[str, Callable[[], Iterator[float]]] = {
+        "learner": lambda: (each.time for each in record.reports if each.learner == int(slot)),
+        "syncer": lambda: (each.time for each in record.merges if each.fragment % record.shards == int(slot)),
+        "evaluator": lambda: (each.time for each in record.evaluations),
+        "recorder": lambda: (each.time for each in record.reports),
+    }
+    return shows[role]() if role in shows else iter(())
+
+
+LOOK_SECONDS: Final = 0.1
+ASK_SECONDS: Final = 5.0
+SILENCE_SECONDS_MAX: Final = 120.0
+"""A daemon that was killed is back within seconds; on a machine with several times as many busy processes as cores it
+took half a minute."""
+END_SECONDS_MAX: Final = 120.0
+"""Time limit for a run that is ended from here: it may need a minute to write to a full disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A training run: `task` and `sets` are the --task and --set of `isthmus train`."""
+
+    program: str
+    task: str | None
+    sets: tuple[str, ...]
+    links: Slow | None = None
+    machines: int = 1
+    learners: int = 1
+
+    def command(self, folder: Path, cluster: Path | None) -> list[str]:
+        """The command line."""
+        main = "from isthmus.programs.command.main import main; main()"
+        options = [part for text in self.sets for part in ("--set", text)]
+        options += ["--task", self.task] if self.task is not None else []
+        options += ["--cluster", str(cluster), "--detach"] if cluster is not None else []
+        return [sys.executable, "-c", main, "train", self.program, *options, "--quiet", "--run-dir", str(folder)]
+
+
+def run(
+    order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[str], None], *, is_endless: bool = False
+) -> Figures:
+    """Train under these faults; returns the figures. RunError if the run fails, or leaves no summary.
+
+    `is_endless`: faults that were not due before the end of the run are left out.
+    """
+    strikes: list[Strike] = []
+    links = _links(order.links) if order.links or any(fault.kind in OF_LINKS for fault in faults) else None
+    environment = {} if links is None else {PROXY: links.address}
+    with ExitStack() as ended:
+        machines = None if order.machines == 1 else ended.enter_context(_machines(order, folder, environment))
+        cluster, home = (None, {}) if machines is None else (machines.cluster, machines.home)
+        command = ended.enter_context(_started(order.command(folder, cluster), folder, {**environment, **home}))
+        striker: Striker | None = None
+        try:
+            life = Life(command, folder, is_detached=cluster is not None)
+            while not life.is_over():
+                if striker is None and faults and (zero := Cast(folder).zero()) is not None:
+                    striker = Striker(Cast(folder), faults, zero, order.program, links, machines)
+                if machines is not None:
+                    machines.look()
+                if striker is not None:
+                    for strike in striker.news():
+                        say(_told(strike))
+                time.sleep(LOOK_SECONDS)
+        finally:
+            strikes = striker.close() if striker is not None else [Strike(fault, is_late=True) for fault in faults]
+            if links is not None:
+                links.close()
+    if not (folder / "summary.json").exists():
+        log = (folder.parent / f"{folder.name}.log").read_text().strip()
+        raise RunError(f"{order.program} left no summary in {folder}: {log}")
+    return figures_of(folder, [strike for strike in strikes if not (is_endless and strike.is_late)])
+
+
+@final
+class Life:
+    """Whether a run goes on: as long as its `command`, or, if that only hands it over, until its folder has its end."""
+
+    def __init__(self, command: subprocess.Popen[bytes], folder: Path, *, is_detached: bool) -> None:
+        self._command, self._folder, self._is_detached = command, folder, is_detached
+        self._heard = self._asked = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Whether the run is over; RunError if no daemon has answered for it for SILENCE_SECONDS_MAX."""
+        code = self._command.poll()
+        if code is None:
+            self._heard = time.monotonic()
+            return False
+        if code or not self._is_detached or (self._folder / OVER).exists():
+            return True
+        now = time.monotonic()
+        if now - self._asked > ASK_SECONDS:
+            self._asked = now
+            self._heard = now if Cast(self._folder).status() else self._heard
+        if now - self._heard > SILENCE_SECONDS_MAX:
+            raise RunError(f"no daemon has answered for the run in {self._folder} for {now - self._heard:.0f} s")
+        return False
+
+
+@contextmanager
+def _started(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, with its output beside the folder; it and its processes are gone after the block."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"{folder.name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **more},
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                kill_all(folder)
+
+
+def _machines(order: Order, folder: Path, environment: Mapping[str, str]) -> Machines:
+    """The machines of a run, beside its folder, which the home's daemon makes."""
+    references = [text for text in (order.program, order.task) if text is not None]
+    return Machines(folder.parent, folder.name, order.machines, order.learners, references, environment)
+
+
+def _links(usual: Slow | None) -> Links:
+    """A proxy; learners' links have the requested conditions."""
+    links = Links(owner_of, Conditions())
+    for slot in range(LEARNERS_MAX if usual is not None else 0):
+        assert usual is not None
+        kbits = usual.kbits[min(slot, len(usual.kbits) - 1)] if usual.kbits else None
+        links.way(f"{LEARNER}/{slot}").conditions = Conditions(kbits, usual.latency)
+    return links
+
+
+def _told(strike: Strike) -> str:
+    return f"{strike.fault.kind} {strike.fault.host}: {strike.proof or strike.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A program: its undisturbed run (`calm`), and its run under the faults (`struck`), which are `planned` for all
+    programs."""
+
+    order: Order
+    calm: Figures
+    struck: Figures
+    planned: tuple[Planned, ...] = ()
+
+    @property
+    def is_good(self) -> bool:
+        """Whether both runs were done, and every fault happened."""
+        is_done = all(each.summary["outcome"] == "done" for each in (self.calm, self.struck))
+        return is_done and all(strike.proof for strike in self.struck.strikes)
+
+    @property
+    def ratio(self) -> float | None:
+        """Goodput over the plan, of the program's own undisturbed goodput."""
+        struck, calm = self.struck.number("goodput"), self.calm.number("goodput")
+        return struck / calm if struck is not None and calm else None
+
+    def as_data(self) -> dict[str, Any]:
+        """For --json."""
+        summary = self.struck.summary
+        return {
+            "program": self.order.program,
+            **{name: summary[name] for name in ("outcome", "uptime", "goodput")},
+            "goodput_undisturbed": self.calm.summary["goodput"],
+            "merged_share": summary["merged_share"],
+            "eval_loss_final": summary["eval_loss_final"],
+            "eval_loss_undisturbed": self.calm.summary["eval_loss_final"],
+            "tokens_total": summary["tokens_total"],
+            "seconds": summary["wall_seconds"],
+            "seconds_undisturbed": self.calm.summary["wall_seconds"],
+            "waits_on_other_hosts": self.struck.waits,
+            "recoveries": [each.as_data() for each in self.struck.recoveries],
+            "faults": [each.as_data() for each in self.struck.strikes],
+            "folder": str(self.struck.folder),
+        }
+
+
+def try_program(
+    order: Order,
+    hosts: Sequence[str],
+    plan: ChaosPlan,
+    folder: Path,
+    first: Sequence[Tried],
+    say: Callable[[str], None],
+) -> Tried:
+    """Train undisturbed, and then under the faults of the plan: those of the `first` program, for existing `hosts`.
+
+    RunError if a run fails, or leaves no figures.
+    """
+    own = folder / order.program.replace("/", "-")
+    say(f"{order.program}: undisturbed")
+    calm = run(order, own / "undisturbed", (), say)
+    faults = first[0].planned if first else faults_of(plan, hosts, calm.number("wall_seconds") or 0.0)
+    there = (*hosts, DAEMON, FORK_SERVER, *machine_hosts(order.machines))
+    own_faults = [fault for fault in faults if fault.host in there]
+    if not own_faults:
+        return Tried(order, calm, calm, faults)
+    say(f"{order.program}: under the plan")
+    struck = run(order, own / "plan", own_faults, say, is_endless=plan.is_endless)
+    return Tried(order, calm, struck, faults)
+
+
+def as_data(tried: Sequence[Tried]) -> dict[str, Any]:
+    """All figures, for --json."""
+    return {"runs": [each.as_data() for each in tried]}
+
+
+def headline(tried: Sequence[Tried]) -> Iterator[str]:
+    """The share of its goodput that the first program kept, compared with the others."""
+    first, *others = tried
+    struck = sum(bool(strike.proof) for strike in first.struck.strikes)
+    if first.ratio is None or not struck:
+        return
+    yield (
+        f"Under {struck} faults {first.order.program} kept {percent(first.ratio)} of its undisturbed goodput, with "
+        f"some learner stepping {percent(first.struck.number('uptime'))} of the time."
+    )
+    compared = [
+        f"{first.ratio / each.ratio:.2f} times the share that {each.order.program} kept ({percent(each.ratio)})"
+        for each in others
+        if each.ratio
+    ]
+    if compared:
+        yield f"That is {', and '.join(compared)}."

@@ -1,0 +1,332 @@
+"""Cells of a table: the goodput of a program, a number of learners and a number of chips; and the published cells.
+
+The terms are *calibrated*: they were chosen so that the model comes near the published cells (arXiv 2604.21428, where a
+chip is interrupted once a year), so agreement with those cells is no prediction. Each seed is a day of a run.
+
+The effect of failures on one learner of many slices: an event model of its own, in which nothing is trained.
+
+A learner works in steps. Chips fail as a Poisson process, at a rate that belongs to the whole learner. At the end of
+the step in which one failed the learner stalls (it detects, reshards, replays) and goes on without that slice. A slice
+that fails during a stall is lost, too, and neither prolongs the stall nor begins another. Repaired slices rejoin for
+nothing at the end of any stall, or else in a stall of their own, the upscale, which comes no sooner than `calm_seconds`
+after the last one. A learner without any slice waits for the first.
+
+Learners do not interact in this model: with Decoupled DiLoCo none waits for another, so each learner of a run with M is
+one with an M-th of the chips. Data-parallel training is one learner with all of them.
+
+The tests compare the model with whole runs of the real cores (tests/programs/goodput/test_against_cores.py).
+
+Cells as a table of text, as JSON, and as a page with a drawing, beside the published figures.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
+from random import Random
+from statistics import fmean, stdev
+from typing import Any, Final, NamedTuple, final
+
+from isthmus.programs.engine.report.charts_lines import Line, draw_lines
+from isthmus.programs.engine.report.page import Part, Sheet
+from isthmus.programs.engine.results.words import percent, scaled
+from isthmus.runtime.errors import ConfigError, Fault
+
+YEAR_SECONDS: Final = 365.25 * 86_400
+UPTIME_STEPS: Final = 3
+"""Steps after the end of its last one for which a learner counts as up, as in `summary.json`."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Durations in seconds.
+
+    A learner's work is merged once in `interval_seconds`, a fragment after the other, and unmerged work is lost with a
+    failure; with 0 nothing is lost, because other slices hold the state. With `repair_seconds` of 0 a spare slice is
+    available at once, and no slice ever rejoins later.
+    """
+
+    step_seconds: float = 4.0
+    stall_seconds: float = 22.0
+    upscale_seconds: float = 12.0
+    calm_seconds: float = 180.0
+    repair_seconds: float = 300.0
+    interval_seconds: float = 0.0
+    slice_chips: int = 256
+
+
+class Stall(NamedTuple):
+    """A time in which a learner does not step; `failed` are the failures that it is about, none in an upscale."""
+
+    begin: float
+    end: float
+    failed: int
+
+
+class Work(NamedTuple):
+    """A time in which a learner steps, with this share of its chips; `lost` seconds of it were lost with its end."""
+
+    begin: float
+    end: float
+    share: float
+    lost: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """The history of one learner."""
+
+    works: tuple[Work, ...]
+    stalls: tuple[Stall, ...]
+
+    def good_seconds(self) -> float:
+        """Seconds of work that was not lost, weighted by the share of its chips."""
+        return sum(work.share * (work.end - work.begin - work.lost) for work in self.works)
+
+
+def failures(rng: Random, mean_seconds: float, seconds: float) -> list[float]:
+    """Instants of a learner's failures, `mean_seconds` apart on average."""
+    found, at = list[float](), rng.expovariate(1 / mean_seconds)
+    while at < seconds:
+        found.append(at)
+        at += rng.expovariate(1 / mean_seconds)
+    return found
+
+
+def lived(failed: Sequence[float], terms: Terms, slices: float, seconds: float) -> Lived:
+    """The history, over `seconds`, of a learner of `slices` slices, one of which fails at each instant of `failed`."""
+    works, stalls = list[Work](), list[Stall]()
+    away = list[float]()  # When each slice that is away will be repaired, in this order.
+    now, index, stalled = 0.0, 0, 0.0
+    # Each turn is a failure, or an upscale, of which there is at most one for a failure; or the end.
+    while now < seconds:
+        upscale = max(away[0], stalled + terms.calm_seconds) if away else math.inf
+        until = min(failed[index] if index < len(failed) else math.inf, upscale, seconds)
+        end = now + max(1, math.ceil((until - now) / terms.step_seconds)) * terms.step_seconds
+        before = index
+        index = bisect_right(failed, end, index)
+        share = max(0.0, 1 - len(away) / slices)
+        lost = unmerged(end - now, terms.interval_seconds) if index > before else 0.0
+        works.append(Work(now, min(end, seconds), share, lost))
+        away += [at + terms.repair_seconds for at in failed[before:index]]
+        if index == before and upscale > end:
+            break
+        stalled = end + (terms.stall_seconds if index > before else terms.upscale_seconds)
+        during = bisect_right(failed, stalled, index)
+        away += [at + terms.repair_seconds for at in failed[index:during]]
+        away = [at for at in away if at > stalled]
+        while away and len(away) >= slices:
+            stalled = away.pop(0)
+        stalls.append(Stall(end, stalled, index - before))
+        now, index = stalled, bisect_right(failed, stalled, during)
+    return Lived(tuple(works), tuple(stalls))
+
+
+def unmerged(worked: float, interval: float) -> float:
+    """Seconds of unmerged work after `worked` seconds: the mean over fragments that are merged at even distances, once
+    in `interval` seconds each."""
+    return worked - worked**2 / (2 * interval) if worked < interval else interval / 2
+
+
+def uptime(lives: Iterable[Lived], terms: Terms, seconds: float) -> float:
+    """The share of the time, from the end of the first step, at which some learner has just finished a step."""
+    works = sorted(chain.from_iterable(life.works for life in lives))
+    up, reached = 0.0, terms.step_seconds
+    for work in works:
+        begin, end = work.begin + terms.step_seconds, min(work.end + UPTIME_STEPS * terms.step_seconds, seconds)
+        up += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return min(1.0, up / (seconds - terms.step_seconds))
+
+
+DATA_PARALLEL: Final = "data-parallel"
+ELASTIC: Final = "elastic-data-parallel"
+DECOUPLED: Final = "decoupled-diloco"
+TERMS: Final = {
+    DATA_PARALLEL: Terms(stall_seconds=82.0, repair_seconds=0.0),
+    ELASTIC: Terms(),
+    DECOUPLED: Terms(),
+}
+"""Calibrated. Data-parallel training begins again from its last snapshot, with a spare slice: 82 s a failure."""
+SECONDS: Final = 86_400.0
+CHIPS_MAX: Final = 10_000_000
+LEARNERS_MAX: Final = 1024
+SEEDS_MAX: Final = 100
+"""All three maxima together take some 5 minutes; ten thousand chips that fail once a year fail 27 times a day."""
+PUBLISHED_CHIPS: Final = (150_000, 300_000, 600_000, 1_200_000)
+PUBLISHED: Final = {
+    (DATA_PARALLEL, 1): (0.72, 0.57, 0.38, 0.27),
+    (ELASTIC, 1): (0.88, 0.80, 0.69, 0.58),
+    (DECOUPLED, 2): (0.94, 0.88, 0.80, 0.70),
+    (DECOUPLED, 4): (0.96, 0.93, 0.89, 0.82),
+    (DECOUPLED, 8): (0.98, 0.96, 0.94, 0.88),
+}
+"""Goodput at each of PUBLISHED_CHIPS, simulated by the authors of Decoupled DiLoCo (arXiv 2604.21428)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Shares between 0 and 1, means over seeds; `goodput_deviation` is the standard deviation of one seed."""
+
+    program: str
+    learners: int
+    chips: int
+    goodput: float
+    goodput_deviation: float
+    uptime: float
+
+    @property
+    def published(self) -> float | None:
+        """The goodput that was published for this cell, if one was."""
+        row = PUBLISHED.get((self.program, self.learners))
+        return dict(zip(PUBLISHED_CHIPS, row, strict=True)).get(self.chips) if row else None
+
+
+def cells(learners: Sequence[int], chips: Sequence[int], seeds: int) -> list[Cell]:
+    """The two data-parallel programs once for each number of chips, Decoupled DiLoCo for each number of learners too.
+
+    ConfigError for numbers out of range, all of them together.
+    """
+    _check(learners, chips, seeds)
+    pairs = [(DATA_PARALLEL, 1), (ELASTIC, 1), *((DECOUPLED, count) for count in learners)]
+    return [_cell(program, count, many, seeds) for program, count in pairs for many in chips]
+
+
+def goodput_of(
+    terms: Terms, learners: int, chips: int, seed: int, failures_per_year: float = 1.0, seconds: float = SECONDS
+) -> tuple[float, float]:
+    """Goodput and uptime, over `seconds`, of `learners` that share `chips`, each with `failures_per_year`.
+
+    A learner with fewer chips than a slice is one slice.
+    """
+    mean = YEAR_SECONDS * learners / (chips * failures_per_year)
+    slices = max(1.0, chips / learners / terms.slice_chips)
+    lives = []
+    for slot in range(learners):
+        # The same failures for each program: luck does not favour one.
+        rng = Random(f"{seed} {learners} {chips} {slot}")
+        lives.append(lived(failures(rng, mean, seconds), terms, slices, seconds))
+    good = sum(life.good_seconds() for life in lives) / (learners * seconds)
+    return good, uptime(lives, terms, seconds)
+
+
+def _cell(program: str, learners: int, chips: int, seeds: int) -> Cell:
+    found = [goodput_of(TERMS[program], learners, chips, seed) for seed in range(seeds)]
+    goods = [good for good, _ in found]
+    deviation = stdev(goods) if seeds > 1 else 0.0
+    return Cell(program, learners, chips, fmean(goods), deviation, fmean(up for _, up in found))
+
+
+def _check(learners: Sequence[int], chips: Sequence[int], seeds: int) -> None:
+    doing, faults = "Reading the options of `isthmus simulate goodput`", list[Fault]()
+    if not learners or not all(1 <= count <= LEARNERS_MAX for count in learners):
+        found = ", ".join(map(str, learners)) or "none"
+        faults.append(Fault(doing, f"--learners from 1 to {LEARNERS_MAX}", found, "Say how many, as in 1,2,4."))
+    slice_chips = TERMS[DECOUPLED].slice_chips
+    least = slice_chips * max([1, *learners])
+    if not chips or not all(least <= many <= CHIPS_MAX for many in chips):
+        found = ", ".join(map(str, chips)) or "none"
+        expected = f"--chips from {least:,} (a slice of {slice_chips} for each learner) to {CHIPS_MAX:,}"
+        faults.append(Fault(doing, expected, found, "Take more chips, or fewer learners."))
+    if not 1 <= seeds <= SEEDS_MAX:
+        faults.append(Fault(doing, f"--seeds from 1 to {SEEDS_MAX}", str(seeds), "Say how many days to try."))
+    if faults:
+        raise ConfigError.of(faults)
+
+
+SOURCE: Final = "arXiv 2604.21428"
+CALIBRATED: Final = (
+    f"The terms of the model are calibrated to the cells published in {SOURCE}: agreement with those is no prediction."
+)
+
+
+def as_object(cells: Sequence[Cell]) -> dict[str, Any]:
+    """All figures; `calibrated` are the terms of each program, `published` and `difference` are None if nothing was
+    published."""
+    told = [
+        {
+            **asdict(cell),
+            "published": cell.published,
+            "difference": None if cell.published is None else cell.goodput - cell.published,
+        }
+        for cell in cells
+    ]
+    return {"cells": told, "calibrated": {program: asdict(terms) for program, terms in TERMS.items()}}
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """A line for each program and number of learners, a column for each number of chips."""
+    chips = sorted({cell.chips for cell in cells})
+    lines = [f"{'goodput (published), percent':<32}" + "".join(f"{scaled(many):>16}" for many in chips)]
+    for name, row in _rows(cells).items():
+        told = (_beside(row[many]) if many in row else "" for many in chips)
+        lines.append(f"{name:<32}" + "".join(f"{each:>16}" for each in told))
+    return "\n".join([*lines, "", *_summary(cells), CALIBRATED, ""])
+
+
+def sheet(cells: Sequence[Cell], seeds: int) -> Sheet:
+    """The page."""
+    lines = [
+        Line(
+            name,
+            [(many, cell.goodput) for many, cell in sorted(row.items())],
+            [(many, cell.published) for many, cell in sorted(row.items()) if cell.published is not None],
+        )
+        for name, row in _rows(cells).items()
+    ]
+    drawing = draw_lines(lines, "Goodput by number of chips", scaled, percent, low=0.0, high=1.0)
+    columns = ("program", "chips", "goodput", "deviation", "published", "difference", "uptime")
+    rows = [
+        (
+            _name(cell),
+            scaled(cell.chips),
+            percent(cell.goodput),
+            percent(cell.goodput_deviation),
+            percent(cell.published),
+            "-" if cell.published is None else f"{100 * (cell.goodput - cell.published):+.1f} points",
+            percent(cell.uptime),
+        )
+        for cell in cells
+    ]
+    names = [field.name for field in fields(TERMS["decoupled-diloco"])]
+    terms = [(program, *(f"{getattr(each, name):g}" for name in names)) for program, each in TERMS.items()]
+    days = f"{seeds} simulated days" if seeds > 1 else "one simulated day"
+    return Sheet(
+        "Goodput when chips fail",
+        f"Means of {days} for each cell, in which a chip fails once a year. Nothing was trained.",
+        [
+            Part("Goodput", drawing, notes=[f"Lines: the model. Rings: published in {SOURCE}.", *_summary(cells)]),
+            Part("Cells", None, columns, rows, ["The deviation is that of one day."]),
+            Part("Calibrated", None, ("program", *names), terms, [CALIBRATED]),
+        ],
+    )
+
+
+def _summary(cells: Sequence[Cell]) -> list[str]:
+    off = [abs(cell.goodput - cell.published) for cell in cells if cell.published is not None]
+    if not off:
+        return ["None of these cells was published."]
+    mean, most = 100 * sum(off) / len(off), 100 * max(off)
+    return [f"{len(off)} cells were published: mean absolute difference {mean:.1f} points, largest {most:.1f}."]
+
+
+def _rows(cells: Sequence[Cell]) -> dict[str, dict[int, Cell]]:
+    rows: dict[str, dict[int, Cell]] = {}
+    for cell in cells:
+        rows.setdefault(_name(cell), {})[cell.chips] = cell
+    return rows
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.program}, {cell.learners}" if cell.program == "decoupled-diloco" else cell.program
+
+
+def _beside(cell: Cell) -> str:
+    published = "" if cell.published is None else f" ({100 * cell.published:.0f})"
+    return f"{100 * cell.goodput:.1f}{published:<5}"

@@ -1,0 +1,303 @@
+"""Borrowed learners, that join half-way: the duration of a run for the same tokens, against one without them.
+
+Each case is a whole run of the toy in virtual time: machines join by the real supervision, learners by the real
+membership, and take the global fragments. When learners were borrowed was not published; from half of the tokens on,
+without any cost, is 1/2 + 1/2 / (1 + more), within a point of the published figure for each case.
+
+Whole runs of the toy in virtual time, and the figures that a run leaves in `summary.json`.
+
+The hosts, cores, wire and supervision are those of a real run; the caller sets the duration of a step, and the events
+of each learner. Nothing is checked here beyond what a run checks itself.
+
+The results of mixtures of learners: a table, JSON, and a page beside the published figures.
+
+Learners of two speeds: their goodput if all wait, or none, with and without grace.
+
+Each case is a whole run of the toy in virtual time: hosts, quorum, membership, supervision and wire are the real ones,
+steps take the given time. Half of the learners, the last ones, step at `slower` times the speed of the others; every
+duration has 10 % of jitter. How much slower they are was not published: 0.68 is what lock-step with 84 % implies, (1 +
+0.68) / 2, so that case is set by the published figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, final
+
+from isthmus.programs.engine.recorder.roles import least_replicas, resolving
+from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
+from isthmus.programs.engine.report.charts_lines import Line, draw_lines
+from isthmus.programs.engine.report.page import Part, Sheet
+from isthmus.programs.engine.request.reference import resolve
+from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.results.words import percent, seconds
+from isthmus.programs.study.simulation import toy_task
+from isthmus.programs.study.simulation.universe import FOLDER
+from isthmus.programs.study.simulation.virtual_run import Pace
+from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.host.contract import Span, Trace
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.sim import Climate, Join, Universe
+from isthmus.runtime.sim import Fault as SimulatedFault
+from isthmus.runtime.sim.universe import BOOT_SECONDS
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The figures of a run, as in `summary.json`, its spans, and how often each kind of fault happened."""
+
+    summary: dict[str, Any]
+    spans: list[Span]
+    faults: dict[str, int]
+
+
+def measured(
+    program: Program,
+    *,
+    learners: int,
+    steps: int,
+    pace: Pace,
+    faults: Iterable[SimulatedFault] = (),
+    boot_seconds: float = BOOT_SECONDS,
+    seed: int = 0,
+    seconds_max: float = 36_000.0,
+) -> Measured:
+    """Train the toy for `steps` a learner, on average; the summary's `outcome` is how it ended.
+
+    RunError if a body fails, TimeoutError if it does not end.
+    """
+    graph = toy_task.graph_of(program, learners=learners, steps=steps, seed=seed)
+    counts, trace = roster_counts(graph, learners), Trace()
+
+    universe = Universe(
+        lower(graph),
+        counts,
+        seed=seed,
+        resolve=resolving(FOLDER, resolve),
+        duration=pace.duration,
+        jitter=pace.jitter,
+        climate=Climate(latency=pace.delay_ms / 1e3, jitter=pace.jitter * pace.delay_ms / 1e3),
+        faults=faults,
+        least=least_replicas(graph),
+        trace=trace,
+        boot_seconds=boot_seconds,
+    )
+    try:
+        universe.run(lambda: universe.outcome is not None, seconds_max=seconds_max)
+        recorder = universe.last(Replica("recorder", 0))
+        if universe.outcome is None or recorder is None:
+            raise RunError("the simulated run ended without a word of its recorder")
+        summary = summarise(
+            recorder.host.published["record"],
+            trace.spans,
+            program=program.name,
+            outcome=universe.outcome,
+            learners=learners,
+            shards=counts.get("syncer", 0),
+            fragment_sizes=fragment_sizes(graph),
+            ended=universe.clock.now(),
+            cpu_seconds=0.0,
+            bytes_sent_by_shards=0,
+            tokens_per_batch=toy_task.TOY.tokens_per_batch,
+        )
+        return Measured(summary, list(trace.spans), dict(universe.injector.counts))
+    finally:
+        universe.close()
+
+
+BORROWED_PUBLISHED: Final = {0.25: (1.07, 0.90), 0.5: (1.09, 0.83), 1.0: (1.02, 0.75), 3.0: (0.80, 0.62)}
+"""More learners, as a share: time to finish of data-parallel training, and of Decoupled DiLoCo, against none more
+(arXiv 2604.21428)."""
+BORROWED_LEARNERS_MAX: Final = 16
+"""64 in all with three times as many on top."""
+_PACE: Final = Pace(step_ms=1000.0, jitter=0.1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """The case of `more` learners, as a share of the original ones, which trained `share` of all tokens.
+
+    `time` to finish is relative to the run without them; `limit` is that time if joining cost nothing.
+    """
+
+    more: float
+    joined: int
+    seconds: float
+    time: float
+    limit: float
+    share: float
+    published: float
+    published_data_parallel: float
+
+
+def borrowed(learners: int, steps: int, seed: int) -> list[Borrowed]:
+    """All cases; ConfigError for numbers out of range."""
+    _check_borrowed(learners, steps)
+    alone = measured(Program("decoupled-diloco"), learners=learners, steps=steps, pace=_PACE, seed=seed).summary
+    half = alone["start_seconds"] + alone["wall_seconds"] / 2
+    found = []
+    for more, (data_parallel, decoupled) in BORROWED_PUBLISHED.items():
+        joining = [Join(f"learner/{slot}", at=half) for slot in range(learners, learners + round(more * learners))]
+        program = Program("decoupled-diloco")
+        run = measured(program, learners=learners, steps=steps, pace=_PACE, seed=seed, faults=joining).summary
+        guests = sum(each["tokens"] for each in run["per_learner"] if each["learner"] >= learners)
+        took, limit = run["wall_seconds"], 0.5 + 0.5 / (1 + more)
+        time, share = took / alone["wall_seconds"], guests / run["tokens_total"]
+        found.append(Borrowed(more, len(joining), took, time, limit, share, decoupled, data_parallel))
+    return found
+
+
+def _check_borrowed(learners: int, steps: int) -> None:
+    doing, faults = "Reading the options of `isthmus simulate borrowed`", list[Fault]()
+    if not (4 <= learners <= BORROWED_LEARNERS_MAX and learners % 4 == 0):
+        expected = f"--learners a multiple of 4 from 4 to {BORROWED_LEARNERS_MAX}"
+        faults.append(Fault(doing, expected, str(learners), "25 % more of it has to be a number of learners."))
+    if not 50 <= steps <= STEPS_MAX:
+        faults.append(Fault(doing, f"--steps from 50 to {STEPS_MAX}", str(steps), "Say how many a learner makes."))
+    if faults:
+        raise ConfigError.of(faults)
+
+
+SLOWER: Final = 0.68
+STEPS_MAX: Final = 10_000
+SPEEDS_LEARNERS_MAX: Final = 64
+JITTER: Final = 0.1
+WARM_UP: Final = 5_000_000_000
+"""Nanoseconds: before their first steps learners take the global fragments."""
+_LOCK_STEP: Final = "quorum = learners, all wait"
+CASES: Final = {
+    _LOCK_STEP: Program("streaming-diloco"),
+    "quorum 1": Program("decoupled-diloco", quorum=1, grace=False),
+    "quorum 1 with grace": Program("decoupled-diloco", quorum=1, grace=True),
+}
+SPEEDS_PUBLISHED: Final = {_LOCK_STEP: 0.84, "quorum 1": 1.0, "quorum 1 with grace": 1.0}
+"""Goodput, half of the learners slower, jitter 10 % (arXiv 2604.21428)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """One case: shares between 0 and 1.
+
+    `goodput`: share of the time in which learners step, as in the published figures; `goodput_merged`: that of
+    `summary.json`, where refused work does not count; `contributors`: learners in a merge, on average; `seconds`: of
+    virtual time for the same tokens.
+    """
+
+    case: str
+    program: str
+    goodput: float
+    published: float
+    goodput_merged: float
+    contributors: float
+    seconds: float
+
+
+def mixed(learners: int, slower: float, steps: int, seed: int) -> list[Mixed]:
+    """All cases; ConfigError for numbers out of range."""
+    _check_speeds(learners, slower, steps)
+    speeds = tuple(1.0 if slot < (learners + 1) // 2 else slower for slot in range(learners))
+    found = []
+    for case, program in CASES.items():
+        pace = Pace(speeds, step_ms=1000.0, jitter=JITTER)
+        run = measured(program, learners=learners, steps=steps, pace=pace, seed=seed)
+        figures = (run.summary[name] for name in ("goodput", "contributors_mean", "wall_seconds"))
+        found.append(Mixed(case, program.name, _stepping(run, learners), SPEEDS_PUBLISHED[case], *figures))
+    return found
+
+
+def _stepping(run: Measured, learners: int) -> float:
+    """The share of the learners' time in their steps, from when all of them step to the last step of any."""
+    steps = [span for span in run.spans if span.name == "inner-step" and not span.peer]
+    begun = max(min(span.begun for span in steps if span.host == f"learner/{slot}") for slot in range(learners))
+    first = begun + WARM_UP
+    last = max(span.ended for span in steps)
+    spent = sum(max(0, span.ended - max(span.begun, first)) for span in steps)
+    return spent / (learners * (last - first))
+
+
+def _check_speeds(learners: int, slower: float, steps: int) -> None:
+    doing, faults = "Reading the options of `isthmus simulate speeds`", list[Fault]()
+    if not 2 <= learners <= SPEEDS_LEARNERS_MAX:
+        faults.append(
+            Fault(doing, f"--learners from 2 to {SPEEDS_LEARNERS_MAX}", str(learners), "Say how many there are.")
+        )
+    if not 0.05 <= slower <= 1:
+        faults.append(Fault(doing, "--slower from 0.05 to 1", f"{slower:g}", "Say how fast the slower half is."))
+    if not 50 <= steps <= STEPS_MAX:
+        faults.append(Fault(doing, f"--steps from 50 to {STEPS_MAX}", str(steps), "Say how many a learner makes."))
+    if faults:
+        raise ConfigError.of(faults)
+
+
+_COLUMNS: Final = ("case", "goodput", "published", "of merged work", "learners a merge", "virtual time")
+_NOTE: Final = (
+    "Goodput is the share of the learners' time in steps, as it was published; of merged work is that of summary.json, "
+    "where work that was refused is not good. How much slower the slower half is was not published."
+)
+
+
+def as_object(found: Sequence[Mixed], slower: float) -> dict[str, Any]:
+    """All figures."""
+    return {"slower": slower, "cases": [asdict(each) for each in found]}
+
+
+def table(found: Sequence[Mixed]) -> str:
+    """A line for each case."""
+    return _lines(_COLUMNS, list(map(_row, found)), _NOTE)
+
+
+def sheet(found: Sequence[Mixed], slower: float) -> Sheet:
+    """The page."""
+    lines = [Line(each.case, [(at, each.goodput)], [(at, each.published)]) for at, each in enumerate(found)]
+    drawing = draw_lines(lines, "Goodput", lambda at: str(int(at) + 1), percent, low=0.5, high=1.0)
+    lead = f"Half of the learners step at {slower:g} times the speed of the others. Virtual time."
+    notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _NOTE]
+    return Sheet("Mixed speeds", lead, [Part("Goodput", drawing, _COLUMNS, list(map(_row, found)), notes)])
+
+
+def _row(of: Mixed) -> tuple[str, ...]:
+    shares = percent(of.goodput), percent(of.published), percent(of.goodput_merged)
+    return of.case, *shares, f"{of.contributors:.2f}", seconds(of.seconds)
+
+
+_BORROWED: Final = ("more learners", "time to finish", "if joining cost nothing", "published", "their tokens")
+_HALF: Final = (
+    "Time to finish the same tokens, against the run without them. The borrowed learners join when half of that time "
+    "has passed, and stay. When they were borrowed was not published."
+)
+
+
+def borrowed_object(found: Sequence[Borrowed]) -> dict[str, Any]:
+    """All figures."""
+    return {"cases": [asdict(each) for each in found]}
+
+
+def borrowed_table(found: Sequence[Borrowed]) -> str:
+    """A line for each case."""
+    return _lines(_BORROWED, list(map(_borrowed_row, found)), _HALF)
+
+
+def borrowed_sheet(found: Sequence[Borrowed]) -> Sheet:
+    """The page."""
+    ours, theirs = [(each.more, each.time) for each in found], [(each.more, each.published) for each in found]
+    ring = [(each.more, each.published_data_parallel) for each in found]
+    lines = [Line("decoupled-diloco", ours, theirs), Line("data-parallel (published)", ring)]
+    drawing = draw_lines(lines, "Time to finish", lambda more: f"+{percent(more)}", lambda time: f"{time:.2f}", low=0.5)
+    notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _HALF]
+    part = Part("Time to finish", drawing, _BORROWED, list(map(_borrowed_row, found)), notes)
+    return Sheet("Borrowed compute", "Learners that join half-way. Virtual time.", [part])
+
+
+def _borrowed_row(of: Borrowed) -> tuple[str, ...]:
+    return f"+{percent(of.more)}", f"{of.time:.3f}", f"{of.limit:.3f}", f"{of.published:.2f}", percent(of.share)
+
+
+def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> str:
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (columns, *rows)]
+    return "\n".join([*lines, "", note, ""])

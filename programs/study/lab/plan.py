@@ -1,0 +1,551 @@
+"""The traffic on the links of a run, program by program: bits a second in each direction, full duplex.
+
+    decoupled, streaming   mean = N push / (H s) up, N update / (H s) down, one fragment every H / P steps
+    diloco                 the same bits, all at once every H steps, while all wait
+    data-parallel          2 (M - 1) / M N gradients in every step, a ring; within a share of it, or all wait
+
+with N parameters, M learners, P fragments, H steps between two merges of a fragment, tau of overlap and s seconds a
+step. A peak is that of the largest fragment, which the layout keeps within 4/3 of the mean one where tensors allow
+(`ops/exchange/fragments.py`). The smallest link without a wait brings the largest fragment to the syncer and back, and
+leaves time for its merge, within tau steps, and is no smaller than the means; latency is left out. Below it, or where
+shards merge more slowly than fragments come, no learner waits in decoupled-diloco, but H is lengthened until everything
+fits.
+
+The least that a learner and a shard of the syncer have to hold, in bytes; activations and buffers come on top.
+
+The plan of a run: everything that follows from the request and from the rates of this machine.
+
+The merge rate of this machine: the kernels of the syncer, run once on enough values, and the consequences.
+
+A plan as text, as JSON, and as a page with a picture.
+
+The request for a plan, and its faults.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, cast, final
+
+import numpy as np
+from markupsafe import Markup
+
+from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.exchange.schemas import BITS
+from isthmus.ops.kernels import averaging, coding, nesterov
+from isthmus.programs.engine.report.charts_drawing import Scale, drawing, line, rectangle, text
+from isthmus.programs.engine.report.page import Part, Sheet
+from isthmus.programs.engine.results.words import percent, scaled, seconds, size
+from isthmus.programs.study.aot.figures import Target, target
+from isthmus.programs.study.lab.goodput import DATA_PARALLEL, ELASTIC, SECONDS, TERMS, YEAR_SECONDS, goodput_of
+from isthmus.runtime.errors import ConfigError, Fault, nearest
+
+LEARNERS_MAX: Final = 1024
+PARAMETERS_MAX: Final = 1e14
+CHIPS_MAX: Final = 10_000_000
+_DOING: Final = "Reading the options of `isthmus plan`"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A run: its size, its learners, and how they exchange.
+
+    `push`, `update` and `gradients` are wire formats (the last of data-parallel training); `gradient_share` is the
+    share of a step in which those gradients may cross; `link_bits` the capacity of each learner's link, bits a second
+    in each direction, None if not given; `islands` are one for each learner, or none.
+    """
+
+    parameters: float
+    learners: int
+    step_seconds: float
+    islands: tuple[Target, ...] = ()
+    interval: int = 24
+    fragments: int = 24
+    overlap: int = 2
+    shards: int = 1
+    push: str = "float32"
+    update: str = "float32"
+    gradients: str = "float32"
+    gradient_share: float = 1.0
+    link_bits: float | None = None
+    chips: int | None = None
+    failures_per_year: float = 1.0
+    price_per_hour: float | None = None
+
+    @property
+    def fragment_values(self) -> float:
+        """Values of a fragment, on average."""
+        return self.parameters / self.fragments
+
+    @property
+    def chips_total(self) -> int | None:
+        """Chips of all learners: by default those of the islands."""
+        counted = sum(island.count // island.devices_a_chip for island in self.islands)
+        return self.chips if self.chips is not None else counted or None
+
+
+def islands_of(names: Sequence[str], learners: int) -> tuple[Target, ...]:
+    """One island for each learner, from a single name or one name for each."""
+    found = [target(name, _DOING) for name in names]
+    if len(found) == 1:
+        return tuple(found * max(learners, 0))
+    if found and len(found) != learners:
+        expected = f"one --island for all learners, or {learners}, one for each"
+        raise ConfigError(_DOING, expected, f"{len(found)}", "Name one, or all; or change --learners.")
+    return tuple(found)
+
+
+def check(wanted: Wanted) -> None:
+    """ConfigError with everything that cannot be."""
+    faults = [Fault(_DOING, expected, found, do) for is_right, expected, found, do in _demands(wanted) if not is_right]
+    if faults:
+        raise ConfigError.of(faults)
+
+
+def _demands(of: Wanted) -> list[tuple[bool, str, str, str]]:
+    """Each demand as (is met, expected, found, what to do)."""
+    least = f"from 1 to {of.interval}, no more than --interval"
+    demands = [
+        _within(of.parameters, 1, PARAMETERS_MAX, "--parameters", "Say how many, as in 12e9."),
+        _within(of.learners, 1, LEARNERS_MAX, "--learners", "Say how many there are."),
+        _within(of.step_seconds, 1e-6, 1e6, "--step-seconds", "Say how long an inner step takes."),
+        _within(of.interval, 1, 1e6, "--interval", "Say after how many steps a fragment is merged again."),
+        _within(of.fragments, 1, _fragments_max(of), "--fragments", "Say into how many to cut the model."),
+        (
+            1 <= of.overlap <= of.interval,
+            f"--overlap {least}",
+            str(of.overlap),
+            "Say in how many steps it is back.",
+        ),
+        _within(of.shards, 1, min(max(of.fragments, 1), 1e6), "--shards", "A shard has a fragment at least."),
+        _within(of.gradient_share, 1e-6, 1, "--gradient-share", "Say in which share of a step gradients may cross."),
+        _within(of.failures_per_year, 0, 1e4, "--failures-per-year", "Say how often a chip fails."),
+    ]
+    for option, value, most in (
+        ("--link-gbits", None if of.link_bits is None else of.link_bits / 1e9, 1e6),
+        ("--chips", of.chips, CHIPS_MAX),
+        ("--price", of.price_per_hour, 1e6),
+    ):
+        if value is not None:
+            demands.append(_within(value, 1 if option == "--chips" else 1e-6, most, option, "Leave it out, or say it."))
+    for option, form in (("--push", of.push), ("--update", of.update), ("--gradients", of.gradients)):
+        demands.append((form in BITS, f"{option} one of {', '.join(BITS)}", repr(form), nearest(form, BITS)))
+    if of.chips is not None and of.chips < of.learners:
+        demands.append((False, "--chips at least one for each learner", str(of.chips), "Take more chips."))
+    return demands
+
+
+def _fragments_max(of: Wanted) -> float:
+    """A fragment has a parameter at least; where there cannot be so many parameters, that says it."""
+    return min(of.parameters, 1e6) if 1 <= of.parameters <= PARAMETERS_MAX else 1e6
+
+
+def _within(value: float, least: float, most: float, option: str, do: str) -> tuple[bool, str, str, str]:
+    is_right = math.isfinite(value) and least <= value <= most
+    return is_right, f"{option} from {least:g} to {most:g}", f"{value:g}", do
+
+
+LARGEST: Final = 4 / 3
+"""Largest fragment, as a multiple of the mean one, at most."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The load of links under one program.
+
+    Mean and peak bits a second of a learner's link up and down, and of the link of each syncer shard in the busier
+    direction (None without a syncer); the smallest link of a learner on which no step waits, None if steps wait on
+    every one; at the given link, the mean wait of a step, and the interval.
+    """
+
+    program: str
+    up_bits: float
+    down_bits: float
+    peak_bits: float | None
+    shard_bits: float | None
+    smallest_bits: float | None
+    wait_seconds: float | None
+    interval: float | None
+
+
+def links_of(wanted: Wanted, merge_seconds: float) -> list[Links]:
+    """The links of every shipped program; `merge_seconds` is the time of the largest fragment's merge."""
+    return [
+        _data_parallel(wanted, "data-parallel"),
+        _data_parallel(wanted, "elastic-data-parallel"),
+        _diloco(wanted, merge_seconds),
+        _streaming(wanted, merge_seconds, "streaming-diloco"),
+        _streaming(wanted, merge_seconds, "decoupled-diloco"),
+    ]
+
+
+def _data_parallel(of: Wanted, program: str) -> Links:
+    bits = 2 * (of.learners - 1) / of.learners * of.parameters * BITS[of.gradients]
+    mean, room = bits / of.step_seconds, of.gradient_share * of.step_seconds
+    wait = None if of.link_bits is None else max(0.0, bits / of.link_bits - room)
+    return Links(program, mean, mean, bits / room, None, bits / room, wait, None)
+
+
+def _diloco(of: Wanted, merge_seconds: float) -> Links:
+    up, down = _means(of)
+    wait = None
+    if of.link_bits is not None:
+        ways = of.parameters * (BITS[of.push] + BITS[of.update]) / of.link_bits
+        wait = ways / of.interval + _busy(of, merge_seconds) * of.step_seconds
+    return Links("diloco", up, down, None, _shard(of), None, wait, float(of.interval))
+
+
+def _streaming(of: Wanted, merge_seconds: float, program: str) -> Links:
+    up, down = _means(of)
+    largest = LARGEST * of.fragment_values
+    there_and_back = largest * (BITS[of.push] + BITS[of.update])
+    room = of.overlap * of.step_seconds - merge_seconds
+    busy = _busy(of, merge_seconds)
+    smallest = max(there_and_back / room, up, down) if room > 0 and busy <= 1 else None
+    if program == "decoupled-diloco":
+        slower = busy if of.link_bits is None else max(busy, max(up, down) / of.link_bits)
+        wait, interval = 0.0, of.interval * max(1.0, slower)
+        return Links(program, up, down, LARGEST * max(up, down), _shard(of), smallest, wait, interval)
+    late = None
+    if of.link_bits is not None:
+        late = max(0.0, there_and_back / of.link_bits - room) * of.fragments / of.interval
+        late = max(late, (max(busy, max(up, down) / of.link_bits) - 1) * of.step_seconds)
+    return Links(program, up, down, LARGEST * max(up, down), _shard(of), smallest, late, float(of.interval))
+
+
+def _busy(of: Wanted, merge_seconds: float) -> float:
+    """The share of the time in which each shard merges: above 1, fragments arrive faster than it can merge them."""
+    return of.fragments * merge_seconds / LARGEST / (of.interval * of.step_seconds * of.shards)
+
+
+def _shard(of: Wanted) -> float:
+    return max(_means(of)) * of.learners / of.shards
+
+
+def _means(of: Wanted) -> tuple[float, float]:
+    a_second = of.parameters / (of.interval * of.step_seconds)
+    return a_second * BITS[of.push], a_second * BITS[of.update]
+
+
+def overlap_left(of: Wanted, merge_seconds: float) -> float:
+    """Seconds of the overlap that the merge of the largest fragment leaves, and its ways on the link that was given."""
+    ways = 0.0
+    if of.link_bits is not None:
+        ways = LARGEST * of.fragment_values * (BITS[of.push] + BITS[of.update]) / of.link_bits
+    return of.overlap * of.step_seconds - merge_seconds - ways
+
+
+def rounds_at_once(of: Wanted) -> int:
+    """The maximum number of rounds that each shard has in flight."""
+    return math.ceil(of.overlap * of.fragments / (of.interval * of.shards))
+
+
+STATE_BYTES: Final = 16
+"""A parameter on an island: value, gradient and two moments of AdamW, float32."""
+ANCHOR_BYTES: Final = 4
+"""Beside it, in the memory of the learner's machine: the global fragment that it last adopted."""
+SHARD_BYTES: Final = 12
+"""A parameter on a shard: value, momentum, and published value, float32."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes: of a learner's island, of the machine it runs on, and of each shard."""
+
+    island: float
+    machine: float
+    shard: float
+
+
+def memory_of(of: Wanted) -> Memory:
+    """The memory of decoupled-diloco, with a fragment on its way up, one down, and all answers of rounds in flight."""
+    largest = LARGEST * of.fragment_values
+    answers = rounds_at_once(of) * of.learners * largest * BITS[of.push] / 8
+    return Memory(
+        STATE_BYTES * of.parameters,
+        ANCHOR_BYTES * of.parameters + largest * (BITS[of.push] + BITS[of.update]) / 8,
+        SHARD_BYTES * of.parameters / of.shards + answers + 2 * ANCHOR_BYTES * largest,
+    )
+
+
+VALUES: Final = 4 << 20
+"""16 MiB a gradient: beyond the caches of a core, and measured in a second."""
+GRADIENTS_MAX: Final = 4
+TRIES: Final = 5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Values a second: of gradients merged, each counted, and of a fragment stepped and coded; by `threads` threads."""
+
+    merged: float
+    stepped: float
+    threads: int
+
+    def merge_seconds(self, of: Wanted) -> float:
+        """Seconds of merge and outer step of the largest fragment, with every learner in it."""
+        largest = LARGEST * of.fragment_values
+        return of.learners * largest / self.merged + largest / self.stepped
+
+
+def measure(of: Wanted) -> Rates:
+    """The median rates of some tries, with gradients in the format that is wanted."""
+    threads, count = len(os.sched_getaffinity(0)), min(of.learners, GRADIENTS_MAX)
+    rows = VALUES // 1024
+    fragment = Fragment(0, (Unit("weights", 0, rows, (rows, 1024)),))
+    rng = np.random.default_rng(0)
+    plain = [rng.standard_normal(VALUES, np.float32) for _ in range(count)]
+    sent = [each if of.push == "float32" else coding.encode(each, fragment, _format(of.push)) for each in plain]
+    norms = [averaging.unit_norms(each, fragment).astype(np.float32) for each in plain]
+    merged = averaging.merge(sent, [1.0] * count, norms, fragment, threads=threads)
+
+    def step() -> None:
+        stepped, _ = nesterov.outer_step(
+            plain[0], plain[0], merged.direction, merged.scale, fragment, 0.4, 0.7, threads=threads
+        )
+        if of.update != "float32":
+            coding.advance(stepped, plain[0], fragment, _format(of.update))
+
+    seconds = _median(lambda: averaging.merge(sent, [1.0] * count, norms, fragment, threads=threads))
+    return Rates(count * VALUES / seconds, VALUES / _median(step), threads)
+
+
+def _format(name: str) -> coding.CodeFormat:
+    return cast(coding.CodeFormat, name)
+
+
+def _median(run: Callable[[], Any]) -> float:
+    run()
+    found = []
+    for _ in range(TRIES):
+        begun = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - begun)
+    return sorted(found)[TRIES // 2]
+
+
+FAILURES: Final = 2000
+"""Minimum number of failures in a simulated run: their mean is within 2 %."""
+_TOGETHER: Final = "diloco", "streaming-diloco"
+"""Programs in which all learners wait for each: one that stalls holds up all, as if there were one learner."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The prediction for one program.
+
+    Its links; the seconds of a step with its wait, at the given link; expected goodput and uptime at the failure rate,
+    None if the chips are unknown; and the cost of 1000 steps that count.
+    """
+
+    links: Links
+    step_seconds: float | None
+    goodput: float | None
+    uptime: float | None
+    cost: float | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`merge_seconds` and `overlap_left` are of the largest fragment; `cost_per_hour` is of all devices."""
+
+    wanted: Wanted
+    outlooks: tuple[Outlook, ...]
+    memory: Memory
+    rates: Rates
+    merge_seconds: float
+    overlap_left: float
+    cost_per_hour: float | None
+
+
+def plan_of(wanted: Wanted, rates: Rates) -> Plan:
+    """The prediction for a run that `check` has accepted."""
+    merge = rates.merge_seconds(wanted)
+    cost = _cost_per_hour(wanted)
+    return Plan(
+        wanted,
+        tuple(_outlook(wanted, links, cost) for links in links_of(wanted, merge)),
+        memory_of(wanted),
+        rates,
+        merge,
+        overlap_left(wanted, merge),
+        cost,
+    )
+
+
+def _outlook(of: Wanted, links: Links, cost_per_hour: float | None) -> Outlook:
+    step = None if links.wait_seconds is None else of.step_seconds + links.wait_seconds
+    goodput, uptime = _goodput(of, links.program) if of.chips_total is not None else (None, None)
+    cost = None
+    if cost_per_hour is not None:
+        cost = (
+            cost_per_hour / 3600 * 1000 * (step or of.step_seconds) / (1.0 if goodput is None else max(goodput, 1e-9))
+        )
+    return Outlook(links, step, goodput, uptime, cost)
+
+
+def _goodput(of: Wanted, program: str) -> tuple[float, float]:
+    """Goodput and uptime by the event model, whose terms are calibrated to the published cells."""
+    chips = of.chips_total or 0
+    if not of.failures_per_year:
+        return 1.0, 1.0
+    is_one = program in (DATA_PARALLEL, ELASTIC, *_TOGETHER)
+    terms = TERMS.get(program, TERMS[ELASTIC])
+    seconds = max(SECONDS, FAILURES * YEAR_SECONDS / (chips * of.failures_per_year))
+    return goodput_of(terms, 1 if is_one else of.learners, chips, 0, of.failures_per_year, seconds)
+
+
+def _cost_per_hour(of: Wanted) -> float | None:
+    """The cost of all devices per hour, by the given price, or by the known prices of all islands; else None."""
+    if of.price_per_hour is not None and of.chips_total is not None:
+        return of.price_per_hour * of.chips_total
+    prices = [island.device.price_per_hour for island in of.islands]
+    known = [price * island.count for price, island in zip(prices, of.islands, strict=True) if price is not None]
+    return sum(known) if known and len(known) == of.learners else None
+
+
+_COLUMNS = ("program", "up, mean", "down, mean", "peak", "shard's link", "no wait from", "a step", "goodput")
+_LEGEND = (
+    "no wait from: the smallest link on which every fragment is back within the overlap; -: on none. In "
+    "decoupled-diloco no step ever waits; what comes back later is older, and H is lengthened where it has to be."
+)
+_ASSUMED = (
+    "Bits a second of each learner's link, full duplex, without latency. The peak is that of the largest fragment, at "
+    "most 4/3 of the mean one; of data-parallel training that of the share of a step in which gradients cross; diloco "
+    "sends everything at once, as fast as its link is.",
+    "Memory is the least: parameters, gradient and AdamW on an island, without activations.",
+    "Goodput is of the event model of `isthmus simulate goodput`, calibrated to published cells; in diloco and "
+    "streaming-diloco, where all wait for each, it is that of one learner with all chips. Without --chips or --island "
+    "there is none.",
+)
+
+
+def as_object(plan: Plan) -> dict[str, Any]:
+    """All figures, in bits, bytes and seconds."""
+    wanted = asdict(plan.wanted) | {"islands": [island.name for island in plan.wanted.islands]}
+    return {
+        "wanted": wanted,
+        "programs": [
+            {
+                **asdict(each.links),
+                **{name: getattr(each, name) for name in ("step_seconds", "goodput", "uptime")},
+                "cost_per_1000_steps": each.cost,
+            }
+            for each in plan.outlooks
+        ],
+        "memory_bytes": asdict(plan.memory),
+        "islands": list(_islands(plan)),
+        "merge": {**asdict(plan.rates), "seconds": plan.merge_seconds, "overlap_left_seconds": plan.overlap_left},
+        "cost_per_hour": plan.cost_per_hour,
+    }
+
+
+def table(plan: Plan) -> str:
+    """The plan for people, without a page."""
+    rows = _rows(plan)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    facts = (f"{name:<10}{told}" for name, told in _facts(plan))
+    return "\n".join([*lines, _LEGEND, "", *facts, "", *_ASSUMED, ""])
+
+
+def sheet(plan: Plan) -> Sheet:
+    """The page."""
+    wanted, (columns, *rows) = plan.wanted, _rows(plan)
+    lead = (
+        f"{scaled(wanted.parameters)} parameters, {wanted.learners} learners, {seconds(wanted.step_seconds)} a step, "
+        f"{wanted.fragments} fragments, each merged once in {wanted.interval} steps. Nothing ran but the merge."
+    )
+    return Sheet(
+        "A plan",
+        lead,
+        [
+            Part("Links", _drawing(plan), columns, rows, [_LEGEND]),
+            Part("Machines", None, ("what", "how much"), list(_facts(plan)), _ASSUMED),
+        ],
+    )
+
+
+def _rows(plan: Plan) -> list[tuple[str, ...]]:
+    """The names of the columns, and a row for each program; with what 1000 steps that count cost, where it is known."""
+    rows = [_COLUMNS, *map(_row, plan.outlooks)]
+    if plan.cost_per_hour is None:
+        return rows
+    costs = ["1000 steps cost", *(f"{each.cost:,.2f}" for each in plan.outlooks if each.cost is not None)]
+    return [(*row, cost) for row, cost in zip(rows, costs, strict=True)]
+
+
+def _row(of: Outlook) -> tuple[str, ...]:
+    links = of.links
+    return (
+        links.program,
+        *(scaled(bits, "bit/s") for bits in (links.up_bits, links.down_bits, links.peak_bits)),
+        *(scaled(bits, "bit/s") for bits in (links.shard_bits, links.smallest_bits)),
+        _step(of),
+        percent(of.goodput),
+    )
+
+
+def _step(of: Outlook) -> str:
+    told = seconds(of.step_seconds)
+    raised = of.links.interval
+    return f"{told}, H = {raised:.0f}" if of.links.program == "decoupled-diloco" and raised is not None else told
+
+
+def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    memory, rates = plan.memory, plan.rates
+    yield "learner", f"{size(memory.island)} on its island, {size(memory.machine)} in its machine's memory"
+    yield "syncer", f"{size(memory.shard)} on each of {plan.wanted.shards} shard{'s' if plan.wanted.shards > 1 else ''}"
+    for island in _islands(plan):
+        if not island["fits"]:
+            yield "too small", f"{island['island']} has {size(island['memory_limit_bytes'])}"
+    measured = f"{scaled(rates.merged)} values a second merged and {scaled(rates.stepped)} stepped"
+    yield (
+        "merge",
+        f"{seconds(plan.merge_seconds)} for the largest fragment; here, by {rates.threads} threads: {measured}",
+    )
+    yield "overlap", f"{seconds(plan.overlap_left)} of {seconds(plan.wanted.overlap * plan.wanted.step_seconds)} left"
+    if plan.cost_per_hour is not None:
+        yield "cost", f"{plan.cost_per_hour:,.2f} an hour for all devices"
+
+
+def _islands(plan: Plan) -> Iterator[dict[str, Any]]:
+    for slot, island in enumerate(plan.wanted.islands):
+        memory = island.device.memory_bytes
+        limit = None if memory is None else memory * island.count // island.devices_a_chip
+        fits = limit is None or plan.memory.island <= limit
+        yield {"learner": slot, "island": island.name, "memory_limit_bytes": limit, "fits": fits}
+
+
+def _drawing(plan: Plan) -> Markup:
+    """Mean, peak and smallest link of each program, on a logarithmic scale."""
+    bars = [(each.links, *named) for each in plan.outlooks for named in _bits(each.links).items()]
+    known = [math.log10(bits) for _, _, bits in bars if bits]
+    left, row, width, height = 250, 22, 1080, 22 * len(bars) + 34
+    across = Scale(math.floor(min(known, default=0)), math.ceil(max(known, default=1)), left, width - 120)
+    decades = range(int(across.low), int(across.high) + 1)
+    parts = [line(across(each), 8, across(each), height - 26, "grid") for each in decades]
+    parts += [text(across(each), height - 8, scaled(10.0**each, "bit/s"), "mid") for each in decades]
+    for index, (links, name, bits) in enumerate(bars):
+        y, end, told = 10 + row * index, float(left), "-"
+        if not index % len(_bits(links)):
+            parts.append(text(0, y + 12, links.program, "name"))
+        if bits:
+            end, told = across(math.log10(bits)), scaled(bits, "bit/s")
+            parts.append(rectangle(left, y + 2, end - left, 13, f"c{index // len(_bits(links))} step", told))
+        parts += [text(left - 10, y + 12, name, "end"), text(end + 6, y + 12, told)]
+    return drawing(width, height, "Bits a second of a learner's link", *parts)
+
+
+def _bits(links: Links) -> dict[str, float | None]:
+    return {"mean": max(links.up_bits, links.down_bits), "peak": links.peak_bits, "no wait from": links.smallest_bits}

@@ -1,0 +1,590 @@
+"""Replays one tape: the events of its records go into a fresh core, whose commands are compared with those on the tape.
+
+The core begins in the state with which the first segment begins. Where the next segment follows on it, the core goes
+on, and has to have come to that state by itself; where records are missing before it, it begins anew from that state.
+Pure: it gets segments and cores, and reads no file. A core that raises has decided otherwise, too: an event at which it
+raises is never on a tape.
+
+The outcome of a replay, as data: of each tape, and of all tapes of a run folder.
+
+Replays every tape of a run folder: the core that each needs, and the checks before any is fed.
+
+Plans come from the run's spec, which names the program; neither its task nor jax is imported. Faults are reported at
+once: a run in progress, a graph that has changed, tapes that are damaged, cut short, or of another run.
+
+A replay in words and as JSON: the one place that words it as sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from isthmus.programs.engine.cluster.handover import Sites
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.new_folder import user_of
+from isthmus.programs.engine.results import tapes, words
+from isthmus.programs.engine.results.tapes import HOME, TapeFile
+from isthmus.programs.study.lab.replay_merges import Computed, OtherBytes, fault, merges_again
+from isthmus.runtime.clock import Instant
+from isthmus.runtime.cores.scheduler_core import Scheduler
+from isthmus.runtime.cores.scheduler_events import (
+    BodyFailed,
+    CreditGranted,
+    FiringEnded,
+    HostRecord,
+    ItemArrived,
+    ItemsEmitted,
+    NodeOpened,
+    ReplicaJoined,
+    ReplicaLeft,
+    RunBody,
+)
+from isthmus.runtime.errors import ConfigError, Fault, RequestError
+from isthmus.runtime.graph.plans import Plan
+from isthmus.runtime.graph.template import Quorum
+from isthmus.runtime.ids import Member
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.home_events import HomeBegan, Places
+from isthmus.runtime.supervision.station import Station
+from isthmus.runtime.supervision.station_events import StationBegan
+from isthmus.runtime.tape.reading import FOLDER, Reading, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first record of a tape after which a fresh core decides otherwise.
+
+    Its `number`, from 1; its time, in nanoseconds since the submission of the run; the event, and the node or edge it
+    is about (`place`, empty for others); and from the first command that differs on (`command`, from 1), the commands
+    of the tape and of the core. `error` is the core's error instead, empty if there was none.
+    """
+
+    number: int
+    at_ns: int
+    event: Any
+    place: str
+    command: int
+    taped: Sequence[Any]
+    said: Sequence[Any]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One tape: `host` is that of a life ('learner/2'), or 'home' or 'station', of which `number` is the process.
+
+    `records`, `commands` and `merges` (rounds that closed) are those that were replayed. The first `before` records of
+    the tape were dropped; it then begins `begins_ns` after the submission (None: at its start). `missing` records after
+    that were lost to a disk. `torn_bytes` are those of a last record that was never finished.
+    """
+
+    tape: str
+    host: str
+    number: int
+    records: int
+    commands: int
+    merges: int
+    torn_bytes: int = 0
+    before: int = 0
+    missing: int = 0
+    begins_ns: int | None = None
+    difference: Difference | None = None
+    computed: Computed | None = None
+    """The result of computing its merges again; None if no payloads were kept."""
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether its core decided the same, and its merges came to the same bytes."""
+        return self.difference is None and (self.computed is None or self.computed.difference is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The replay of a run folder; `absent` are initial hosts without a tape."""
+
+    run: str
+    tapes: Sequence[Replayed]
+    absent: Sequence[str]
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether no core decided otherwise."""
+        return all(each.is_identical for each in self.tapes)
+
+    @property
+    def computed(self) -> int | None:
+        """The number of merge rounds that were computed again; None if no payloads were kept."""
+        found = [each.computed.merges for each in self.tapes if each.computed is not None]
+        return sum(found) if found else None
+
+    @property
+    def commands(self) -> int:
+        return sum(each.commands for each in self.tapes)
+
+    @property
+    def records(self) -> int:
+        return sum(each.records for each in self.tapes)
+
+    @property
+    def merges(self) -> int:
+        return sum(each.merges for each in self.tapes)
+
+
+NOBODY: Final = frozenset[int]()
+
+
+class Core(Protocol):
+    """A state machine: events and the time go in, commands come out."""
+
+    def handle(self, event: Any, now: Instant) -> list[Any]:
+        """The commands that follow from an event."""
+
+    def saved(self) -> bytes:
+        """The state between two events."""
+
+    def restore(self, state: bytes) -> None:
+        """Load the state of another core; ValueError for bytes that are no state of such a core."""
+
+
+class Again(NamedTuple):
+    """The extent of a replay: up to the tape's end, or up to and including the record of the first difference."""
+
+    records: int
+    commands: int
+    merges: int
+    difference: Difference | None
+
+
+def again(make: Callable[[], Core], segments: Iterable[Segment], plan: Plan | None = None, zero_ns: int = 0) -> Again:
+    """Feed a core with the events of a tape, and compare its commands.
+
+    Arguments:
+        make: makes a fresh core.
+        segments: the available ones of the tape.
+        plan: that of a host; None for a core of a daemon.
+        zero_ns: the instant of the tape's clock when the run was submitted.
+
+    ValueError if a segment does not begin with a state of such a core.
+    """
+    done, core, end, at = Again(0, 0, 0, None), make(), -1, Instant(zero_ns)
+    for segment in segments:
+        opening = segment.opening
+        if opening.before != end or not opening.before:
+            core = make()
+            core.restore(opening.state)
+        elif core.saved() != opening.state:
+            told = f"came to another state than that with which segment {opening.segment} begins"
+            return done._replace(difference=Difference(end, at - zero_ns, StateTaken(), "", 1, [], [], told))
+        done = _segment_again(done, core, segment, plan, zero_ns)
+        if done.difference is not None:
+            break
+        end, at = segment.end, segment.records[-1].at if segment.records else at
+    return done
+
+
+def _segment_again(done: Again, core: Core, segment: Segment, plan: Plan | None, zero_ns: int) -> Again:
+    """Feed a core with the events of a segment; `done` is the extent replayed before."""
+    count, commands, merges, _ = done
+    mergers = NOBODY if plan is None else _mergers(plan)
+    for number, record in enumerate(segment.records, segment.opening.before + 1):
+        count += 1
+        commands += len(record.commands)
+        merges += sum(
+            isinstance(command, RunBody) and command.node in mergers and "closed_at" in (command.decision or {})
+            for command in record.commands
+        )
+        try:
+            said = core.handle(record.event, record.at)
+        except Exception as error:  # The core that wrote the tape did not raise any error.
+            found = _difference(number, record, [], zero_ns, plan, f"raised {type(error).__name__}: {error}")
+            return Again(count, commands, merges, found)
+        if said != record.commands:
+            return Again(count, commands, merges, _difference(number, record, said, zero_ns, plan))
+    return Again(count, commands, merges, None)
+
+
+class StateTaken(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The begin of a segment, in place of an event."""
+
+
+def _mergers(plan: Plan) -> frozenset[int]:
+    """The nodes of a host that fire by Quorum: each firing that a quorum has closed is a merge round."""
+    return frozenset(node.index for node in plan.nodes if isinstance(node.fires, Quorum))
+
+
+def strange(tape: Reading, plan: Plan, member: Member, *, is_alone: bool) -> str:
+    """Why a tape cannot be that of this life in this graph, in words; empty if it can.
+
+    `is_alone`: the host had a process of its own, and so heard of itself first; in one process all hear of all at once.
+    """
+    records = tape.records
+    if records and not tape.begins and (found := _another(records, member, is_alone=is_alone)):
+        return found
+    nodes = {node.index for node in plan.nodes}
+    for number, record in enumerate(records, tape.begins + 1):
+        found = _unknown(record.event, nodes, plan)
+        if found:
+            return f"{found} in record {number}"
+    return ""
+
+
+def _another(records: Sequence[HostRecord], member: Member, *, is_alone: bool) -> str:
+    """The other life to which a tape with these first records belongs; empty if it is this one's."""
+    at_first = []
+    for record in records:
+        if not isinstance(record.event, ReplicaJoined):
+            break
+        at_first.append(record.event.member)
+    if member not in at_first[: 1 if is_alone else None]:
+        return f"one that begins with {_first(records[0], at_first)}"
+    return ""
+
+
+def _first(record: HostRecord, at_first: Sequence[Member]) -> str:
+    return f"the life {at_first[0]}" if at_first else f"{type(record.event).__name__}"
+
+
+def _unknown(event: Any, nodes: set[int], plan: Plan) -> str:
+    """The node, edge or role of an event that the graph lacks; empty if it lacks none."""
+    match event:
+        case NodeOpened() | ItemsEmitted() | FiringEnded() | BodyFailed() if event.node not in nodes:
+            return f"node {event.node}, which {plan.role} does not have,"
+        case ItemArrived() | CreditGranted() if event.edge not in plan.edges:
+            return f"edge {event.edge}, which {plan.role} does not have,"
+        case ReplicaJoined() | ReplicaLeft() if event.member.replica.role not in plan.replicas:
+            return f"a role {event.member.replica.role!r}, which the graph does not have,"
+    return ""
+
+
+def _difference(
+    number: int, record: Any, said: Sequence[Any], zero_ns: int, plan: Plan | None, error: str = ""
+) -> Difference:
+    taped = record.commands
+    same = next((i for i, (one, other) in enumerate(zip(taped, said, strict=False)) if one != other), None)
+    same = min(len(taped), len(said)) if same is None else same
+    place = "" if plan is None else _place(record.event, plan)
+    return Difference(number, record.at - zero_ns, record.event, place, same + 1, taped[same:], said[same:], error)
+
+
+def _place(event: Any, plan: Plan) -> str:
+    """The name of the node or edge that an event is about."""
+    match event:
+        case NodeOpened() | ItemsEmitted() | FiringEnded() | BodyFailed():
+            return next(node.name for node in plan.nodes if node.index == event.node)
+        case ItemArrived() | CreditGranted():
+            return plan.edges[event.edge].name
+    return ""
+
+
+_WHOLE: Final = "Fetch the folder again; without its tapes as they were written a run cannot be replayed."
+_SAME: Final = "Replay with the isthmus with which it was trained."
+_DAEMON_NS: Final = 1_000_000_000
+"""The cores of one daemon begin within that; the next daemon needs longer to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cast:
+    """The material of this run's cores; `formers` are those from before a resume with changes, with the names of their
+    tapes."""
+
+    told: spec.Spec
+    plans: Mapping[str, Plan]
+    places: Places
+    formers: tuple[tuple[_Cast, frozenset[str]], ...] = ()
+
+    def of(self, file: TapeFile) -> _Cast:
+        """The cast under which a tape was written."""
+        return next((former for former, names in self.formers if file.name in names), self)
+
+
+def replay(folder: Path) -> Replay:
+    """Replay the run in `folder`. ConfigError, with all that is wrong, for one that goes on, and for tapes that cannot
+    be those of its graph."""
+    doing = f"Replaying the run {folder}"
+    if user := user_of(folder):
+        do = "Wait for its end, or stop it with: isthmus stop."
+        raise ConfigError(doing, "a run that is over", f"one that goes on, of process {user}", do)
+    cast = _cast(folder, doing)
+    files, others = tapes.found(folder)
+    faults = [Fault(f"Reading {name}", "a tape of a host or a daemon", "another name", _WHOLE) for name in others]
+    if not files:
+        faults.append(Fault(doing, f"tapes in {folder / FOLDER}", "none", _WHOLE))
+    read: list[tuple[TapeFile, Reading]] = []
+    for file in files:
+        try:
+            read.append((file, tapes.read(file)))
+        except (OSError, ValueError) as error:
+            faults.append(Fault(f"Reading {file.name}", "a tape", str(error), _WHOLE))
+    faults += _faults(folder, cast, read)
+    if faults:
+        raise ConfigError.of(faults)
+    done = []
+    for file, tape in read:
+        try:
+            replayed = _replayed(file, tape, cast.of(file))
+        except ValueError as error:
+            faults.append(Fault(f"Reading {file.name}", "segments that begin with the core's state", str(error), _SAME))
+            continue
+        try:
+            done.append(_with_merges(folder, file, replayed, cast.of(file)))
+        except (OSError, ValueError) as error:
+            assert file.member is not None
+            faults.append(fault(file.member, error))
+    if faults:
+        raise ConfigError.of(faults)
+    return Replay(str(folder), done, _absent(cast, files))
+
+
+def _cast(folder: Path, doing: str) -> _Cast:
+    try:
+        told, formers = spec.load(folder), list(spec.formers(folder))
+        is_cluster = (folder / spec.CLUSTER).exists()
+        places = Sites.load(folder).places() if is_cluster else Places(home="local")
+        of_formers = [
+            Sites.load_former(folder, number).places() if is_cluster else places for number, _ in enumerate(formers, 1)
+        ]
+    except FileNotFoundError:
+        do = "Only a folder that a run of this version of isthmus has made can be replayed."
+        raise ConfigError(doing, f"a {spec.SPEC}", "none", do) from None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", _WHOLE) from None
+    try:
+        before = tuple(
+            (_Cast(each, each.plans(), there), names) for (each, names), there in zip(formers, of_formers, strict=True)
+        )
+        return _Cast(told, told.plans(), places, before)
+    except RequestError as error:
+        do = "Replay with the sources with which it was trained: those of isthmus, and the file of its program."
+        found = error.faults[0]
+        raise ConfigError(doing, f"the graph that was trained, {found.expected}", found.found, do) from None
+
+
+def _faults(folder: Path, cast: _Cast, read: Sequence[tuple[TapeFile, Reading]]) -> list[Fault]:
+    """The faults of tapes whose records can be read."""
+    faults = []
+    broken_off, is_over = tapes.broken_off(folder), (folder / "summary.json").exists()
+    newest = max((tape.records[0].at for file, tape in read if file.kind != "host" and tape.records), default=0)
+    for file, tape in read:
+        doing = f"Reading {file.name}"
+        if wrong := _wrong(file, tape, cast.of(file)):
+            faults.append(Fault(doing, "the tape of such a host in this run", wrong, _WHOLE))
+        elif tape.rest and not tape.is_unfinished:
+            faults.append(Fault(doing, "whole records", tape.rest, _WHOLE))
+        elif (torn := _torn(tape)) and is_over and not _may_be_torn(file, tape, broken_off, newest):
+            faults.append(Fault(doing, "whole records", f"{torn}, of a host that was not killed", _WHOLE))
+    return faults
+
+
+def _wrong(file: TapeFile, tape: Reading, cast: _Cast) -> str:
+    """Why a tape contradicts its name, in words; empty if it does not."""
+    if file.member is not None:
+        role = file.member.replica.role
+        if role not in cast.plans:
+            return f"one of a role {role!r}, which the graph does not have"
+        return strange(tape, cast.plans[role], file.member, is_alone=cast.told.transport != spec.INPROC)
+    if tape.records and not tape.begins and not isinstance(tape.records[0].event, HomeBegan | StationBegan):
+        return f"one that begins with {type(tape.records[0].event).__name__}"
+    return ""
+
+
+def _torn(tape: Reading) -> str:
+    """What the end of a process or a power failure may have left of a tape, in words; empty if that is whole."""
+    return tape.rest or ("" if tape.records else "none, for it is empty")
+
+
+def _may_be_torn(file: TapeFile, tape: Reading, broken_off: frozenset[tuple[str, int]], newest: int) -> bool:
+    """Whether the writer of a tape may have been killed: a host by events.jsonl, a daemon by the next daemon's tape."""
+    if file.member is not None:
+        return (str(file.member.replica), file.member.incarnation) in broken_off
+    return not tape.records or tape.records[0].at < newest - _DAEMON_NS
+
+
+def _replayed(file: TapeFile, tape: Reading, cast: _Cast) -> Replayed:
+    member, zero_ns = file.member, 0 if file.member is not None else cast.told.zero_ns
+    host = file.kind if member is None else str(member.replica)
+    number = file.pid if member is None else member.incarnation
+    plan = None if member is None else cast.plans[member.replica.role]
+    done = again(lambda: _core(file, plan, cast), tape.segments, plan, zero_ns)
+    begins = tape.records[0].at - zero_ns if tape.begins and tape.records else None
+    return Replayed(
+        file.name,
+        host,
+        number,
+        done.records,
+        done.commands,
+        done.merges,
+        torn_bytes=tape.rest_bytes,
+        before=tape.begins,
+        missing=tape.missing - tape.begins,
+        begins_ns=begins,
+        difference=done.difference,
+    )
+
+
+def _with_merges(folder: Path, file: TapeFile, replayed: Replayed, cast: _Cast) -> Replayed:
+    """The same, with the result of computing its merges again."""
+    if file.member is None:
+        return replayed
+    plan = cast.plans[file.member.replica.role]
+    return replace(replayed, computed=merges_again(folder, plan, file.member, cast.told.job.seed))
+
+
+def _core(file: TapeFile, plan: Plan | None, cast: _Cast) -> Core:
+    """A fresh core for a tape."""
+    if plan is not None and file.member is not None:
+        return Scheduler(plan, file.member)
+    return Home(cast.told.cast, cast.places) if file.kind == HOME else Station(is_at_home=True)
+
+
+def _absent(cast: _Cast, files: Sequence[TapeFile]) -> list[str]:
+    """The initial hosts of the run whose tapes are not in the folder."""
+    there: set[Any] = {str(file.member.replica) for file in files if file.member is not None}
+    began = [f"{role}/{slot}" for role, count in cast.told.roles.items() for slot in range(count)]
+    return [host for host in began if host not in there]
+
+
+_SHOWN_MAX: Final = 400
+"""Letters of an event or a command; one that has more names many hosts."""
+
+
+def as_object(replay: Replay, took_seconds: float) -> dict[str, Any]:
+    """The JSON object of `isthmus replay --json`."""
+    return {
+        "run": replay.run,
+        "identical": replay.is_identical,
+        "records": replay.records,
+        "commands": replay.commands,
+        "merges": replay.merges,
+        "merges_computed": replay.computed,
+        "seconds": round(took_seconds, 3),
+        "hosts": [_object(each) for each in replay.tapes],
+        "absent": list(replay.absent),
+    }
+
+
+def told(tape: Replayed) -> str:
+    """The result of one tape, in a word."""
+    if not tape.is_identical:
+        return "different"
+    return "identical" if tape.records else "empty"
+
+
+def remarks(replay: Replay) -> Iterator[str]:
+    """Remarks on incomplete or absent tapes."""
+    for tape in replay.tapes:
+        if tape.begins_ns is not None:
+            begins = f"replayed from {_since(tape.begins_ns)} after the submission on, from the core's state then"
+            yield f"{name(tape)}: {begins}; {_count(tape.before, 'record')} before are not kept (run.tape_bytes)."
+        if tape.missing:
+            missing = _count(tape.missing, "record")
+            yield f"{name(tape)}: {missing} in the middle were lost to a full disk; replayed before and behind them."
+        if (made := tape.computed) is not None and made.difference is None and made.merges < tape.merges:
+            there = ", ".join(f"{_count(count, 'firing')} of {node}" for node, count in made.firings.items())
+            yield f"{name(tape)}: payloads of {there} are there; merges behind them are not computed again."
+        if tape.torn_bytes:
+            torn = words.size(tape.torn_bytes)
+            yield f"{name(tape)}: its last record was never finished ({torn}), and is left out."
+    if replay.absent:
+        absent = ", ".join(replay.absent)
+        yield f"No tape here of {absent}: it was not fetched from its machine, or was lost with it."
+
+
+def name(tape: Replayed) -> str:
+    """The owner of a tape: 'learner/2, life 3', 'home of daemon 4711'."""
+    is_daemon = tape.host in ("home", "station")
+    return f"{tape.host} of daemon {tape.number}" if is_daemon else f"{tape.host}, life {tape.number}"
+
+
+def story(tape: Replayed, difference: Difference) -> Iterator[tuple[str, str]]:
+    """The first difference of a tape: keywords and texts."""
+    yield "host", name(tape)
+    yield "tape", tape.tape
+    yield "record", f"{words.whole(difference.number)}, {_since(difference.at_ns)} after the submission"
+    if difference.place:
+        yield "at", difference.place
+    yield "event", _shown(difference.event)
+    if difference.error:
+        yield "taped", _listed(difference.taped)
+        yield "replayed", difference.error
+        return
+    yield "command", f"{difference.command} of this record is the first that differs"
+    yield "taped", _listed(difference.taped)
+    yield "replayed", _listed(difference.said)
+
+
+def other_bytes(tape: Replayed, found: OtherBytes) -> Iterator[tuple[str, str]]:
+    """The first item of a life with other bytes: keywords and texts."""
+    yield "host", name(tape)
+    yield "firing", f"{words.whole(found.firing)} of {found.node}"
+    yield "given", found.given
+    yield "item", f"{found.port}{': ' if found.item else ''}{found.item}"
+    yield "kept", found.kept
+    yield "computed", found.computed
+
+
+def ending(replay: Replay, took_seconds: float) -> str:
+    """The last line: how much was replayed, and whether it was the same."""
+    merges = f", {words.whole(replay.merges)} merge rounds" if replay.merges else ""
+    if replay.computed is not None:
+        merges += f", {words.whole(replay.computed)} merges computed again"
+    counts = f"{_count(len(replay.tapes), 'tape')}, {_count(replay.commands, 'command')}{merges}"
+    verdict = "identical" if replay.is_identical else "different"
+    return f"{verdict}: {counts}, in {words.seconds(took_seconds)}"
+
+
+def _object(tape: Replayed) -> dict[str, Any]:
+    return {
+        "tape": tape.tape,
+        "host": tape.host,
+        "number": tape.number,
+        "begins_ns": tape.begins_ns,
+        "before": tape.before,
+        "missing": tape.missing,
+        "records": tape.records,
+        "commands": tape.commands,
+        "merges": tape.merges,
+        "torn_bytes": tape.torn_bytes,
+        "merges_computed": None if tape.computed is None else tape.computed.merges,
+        "other_bytes": None if not (made := tape.computed) or not made.difference else made.difference._asdict(),
+        "difference": None if tape.difference is None else _difference_as_data(tape.difference),
+    }
+
+
+def _difference_as_data(difference: Difference) -> dict[str, Any]:
+    return {
+        "record": difference.number,
+        "at_ns": difference.at_ns,
+        "place": difference.place,
+        "event": msgspec.to_builtins(difference.event),
+        "command": difference.command,
+        "taped": msgspec.to_builtins(list(difference.taped)),
+        "replayed": msgspec.to_builtins(list(difference.said)),
+        "error": difference.error,
+    }
+
+
+def _listed(commands: Sequence[Any]) -> str:
+    """The first of some commands, and how many follow."""
+    if not commands:
+        return "no command"
+    more = f", and {_count(len(commands) - 1, 'more')}" if len(commands) > 1 else ""
+    return f"{_shown(commands[0])}{more}"
+
+
+def _shown(thing: Any) -> str:
+    text = str(thing)
+    return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 3]}..."
+
+
+def _since(at_ns: int) -> str:
+    return f"{at_ns / 1e9:.6f} s"
+
+
+def _count(count: int, what: str) -> str:
+    plural = "" if count == 1 or what == "more" else "s"
+    return f"{words.whole(count)} {what}{plural}"

@@ -1,0 +1,274 @@
+"""The invariants of every universe that runs Decoupled DiLoCo: one checker for each.
+
+Checkers see only the messages between hosts, and keep books of their own, so that they share no mistake with the code
+that they check. Shards are identified by life: a shard that comes back begins with a version that learners hold, and
+merges of its former life beyond that are no longer in the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from isthmus.ops.syncer.merge import ranges_of, work_of
+from isthmus.programs.study.simulation.invariants_model import BytesChecker, ModelChecker, Version, VersionsChecker
+from isthmus.programs.study.simulation.invariants_recoveries import ASKED_NS
+from isthmus.runtime.graph.plans import EdgePlan
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.sim import Checker, Forge, ViolationError
+from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.universe import Universe
+
+LEFT_OUT_MAX: Final = 8
+"""Merges of a fragment in a row, in calm, without a learner that lives and is connected: four may leave it out, the
+next waits for it up to a learned deadline."""
+CALM_NS: Final = 3_000_000_000
+"""After the last fault: a lost connection is made anew within a second, and late messages have arrived."""
+WEIGHT_TOLERANCE: Final = 1e-9
+
+
+@dataclass(slots=True)
+class _Books:
+    """Books of one fragment in one life of a shard.
+
+    The newest version and its clock; all versions that it sent (`known`); answers that arrived while their learner was
+    live; voters and their weights by version; and (time, slot, version) of each version that a slot gave to the shard
+    while it recovered.
+    """
+
+    newest: Version = (0, 0)
+    clock: dict[int, tuple[int, int]] = field(default_factory=dict)
+    known: set[Version] = field(default_factory=set)
+    answers: dict[tuple[int, int, int], list[Any]] = field(default_factory=dict)
+    voters: dict[Version, dict[int, float]] = field(default_factory=dict)
+    recovered: list[tuple[int, int, Version]] = field(default_factory=list)
+    held: Version = (0, 0)
+    closed_at: int = 0
+
+
+class MergesChecker(Checker):
+    """Every merge is of valid answers, and a shard that comes back loses no version.
+
+    Merged answers arrived from live learners, once each, in slot order, on bases that the shard published, with tokens
+    that are not in the model yet, weighted by tokens x tokens / steps; the clock of the new version agrees. A shard
+    that comes back goes on from a version no older than the newest it was given up to the holders' newest, and than the
+    one that half of the answering learners have reached.
+    """
+
+    def __init__(self) -> None:
+        self._books: dict[tuple[Member, int], _Books] = {}
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note the answers that reach a shard from a learner that is live for it."""
+        if edge.target_port != "answer" or life.meetings.live.get(source.replica) != source:
+            return
+        if (item["slot"], item["incarnation"]) != (source.replica.slot, source.incarnation):
+            return
+        books = self._of(life, item["fragment"])
+        if item["kind"] == "recover" and item["base"] is not None:
+            books.recovered.append((life.clock.now(), item["slot"], (item["base"][0], item["base"][1])))
+        # The clock ends at the last life that trained any of it.
+        own = [item["incarnation"], item["begin"], item["end"], item["steps"]]
+        *former, (incarnation, begin, end, steps) = ranges_of(item) or [own]
+        vote = {**item, "incarnation": incarnation, "begin": begin, "end": end, "steps": steps, "former": former}
+        books.answers.setdefault((item["slot"], incarnation, end), []).append(vote)
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Compare each new version with the one before, and with its reported voters."""
+        if edge.source_port == "merged" and item["version"] is not None and item["kind"] in ("merge", "final"):
+            voters = list(item["voters"])
+            if voters != sorted(set(voters)):
+                raise ViolationError(f"{life.member}, round {item['round']}: {voters} are not in slot order, once each")
+            weights = dict(zip(voters, item["weights"], strict=True))
+            self._of(life, item["fragment"]).voters[item["version"][0], item["version"][1]] = weights
+        elif edge.source_port == "pull" and item["kind"] == "recover":
+            held = max(((epoch, count) for epoch, count, *_ in item["known"]), default=(0, 0))
+            self._of(life, item["fragment"]).held = held
+        elif edge.source_port == "merged" and item["kind"] == "recover":
+            self._of(life, item["fragment"]).closed_at = item["closed_at"]
+        elif edge.source_port == "update":
+            self._published(life, item)
+
+    def _of(self, life: Life, fragment: int) -> _Books:
+        return self._books.setdefault((life.member, fragment), _Books())
+
+    def _published(self, life: Life, update: Any) -> None:
+        books, version = self._of(life, update["fragment"]), (update["version"][0], update["version"][1])
+        clock = {slot: (incarnation, position) for slot, incarnation, position in update["clock"]}
+        doing = f"{life.member}, fragment {update['fragment']}, version {version}"
+        if version == books.newest and clock != books.clock:
+            raise ViolationError(f"{doing}: clock {clock} where it was {books.clock}")
+        if update["kind"] == "recover" and not books.known:
+            # Once per slot: an answer to a former life of the shard may arrive before the one to this life.
+            newest_of = {slot: each for at, slot, each in books.recovered if at <= books.closed_at}
+            given = sorted(newest_of.values(), reverse=True)
+            sure = [given[(len(given) - 1) // 2]] if given else [version]
+            newest = max(sure + [each for each in given if each <= books.held])
+            if version < newest:
+                raise ViolationError(f"{doing}: it goes on from there, and was given {newest}")
+        if books.known and version[1] == books.newest[1] + 1:
+            changed = [slot for slot in sorted(clock) if clock[slot] != books.clock.get(slot)]
+            voters = books.voters.get(version)
+            if voters is not None and not set(voters) <= set(changed):
+                raise ViolationError(f"{doing}: {voters} voted, and the clock changes for {changed}")
+            found = {slot: self._moved(books, slot, clock[slot], doing) for slot in changed}
+            self._check_weights(found, voters or {}, doing)
+        books.newest, books.clock = version, clock
+        books.known.add(version)
+
+    def _check_weights(self, found: Mapping[int, Sequence[Any]], voters: Mapping[int, float], doing: str) -> None:
+        """Compare the weights of a merge with those of its answers, if these are unambiguous."""
+        weights = {}
+        for slot, votes in found.items():
+            tokens = {work_of(vote) for vote in votes}
+            if len(tokens) != 1:
+                return
+            [(count, steps)] = tokens
+            weights[slot] = count * count / steps if steps else 0.0
+        total = sum(weights.values())
+        for slot, weight in voters.items():
+            if abs(weight - weights[slot] / total) > WEIGHT_TOLERANCE:
+                raise ViolationError(f"{doing}: slot {slot} has the weight {weight}, not {weights[slot] / total}")
+
+    def _moved(self, books: _Books, slot: int, to: tuple[int, int], doing: str) -> list[Any]:
+        """The candidate answers, one of which moved the clock of a slot."""
+        incarnation, position = books.clock.get(slot, (0, 0))
+        found = books.answers.get((slot, *to), [])
+        if to[0] < incarnation:
+            raise ViolationError(f"{doing}: incarnation {to[0]} of slot {slot} is merged after {incarnation}")
+        if not found:
+            raise ViolationError(f"{doing}: slot {slot} is merged up to {to}; no live learner sent such an answer")
+        known = [vote for vote in found if vote["base"] is not None and tuple(vote["base"]) in books.known]
+        if not known:
+            raise ViolationError(f"{doing}: slot {slot} is merged on version {found[0]['base']}, of {books.known}")
+        floor = position if to[0] == incarnation else 0
+        if all(vote["begin"] < floor for vote in known):
+            twice = f"tokens {known[0]['begin']} to {min(floor, to[1])} of slot {slot} are merged twice"
+            raise ViolationError(f"{doing}: {twice}")
+        return [vote for vote in known if vote["begin"] >= floor]
+
+
+class AnswersChecker(Checker):
+    """A pull is answered after the updates that arrived before it from the same life of the shard.
+
+    The base of an answer is never older than the newest of them. (Two kinds of updates do not count, unless the learner
+    has sampled them: those of a former life, dropped with it; and codes that others replace, with all that follow.)
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[Member, Member, int], Version] = {}
+        self._pulled: dict[tuple[Member, int, int], Version] = {}
+        self._codes: dict[tuple[Member, int], dict[Version, Version]] = {}
+        self._reached: dict[tuple[Member, int], Version] = {}
+        self._places: dict[tuple[Member, Member, int], tuple[int, Version]] = {}
+        self._liars: Mapping[Replica, Sequence[Forge]] = {}
+        self._is_in_turns = False
+        """Whether the program is in lock-step, where copies are for learners that hold nothing yet."""
+
+    def began(self, universe: Universe, member: Member) -> None:
+        """Keep the injector's record of forgeries."""
+        self._liars = universe.injector.forgeries
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note the updates that arrived before each pull."""
+        if edge.target_port == "update" and "version" in item:
+            key = life.member, source, item["fragment"]
+            if "base" in item:
+                self._displace(life, source, item)
+            self._newest[key] = max(self._newest.get(key, (0, 0)), self._reach(life, item))
+        elif edge.target_port == "pull":
+            self._is_in_turns |= "steps" in item
+            newest = self._newest.get((life.member, source, item["fragment"]), (0, 0))
+            self._pulled.setdefault((life.member, item["fragment"], item["round"]), newest)
+
+    def _displace(self, life: Life, source: Member, item: Any) -> None:
+        """Forget codes that the item replaces, if the learner may not have sampled them yet."""
+        place, now = (life.member, source, item["place"]), life.true_now()
+        came_at, base = self._places.get(place, (-ASKED_NS, (0, 0)))
+        self._places[place] = now, (item["base"][0], item["base"][1])
+        if now - came_at < ASKED_NS:
+            of = life.member, item["fragment"]
+            self._codes.get(of, {}).pop(base, None)
+            self._reached[of] = min(self._reached.get(of, (0, 0)), base)
+            self._newest.pop((life.member, source, item["fragment"]), None)
+
+    def _reach(self, life: Life, item: Any) -> Version:
+        """The newest version that can be adopted after an item: codes need the version before them."""
+        of, version = (life.member, item["fragment"]), (item["version"][0], item["version"][1])
+        codes, reached = self._codes.setdefault(of, {}), self._reached.get(of, (0, 0))
+        if item["kind"] == "copy" and "frame" not in item and self._is_in_turns and reached > (0, 0):
+            return version
+        if "base" in item:
+            codes[item["base"][0], item["base"][1]] = version
+        else:
+            reached = max(reached, version)
+        while reached in codes:
+            reached = codes[reached]
+        self._reached[of] = reached
+        return reached if "place" in item or "frame" in item else version
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Compare the base of an answer."""
+        if edge.source_port == "answer" and item["base"] is not None:
+            newest = self._pulled.get((life.member, item["fragment"], item["round"]), (0, 0))
+            # A forger that reports no steps is left out of turns: its gate goes ahead without their updates.
+            is_left_out = self._is_in_turns and life.member.replica in self._liars
+            if (item["base"][0], item["base"][1]) < newest and not is_left_out:
+                doing = f"{life.member} answers round {item['round']} of fragment {item['fragment']}"
+                raise ViolationError(f"{doing} on version {item['base']}, though {newest} had come before the pull")
+
+
+class AccountsChecker(Checker):
+    """The account of every fragment adds up to all tokens that the learner trained, in every report.
+
+    A book only grows, so an error in it lasts until the next report.
+    """
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Check reports."""
+        if edge.source_port == "report" and item["phase"] != "ready":
+            for fragment, account in enumerate(item["accounts"]):
+                if sum(account) != item["tokens"] or min(account) < 0:
+                    found = f"{account} (merged, overlapped, refused, lost, pending) of {item['tokens']} trained"
+                    raise ViolationError(f"{life.member}, fragment {fragment}: {found}")
+
+
+class FairnessChecker(Checker):
+    """In calm, a learner that steps is merged again within a bounded number of rounds of each fragment."""
+
+    def __init__(self) -> None:
+        self._universe: Universe | None = None
+        self._left_out: dict[tuple[int, int], int] = {}
+        self._rounds: set[tuple[Member, int]] = set()
+
+    def asked(self, universe: Universe) -> None:
+        """Know the universe."""
+        self._universe = universe
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Count the rounds without each learner."""
+        if edge.source_port != "merged" or item["kind"] != "merge" or (life.member, item["round"]) in self._rounds:
+            return
+        self._rounds.add((life.member, item["round"]))
+        universe, fragment = self._universe, item["fragment"]
+        is_calm = universe is not None and universe.calm_ns > CALM_NS
+        for slot in {*item["voters"], *item["left_out"]}:
+            is_missing = slot not in item["voters"] and is_calm
+            count = self._left_out[fragment, slot] = self._left_out.get((fragment, slot), 0) + 1 if is_missing else 0
+            if count > LEFT_OUT_MAX:
+                raise ViolationError(f"{life.member} left slot {slot} out of {count} merges of fragment {fragment}")
+
+
+def checkers() -> list[Checker]:
+    """A checker for each invariant, new for each universe."""
+    made = (
+        VersionsChecker,
+        BytesChecker,
+        MergesChecker,
+        AnswersChecker,
+        AccountsChecker,
+        FairnessChecker,
+        ModelChecker,
+    )
+    return [each() for each in made]

@@ -1,0 +1,496 @@
+"""The invariants of the run folder in every universe, for any faults of its disk.
+
+The run is over, and has reported what it has written. Now the power fails: the files that are left must match that.
+
+Guards: refusals that only faults bring about, and how often each of them fired in a universe.
+
+A guard that never fires in a search was not tested by it: where the code refuses what must not count (the answer of a
+former life, an order that comes late), faults have to bring it about. `GuardsWitness` counts, and objects to nothing;
+`guards_of` returns the guards that a search of a program has to see at work, `coverage` whether it did. Guards against
+hosts that send nonsense are not among them: those of a universe are sound.
+
+The invariants of the model in every universe: its versions grow, one version is the same bytes on every host.
+
+And a model that was merged is not begun anew.
+
+The invariants of snapshots, for any moment at which everything dies.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from isthmus.ops.exchange.schemas import CODE_BLOCK
+from isthmus.ops.recovery.hold import HOLDERS
+from isthmus.ops.syncer.merge import NOT_FINITE
+from isthmus.ops.syncer.outer_step import KeyFrames
+from isthmus.programs.engine.recorder.roles import PERIOD
+from isthmus.programs.engine.request.request import DEFAULT
+from isthmus.runtime.graph.plans import EdgePlan
+from isthmus.runtime.host.own_process import Row
+from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.sim import Checker, Forge, ViolationError
+from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.machine import SimulatedDisk
+from isthmus.runtime.sim.universe import Universe
+from isthmus.runtime.supervision.home import Home
+from isthmus.runtime.supervision.incidents import (
+    Bereft,
+    Condemned,
+    Happened,
+    ProcessBack,
+    ProcessLost,
+    ProcessMissing,
+    RecorderFailed,
+    Reformed,
+    Refused,
+    Undermanned,
+)
+from isthmus.runtime.system.files import encoded
+
+RECORDER = Replica("recorder", 0)
+
+
+class FilesChecker(Checker):
+    """The final model exists, complete and as it was sent; so do the lines of each file.
+
+    A recorder wrote every line of a file; each end of a recorder tears at most one line; the lines that the last
+    recorder counts as written exist, and the rest are counted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._models: dict[int, set[int]] = {}
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note the final fragments that reach a recorder."""
+        if edge.target_port == "final" and life.member.replica == RECORDER:
+            self._models.setdefault(item["fragment"], set()).add(zlib.crc32(encoded(item["tensors"])))
+
+    def ended(self, universe: Universe) -> None:
+        """Check all files, and again after a power failure."""
+        disk, recorder = universe.disks[universe.home], universe.last(RECORDER)
+        nothing: dict[str, Any] = {"files": {}, "error": None}
+        status = nothing if recorder is None else recorder.host.published.get("record", nothing)
+        # A killed recorder may have written a line that it had not counted; later disk failures removed some.
+        is_as_told = recorder is not None and recorder.failures_at_end == disk.failures
+        counts = {name: told if is_as_told else None for name, told in status["files"].items()}
+        deaths = sum(life.member.replica == RECORDER and life.was_killed for life in universe.lives)
+        deaths += recorder is not None and not is_as_told  # A power failure after its end may tear the last line.
+        for name in sorted(counts):
+            told = counts[name]
+            self._check_lines(disk, name, deaths + (told is not None and _has_unwritten(told)))
+            if recorder is not None and told is not None:
+                self._check_counts(disk, name, str(recorder.member), told)
+        disk.troubles.clear()
+        disk.lose_power()
+        for name in sorted(counts):
+            self._check_lines(disk, name, deaths + 1)
+        if universe.outcome != "failed":
+            self._check_model(disk.files())
+
+    def _check_model(self, files: Mapping[Path, bytes]) -> None:
+        for fragment, digests in sorted(self._models.items()):
+            path = self._folder / "snapshots" / "final" / f"fragment-{fragment}.safetensors"
+            if path not in files:
+                raise ViolationError(f"{path.name} was written, and is lost with the power")
+            if zlib.crc32(files[path]) not in digests:
+                raise ViolationError(f"{path.name} is not what was sent: {len(files[path])} bytes")
+
+    def _check_lines(self, disk: SimulatedDisk, name: str, deaths: int) -> None:
+        """Compare a file with the lines written into it."""
+        path = self._folder / f"{name}.jsonl"
+        known = {line for writing in disk.written.get(path, []) for line in _lines(writing.data)}
+        found = _lines(disk.files().get(path, b""))
+        torn = [line for line in found if not _is_whole(line)]
+        if len(torn) > deaths:
+            raise ViolationError(
+                f"{path.name} has {len(torn)} torn lines after {deaths} ends of its writers: {torn[0]!r}"
+            )
+        for line in found:
+            if line not in known and line not in torn:
+                raise ViolationError(f"{path.name} has a line that nobody has written: {line!r}")
+
+    def _check_counts(self, disk: SimulatedDisk, name: str, recorder: str, counts: Mapping[str, Any]) -> None:
+        """Compare the last recorder's counts with the lines it wrote, which the file ends in.
+
+        A recorder that booted late, and learned that it is not the current life, may have opened the file after it.
+        """
+        path = self._folder / f"{name}.jsonl"
+        own = [writing.data for writing in disk.written.get(path, []) if writing.writer == recorder]
+        last = [line for data in own for line in _lines(data)]
+        if len(last) - counts["written"] not in (0, _has_unwritten(counts)):
+            raise ViolationError(f"{path.name}: {counts} is said where {len(last)} lines were written")
+        found = _lines(disk.files().get(path, b""))
+        if last and found[-len(last) :] != last:
+            raise ViolationError(f"{path.name} does not end in the {len(last)} lines of its last writer")
+
+
+def _lines(data: bytes | bytearray) -> list[bytes]:
+    return [line for line in bytes(data).split(b"\n") if line]
+
+
+def _has_unwritten(counts: Mapping[str, Any]) -> bool:
+    """Whether the disk rejected a line, or took only a part of it."""
+    return bool(counts["waiting"] or counts["lost"])
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+WIRE: Final = ("stale", "refused_connection", "refused_stranger", "refused_crossed")
+"""Channel counters of refused messages that a sound peer sent too late, or to a life that is over."""
+VOTES: Final = ("vote refused: ", "opening ")
+"""Prefixes of the reasons for which the rounds of a Quorum node drop an item."""
+OF_ALL: Final = (
+    "orders that came late",
+    "too early",
+    "not the present life",
+    "wire: refused_connection",
+    "wire: refused_stranger",
+)
+"""Guards of stations and connections, in runs of every program."""
+OF_DECOUPLED: Final = (
+    "answer: stale",
+    "answer: unknown base",
+    "answer: already merged",
+    "vote refused: duplicate",
+    "vote refused: late",
+    "vote refused: not live",
+    "opening renewed",
+    "copy given",
+    "moments lent",
+)
+"""Guards of syncers and holders."""
+OF_ISLANDS: Final = (Bereft, Undermanned, ProcessLost, ProcessBack, ProcessMissing, Reformed)
+"""Incidents of islands of several processes."""
+JUDGED: Final = "answers judged"
+OF_FORGERIES: Final = ("not finite", "norms of other values", "out of proportion", NOT_FINITE)
+"""Why a shard refuses the answer of a learner that is not sound; no answer of a sound one is refused for it."""
+
+
+class HonestChecker(Checker):
+    """No answer of a learner that forges nothing is refused as one of a learner that does."""
+
+    def __init__(self) -> None:
+        self._liars: Mapping[Replica, Sequence[Forge]] = {}
+
+    def began(self, universe: Universe, member: Member) -> None:
+        """Keep the injector's record of forgeries."""
+        self._liars = universe.injector.forgeries
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Check the refusals of merges."""
+        if edge.source_port == "merged":
+            for slot, why in item["refused"]:
+                if why in OF_FORGERIES and Replica(LEARNER, slot) not in self._liars:
+                    raise ViolationError(f"{life.member} refused an answer of the sound learner {slot}: {why}")
+
+
+class GuardsWitness(Checker):
+    """Counts by the name of the guard.
+
+    Answers that shards judged and refused, copies that holders gave, items that learners forged, and, at the end, all
+    refusals of channels, rounds and stations.
+    """
+
+    def __init__(self) -> None:
+        self._fired: Counter[str] = Counter()
+        self._seen: set[tuple[Member, int, int | None]] = set()
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Count judged and refused answers, copies and loans."""
+        if edge.source_port == "merged":
+            for slot, why in item["refused"]:
+                if (life.member, item["round"], slot) not in self._seen:
+                    self._seen.add((life.member, item["round"], slot))
+                    self._fired[f"answer: {why}"] += 1
+            if (life.member, item["round"], None) not in self._seen:
+                self._seen.add((life.member, item["round"], None))
+                self._fired[JUDGED] += len(item["voters"]) + len(item["refused"])
+        elif edge.source_port == "copy" and item["version"][0]:
+            self._fired["copy given"] += 1
+        elif edge.source_port == "loan" and item["by"] is not None:
+            self._fired["moments lent"] += 1
+
+    def happened(self, universe: Universe, happened: Happened) -> None:
+        """Look at hosts that are no members, and at processes of islands."""
+        incident = happened.incident
+        if isinstance(incident, Refused):
+            self._fired[f"member: {incident.refusal}"] += 1
+        found = incident.verdict if isinstance(incident, Condemned) else incident
+        if isinstance(found, OF_ISLANDS):
+            self._fired[f"island: {found.__struct_config__.tag}"] += 1
+
+    def fired(self, universe: Universe) -> Counter[str]:
+        """Counts of each guard's firings so far."""
+        fired = Counter(self._fired)
+        for life in universe.lives:
+            fired.update({f"forged: {name}": count for name, count in life.forgeries.items()})
+            statistics = life.channel.statistics()
+            fired.update({f"wire: {name}": statistics[name] for name in WIRE if statistics.get(name)})
+            dropped = life.host.scheduler.statistics()
+            fired.update({name: count for name, count in dropped.items() if name.startswith(VOTES)})
+        for daemon in universe.daemons:
+            fired.update(daemon.refused)
+        return fired
+
+
+def guards_of(program: str) -> tuple[str, ...]:
+    """The guards that a search of a program has to see at work."""
+    return OF_ALL + OF_DECOUPLED if program == DEFAULT else OF_ALL
+
+
+NOTED_NS: Final = 4_000_000_000
+"""Nanoseconds after which a recorder has certainly written what it heard, on a working disk: it writes once a
+second."""
+SAMPLED_NS: Final = 2 * PERIOD + 50_000_000
+"""Between two looks of a hold node, and a little more for a clock that drifts."""
+Version = tuple[int, int]
+
+
+class VersionsChecker(Checker):
+    """Versions only grow: of a fragment as one life of a shard publishes it, and as one life of a learner holds it.
+
+    By edge and receiver: a host that joins is sent the last item again.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[Member, Member, int, int], Version] = {}
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Check the versions of updates, of learners' reports, and of the bases of answers."""
+        place = (life.member, target, edge.index)
+        if edge.source_port == "update":
+            self._take((*place, item["fragment"]), item["version"])
+        elif edge.source_port == "answer" and item["base"] is not None:
+            self._take((*place, item["fragment"]), item["base"])
+        elif edge.source_port == "progress":
+            for fragment, epoch in enumerate(item["epochs"]):
+                self._take((*place, fragment), (epoch, 0))
+        elif edge.source_port == "report":
+            for fragment, version in enumerate(item["versions"]):
+                self._take((*place, fragment), version)
+
+    def _take(self, of: tuple[Member, Member, int, int], told: Sequence[int]) -> None:
+        version, before = (told[0], told[1]), self._newest.get(of, (0, 0))
+        if version < before:
+            raise ViolationError(f"{of[0]} tells {of[1]} of version {version} of fragment {of[3]} after {before}")
+        self._newest[of] = version
+
+
+class BytesChecker(Checker):
+    """Equal version means equal bytes.
+
+    This holds for published updates and, where these are coded, for the decoded values that learners, holders of the
+    model and shards send whole. Where at least half of the learners that gave a version to a shard that came back forge
+    answers, the shard may believe them (`ops.recovery.hold`).
+    """
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[int, Version, bool], int] = {}
+        self._values: dict[tuple[int, Version], Any] = {}
+        self._liars: Mapping[Replica, Sequence[Forge]] = {}
+        self._givers: dict[tuple[Member, int, Version], set[Replica]] = {}
+        """Learners that gave a version of a fragment to a life of a shard."""
+        self._doubtful: set[tuple[int, Version]] = set()
+
+    def began(self, universe: Universe, member: Member) -> None:
+        """Keep the injector's record of forgeries."""
+        self._liars = universe.injector.forgeries
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note the givers of versions to a shard that came back."""
+        if edge.source_port == "answer" and item["kind"] == "recover" and item["base"] is not None:
+            held = life.member, item["fragment"], (item["base"][0], item["base"][1])
+            self._givers.setdefault(held, set()).add(source.replica)
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Check updates, whole values of any version, and the values that learners give a shard that came back."""
+        is_told = edge.source_port in ("update", "state", "copy", *KeyFrames.outputs) and "version" in item
+        if is_told and item["version"][0]:  # In a program without fragments a state has no version.
+            p, version = item["fragment"], (item["version"][0], item["version"][1])
+            if "base" not in item:
+                self._compare(life, (p, version, False), item["values"])
+                return
+            self._compare(life, (p, version, True), item["values"])
+            base = self._values.get((p, (item["base"][0], item["base"][1])))
+            if base is not None:
+                fragments = next(node.arguments[0] for node in life.plan.nodes if node.name == "outer-step")
+                self._compare(life, (p, version, False), base + _decoded(item, fragments[p]))
+        elif edge.source_port == "answer" and item["kind"] == "recover" and item["base"] is not None:
+            self._compare(life, (item["fragment"], (item["base"][0], item["base"][1]), False), item["gradient"])
+
+    def _compare(self, life: Life, key: tuple[int, Version, bool], values: Any) -> None:
+        p, version, is_coded = key
+        digest = zlib.crc32(np.asarray(values).tobytes())
+        if self._digests.setdefault(key, digest) != digest and (p, version) not in self._doubtful:
+            givers = self._givers.get((life.member, p, version), set())
+            if givers and 2 * len(givers & self._liars.keys()) >= len(givers):
+                self._doubtful.add((p, version))
+                return
+            raise ViolationError(f"{life.member} has other bytes as version {version} of fragment {p}")
+        if not is_coded:
+            self._values[p, version] = values
+
+
+def _decoded(item: Any, fragment: Any) -> Any:
+    """The values that the codes of an update represent, one block after the other."""
+    codes = item["values"]
+    if "scales" not in item:
+        return codes.astype(np.float32)
+    blocks, at, scales = [], 0, iter(item["scales"])
+    for unit in fragment.units:
+        for begin in range(0, unit.size, CODE_BLOCK):
+            size = min(CODE_BLOCK, unit.size - begin)
+            taken = size if codes.dtype == np.int8 else -(-size // 2)
+            block, at = codes[at : at + taken], at + taken
+            if codes.dtype != np.int8:
+                block = np.concatenate([block & 15, block >> 4])[:size].astype(np.float32) - np.float32(8)
+            blocks.append(block.astype(np.float32) * next(scales))
+    return np.concatenate(blocks)
+
+
+class ModelChecker(Checker):
+    """A merged model is never begun anew while it is known, and lost only with all its holders.
+
+    It is known to a live evaluator or recorder that has heard of it, or of its initial version, and to a recorder that
+    has had time to write it down. It is lost only where, for some fragment, all its holders (shards, learners,
+    evaluator and recorder) have ended at once.
+
+    A holder samples its inputs once every SAMPLED_NS: it has not seen an item that arrived within that time before the
+    news that the sender is gone.
+    """
+
+    def __init__(self) -> None:
+        self._heard: dict[int, dict[Life, tuple[int, Member]]] = {}
+        """Fragment -> lives that have heard of a merge of it, with the time and the sender."""
+        self._shown: dict[int, dict[Life, tuple[int, Member]]] = {}
+        """Like `_heard`, for any version of a fragment, the initial one included."""
+        self._published: set[int] = set()
+        self._merged: set[int] = set()
+        self._told_of: set[int] = set()
+        self._noted: set[int] = set()
+        self._begun: set[tuple[Member, int]] = set()
+        self._was_in_trouble = False
+        self._troubled_at = -NOTED_NS
+        """The latest time at which the disk of the home may have been in trouble."""
+
+    def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
+        """Note merges that evaluator and recorder hear of: the report of one may arrive before its values."""
+        if edge.source_port == "merged" and item["version"] is not None and item["kind"] in ("merge", "final"):
+            self._told_of.add(item["fragment"])
+        if edge.source_port == "held" and item["merged"]:
+            self._told_of.update(item["fragments"])
+        if edge.source_port == "report" and life.member.replica.role == "recorder":
+            versions = enumerate(item.get("versions", ()))
+            self._told_of.update(fragment for fragment, version in versions if version[1])
+        is_held = edge.source_port in ("update", "state", *KeyFrames.outputs) and life.member.replica.role in HOLDERS
+        if is_held and "fragment" in item:  # Not the state of a program without fragments.
+            for heard in [self._shown] + [self._heard] * (item.get("kind") in ("merge", "final")):
+                heard.setdefault(item["fragment"], {}).setdefault(life, (life.true_now(), source))
+
+    def told(self, life: Life, rows: Sequence[Row]) -> None:
+        """Forget items that a life will never sample, because their sender is gone."""
+        known = {(name, incarnation) for name, incarnation, *_ in rows}
+        for heard in [*self._heard.values(), *self._shown.values()]:
+            at, source = heard.get(life, (-SAMPLED_NS, life.member))
+            if life.true_now() - at < SAMPLED_NS and (str(source.replica), source.incarnation) not in known:
+                del heard[life]
+
+    def asked(self, universe: Universe) -> None:
+        """Note fragments that recorders have had time to write down since the disk last was in trouble."""
+        is_in_trouble = bool(universe.disks[universe.home].troubles)
+        if is_in_trouble or self._was_in_trouble:
+            self._troubled_at = universe.clock.now()
+        self._was_in_trouble = is_in_trouble
+        for fragment, lives in self._heard.items():
+            for life, (at, _) in lives.items():
+                is_there = life.member.replica.role == "recorder" and not life.is_dead and not life.clock.is_paused
+                if is_there and life.true_now() - max(at, self._troubled_at) > NOTED_NS:
+                    self._noted.add(fragment)
+
+    def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
+        """Look at first versions."""
+        if edge.source_port == "update":
+            self._published.add(item["fragment"])
+            if item["kind"] in ("merge", "final"):
+                self._merged.add(item["fragment"])
+        if edge.source_port == "update" and item["kind"] == "initial":
+            fragment = item["fragment"]
+            if (life.member, fragment) in self._begun:
+                return  # A host that joins is sent the items again, the first version included, under codes.
+            self._begun.add((life.member, fragment))
+            shown = self._shown if fragment in self._merged else self._heard
+            hearers = {**self._heard.get(fragment, {}), **shown.get(fragment, {})}
+            known = [str(each.member) for each in hearers if not each.is_dead]
+            if fragment in self._noted or known:
+                raise ViolationError(
+                    f"{life.member} begins fragment {fragment} anew, which was merged; known to {known}"
+                )
+
+    def finished(self, universe: Universe, home: Home) -> None:
+        """Check the claim that the model is lost."""
+        failure = home.failure
+        if isinstance(failure, RecorderFailed) and failure.error.startswith("the model is lost"):
+            holders = [Replica(role, 0) for role in HOLDERS]
+            kept = [each for each in holders if sum(life.member.replica == each for life in universe.lives) == 1]
+            merged = sorted(self._told_of | self._heard.keys())
+            hearers = [{life.member.replica for life in self._heard.get(fragment, ())} for fragment in merged]
+            # A fragment without a known merge is not begun anew either, and may be the lost one.
+            others = sorted(self._published.difference(merged))
+            hearers += [{life.member.replica for life in self._shown.get(fragment, ())} for fragment in others]
+            if all(heard & set(kept) for heard in hearers):
+                raise ViolationError(
+                    f"{failure.error} But {list(map(str, kept))} never ended, and heard of all merges of {merged}"
+                )
+
+
+class SnapshotsChecker(Checker):
+    """The next life of a recorder reads a snapshot that was reported as taken, or a newer one.
+
+    A model with a snapshot is never lost.
+    """
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._known: set[Life] = set()
+
+    def asked(self, universe: Universe) -> None:
+        """Check the recorders' status of snapshots: the first number of a life is the one it has read, or the next."""
+        for life in universe.living():
+            is_home = life.member.replica == RECORDER and life.machine == universe.home
+            told = _told(life) if is_home else None
+            if told is None or told["error"] is not None:
+                continue
+            if life not in self._known:
+                self._known.add(life)
+                if told["number"] < self._taken:
+                    found = f"snapshot {told['number']}, and {self._taken} had been taken"
+                    raise ViolationError(f"{life.member} goes on from {found}: {told['faults']}")
+            self._taken = max(self._taken, told["number"])
+
+    def finished(self, universe: Universe, home: Home) -> None:
+        """Check the claim that the model is lost."""
+        failure = home.failure
+        is_lost = isinstance(failure, RecorderFailed) and failure.error.startswith("the model is lost")
+        if is_lost and self._taken and not universe.disks[universe.home].troubles:
+            raise ViolationError(f"the model is lost, of which snapshot {self._taken} was taken")
+
+
+def _told(life: Life) -> dict[str, Any] | None:
+    """A recorder's status of its snapshots, once it has listed them; else None."""
+    shown = [each for each in life.host.published.values() if "taken_at" in each]
+    return dict(shown[0]) if shown else None

@@ -1,0 +1,279 @@
+"""Whether a search has covered enough: every kind of fault, in every phase in which it can happen, and every guard.
+
+Runs in which everything dies at once, every process of every machine, at each step of a snapshot; and goes on.
+
+Or whose home is lost: another machine becomes the home, and the lost one comes back. Decides the steps, and at which of
+them a seed has everything die. The rest is as after a real power failure: daemons begin with the contents of their
+ledgers, and hosts with those of the disk of the home.
+
+Runs in which islands have several processes, some of them elastic, and whatever befalls hosts befalls these, too.
+
+Decides which islands a seed has, what happens to the processes that follow, and what a search has to see of it: islands
+that end as one, and elastic ones that lose a process, take it back, and have too few left.
+
+Seeds spread over processes, one each at a time: a process that dies takes one seed with it, which is reported.
+
+Decides where a seed is run and the report on one whose process has died; not the meaning of a seed, nor how outcomes
+are shown. The outcome of a seed does not depend on the others, so outcomes come as they are ready.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from isthmus.programs.engine.request.faults import followed
+from isthmus.programs.engine.request.request import DEFAULT, Program
+from isthmus.programs.study.simulation import toy_task
+from isthmus.programs.study.simulation.invariants_model import guards_of
+from isthmus.programs.study.simulation.seeds import (
+    DAEMON_KINDS,
+    DISK_KINDS,
+    KINDS,
+    OTHER_KINDS,
+    STANDING_KINDS,
+    STORM_KINDS,
+    moment_of,
+    shape_of,
+)
+from isthmus.programs.study.simulation.universe import Outcome, Shape, hosts_of, outcome_of, trial_of
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.graph.plans import lower
+from isthmus.runtime.ids import LEARNER, Replica, follower
+from isthmus.runtime.sim import (
+    Blackout,
+    Cut,
+    DieAll,
+    Fault,
+    Hang,
+    Kill,
+    KillDaemon,
+    MoveHome,
+    Pause,
+    SlowStarts,
+    machine_of,
+)
+from isthmus.runtime.sim.universe import HOME
+
+MOVED_SHARE: Final = 0.25
+"""Share of runs whose home moves."""
+TWICE_SHARE: Final = 0.3
+"""Share of runs in which everything dies twice."""
+
+
+class Step(NamedTuple):
+    """The operation before which everything dies, and the names of its files; with `then`, one that follows it."""
+
+    operation: str
+    name: str
+    then: str = ""
+
+
+STEPS: Final[Mapping[str, Step]] = {
+    "before": Step("create", ".fragment-*"),
+    "fragment, write": Step("write", ".fragment-*"),
+    "fragment, sync": Step("sync", ".fragment-*"),
+    "fragment, rename": Step("rename", ".fragment-*"),
+    "fragment, keep": Step("rename", ".fragment-*", "sync_folder"),
+    "put aside": Step("rename", "manifest.json"),
+    "manifest, create": Step("create", ".manifest.json.*"),
+    "manifest, write": Step("write", ".manifest.json.*"),
+    "manifest, sync": Step("sync", ".manifest.json.*"),
+    "manifest, rename": Step("rename", ".manifest.json.*"),
+    "manifest, keep": Step("rename", ".manifest.json.*", "sync_folder"),
+    "retention": Step("remove", "fragment-*"),
+    "after": Step("rename", ".manifest.json.*", "create"),
+}
+"""In the order in which a snapshot is taken (`programs.engine.snapshots.snapshots`)."""
+DEATH_KINDS: Final = (*(f"death of all: {name}" for name in STEPS), MoveHome.kind)
+
+
+def deadly(seed: int) -> Shape:
+    """The run of a seed, in which everything dies, too, or its home moves."""
+    shape = shape_of(seed)
+    rng = random.Random(f"isthmus {seed} deaths")
+    made: list[Fault] = []
+    if rng.random() < MOVED_SHARE:
+        machines = [machine_of(host) for host in hosts_of(shape.program, shape.learners)]
+        machine = rng.choice([each for each in machines if each != HOME])
+        when = moment_of(rng, shape.steps, shape.step_ms)
+        after, lasts = rng.choice((0.5, 3.0, 8.0)), rng.choice((1.0, 5.0, 15.0, 40.0))
+        return replace(shape, faults=(*shape.faults, MoveHome(machine, after, lasts, **when)))
+    for _ in range(1 + (rng.random() < TWICE_SHARE)):
+        point = rng.choice(list(STEPS))
+        step, lasts = STEPS[point], rng.choice((0.3, 1.0, 3.0, 7.0))
+        when = moment_of(rng, shape.steps, shape.step_ms)
+        keeps_power = rng.random() < 0.5
+        made.append(DieAll(HOME, point, step.operation, step.name, lasts, step.then, keeps_power, **when))
+    return replace(shape, faults=(*shape.faults, *made))
+
+
+def run_deadly(seed: int, program: str = DEFAULT) -> Outcome:
+    """The outcome of one seed."""
+    return outcome_of(deadly(seed))
+
+
+PHASES: Final = ("starting", "stepping", "final")
+ONLY: Final[Mapping[str, tuple[str, ...]]] = {"fork": ("stepping",)}
+"""Kinds that happen in some phases only: a shard cannot lose its last versions before it has any, and the final ones go
+to all."""
+
+
+def kinds_of(program: str) -> list[str]:
+    """The kinds of faults that runs of a program have."""
+    trial = trial_of(program)
+    kinds = {*KINDS, *DISK_KINDS, *DAEMON_KINDS, *STANDING_KINDS, *OTHER_KINDS, "stop", "end"}
+    kinds |= {"join"} if trial.joins else set()
+    kinds |= set() if trial.spared else set(STORM_KINDS)
+    kinds -= set() if trial.crashes else {"crash loop"}
+    return sorted(kinds)
+
+
+def pairs_of(program: str) -> list[tuple[str, str]]:
+    """(kind, phase of the run) of all that can happen in runs of a program."""
+    return [(kind, phase) for kind in kinds_of(program) for phase in ONLY.get(kind, PHASES)]
+
+
+def rare(phases: Counter[tuple[str, str]], program: str, least: int) -> list[str]:
+    """The faults and phases that happened fewer than `least` times, in words."""
+    return [
+        f"{kind} in phase {phase}: {phases[kind, phase]} times, at least {least} are asked for"
+        for kind, phase in pairs_of(program)
+        if phases[kind, phase] < least
+    ]
+
+
+def rare_steps(phases: Counter[tuple[str, str]], least: int) -> list[str]:
+    """The steps of a snapshot at which everything died fewer than `least` times, in words."""
+    counts = {kind: sum(phases[kind, phase] for phase in PHASES) for kind in DEATH_KINDS}
+    return [f"{kind}: {count} times, at least {least} are asked for" for kind, count in counts.items() if count < least]
+
+
+def idle(guards: Counter[str], program: str) -> list[str]:
+    """Guards that never fired, in words."""
+    return [f"guard {guard!r} never fired" for guard in guards_of(program) if not guards[guard]]
+
+
+PROCESSES_MAX: Final = 4
+ELASTIC_SHARE: Final = 0.5
+"""Share of elastic islands among those of several processes."""
+FAULTS_MAX: Final = 5
+WORDS: Final = ("bereft", "process-lost", "process-back", "process-missing", "reformed", "undermanned")
+"""Tags of incidents and verdicts about islands; a search that is long enough sees all of them."""
+
+
+def check(program: str) -> None:
+    """ConfigError for a program whose learners always have one process."""
+    plans = lower(toy_task.graph_of(Program(program), learners=2, steps=1, seed=0))
+    if followed(plans.get(LEARNER)) is None:
+        do = "Leave out --gangs, or choose a program that exchanges fragments."
+        doing = "Reading the options of `isthmus simulate world`"
+        raise ConfigError(doing, "--gangs of a program whose learners may be of several processes", program, do)
+
+
+def ganged(seed: int, program: str = DEFAULT) -> Shape:
+    """The run of a seed, with islands of several processes and their faults."""
+    shape, rng = shape_of(seed, program), random.Random(f"isthmus {seed} gangs")
+    processes = [rng.choice((1, 2, 2, 3, PROCESSES_MAX)) for _ in range(shape.learners)]
+    if max(processes) == 1:
+        processes[0] = 2
+    elastic = tuple(_sizes(rng, count) for count in processes)
+    pairs = [(slot, number) for slot, count in enumerate(processes) for number in range(1, count)]
+    hosts = [follower(Replica(LEARNER, slot), number) for slot, number in pairs]
+    lasts_max = trial_of(program).lasts_max
+    faults = [
+        _fault(rng, rng.choice(hosts), moment_of(rng, shape.steps, shape.step_ms), lasts_max)
+        for _ in range(rng.randint(1, FAULTS_MAX))
+    ]
+    return replace(shape, processes=tuple(processes), elastic=elastic, faults=(*shape.faults, *faults))
+
+
+def _sizes(rng: random.Random, count: int) -> tuple[int, ...]:
+    """The numbers of processes with which an island may train; empty if it is not elastic."""
+    if count == 1 or rng.random() > ELASTIC_SHARE:
+        return ()
+    return tuple(each for each in range(rng.randint(1, count), count + 1) if each == count or rng.random() < 0.8)
+
+
+def _fault(rng: random.Random, replica: Replica, moment: dict[str, Any], lasts_max: float) -> Fault:
+    host, machine = str(replica), machine_of(replica)
+    lasts = min(rng.choice((0.3, 1.0, 4.0, 25.0)), lasts_max)
+    made: Sequence[Fault] = (
+        Kill(host, **moment),
+        Kill(host, **moment),
+        Pause(host, lasts, **moment),
+        Hang(host, lasts, **moment),
+        KillDaemon(machine, lasts, rng.choice((0, 1, 3, 10)), **moment),
+        Blackout(machine, lasts, **moment),
+        Cut(machine, None, lasts, **moment),
+        SlowStarts(machine, 3.0, **moment),
+    )
+    return rng.choice(made)
+
+
+def run_ganged(seed: int, program: str = DEFAULT) -> Outcome:
+    """The outcome of one seed."""
+    return outcome_of(ganged(seed, program))
+
+
+def unseen(guards: Counter[str]) -> list[str]:
+    """The tags of islands that never occurred, in words."""
+    return [f"of islands {word!r} never happened" for word in WORDS if not guards[f"island: {word}"]]
+
+
+APART_MIN: Final = 40
+"""Fewer seeds are over before other processes have started."""
+
+Run: TypeAlias = Callable[[int], Outcome]
+
+
+def outcomes(run: Run, seeds: range, *, apart_min: int = APART_MIN) -> Iterator[Outcome]:
+    """The outcomes of `run` for each seed: few seeds in this process, in order; more in a process per core, unordered.
+
+    `run` must be importable, or a partial of an importable function.
+    """
+    if len(seeds) < apart_min:
+        yield from map(run, seeds)
+    else:
+        yield from _apart(run, seeds, len(os.sched_getaffinity(0)))
+
+
+def _apart(run: Run, seeds: range, workers: int) -> Iterator[Outcome]:
+    waiting = iter(seeds)
+    busy: dict[Future[Outcome], tuple[int, ProcessPoolExecutor]] = {}
+    pools = {_pool() for _ in range(workers)}
+
+    def give(pool: ProcessPoolExecutor) -> None:
+        seed = next(waiting, None)
+        if seed is not None:
+            busy[pool.submit(run, seed)] = seed, pool
+
+    try:
+        for pool in list(pools):
+            give(pool)
+        while busy:
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                seed, pool = busy.pop(future)
+                try:
+                    outcome = future.result()
+                except BrokenProcessPool:
+                    outcome = Outcome(seed, f"the process that ran seed {seed} died, without a word")
+                    pools.remove(pool)
+                    pool = _pool()
+                    pools.add(pool)
+                yield outcome
+                give(pool)
+    finally:
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
+
+
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))

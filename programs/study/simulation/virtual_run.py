@@ -1,0 +1,116 @@
+"""One request carried out in virtual time: its bodies compute for real, and durations are given.
+
+The `world` fixture and `isthmus compare` share it. With faults the hosts are on machines of their own, over the real
+wire on simulated sockets, and are restarted; without, over a simpler network that is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, final
+
+from isthmus.programs.engine.recorder import summary
+from isthmus.programs.engine.recorder.roles import resolving
+from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
+from isthmus.programs.engine.request.reference import resolve
+from isthmus.programs.engine.request.request import Request
+from isthmus.runtime import sim
+from isthmus.runtime.clock import Duration, milliseconds
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.host.contract import Trace
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.sim.universe import HOME
+
+AnyWorld: TypeAlias = sim.World | sim.Universe
+SECONDS_MAX: Final = 3600.0
+"""Virtual seconds that a run may take."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Durations in virtual time: an inner step takes `step_ms` / `speeds[slot]` (default 1), any other firing a
+    fiftieth of `step_ms`, a transfer between hosts `delay_ms`, all with `jitter`, a share."""
+
+    speeds: tuple[float, ...] = ()
+    step_ms: float = 10.0
+    delay_ms: float = 1.0
+    jitter: float = 0.05
+
+    def duration(self, replica: Replica, node: str) -> Duration:
+        """The duration of a firing, before jitter."""
+        if node != "inner-step":
+            return milliseconds(self.step_ms / 50)
+        return milliseconds(self.step_ms / (self.speeds[replica.slot] if replica.slot < len(self.speeds) else 1.0))
+
+
+@final
+@dataclass(slots=True)
+class VirtualRun:
+    """A run in virtual time, carried out by `run`; then `summary` has its figures, `status` is the recorder's last."""
+
+    request: Request
+    pace: Pace = Pace()
+    faults: Sequence[sim.Fault] = ()
+    trace: Trace = field(default_factory=Trace)
+    world: AnyWorld = field(init=False)
+    status: dict[str, Any] = field(init=False, default_factory=dict)
+    summary: dict[str, Any] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.world = self._world()
+
+    def run(self, seconds_max: float = SECONDS_MAX) -> None:
+        """Run to the end. RunError if a body fails or a fault did not happen, TimeoutError if the run is not over after
+        `seconds_max` virtual seconds."""
+        world, request = self.world, self.request
+        world.run(lambda: ("recorder/0", "record") in world.ended, seconds_max=seconds_max)
+        if isinstance(world, sim.Universe):
+            world.disks[HOME].copy_to(request.run_dir)
+            if world.injector.missed:
+                raise RunError(f"the run was over before these happened: {'; '.join(world.injector.missed)}")
+        hosts, job = world.hosts, request.job
+        status = self.status = hosts[Replica("recorder", 0)].published["record"]
+        self.summary = summarise(
+            status,
+            self.trace.spans,
+            program=request.name,
+            outcome="failed" if status["error"] is not None else "stopped" if status["stop_reason"] else "done",
+            learners=job.learners,
+            shards=roster_counts(request.graph, job.learners).get("syncer", 0),
+            fragment_sizes=fragment_sizes(request.graph),
+            ended=world.clock.now(),
+            cpu_seconds=0.0,
+            bytes_sent_by_shards=sum(h.traffic.bytes_sent for r, h in hosts.items() if r.role == "syncer"),
+            merges_recorded=summary.merges(request.run_dir),
+            tokens_per_batch=request.task.tokens_per_batch,
+        )
+
+    def _world(self) -> AnyWorld:
+        request, pace = self.request, self.pace
+        found = resolving(request.run_dir, resolve)
+        counts = roster_counts(request.graph, request.job.learners)
+        if self.faults:
+            return sim.Universe(
+                request.plans,
+                counts,
+                seed=request.job.seed,
+                resolve=found,
+                duration=pace.duration,
+                jitter=pace.jitter,
+                climate=sim.Climate(latency=pace.delay_ms / 1e3, jitter=pace.jitter * pace.delay_ms / 1e3),
+                faults=self.faults,
+                trace=self.trace,
+            )
+        return sim.World(
+            request.plans,
+            counts,
+            seed=request.job.seed,
+            resolve=found,
+            duration=pace.duration,
+            delay=lambda edge, size_bytes: milliseconds(pace.delay_ms),
+            jitter=pace.jitter,
+            trace=self.trace,
+            payloads=request.run_dir if request.config["run"]["keep_payloads"] else None,
+        )

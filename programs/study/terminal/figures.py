@@ -1,0 +1,393 @@
+"""Statuses and summaries of one run as words and numbers, for every view.
+
+A status is published by the recorder, beside it `hosts` (the daemon's information on each process) and `pacing`; any
+key may be missing at first. Nothing is decided here, and unknown figures are left out.
+
+Tables that fit a terminal: where it is narrow whole columns are left out, and never a part of a figure.
+
+`1234…` may be read as a number, so no cell is ever cut. The choice of columns does not depend on the length of the
+figures at the moment, as long as they keep to the usual width: columns must not come and go before the reader's eyes.
+
+The rows of a run's table: a learner or another host, in columns of text; `live` and `isthmus status` show them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from isthmus.programs.engine.results import words
+from isthmus.programs.engine.results.words import book_lines, snapshot_lines, store_line
+from isthmus.runtime.cores.membership_messages import SILENT
+
+if TYPE_CHECKING:
+    from isthmus.programs.engine.request.request import Request
+    from isthmus.programs.engine.run.in_processes import Submitted
+
+
+SPEED_SECONDS: Final = 20.0
+"""Window of the speed, and so of the time left: a death shows in it, a single merge does not."""
+_EPOCHS_SHOWN: Final = 4
+METRICS_SHOWN: Final = 3
+"""Scalars of a task that a terminal shows; all are in the files."""
+_PHASES: Final = {
+    "starting": "starting: compiling the first step",
+    "training": "training",
+    "final": "merging the last fragments",
+    "done": "done, writing summary and report",
+}
+
+
+@final
+class Figures:
+    """Turns statuses and summaries of one request's run into words; keeps past statuses for the speed."""
+
+    def __init__(self, request: Request | Submitted) -> None:
+        self.program = request.name
+        self.learners = request.job.learners
+        self.budget = request.job.tokens
+        self.run_dir = request.run_dir
+        self.folder = short(request.run_dir)
+        self._settings = request.job.settings
+        self._heard: deque[tuple[float, int]] = deque()
+
+    def phase(self, status: Mapping[str, Any]) -> str:
+        """The phase in words; before the first token is reported, the progress of the start."""
+        phase = status.get("phase", "starting")
+        if phase in ("starting", "training") and not status.get("tokens"):
+            return starting(status.get("hosts", ()))
+        if phase == "final" and not status.get("outer_steps"):
+            return "coming to the end"
+        return str(_PHASES.get(phase, phase))
+
+    def stage(self, status: Mapping[str, Any]) -> str:
+        """The phase without its figures: while it stays the same nothing new has begun."""
+        return re.sub(r"\d+", "", self.phase(status))
+
+    def share(self, status: Mapping[str, Any]) -> float:
+        """The share of the token budget that has been trained, in [0, 1]."""
+        return min(1.0, float(status.get("tokens", 0)) / self.budget)
+
+    def tokens(self, status: Mapping[str, Any]) -> str:
+        """'1.40 M of 4.10 M tokens'."""
+        return f"{words.scaled(status.get('tokens', 0))} of {words.scaled(self.budget)} tokens"
+
+    def speed(self, status: Mapping[str, Any]) -> tuple[str, str]:
+        """Tokens a second of late, and the time that is left at that speed; both may be empty."""
+        at, tokens = status.get("time", 0.0), status.get("tokens", 0)
+        heard = self._heard
+        if tokens and (not heard or at > heard[-1][0]):
+            heard.append((at, tokens))
+        while len(heard) > 2 and heard[1][0] <= at - SPEED_SECONDS:
+            heard.popleft()
+        if len(heard) < 2:
+            return "", ""
+        passed, trained = heard[-1][0] - heard[0][0], heard[-1][1] - heard[0][1]
+        if trained <= 0:
+            return "", ""
+        left = max(0, self.budget - tokens) * passed / trained
+        return f"{words.scaled(trained / passed)} tokens/s", f"{words.seconds(left)} left" if left else ""
+
+    def evaluation(self, status: Mapping[str, Any]) -> str:
+        """'eval loss 5.545 -> 1.812', or '' before the first evaluation."""
+        losses = eval_losses(status)
+        return f"eval loss {losses}" if losses else ""
+
+    def merging(self, status: Mapping[str, Any]) -> str:
+        """'120 outer steps by 3.9 of 4 learners', merged share, goodput, and settings that pacers have changed."""
+        shown = dict(self.shown(status))
+        if "contributors" not in shown:
+            return ""
+        parts = [f"{shown['outer steps']} outer steps by {shown['contributors']} learners"]
+        parts += [f"{name} {shown[name]}" for name in ("merged", "goodput") if name in shown]
+        return ", ".join([*parts, *self.pacing(status), *filter(None, [disk(status)])])
+
+    def pacing(self, status: Mapping[str, Any]) -> Iterator[str]:
+        """Settings that the pacers have changed: 'interval raised to 31 steps'."""
+        for name in ("interval", "overlap"):
+            now = {pacer.get(name) for pacer in status.get("pacing", {}).values()} - {None, self._settings.get(name)}
+            if now:
+                yield f"{name} raised to {max(now)} steps"
+
+    def shown(self, status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """The figures of the run: name and value."""
+        if losses := eval_losses(status):
+            yield "eval loss", losses
+        yield from eval_metrics(status)
+        yield from merge_figures(status, max(self.learners, len(status.get("learners", ()))))
+
+    def ending(self, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """The notable facts at the end: keyword and text."""
+        return ending(summary, self.folder)
+
+
+def starting(hosts: Any) -> str:
+    """The progress of the start: 'starting: learners compile, 1 of 4 are ready'."""
+    learners = [host for host in hosts if host["role"] == "learner"]
+    if not learners:
+        return _PHASES["starting"]
+    begun = sum(host["phase"] not in ("gone", "starting") for host in learners)
+    ready = sum(host["phase"] not in ("gone", "starting", "compiling") for host in learners)
+    if ready == len(learners):
+        return "starting: all learners are ready, and begin with the same model"
+    if begun == 0:
+        up = sum(host["state"] == "alive" for host in hosts)
+        return f"starting: {up} of {len(hosts)} processes are there"
+    return f"starting: learners compile, {ready} of {len(learners)} are ready"
+
+
+def eval_losses(status: Mapping[str, Any]) -> str:
+    """'5.545 -> 1.812', or '' before the first evaluation."""
+    first, newest = status.get("eval_loss_initial"), status.get("eval_loss")
+    if newest is None:
+        return ""
+    begun = f"{words.decimal(first)} -> " if first not in (None, newest) else ""
+    return begun + words.decimal(newest)
+
+
+def eval_metrics(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The first few other scalars of the newest evaluation: name and number."""
+    for name, value in list(told.get("eval_metrics", {}).items())[:METRICS_SHOWN]:
+        yield f"eval {name}", words.decimal(value)
+
+
+def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
+    """Contributors, outer steps, merged share, goodput, epochs of shards: name and value; only those that are known."""
+    if status.get("outer_steps"):
+        yield "contributors", f"{words.decimal(status.get('contributors_mean'), 1)} of {learners}"
+        yield "outer steps", words.whole(status["outer_steps"])
+        if "merged_share" in status:
+            yield "merged", words.percent(status["merged_share"])
+    if status.get("goodput"):
+        yield "goodput", words.percent(status["goodput"])
+    store = status.get("snapshots", {}).get("store")
+    if store and store["number"] and not store["error"]:
+        yield "snapshots", f"{words.whole(store['number'])} at {store['url']}"
+    if line := store_line(store):
+        yield "snapshots", line
+    epochs = [epoch for _, epoch in sorted(status.get("epochs", {}).items())]
+    if max(epochs, default=1) > 1:
+        few = len(epochs) <= _EPOCHS_SHOWN
+        yield "epoch" if len(epochs) == 1 else "epochs", ", ".join(map(str, epochs if few else [max(epochs)]))
+    if refused := disk(status):
+        yield "disk", refused
+
+
+def disk(status: Mapping[str, Any]) -> str:
+    """'No space left on device: 12 lines wait, 3 are lost, the final model waits', or '' if nothing is missing."""
+    files = status.get("files", {}).values()
+    waiting, lost = (sum(count[name] for count in files) for name in ("waiting", "lost"))
+    unsaved = status.get("unsaved") or {}
+    is_unsaved = bool(unsaved.get("fragments") and unsaved.get("error"))
+    snapshot = status.get("snapshots", {}).get("error")
+    parts = [f"{_lines(waiting)} wait{'' if waiting > 1 else 's'}"] if waiting else []
+    parts += [f"{_lines(lost)} {'are' if lost > 1 else 'is'} lost"] if lost else []
+    parts += ["the final model waits"] if is_unsaved else []
+    parts += ["the next snapshot waits"] if snapshot else []
+    errors = [str(count["error"]) for count in files if count["error"]]
+    errors += [each for each in (unsaved.get("error") if is_unsaved else None, snapshot) if each]
+    return f"{errors[0]}: {', '.join(parts)}" if parts and errors else ""
+
+
+def _lines(count: int) -> str:
+    return f"{count} line{'s' if count > 1 else ''}"
+
+
+def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
+    """The notable facts of a summary: keyword and text."""
+    learners = max(summary["learners"], len(summary["per_learner"]))
+    people = f"{learners} learner{'s' if learners > 1 else ''}"
+    wall = words.seconds(summary["wall_seconds"])
+    rows = [("error", str(summary["error"]))] if summary.get("error") else []
+    rows.append((summary["outcome"], f"{words.scaled(summary['tokens_total'])} tokens in {wall} by {people}"))
+    losses = [words.decimal(summary[name]) for name in ("eval_loss_initial", "eval_loss_final")]
+    rows.append(("eval loss", " -> ".join(losses)))
+    rows += eval_metrics(summary)
+    if summary["outer_steps"]:
+        share = words.percent(summary["merged_share"])
+        mean = words.decimal(summary["contributors_mean"], 2)
+        merges = f"{summary['outer_steps']} outer steps by {mean} learners each"
+        rows.append(("merged", f"{share} of the tokens, in {merges}"))
+    stalls = sum(learner["stall_seconds"] for learner in summary["per_learner"])
+    goodput = words.percent(summary["goodput"])
+    rows.append(("goodput", f"{goodput}; the learners waited {words.seconds(stalls)} in all"))
+    restarts = sum(learner.get("restarts", 0) for learner in summary["per_learner"])
+    if restarts:
+        lost = sum(learner.get("tokens_lost", 0.0) for learner in summary["per_learner"])
+        rows.append(("restarts", f"{restarts}; {words.scaled(round(lost))} tokens died with learners"))
+    rows += [("books", line) for line in book_lines(summary.get("books", {}))]
+    if lost := summary.get("lines_lost", 0):
+        rows.append(("disk", f"{_lines(lost)} of metrics, merges or evaluations lost: {summary['disk_error']}"))
+    rows += [("snapshot", line) for line in snapshot_lines(summary.get("snapshot_faults", ()))]
+    rows += [("snapshot", line) for line in [store_line(summary.get("snapshot_store"))] if line]
+    rows.append(("sent", words.size(summary["bytes_sent_total"])))
+    rows.append(("report", str(Path(folder, "report.html"))))
+    return rows
+
+
+def short(path: Path) -> str:
+    """A path, relative to the current folder if it is inside it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+_GAPS: Final = (2, 1)
+"""Spaces between columns: as many as there is room for."""
+
+
+class Column(NamedTuple):
+    """A column with its cells; `usual` is the width in letters that it keeps free, `is_text` sets it to the left."""
+
+    name: str
+    cells: Sequence[str | Text]
+    usual: int = 0
+    is_text: bool = False
+
+    @property
+    def width(self) -> int:
+        """Its width in characters."""
+        cells = (cell.plain if isinstance(cell, Text) else cell for cell in self.cells)
+        return max(self.usual, cell_len(self.name), *map(cell_len, cells), 0)
+
+
+def fitted(columns: Iterable[Column], width: int, dispensable: Iterable[str] = ()) -> Table:
+    """A table at most `width` letters wide: of `dispensable` the first are left out first, until the others fit."""
+    shown, spare = list(columns), list(dispensable)
+    while not _fits(shown, width, _GAPS[-1]) and spare:
+        name = spare.pop(0)
+        shown = [column for column in shown if column.name != name]
+    gap = next((gap for gap in _GAPS if _fits(shown, width, gap)), _GAPS[-1])
+    return _drawn(shown, gap)
+
+
+def in_lines(columns: Iterable[Column], width: int, gap: int) -> Iterator[Table]:
+    """All columns, in tables below one another, each at most `width` characters wide."""
+    line: list[Column] = []
+    for column in columns:
+        if line and not _fits([*line, column], width, gap):
+            yield _drawn(line, gap)
+            line = []
+        line.append(column)
+    if line:
+        yield _drawn(line, gap)
+
+
+def _fits(columns: Sequence[Column], width: int, gap: int) -> bool:
+    return sum(column.width for column in columns) + gap * (len(columns) - 1) <= width
+
+
+def _drawn(columns: Sequence[Column], gap: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
+    for column in columns:
+        least = column.usual if column.is_text else None
+        table.add_column(column.name, justify="left" if column.is_text else "right", no_wrap=True, min_width=least)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*row)
+    return table
+
+
+RETIRED: Final = ("expelled", "left", "left out", "given up")
+"""The states of a learner that left with its machine, which is no failure, or that joined without success."""
+COLUMNS: Final = ("step", "tokens", "loss", "step time", "stale", "sent", "received")
+"""The figures of a learner. stale: the most inner steps since it adopted a fragment."""
+DISPENSABLE: Final = ("received", "sent", "stale", "step time", "life")
+"""Columns that a narrow terminal omits, in this order."""
+_USUAL: Final = {"state": 10, "pid": 7, "cpu": 6, "memory": 7, "step": 6, "tokens": 6, "loss": 7, "sent": 7}
+"""Letters that figures take, as a rule; names that are longer are not listed."""
+
+
+def state(host: Mapping[str, Any], *, is_over: bool = False) -> Text:
+    """The state of a host: its phase, 'slow', 'suspect' and the like, 'gone', or that it is restarting.
+
+    `is_over`: the run has ended, so that hosts end, too.
+    """
+    phase = str(host["phase"])
+    if is_over and (phase == "gone" or host["state"] in SILENT):
+        return Text("ended")
+    if host["state"] in RETIRED:
+        return Text(host["state"], style="red" if host["state"] == "given up" else "dim")
+    if phase == "gone":
+        return Text(phase, style="red")
+    if host["state"] in SILENT or host["state"] == "slow":
+        return Text(host["state"], style="yellow")
+    if host["incarnation"] > 1 and phase in ("starting", "compiling", "recovering"):
+        return Text("restarting" if phase == "starting" else phase, style="yellow")
+    return Text(phase)
+
+
+def life(host: Mapping[str, Any]) -> str:
+    """Which life of the host this is; '-' between two."""
+    return str(host["incarnation"] or "-")
+
+
+def figures(learner: Mapping[str, Any]) -> list[str]:
+    """The figures of a learner's report, in COLUMNS; empty before its first report."""
+    if not learner:
+        return [""] * len(COLUMNS)
+    step_ms, staleness = learner.get("step_ms"), learner.get("staleness")
+    return [
+        words.whole(learner.get("step")),
+        words.scaled(learner.get("tokens")),
+        words.decimal(learner.get("loss")),
+        words.seconds(step_ms / 1e3) if step_ms else "",
+        "" if staleness is None else f"{staleness}",
+        words.size(learner.get("bytes_sent")),
+        words.size(learner.get("bytes_received")),
+    ]
+
+
+def metric_columns(reports: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The columns of the first few scalars that learners report beside their loss."""
+    names = dict.fromkeys(name for report in reports for name in report.get("metrics", {}))
+    return tuple(map(_column, names))[:METRICS_SHOWN]
+
+
+def metrics(learner: Mapping[str, Any]) -> dict[str, str | Text]:
+    """The scalars of a learner's last report, by column."""
+    return {_column(name): words.decimal(value) for name, value in learner.get("metrics", {}).items()}
+
+
+def _column(name: str) -> str:
+    """The title of a scalar's column, which is no other's."""
+    return f"its {name}" if name in (*COLUMNS, "learner", "host", "state", "life") else name
+
+
+def learners_table(status: Mapping[str, Any], width: int) -> Table:
+    """A row for each learner: its report, and the daemon's state of its process, if there is one."""
+    hosts = {host["name"]: host for host in status.get("hosts", ())}
+    reports = {int(slot): report for slot, report in status.get("learners", {}).items()}
+    slots = sorted({*reports, *(int(name.rpartition("/")[2]) for name in hosts if name.startswith("learner/"))})
+    rows: list[dict[str, str | Text]] = []
+    for slot in slots:
+        host, report = hosts.get(f"learner/{slot}"), reports.get(slot, {})
+        # The report of a former life is shown until the present one reports.
+        is_past = host is not None and host["incarnation"] != report.get("incarnation")
+        cells = [Text(cell, style="dim" if is_past else "") for cell in figures(report)]
+        standing = _standing(host, report, is_over=status.get("phase") == "done")
+        rows.append({"learner": str(slot), **standing, **dict(zip(COLUMNS, cells, strict=True)), **metrics(report)})
+    scalars = metric_columns(reports.values())
+    names = ("learner", "state", *(("life",) if hosts else ()), *COLUMNS[:3], *scalars, *COLUMNS[3:])
+    return fitted(columns_of(rows, names), width, (*DISPENSABLE, *reversed(scalars)))
+
+
+def columns_of(rows: Sequence[Mapping[str, str | Text]], names: Iterable[str]) -> Iterator[Column]:
+    """The columns `names` of a table of hosts; missing cells are empty."""
+    for name in names:
+        is_text = name in ("learner", "host", "state", "machine")
+        yield Column(name, [row.get(name, "") for row in rows], _USUAL.get(name, 0), is_text)
+
+
+def _standing(host: Mapping[str, Any] | None, report: Mapping[str, Any], *, is_over: bool) -> dict[str, str | Text]:
+    """State and life; for a learner in this process the phase that it reported."""
+    if report.get("sick") and (host is None or host["incarnation"] == report.get("incarnation")):
+        standing: str | Text = Text("sick: not finite", style="red")
+    else:
+        standing = state(host, is_over=is_over) if host is not None else str(report.get("phase", ""))
+    return {"state": standing} if host is None else {"state": standing, "life": life(host)}

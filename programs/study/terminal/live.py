@@ -1,0 +1,501 @@
+"""The view of a run in progress: a live table on a terminal, a line every few seconds elsewhere, or the last line only.
+
+A view receives statuses as the recorder publishes them, any key of which may be missing at first, and the summary at
+the end; deaths and returns come from `notices`. It decides nothing, and leaves out figures that it cannot show.
+
+The events of a run since a viewer attached: absences of hosts, reported as they begin and as they end.
+
+It reads `events.jsonl` in the run folder as far as it has grown, and takes from the statuses which hosts work again. A
+run in one process has no such file, and no news.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from isthmus.programs.engine.results import words as numbers
+from isthmus.programs.engine.results.absences import (
+    Absence,
+    Absences,
+    Fact,
+    Tone,
+    Waiting,
+    Works,
+    away,
+    back,
+    fact_of,
+    remark,
+    waiting_of,
+)
+from isthmus.programs.engine.results.changes import change_of, is_better, sentence
+from isthmus.programs.engine.results.words import snapshot_lines, store_line
+from isthmus.programs.study.terminal.figures import Column, Figures, eval_losses, in_lines, learners_table
+from isthmus.runtime.errors import Fault
+from isthmus.runtime.supervision.incidents import Restarted
+
+if TYPE_CHECKING:
+    from isthmus.programs.engine.request.request import Request
+    from isthmus.programs.engine.run.in_processes import Submitted
+
+
+WORKING: Final = frozenset({"stepping", "serving", "final"})
+"""The phases of a host that does its work."""
+_READ_BYTES_MAX: Final = 1 << 20
+
+
+class Notice(NamedTuple):
+    """A line for the user; `at`: seconds since the first inner step, None before it."""
+
+    at: float | None
+    text: str
+    tone: Tone
+
+
+class News:
+    """Follows one run. `now_ns` is the monotonic clock of the machine, on which the daemon's facts are as well."""
+
+    def __init__(self, folder: Path, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.absences = Absences()
+        self.notices: list[Notice] = []
+        self._folder, self._now_ns = folder, now_ns
+        self._offset = 0
+        self._submitted_ns: int | None = None
+        self._zero: int | None = None
+        self._waiting: Waiting | None = None
+        self._is_data_told = False
+        self._told_errors = set[tuple[str, ...]]()
+        self._told_faults: list[str] = []
+        self._told_changes = set[tuple[int, int, int]]()
+        self._is_store_away = False
+        self._told_began = set[tuple[int, int, str]]()
+        self._sick_steps: dict[int, tuple[int, int]] = {}
+
+    def update(self, status: Mapping[str, Any]) -> list[Notice]:
+        """The notices since the last call."""
+        # A daemon that has just taken over does not know the time of the first step yet.
+        self._zero = status.get("zero", self._zero)
+        facts = [*self._written(), *self._works(status)]
+        new = [*self._sick(status), *self._damaged(status), *self._stored(status), *self._begun(status)]
+        new += self._changed(status)
+        for fact in facts:
+            self._waiting = self._waiting or waiting_of(self._folder)
+            remarked = remark(fact, self._waiting)
+            if remarked is not None and remarked.topic == "data" and self._is_data_told:
+                continue  # They all have the same batch().
+            if remarked is not None:
+                self._is_data_told |= remarked.topic == "data"
+                new.append(Notice(self._since(fact.at), remarked.text, remarked.tone))
+                continue
+            changed = self.absences.take(fact)
+            # Hosts that end with the run are silent, because they are writing their files.
+            if changed is None or (changed.kind == "silent" and status.get("phase") == "done"):
+                continue
+            text = self._told(changed, fact)
+            if text:
+                # A silence is detected some time after it began.
+                at = changed.begun if changed.kind == "silent" and changed.ended is None else fact.at
+                new.append(Notice(self._since(at), text, _tone(changed)))
+        self.notices += new
+        return new
+
+    def _told(self, changed: Absence, fact: Fact) -> str:
+        """The text for a change of an absence; '' for a restart alone, which the state of the host shows."""
+        if changed.ended is not None and (returned := back(changed)):
+            return returned
+        if isinstance(fact.what, Restarted) and changed.ended is None:
+            return ""
+        return away(changed, self._waiting, is_known=_is_known(changed, self._told_errors))
+
+    def _sick(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """The learners whose loss was not finite since the last call, each life and step once."""
+        for slot, report in status.get("learners", {}).items():
+            step = report.get("sick_step", 0)
+            if step and self._sick_steps.get(int(slot)) != (report["incarnation"], step):
+                self._sick_steps[int(slot)] = (report["incarnation"], step)
+                told = f"learner {slot}: loss not finite at step {step}, goes on from the global model"
+                yield Notice(status.get("time"), told, "bad")
+
+    def _changed(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """The settings that followed the links since the last call, each change once."""
+        for told in status.get("changes", {}).get("last", ()):
+            which = told["shard"], told["epoch"], told["number"]
+            if which not in self._told_changes:
+                self._told_changes.add(which)
+                change = change_of(told)
+                yield Notice(told["time"], sentence(change), "good" if is_better(change) else "odd")
+
+    def _damaged(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """The snapshots that a recorder could not read, each once."""
+        for fault in status.get("snapshots", {}).get("faults", ()):
+            if fault not in self._told_faults:
+                self._told_faults.append(fault)
+                yield Notice(None, f"a snapshot is {snapshot_lines([fault])[0]}", "bad")
+
+    def _begun(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """The source of the moments with which later lives of learners go on, each once."""
+        for slot, report in status.get("learners", {}).items():
+            began, life = report.get("began"), report.get("incarnation", 1)
+            if began and (int(slot), life, began[0]) not in self._told_began:
+                self._told_began.add((int(slot), life, began[0]))
+                kind, former, step = began
+                told = f"with its moments after step {step} of life {former}, from its machine"
+                if kind == "snapshot":
+                    told = f"as life {former} was at version {step}, from the snapshot"
+                elif kind == "peer":
+                    told = f"with the moments of learner {former} after step {step}"
+                elif kind != "copy":
+                    told = "with moments that begin anew: its machine has no copy"
+                yield Notice(status.get("time"), f"learner {slot} goes on as life {life} {told}", "good")
+
+    def _stored(self, status: Mapping[str, Any]) -> Iterator[Notice]:
+        """Notices of a store that stops taking snapshots, or takes them again."""
+        store = status.get("snapshots", {}).get("store")
+        line = store_line(store)
+        if line and not self._is_store_away:
+            yield Notice(status.get("time"), f"{line}; training goes on, and it is tried again", "bad")
+        elif store and not line and self._is_store_away:
+            yield Notice(status.get("time"), f"snapshots reach {store['url']} again", "good")
+        self._is_store_away = bool(line) if store else self._is_store_away
+
+    def _since(self, at: float) -> float | None:
+        """A time of the run as one since the first inner step; None before it."""
+        return None if self._zero is None or at < self._zero / 1e9 else at - self._zero / 1e9
+
+    def _written(self) -> Iterator[Fact]:
+        """The facts that the daemon has written since the last call; times count from the run's submission."""
+        submitted = self._submitted()
+        if submitted is None:
+            return
+        try:
+            with (self._folder / "events.jsonl").open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(_READ_BYTES_MAX)
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            fact = _parsed(line, submitted)
+            if fact is not None:
+                yield fact
+
+    def _works(self, status: Mapping[str, Any]) -> Iterator[Fact]:
+        """The hosts that are seen to work."""
+        submitted = self._submitted()
+        if submitted is None:
+            return
+        now = (self._now_ns() - submitted) / 1e9
+        epochs = {int(shard): epoch for shard, epoch in status.get("epochs", {}).items()}
+        for host in status.get("hosts", ()):
+            if host["phase"] not in WORKING or self.absences.open_of(host["name"]) is None:
+                continue
+            # A syncer serves as soon as it is up, but works only once it merges under its own epoch.
+            if host["role"] != "syncer" or epochs.get(int(host["name"].rpartition("/")[2]), 0) >= host["incarnation"]:
+                yield Fact(now, host["name"], host["incarnation"], Works())
+
+    def _submitted(self) -> int | None:
+        """The instant of the machine's clock from which the times of the run count."""
+        if self._submitted_ns is None:
+            try:
+                self._submitted_ns = int(json.loads((self._folder / "spec.json").read_bytes())["zero_ns"])
+            except (OSError, ValueError, KeyError):
+                return None
+        return self._submitted_ns
+
+
+def notices_of(absences: Iterable[Absence], waiting: Waiting | None) -> list[Notice]:
+    """The notices of absences whose times count from the first inner step, in order."""
+    found, errors = [], set[tuple[str, ...]]()
+    for absence in absences:
+        gone = replace(absence, ended=None) if absence.kind != "replaced" else absence
+        found.append((absence.begun, away(absence, waiting, is_known=_is_known(absence, errors)), _tone(gone)))
+        if absence.ended is not None and back(absence):
+            found.append((absence.ended, back(absence), _tone(absence)))
+    return [Notice(at if at >= 0 else None, text, tone) for at, text, tone in sorted(found)]
+
+
+def newest(notices: Sequence[Notice], count: int) -> Sequence[Notice]:
+    """The last `count` of them."""
+    return notices[-count:] if count > 0 else []
+
+
+def _parsed(line: bytes, submitted: int) -> Fact | None:
+    try:
+        told = json.loads(line)
+        return fact_of(told, submitted) if isinstance(told, dict) else None
+    except (ValueError, RecursionError, OverflowError):
+        return None
+
+
+def _tone(changed: Absence) -> Tone:
+    if changed.kind == "replaced" or (changed.kind == "silent" and changed.ended is None):
+        return "odd"
+    return "bad" if changed.ended is None else "good"
+
+
+def _is_known(absence: Absence, errors: set[tuple[str, ...]]) -> bool:
+    """Whether the error behind an absence is among these; it is from now on."""
+    if absence.error is None:
+        return False
+    is_known = absence.error.mistake in errors
+    errors.add(absence.error.mistake)
+    return is_known
+
+
+LINE_SECONDS: Final = 5.0
+"""Interval of lines if the output is no terminal."""
+NOTICES_SHOWN: Final = 6
+_BAR_WIDTHS: Final = (4, 24)
+_STYLES: Final = {"bad": "red", "odd": "yellow", "good": "green"}
+
+
+class View(Protocol):
+    """A display of a run."""
+
+    def update(self, status: dict[str, Any]) -> None:
+        """Show the newest status."""
+
+    def close(self, summary: dict[str, Any]) -> None:
+        """Show how the run ended."""
+
+    def end(self) -> None:
+        """Restore the terminal, whatever happened. Idempotent."""
+
+
+@contextmanager
+def watching(request: Request | Submitted, *, quiet: bool, console: Console | None = None) -> Iterator[View]:
+    """A view of the request's run on standard output, or on `console`."""
+    console = console or Console(highlight=False)
+    figures = Figures(request)
+    view: View
+    if quiet:
+        view = LastLine(figures, console)
+    elif console.is_terminal:
+        view = LiveTable(figures, News(request.run_dir), console)
+    else:
+        view = Lines(figures, News(request.run_dir), console)
+    try:
+        yield view
+    finally:
+        view.end()
+
+
+@contextmanager
+def preparing(*, quiet: bool, console: Console | None = None) -> Iterator[None]:
+    """Show that a run is being prepared: on a terminal, a line that is erased at the end.
+
+    There is no spinner, because that needs a thread, and preparing forks.
+    """
+    console = console or Console(highlight=False)
+    is_shown = console.is_terminal and not quiet
+    if is_shown:
+        console.print(Text("preparing: the request is read, the task is run on shapes"), end="")
+        console.file.flush()
+    try:
+        yield
+    finally:
+        if is_shown:
+            console.file.write("\r\x1b[2K")
+            console.file.flush()
+
+
+def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], *, quiet: bool) -> None:
+    """Print the settings that were chosen for a run that is about to start, unless `quiet`, and on standard error the
+    warnings of its request."""
+    if chosen and not quiet:
+        values = ", ".join(f"{name} {value}" for name, value in chosen.items())
+        sys.stdout.write(f"chosen for this run: {values}\n")
+        sys.stdout.flush()
+    for warning in warnings:
+        sys.stderr.write(f"isthmus: warning: {warning}\n")
+    sys.stderr.flush()
+
+
+@final
+class LiveTable:
+    """A terminal: a progress bar, the figures of the run, a row for each learner, and recent notices."""
+
+    def __init__(
+        self, figures: Figures, news: News, console: Console, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._figures = figures
+        self._news = news
+        self._console = console
+        self._now, self._began = now, now()
+        self._status: dict[str, Any] = {}
+        self._losses: dict[int, float] = {}
+        self._speed = ("", "")
+        self._live = Live(console=console, auto_refresh=False, get_renderable=self._render)
+
+    def update(self, status: dict[str, Any]) -> None:
+        learners: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
+        told = {slot: self._reported(slot, learner) for slot, learner in learners.items()}
+        self._status = {**status, "learners": told}
+        self._news.update(status)
+        self._speed = self._figures.speed(status)
+        if not self._live.is_started:
+            self._live.start()
+        self._live.refresh()
+
+    def close(self, summary: dict[str, Any]) -> None:
+        """Keep the last table, and write the end of the run below it."""
+        self.end()
+        self._console.print(facts(self._figures.ending(summary)))
+
+    def end(self) -> None:
+        """Give the terminal back."""
+        if self._live.is_started:
+            self._live.stop()
+
+    def _reported(self, slot: int, told: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A learner's report; the last one of a run, which stays on the screen, may lack the newest loss."""
+        if numbers.is_known(told.get("loss")):
+            self._losses[slot] = told["loss"]
+        elif told.get("phase") == "final" and not told.get("sick"):
+            return {**told, "loss": self._losses.get(slot)}
+        return told
+
+    def _render(self) -> Group:
+        figures, status = self._figures, self._status
+        width, height = self._console.width, self._console.height
+        since = "" if status.get("tokens") else f" ({self._now() - self._began:.0f} s)"
+        words = f"  {figures.phase(status)}{since}  "
+        head = Text.assemble((figures.program, "bold"), words, (figures.folder, "dim"))
+        learners = learners_table(status, width)
+        shown = [run_table(figures, status, width)] if any(figures.shown(status)) else []
+        parts: list[RenderableType] = [head, self._progress(width), *shown, Text(""), learners]
+        room = height - learners.row_count - 10
+        told = newest(self._news.notices, min(NOTICES_SHOWN, room))
+        if told:
+            parts += [Text(""), notices_table(told)]
+        return Group(*parts)
+
+    def _progress(self, width: int) -> Table:
+        figures, status = self._figures, self._status
+        share = figures.share(status)
+        words = [numbers.progress(share), figures.tokens(status), *filter(None, self._speed)]
+        while (room := width - sum(len(word) + 2 for word in words)) < -2:
+            words.pop()
+        table = Table.grid(padding=(0, 2))
+        # On a narrow terminal the figures replace it.
+        if room >= _BAR_WIDTHS[0]:
+            bar = ProgressBar(total=1.0, completed=share, width=min(_BAR_WIDTHS[1], room), complete_style="green")
+            table.add_row(bar, *words)
+        else:
+            table.add_row(*words)
+        return table
+
+
+@final
+class Lines:
+    """No terminal: a line when something begins or happens to a host, and one every few seconds."""
+
+    def __init__(
+        self, figures: Figures, news: News, console: Console, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._figures = figures
+        self._news = news
+        self._console = console
+        self._now = now
+        self._stage = ""
+        self._written_at = float("-inf")
+
+    def update(self, status: dict[str, Any]) -> None:
+        """Write new notices, and a line of figures if one is due."""
+        if not self._stage:
+            _write(self._console, f"{self._figures.program}: the run folder is {self._figures.folder}")
+        for notice in self._news.update(status):
+            _write(self._console, f"{_when(notice)}{notice.text}")
+        stage, now = self._figures.stage(status), self._now()
+        speed, left = self._figures.speed(status)
+        if stage == self._stage and now - self._written_at < LINE_SECONDS:
+            return
+        self._stage, self._written_at = stage, now
+        words = [self._figures.phase(status)]
+        if status.get("tokens"):
+            words.append(numbers.progress(self._figures.share(status)))
+            words.append(self._figures.tokens(status))
+            losses = [learner.get("loss") for learner in status.get("learners", {}).values()]
+            known = [value for value in losses if numbers.is_known(value)]
+            words += [speed, left, f"loss {numbers.decimal(sum(known) / len(known))}" if known else ""]
+            words += [self._figures.evaluation(status), self._figures.merging(status)]
+        _write(self._console, ", ".join(filter(None, words)))
+
+    def close(self, summary: dict[str, Any]) -> None:
+        for word, text in self._figures.ending(summary):
+            _write(self._console, f"{word:<10} {text}")
+
+    def end(self) -> None:
+        """Nothing is held."""
+
+
+@final
+class LastLine:
+    """Quiet: how the run ended, in one line."""
+
+    def __init__(self, figures: Figures, console: Console) -> None:
+        self._figures = figures
+        self._console = console
+
+    def update(self, status: dict[str, Any]) -> None:
+        """Nothing is shown."""
+
+    def close(self, summary: dict[str, Any]) -> None:
+        losses = eval_losses({**summary, "eval_loss": summary["eval_loss_final"]})
+        _write(
+            self._console, f"{self._figures.program} {summary['outcome']}, eval loss {losses}, {self._figures.folder}"
+        )
+
+    def end(self) -> None:
+        """Nothing is held."""
+
+
+def run_table(figures: Figures, status: Mapping[str, Any], width: int) -> RenderableType:
+    """The figures of the run, each under its name; settings changed by pacers below."""
+    shown = [Column(name, [value], is_text=True) for name, value in figures.shown(status)]
+    changed = ", ".join(figures.pacing(status))
+    return Group(*in_lines(shown, width, gap=3), *([Text(changed, style="dim")] if changed else []))
+
+
+def notices_table(notices: Any) -> Table:
+    """A row for each notice, oldest first."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for notice in notices:
+        table.add_row(Text(_time(notice), style="dim"), Text(notice.text, style=_STYLES[notice.tone]))
+    return table
+
+
+def facts(rows: Any) -> Table:
+    """Keywords and texts in two columns."""
+    table = Table.grid(padding=(0, 2))
+    for word, text in rows:
+        table.add_row(Text(word, style="bold"), Text(text, overflow="fold"))
+    return table
+
+
+def _time(notice: Notice) -> str:
+    return "start" if notice.at is None else f"{notice.at:.1f} s"
+
+
+def _when(notice: Notice) -> str:
+    return "" if notice.at is None else f"at {notice.at:.1f} s "
+
+
+def _write(console: Console, text: str) -> None:
+    console.print(Text(text), soft_wrap=True)
+    console.file.flush()

@@ -1,0 +1,356 @@
+"""The run that a command is about, and its daemon's information on it.
+
+`isthmus status`: the processes of a run and its figures, as a table or as JSON, once or until the run is over.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from isthmus.programs.engine.cluster import cluster_file
+from isthmus.programs.engine.results import words as numbers
+from isthmus.programs.engine.results.absences import DAEMON, daemons, waiting_of
+from isthmus.programs.engine.results.reading import read_absences
+from isthmus.programs.engine.results.words import reason
+from isthmus.programs.engine.run import private_daemon
+from isthmus.programs.study.terminal import figures
+from isthmus.programs.study.terminal.figures import fitted
+from isthmus.programs.study.terminal.live import News, Notice, facts, newest, notices_of, notices_table
+from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.runtime.supervision.incidents import Delayed, incident_of
+from isthmus.runtime.system.files import read
+from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_messages import Message, without_mark
+
+if TYPE_CHECKING:
+    from isthmus.programs.engine.machine.client import Daemon
+
+
+LATEST: Final = Path("runs", "latest")
+ANSWER_SECONDS: Final = 3.0
+
+
+def folder_of(run: Path | None) -> Path:
+    """The folder of a run: the one given, or runs/latest; ConfigError if it is not that of a run."""
+    folder = LATEST if run is None else run
+    if not (folder / "config.toml").exists():
+        found = "nothing there" if not folder.exists() else "no config.toml in it"
+        do = "Name the folder of a run, or start one with: isthmus train."
+        raise ConfigError(f"Looking for the run {folder}", "a run folder", found, do)
+    return folder.resolve()
+
+
+def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, Daemon | None]:
+    """The folder of a run, and the daemon to ask about it if the folder is not on this machine.
+
+    The run is given by its folder, by the cluster file of its home, or not at all.
+    """
+    if cluster is None:
+        return folder_of(run), None
+    if run is not None:
+        found = f"RUN {run} and --cluster {cluster}"
+        raise ConfigError("Reading the command line", "RUN or --cluster", found, "Leave one of them out.")
+    from isthmus.programs.engine.cluster.cluster_file import read
+    from isthmus.programs.engine.machine import client as machine_client
+
+    home = machine_client.Daemon.of(read(cluster))
+    folder = machine_client.newest_run(home)
+    return (folder_of(folder), None) if _is_here(folder) else (folder, home)
+
+
+def _is_here(folder: Path) -> bool:
+    """Whether a run folder is on this machine, and the run's daemon, too, if it still goes on."""
+    is_over = (folder / "summary.json").exists()
+    return (folder / "config.toml").exists() and (is_over or _answer(folder) is not None)
+
+
+def all_folders() -> list[Path]:
+    """Every run folder under ./runs, and of every daemon of this user that lives on this machine; oldest first."""
+    here = {path.parent.resolve() for path in Path("runs").glob("*/config.toml")}
+    held = {Path(run.folder) for entry in private_daemon.living() for run in entry.runs}
+    return sorted(here | {path for path in held if (path / "config.toml").exists()}, key=_started)
+
+
+def daemon_lines() -> str:
+    """A line for every machine's daemon of this user that lives here; empty without one."""
+    lines = []
+    for entry in private_daemon.living():
+        if entry.name:
+            count = len(entry.runs) or "no"
+            runs = f"{count} run{'' if count == 1 else 's'}"
+            lines.append(f"daemon {entry.name}  at {entry.endpoint}, process {entry.pid}, {runs}\n")
+    return "".join(lines)
+
+
+def _started(folder: Path) -> float:
+    try:
+        return (folder / "config.toml").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def status_of(folder: Path, home: Daemon | None = None) -> dict[str, Any]:
+    """The status of a run: its daemon's answer, or, once it is over, its summary.
+
+    ConfigError if the run is not over and no daemon of it answers.
+    """
+    if home is not None:
+        told = home.say({"type": "watch", "run": str(folder), "renews": False})
+        if told["type"] == "status":
+            return without_mark(told)
+        return _over(folder, told["summary"] or {"outcome": "failed"})
+    answer = None if (folder / "summary.json").exists() else _answer(folder)
+    if answer is not None:
+        return {**without_mark(answer), "run": str(folder)}
+    if (folder / "summary.json").exists():
+        return _over(folder, json.loads((folder / "summary.json").read_text()))
+    raise _silent(folder)
+
+
+def _over(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    return {"run": str(folder), "outcome": summary["outcome"], "hosts": [], "training": {}, "summary": summary}
+
+
+def request_stop(folder: Path, home: Daemon | None = None) -> bool:
+    """Ask a run to stop; returns whether this is the first request. ConfigError if it is over, or no daemon answers."""
+    if home is not None:
+        return bool(home.say({"type": "stop", "run": str(folder)})["is_first"])
+    if (folder / "summary.json").exists():
+        raise ConfigError(
+            f"Stopping the run {folder}", "a run that goes on", "one that is over", "There is nothing to do."
+        )
+    answer = None if _answer(folder) is None else ask(_note(folder)["endpoint"], {"type": "stop"}, ANSWER_SECONDS)
+    if answer is None:
+        raise _silent(folder)
+    return bool(answer["is_first"])
+
+
+def log_of(folder: Path, name: str, home: Daemon | None = None) -> str:
+    """The log of a host ('learner/2') or of the daemon ('daemon'); of one that grows on another machine, its end.
+
+    ConfigError, with the nearest name, without one.
+    """
+    from isthmus.programs.engine.machine.client import Daemon
+    from isthmus.programs.engine.request.spec import CLUSTER
+
+    logs = {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
+    if home is None and name in logs:
+        return read(logs[name])
+    if home is None and (folder / CLUSTER).exists() and not (folder / "over.json").exists():
+        home = Daemon.here(json.loads((folder / CLUSTER).read_text())["home"])
+    if home is None:
+        raise ConfigError(f"Looking for the log of {name!r}", "a host of this run", repr(name), nearest(name, logs))
+    return str(home.say({"type": "log", "run": str(folder), "name": name})["text"])
+
+
+def _note(folder: Path) -> dict[str, Any]:
+    """The endpoint and process of the run's daemon, from its note; empty without one."""
+    try:
+        told = json.loads((folder / "daemon.json").read_text())
+        return {"endpoint": str(told["endpoint"]), "pid": int(told["pid"]), "started": told["started"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _answer(folder: Path) -> Message | None:
+    """The status of a run from its daemon; None without one, or if another daemon has its port by now."""
+    note = _note(folder)
+    if not note or not cluster_file.is_listening(note["endpoint"]):
+        return None
+    answer = ask(note["endpoint"], {"type": "status"}, ANSWER_SECONDS)
+    return answer if answer is not None and Path(str(answer.get("run"))).resolve() == folder.resolve() else None
+
+
+def _silent(folder: Path) -> ConfigError:
+    note = _note(folder)
+    found = "none: the run was in one process" if _is_in_one(folder) else "none yet, or one that did not start"
+    if note:
+        is_there = started_at(note["pid"]) == note["started"]
+        found = f"no answer from {note['endpoint']}, process {note['pid']}{'' if is_there else ', which is gone'}"
+    do = "Without its daemon a run ends by itself within a minute; its folder holds what it left."
+    return ConfigError(f"Asking for the run {folder}", "a daemon that answers", found, do)
+
+
+def _is_in_one(folder: Path) -> bool:
+    """Whether all hosts of a run were in one process, which has no daemon."""
+    from isthmus.programs.engine.request.spec import INPROC, SPEC
+
+    try:
+        return str(json.loads((folder / SPEC).read_text())["transport"]) == INPROC
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+WATCH_SECONDS: Final = 0.5
+NOTICES_SHOWN: Final = 12
+_DISPENSABLE: Final = ("cpu", "memory", "step time", "received", "stale", "sent", "pid", "machine", "life")
+"""Columns that a narrow terminal omits, in this order."""
+
+
+def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Daemon | None = None) -> None:
+    """Print the status of one run, or of every run with a daemon that answers; `home` is asked for a run elsewhere."""
+    folders = all_folders() if every else [folder_of(run) if home is None or run is None else run]
+    news = {folder: News(folder) for folder in folders}
+    if as_json:
+        _show_json(news, home, every=every, watch=watch)
+        return
+    console = Console(highlight=False)
+    if not watch:
+        for status in _statuses(news, home, must_answer=not every):
+            console.print(table(status, _notices(status, news), console.width))
+        return
+    with Live(console=console, auto_refresh=False) as shown:
+        while True:
+            statuses = _statuses(news, home, must_answer=not every)
+            tables = [table(status, _notices(status, news), console.width) for status in statuses]
+            shown.update(Group(*tables), refresh=True)
+            if all(status["outcome"] != "running" for status in statuses):
+                return
+            time.sleep(WATCH_SECONDS)
+
+
+def _show_json(news: Mapping[Path, News], home: Daemon | None, *, every: bool, watch: bool) -> None:
+    """Print an object, or a list of all runs; while they are watched, one on a line at each look."""
+    while True:
+        found = [_complete(status) for status in _statuses(news, home, must_answer=not every)]
+        typer.echo(json.dumps(found if every else found[0], indent=None if watch else 2))
+        if not watch or all(status["outcome"] != "running" for status in found):
+            return
+        time.sleep(WATCH_SECONDS)
+
+
+def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> Group:
+    """One run: its figures, a row for each process, and recent notices."""
+    outcome = str(status["outcome"])
+    head = Text.assemble((Path(status["run"]).name, "bold"), f"  {outcome}")
+    if "summary" in status:
+        parts: list[RenderableType] = [head, facts(figures.ending(status["summary"], _short(status)))]
+    else:
+        training = status.get("training") or {}
+        progress = ("progress", _progress({**training, "hosts": _hosts(status)}))
+        parts = [head, facts([progress, *_figures(training), *_not_started(status)]), Text("")]
+        parts.append(_processes(status, training, width))
+    told = newest(notices, NOTICES_SHOWN)
+    if told:
+        parts += [Text(""), notices_table(told)]
+    return Group(*parts, Text(""))
+
+
+def with_daemon(status: Mapping[str, Any], lives: int) -> dict[str, Any]:
+    """A daemon's answer with the daemon itself among its hosts, the first of them."""
+    if "pid" not in status:
+        return dict(status)
+    itself = {
+        "name": DAEMON,
+        "role": DAEMON,
+        "machine": status.get("daemon", ""),
+        "pid": status["pid"],
+        "phase": "serving",
+        "incarnation": lives,
+        "state": "alive",
+        "reason": None,
+    }
+    return {**status, "hosts": [itself, *status["hosts"]]}
+
+
+def _statuses(news: Mapping[Path, News], home: Daemon | None, *, must_answer: bool) -> list[dict[str, Any]]:
+    statuses = []
+    for folder, follower in news.items():
+        with suppress(*(() if must_answer else (ConfigError,))):
+            status = status_of(folder) if home is None else status_of(folder, home)
+            training = {**(status.get("training") or {}), "hosts": status["hosts"]}
+            if "summary" not in status:
+                follower.update(training)
+            statuses.append(with_daemon(status, daemons(follower.absences.all)))
+    return statuses
+
+
+def _notices(status: Mapping[str, Any], news: Mapping[Path, News]) -> Sequence[Notice]:
+    """The notices of a run: those of its statuses so far, or, once it is over, from its files."""
+    folder = Path(status["run"])
+    if "summary" not in status:
+        return news[folder].notices
+    return notices_of(read_absences(folder), waiting_of(folder))
+
+
+def _complete(status: Mapping[str, Any]) -> dict[str, Any]:
+    """A status with JSON's idea of numbers: NaN, which a learner's loss may be, becomes null."""
+    cleaned: dict[str, Any] = json.loads(json.dumps(status), parse_constant=lambda _: None)
+    return cleaned
+
+
+def _progress(training: Mapping[str, Any]) -> str:
+    if not training.get("tokens"):
+        return figures.starting(_hosts(training))
+    budget = training["tokens_budget"]
+    words = f"{numbers.scaled(training['tokens'])} of {numbers.scaled(budget)} tokens"
+    return f"{numbers.progress(training['tokens'] / budget)}, {words}"
+
+
+def _figures(training: Mapping[str, Any]) -> list[tuple[str, str]]:
+    losses = figures.eval_losses(training)
+    shown = [("eval loss", losses)] if losses else []
+    return [
+        *shown,
+        *figures.eval_metrics(training),
+        *figures.merge_figures(training, len(training.get("learners", {}))),
+    ]
+
+
+def _not_started(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The hosts that cannot be started at the moment, and why."""
+    newest = [(str(host["name"]), incident_of(host["reason"])) for host in status["hosts"] if host.get("reason")]
+    return [(name, reason(incident)) for name, incident in newest if isinstance(incident, Delayed)]
+
+
+def _hosts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The hosts but for the daemon."""
+    return [host for host in status.get("hosts", ()) if host["role"] != DAEMON]
+
+
+def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: int) -> Table:
+    """A row for each process; learners also with their reports."""
+    reports = {int(slot): report for slot, report in training.get("learners", {}).items()}
+    machines = {host.get("machine", "") for host in status["hosts"]} - {""}
+    columns = (*(("machine",) if len(machines) > 1 else ()), "life", "pid", "cpu", "memory", *figures.COLUMNS)
+    rows: list[dict[str, str | Text]] = []
+    for host in status["hosts"]:
+        report = reports.get(int(host["name"].rpartition("/")[2])) if host["role"] == "learner" else None
+        told = {} if report is None else dict(zip(figures.COLUMNS, figures.figures(report), strict=True))
+        state = figures.state(host, is_over=training.get("phase") == "done")
+        rows.append({"host": host["name"], "state": state, **_process(host), **told, **figures.metrics(report or {})})
+    scalars = figures.metric_columns(reports.values())
+    names = ("host", "state", *columns, *scalars)
+    return fitted(figures.columns_of(rows, names), width, (*_DISPENSABLE, *reversed(scalars)))
+
+
+def _process(host: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "machine": str(host.get("machine", "")),
+        "life": figures.life(host),
+        "pid": str(host["pid"] or "-"),
+        "cpu": numbers.seconds(host["cpu_seconds"]) if "cpu_seconds" in host else "",
+        "memory": _size(host, "memory_bytes"),
+        "sent": _size(host, "bytes_sent"),
+        "received": _size(host, "bytes_received"),
+    }
+
+
+def _size(host: Mapping[str, Any], name: str) -> str:
+    return numbers.size(host[name]) if name in host else ""
+
+
+def _short(status: Mapping[str, Any]) -> str:
+    return figures.short(Path(status["run"]))
