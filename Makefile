@@ -44,7 +44,7 @@ test: .venv/installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak"
 
 quick: .venv/installed-test
-	TESTS_EFFORT=5 $(BIN)/python -m pytest -n 2 tests/runtime/graph tests/runtime/quorum tests/runtime/membership tests/runtime/scheduler tests/runtime/items tests/runtime/protocol tests/runtime/supervision tests/ops/exchange tests/ops/syncer tests/ops/kernels
+	TESTS_EFFORT=5 $(BIN)/python -m pytest -n 2 tests/runtime/graph tests/runtime/cores tests/runtime/items tests/runtime/wire/test_protocol_*.py tests/runtime/supervision tests/ops/exchange tests/ops/syncer tests/ops/kernels
 
 # mypy does not see an editable installation; the links show it the packages under their import name.
 .typing/isthmus: .venv/installed-check
@@ -62,7 +62,7 @@ check: .typing/isthmus
 soak: .venv/installed-test
 	TESTS_EFFORT=100 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not process and not soak"
 	$(BIN)/python -m pytest -m soak
-	$(BIN)/python -m tests.programs.simulation.mutants
+	$(BIN)/python -m tests.programs.study.simulation.mutants
 	$(BIN)/isthmus simulate world --seeds 10000 --each 20
 	$(BIN)/isthmus simulate world --seeds 2000 --each 20 --deaths
 	$(BIN)/isthmus simulate world --seeds 500 --each 1 --gangs

@@ -25,8 +25,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.programs.machine.cluster_place import Machines, accounts_add_up
-from tests.programs.machine.daemon_place import Place
+from tests.programs.engine.machine.cluster_place import Machines, accounts_add_up
+from tests.programs.engine.machine.daemon_place import Place
 
 NS = 1e9
 LEARNERS = 2

@@ -33,9 +33,9 @@ ROOT: Final = Path(__file__).parents[2]
 MUTMUT: Final = Path(sys.executable).parent / "mutmut"
 NOTICED_MIN: Final = 0.9
 """The share of a module's mutants that have to be noticed."""
-QUORUM: Final = tuple(f"tests/runtime/quorum/test_{part}.py" for part in ("core", "model", "late_votes"))
+QUORUM: Final = tuple(f"tests/runtime/cores/test_quorum_{part}.py" for part in ("core", "model", "late_votes"))
 MEMBERSHIP: Final = tuple(
-    f"tests/runtime/membership/test_{part}.py" for part in ("core", "checks", "progress", "verdicts")
+    f"tests/runtime/cores/test_membership_{part}.py" for part in ("core", "checks", "progress", "verdicts")
 )
 PROOF: Final = tuple(f"tests/runtime/graph/test_{part}.py" for part in ("instances", "proof", "verify"))
 TERMS: Final = "tests/runtime/supervision/test_terms.py"
@@ -50,7 +50,7 @@ STATION: Final = (*(f"tests/runtime/supervision/test_station{part}.py" for part 
 RULES: Final = ("tests/runtime/graph/test_local_rules.py", "tests/runtime/graph/test_verify.py")
 TESTS: Final = {
     "runtime/cores/quorum_core": QUORUM,
-    "runtime/cores/scheduler_quorum_node": ("tests/runtime/scheduler/test_quorum_node.py",),
+    "runtime/cores/scheduler_quorum_node": ("tests/runtime/cores/test_scheduler_quorum_node.py",),
     "runtime/cores/membership_core": MEMBERSHIP,
     "runtime/cores/membership_suspicion": MEMBERSHIP,
     **{f"runtime/supervision/{part}": HOME for part in ("home", "lives", "watch")},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs.run.process_run import Run
+from tests.programs.engine.run.process_run import Run
 
 
 @pytest.fixture

@@ -34,11 +34,11 @@ PAGES = (
 )
 APART = {
     "docs/how-to/bring-your-own-step.md": "parts of an example: tests/programs/test_step_tasks.py",
-    "docs/how-to/cluster.md": "several machines: tests/programs/machine, docs/examples/two-machines.sh",
-    "docs/how-to/daemon.md": "a port that anybody may have: tests/programs/machine/test_daemon*.py",
-    "docs/how-to/islands.md": "devices that are not here: tests/programs/islands, tests/programs/ahead",
-    "docs/how-to/snapshots-and-resume.md": "a server: tests/programs/run/test_stored.py",
-    "docs/how-to/keys.md": "addresses: tests/programs/machine/test_daemon_keys.py, test_machine_keys.py",
+    "docs/how-to/cluster.md": "several machines: tests/programs/engine/machine, docs/examples/two-machines.sh",
+    "docs/how-to/daemon.md": "a port that anybody may have: tests/programs/engine/machine/test_daemon*.py",
+    "docs/how-to/islands.md": "devices that are not here: tests/programs/engine/islands, tests/programs/study/aot",
+    "docs/how-to/snapshots-and-resume.md": "a server: tests/programs/engine/run/test_stored.py",
+    "docs/how-to/keys.md": "addresses: tests/programs/engine/machine/test_daemon_keys.py, test_machine_keys.py",
 }
 SECONDS_MAX = 300
 """For one block, on a machine that is busy."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.machine.namespaces import Namespaces, why_not
+from tests.programs.engine.machine.namespaces import Namespaces, why_not
 from tests.programs.page_blocks import Block, blocks_of
 
 WHY_NOT = why_not()

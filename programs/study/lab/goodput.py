@@ -14,7 +14,7 @@ after the last one. A learner without any slice waits for the first.
 Learners do not interact in this model: with Decoupled DiLoCo none waits for another, so each learner of a run with M is
 one with an M-th of the chips. Data-parallel training is one learner with all of them.
 
-The tests compare the model with whole runs of the real cores (tests/programs/goodput/test_against_cores.py).
+The tests compare the model with whole runs of the real cores (tests/programs/study/lab/test_goodput_against_cores.py).
 
 Cells as a table of text, as JSON, and as a page with a drawing, beside the published figures.
 """

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from isthmus.programs.command.main import app
 from isthmus.programs.study.aot import compiling
 from tests.patience import PATIENCE
-from tests.programs.ahead.made import EXTRACT, REFUSED, STEP, answer
+from tests.programs.study.aot.made import EXTRACT, REFUSED, STEP, answer
 
 FITS = {"answer": msgspec.to_builtins(answer(STEP, EXTRACT))}
 REFUSES = {"answer": msgspec.to_builtins(answer(replace(STEP, compiled=None, refused=REFUSED)))}

@@ -27,7 +27,7 @@ from isthmus.runtime.channels.contract import Channel, Parcel
 from isthmus.runtime.cores.scheduler_events import Fields
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.encoding import encode
-from tests.runtime.scheduler.stories import life
+from tests.runtime.cores.scheduler_stories import life
 
 A, B, C = life("left/0"), life("right/0"), life("right/1")
 QUEUE, OTHER_QUEUE, LATEST, OTHER_LATEST = 0, 1, 2, 3

@@ -7,7 +7,7 @@ import pytest
 from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.graph.plans import OPENING_FIELDS, Plan, lower
 from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Latest, Queue, Quorum
-from tests.runtime.scheduler.stories import body
+from tests.runtime.cores.scheduler_stories import body
 
 
 def plans() -> dict[str, Plan]:

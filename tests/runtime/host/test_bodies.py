@@ -19,8 +19,8 @@ from isthmus.runtime.host.contract import STORY_SIZE_MAX, Context
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import World
 from isthmus.runtime.tape.reading import read
+from tests.runtime.cores.scheduler_stories import life
 from tests.runtime.host.worlds import Collect, Count, Merge, Remember, body_of, pipe, rounds, start
-from tests.runtime.scheduler.stories import life
 
 # -- what bodies give --------------------------------------------------------------------------------------------------
 

@@ -24,9 +24,9 @@ from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.sim import World
 from isthmus.runtime.tape.reading import read
+from tests.runtime.cores.naive_scheduler import NaiveScheduler
+from tests.runtime.cores.scheduler_stories import life
 from tests.runtime.host.worlds import Collect, Count, Remember, body_of, pipe, rounds, start
-from tests.runtime.scheduler.naive_scheduler import NaiveScheduler
-from tests.runtime.scheduler.stories import life
 
 # -- what a host tells -------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from tests.runtime.channels.channel_conformance import (
     block,
     parcel,
 )
-from tests.runtime.scheduler.stories import life
+from tests.runtime.cores.scheduler_stories import life
 
 HUB = life("hub/0")
 MACHINES = {A.replica: "127.0.0.1", B.replica: "127.0.0.2", C.replica: "127.0.0.3", HUB.replica: "127.0.0.4"}

@@ -25,8 +25,8 @@ from isthmus.runtime.wire.protocol_session import Identity, Pair, Session
 from isthmus.runtime.wire.protocol_transfers import shipment
 from isthmus.runtime.wire.security_curve import secure_client
 from isthmus.runtime.wire.security_keys import Keyring
-from tests.runtime.security.key_rings import keyed
 from tests.runtime.wire.cables import LEARNERS, RUN, SYNCER, End, World
+from tests.runtime.wire.key_rings import keyed
 
 MIB = 1 << 20
 MESSAGES = 10_000

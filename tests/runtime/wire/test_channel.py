@@ -22,8 +22,8 @@ from isthmus.runtime.wire.peers import AcceptedLink, DialledLink, Limits
 from isthmus.runtime.wire.zmq_sockets import ZmqSocket
 from tests.procfs import listening, open_files
 from tests.runtime.channels.channel_conformance import A, B, C, ChannelConformance, Ends, MakeEnds, Recorder
-from tests.runtime.security.key_rings import keyed
 from tests.runtime.wire.cables import LEARNERS, MIB, PATIENT, SYNCER, End, World, connected, floats, pair
+from tests.runtime.wire.key_rings import keyed
 
 HUB = Member(Replica("hub", 0), 1)
 SILENT = PATIENT._replace(heartbeat=seconds(60))

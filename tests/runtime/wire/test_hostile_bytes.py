@@ -25,8 +25,8 @@ from isthmus.runtime.wire.protocol_messages import Hello
 from isthmus.runtime.wire.protocol_session import Identity
 from isthmus.runtime.wire.protocol_transfers import shipment
 from isthmus.runtime.wire.zmq_sockets import FRAME_BYTES_MAX
-from tests.runtime.protocol.session_ends import connected as session_pair
 from tests.runtime.wire.cables import LEARNERS, RUN, SYNCER, World
+from tests.runtime.wire.session_ends import connected as session_pair
 from tests.runtime.wire.siege import (
     HASTY,
     MESSAGES,

@@ -14,8 +14,8 @@ from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member
 from isthmus.runtime.wire.security_keys import Keyring
-from tests.runtime.security.key_rings import STRANGER, keyed, machine_of, pair_of, ring_of
 from tests.runtime.wire.cables import LEARNERS, PATIENT, SYNCER, End, World
+from tests.runtime.wire.key_rings import STRANGER, keyed, machine_of, pair_of, ring_of
 from tests.runtime.wire.siege import Stranger
 
 EVERYBODY = (SYNCER, *LEARNERS)

@@ -1,0 +1,263 @@
+"""Who was away, from when to when and why: facts of a daemon, folded and put into words."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.programs.engine.results.absences import (
+    Absence,
+    Absences,
+    Fact,
+    Waiting,
+    Works,
+    away,
+    back,
+    cause,
+    cost,
+    daemons,
+    fact_of,
+)
+from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Stall
+from isthmus.runtime.supervision.incidents import (
+    Adopted,
+    BodyFailed,
+    Condemned,
+    Delayed,
+    Ended,
+    Excused,
+    Exited,
+    GivenUp,
+    HeardAgain,
+    HomeTaken,
+    Incident,
+    Joined,
+    KeepsUp,
+    LedgerRemoved,
+    MachineLost,
+    MachineTaken,
+    NumbersLost,
+    Raised,
+    Refused,
+    Restarted,
+    Slow,
+    Superseded,
+    Suspected,
+)
+from tests.programs.engine.results.event_lines import KILLED, silent
+
+SECOND = 1_000_000_000
+SILENT = silent(1.84)
+FREE, ROUNDS, RING = Waiting("go on", False), Waiting("wait for rounds", True), Waiting("wait", False)
+HEARD, WORKS, RESTARTED = HeardAgain(3 * SECOND), Works(), Restarted()
+SIGNALLED = "was killed by signal SIGKILL"
+
+
+def fold(*facts: tuple[float, str, int, Incident | Works]) -> list[Absence]:
+    return Absences(Fact(*fact) for fact in facts).all
+
+
+def test_a_host_is_away_from_its_end_until_its_next_life_works() -> None:
+    (absence,) = fold((10, "learner/2", 1, KILLED), (10.1, "learner/2", 2, RESTARTED), (14, "learner/2", 2, WORKS))
+    assert absence == Absence("learner/2", 1, "gone", 10, KILLED, 10.1, 14, 2)
+    assert absence.seconds == 4
+    assert away(absence, FREE) == f"learner 2 {SIGNALLED}; the others go on without it"
+    assert back(absence).replace("\u202f", " ") == "learner 2 steps again after 4.00 s, as life 2"
+
+
+def test_the_work_of_the_life_that_died_ends_nothing() -> None:
+    (absence,) = fold((10, "learner/2", 1, KILLED), (10.2, "learner/2", 1, WORKS))
+    assert (absence.ended, absence.seconds, back(absence)) == (None, None, "")
+
+
+def test_lives_that_never_work_belong_to_one_absence() -> None:
+    crash = Ended(Exited(1))
+    (absence,) = fold(
+        (10, "learner/2", 1, KILLED),
+        (10, "learner/2", 2, RESTARTED),
+        (12, "learner/2", 2, BodyFailed(Raised("data", "ValueError", "no such file. Make one.", "mine.py", 3))),
+        (12, "learner/2", 2, crash),
+        (13, "learner/2", 3, RESTARTED),
+        (17, "learner/2", 3, WORKS),
+    )
+    assert (absence.begun, absence.ended, absence.lives_lost, absence.life_after) == (10, 17, 2, 3)
+    told = "learner 2 failed: ValueError: no such file. Make one. (mine.py:3), 2 lives in a row;"
+    assert away(absence, FREE).startswith(told)
+
+
+def test_a_death_after_the_return_is_another_absence() -> None:
+    facts = [(10, "syncer/0", 1, KILLED), (12, "syncer/0", 2, WORKS), (20, "syncer/0", 2, Ended(Exited(3)))]
+    assert [(item.begun, item.ended, item.life) for item in fold(*facts)] == [(10, 12, 1), (20, None, 2)]
+
+
+def test_a_silence_begins_with_the_last_sign_of_life() -> None:
+    (absence,) = fold((11.84, "learner/1", 1, SILENT), (13, "learner/1", 1, HEARD))
+    assert (absence.kind, absence.begun, absence.ended) == ("silent", pytest.approx(10.0), 13)
+    assert away(absence, FREE) == "learner 1 is silent (suspect): no heartbeat for 1.84 s"
+    assert back(absence).replace("\u202f", " ") == "learner 1 is heard again, after 3.00 s"
+    assert cost(absence) == "nothing but the time"
+
+
+def test_who_is_stopped_or_not_to_be_reached_is_called_that() -> None:
+    stopped = Excused("stopped", 3_340_000_000, 7, "")
+    (absence,) = fold((13.34, "learner/1", 1, stopped), (20, "learner/1", 1, HEARD))
+    assert (absence.kind, absence.begun, absence.ended) == ("silent", pytest.approx(10.0), 20)
+    told = "learner 1 is stopped by a signal or a debugger; "
+    told += "`kill -CONT 7` lets it go on, `kill -KILL 7` has it replaced"
+    assert away(absence, FREE) == told
+    assert away(absence, ROUNDS) == f"{told}; the others may have to wait for it"
+    unheard = Excused("unheard", 4 * SECOND, 7, "beta")
+    (absence,) = fold((13, "learner/1", 1, SILENT), (14, "learner/1", 1, unheard))
+    assert away(absence, FREE) == "learner 1 is unheard, because its machine beta does not answer"
+
+
+def test_what_excused_a_silence_is_still_its_cause_when_it_does_so_no_more() -> None:
+    stopped = Excused("stopped", 3_340_000_000, 7, "")
+    (absence,) = fold((13.34, "learner/1", 1, stopped), (19, "learner/1", 1, Suspected()), (20, "learner/1", 1, HEARD))
+    assert (absence.cause, absence.begun, absence.ended) == (stopped, pytest.approx(10.0), 20)
+    # With the line before it lost, it is where the silence becomes known.
+    (absence,) = fold((19, "learner/1", 1, Suspected()))
+    assert (absence.kind, absence.begun) == ("silent", 19)
+    assert away(absence, FREE) == "learner 1 is silent (suspect): nothing excuses it any more"
+
+
+def test_who_was_stuck_is_said_to_have_been() -> None:
+    stuck = Condemned(Stall("data", 14_548_000_000, 252.8e6, 2e9, 12.4))
+    (absence,) = fold((10, "learner/1", 1, stuck), (10, "learner/1", 1, KILLED), (14, "learner/1", 2, WORKS))
+    assert (absence.kind, absence.begun, absence.ended) == ("gone", 10, 14)
+    assert cause(absence) == "was stuck, without a step for 14.5 s in one firing of its node data, and was killed"
+    assert away(absence, FREE).endswith(", and was killed; the others go on without it")
+
+
+def test_an_end_says_itself_why_it_came_where_nothing_else_did() -> None:
+    verdict = LongExcuse(603 * SECOND, "stopped", 600 * SECOND)
+    (absence,) = fold((10, "learner/1", 1, Ended(Exited(signal="SIGKILL"), verdict)))
+    told = "was stopped for 10 min 00 s, which is as long as is allowed, and was killed by the daemon"
+    assert cause(absence) == told
+    (absence,) = fold((10, "evaluator/0", 1, Ended(Exited(1), error=Raised("evaluate", "OSError", "gone", "", 0))))
+    assert cause(absence) == "exited with status 1: OSError: gone"
+
+
+def test_hosts_go_with_a_machine_that_is_lost_and_are_not_away_with_one_that_left() -> None:
+    (absence,) = fold((10, "learner/1", 1, Ended(MachineLost("beta", 20 * SECOND))))
+    assert cause(absence) == "ended with its machine beta, which has not been heard of for 20.0 s"
+    assert fold((10, "learner/1", 1, Ended(MachineTaken("beta", "left")))) == []
+
+
+def test_a_silence_that_ends_in_death_is_one_absence() -> None:
+    (absence,) = fold(
+        (11.84, "learner/1", 1, SILENT),
+        (29, "learner/1", 1, Condemned(silent(19).silence)),
+        (29, "learner/1", 1, KILLED),
+        (29, "learner/1", 2, RESTARTED),
+        (29.5, "learner/1", 1, HEARD),
+        (33, "learner/1", 2, WORKS),
+    )
+    assert (absence.kind, absence.begun, absence.ended) == ("gone", pytest.approx(10.0), 33)
+    assert cause(absence) == "was silent for 19.0 s, and was killed by the daemon"
+
+
+def test_a_silence_while_a_host_starts_is_part_of_its_absence() -> None:
+    absences = fold(
+        (10, "learner/2", 1, KILLED),
+        (13, "learner/2", 2, SILENT),
+        (14, "learner/2", 2, HEARD),
+        (15, "learner/2", 2, WORKS),
+    )
+    assert [(item.kind, item.begun, item.ended) for item in absences] == [("gone", 10, 15)]
+
+
+def test_hosts_that_are_adopted_together_tell_of_one_daemon() -> None:
+    adopted = Adopted()
+    absences = fold((5, "learner/0", 1, adopted), (5.1, "learner/1", 1, adopted), (90, "learner/0", 1, adopted))
+    assert [(item.host, item.kind, item.begun, item.ended) for item in absences] == [
+        ("daemon", "replaced", 5, 5),
+        ("daemon", "replaced", 90, 90),
+    ]
+    assert daemons(absences) == 3
+    assert away(absences[0], FREE) == "the daemon died; a new one has taken over its hosts, which went on meanwhile"
+    assert (back(absences[0]), cost(absences[0])) == ("", "nothing")
+
+
+def test_a_syncer_comes_back_under_an_epoch_and_says_what_it_lost() -> None:
+    (absence,) = fold((10, "syncer/0", 1, KILLED), (10, "syncer/0", 2, RESTARTED), (13, "syncer/0", 2, WORKS))
+    assert away(absence, FREE).endswith("learners go on stepping, and its fragments are not merged")
+    assert back(absence).replace("\u202f", " ") == (
+        "syncer 0 merges again after 3.00 s, under epoch 2: it has the newest fragments that hosts held, and "
+        "what the recorder keeps of their momentum"
+    )
+    assert "momentum" in cost(absence)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Refused("ended incarnation"),
+        RESTARTED,
+        HEARD,
+        WORKS,
+        Joined("gamma"),
+        Slow(Pace(410e6, 42e6, 3)),
+        KeepsUp(Pace(45.5e6, 42e6, 1)),
+        GivenUp(6, KILLED),
+        Delayed("no room"),
+        NumbersLost(7),
+        HomeTaken("beta", 2, "alpha"),
+        Superseded("beta", 2, 1),
+        LedgerRemoved(),
+    ],
+    ids=lambda odd: type(odd).__name__,
+)
+def test_what_is_no_absence_changes_nothing(odd: Incident | Works) -> None:
+    assert fold((1.0, "learner/0", 2, odd)) == []
+    gone = (1.0, "learner/0", 2, KILLED)
+    (absence,) = fold(gone, (2.0, "learner/0", 2, odd))
+    assert (absence.cause, absence.ended, absence.lives_lost) == (KILLED, None, 1)
+
+
+def test_a_line_is_a_fact_in_seconds() -> None:
+    line = {"at": 3_500_000_000, "host": "a/0", "incarnation": 1, "kind": "heard-again", "silence_ns": 7}
+    assert fact_of(line, SECOND) == Fact(2.5, "a/0", 1, HeardAgain(7))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"at": None, "host": "a/0", "incarnation": 1, "kind": "restarted"},
+        {"at": 1, "host": 7, "incarnation": 1, "kind": "restarted"},
+        {"at": 1, "host": "a", "incarnation": 1, "kind": "restarted"},
+        {"at": 1, "host": "a/0", "incarnation": 1, "kind": "reborn"},
+        {"at": 1, "host": "a/0", "incarnation": 1, "kind": "joined"},
+        {"at": 1, "host": "a/0", "incarnation": 1, "what": "restarted"},
+        {},
+    ],
+)
+def test_a_line_that_is_no_incident_is_refused(line: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        fact_of(line, SECOND)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "gone", "silent"),
+    [
+        (FREE, "; the others go on without it", ""),
+        (ROUNDS, "; the others no longer wait for it", "; the others may have to wait for it"),
+        (RING, "; the others wait for it", "; the others wait for it"),
+        (None, "", ""),
+    ],
+)
+def test_what_a_learner_means_to_the_others_is_said_as_the_graph_has_it(
+    waiting: Waiting | None, gone: str, silent: str
+) -> None:
+    (died,) = fold((10, "learner/2", 1, KILLED))
+    (quiet,) = fold((11.84, "learner/2", 1, SILENT))
+    assert away(died, waiting) == f"learner 2 {SIGNALLED}{gone}"
+    assert away(quiet, waiting).endswith(f"no heartbeat for 1.84 s{silent}")
+
+
+def test_whether_learners_wait_for_a_syncer_is_said_as_the_graph_has_it() -> None:
+    (died,) = fold((10, "syncer/0", 1, KILLED))
+    (quiet,) = fold((11.84, "syncer/0", 1, SILENT))
+    assert away(died, ROUNDS) == f"syncer 0 {SIGNALLED}; learners wait for it"
+    assert away(quiet, ROUNDS).endswith("s; learners wait for it")
+    assert away(quiet, FREE).endswith("no heartbeat for 1.84 s")
+    assert away(died, None) == f"syncer 0 {SIGNALLED}"

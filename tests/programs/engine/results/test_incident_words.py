@@ -1,0 +1,328 @@
+"""Every incident, verdict, end, refusal and failure has words, and the words say what somebody needs to know."""
+
+from __future__ import annotations
+
+import re
+import types
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from isthmus.programs.engine.results.words import end, failure, predicate, reason, refusal, verdict
+from isthmus.runtime.cores import membership_messages as presence
+from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Silence, Stall
+from isthmus.runtime.supervision import incidents
+from isthmus.runtime.supervision.incidents import (
+    BodyFailed,
+    Condemned,
+    CutOff,
+    Delayed,
+    Ended,
+    Excused,
+    Exited,
+    GivenUp,
+    HeardAgain,
+    Homeless,
+    HomeTaken,
+    Hopeless,
+    Hurried,
+    KeepsUp,
+    LedgerRemoved,
+    MachineLost,
+    MachineTaken,
+    Moved,
+    NotStarted,
+    NumbersLost,
+    Ordered,
+    ProgramFailed,
+    Raised,
+    Reached,
+    RecorderFailed,
+    Refused,
+    Slow,
+    Starved,
+    Superseded,
+    Suspected,
+    Unreached,
+    Unseen,
+    Unserved,
+    Unspoken,
+)
+
+REFERENCE = Path(__file__).parents[4] / "docs" / "reference"
+MILLISECOND, SECOND = 1_000_000, 1_000_000_000
+SILENCE = Silence(3343 * MILLISECOND, 252.8e6, 1e9, 3.04)
+STALL = Stall("data", 14_548 * MILLISECOND, 252.8e6, 2e9, 12.44)
+STOPPED = LongExcuse(603 * SECOND, "stopped", 600 * SECOND)
+SIGNALLED = Exited(signal="SIGKILL")
+CRASHED = Ended(Exited(3))
+WRONG = Raised("data", "ValueError", "no", "mine.py", 3)
+
+
+def made(told: Any) -> list[Any]:
+    """Values of a type as records have them, one of each of its alternatives."""
+    if isinstance(told, types.UnionType):
+        return [value for part in get_args(told) for value in made(part)]
+    if isinstance(told, type) and issubclass(told, msgspec.Struct):
+        fields = msgspec.structs.fields(told)
+        samples = [made(field.type) for field in fields]
+        count = max(map(len, samples), default=1)
+        return [told(*(values[number % len(values)] for values in samples)) for number in range(count)]
+    if told is type(None):
+        return [None]
+    if get_args(told):  # A Literal.
+        return list(get_args(told))
+    return {int: [7], float: [2.5e6], str: ["words"], bool: [True, False]}[told]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (incidents.Incident, reason),
+        (incidents.Incident, predicate),
+        (incidents.Verdict, verdict),
+        (incidents.End, end),
+        (presence.Refusal, refusal),
+        (incidents.Failure, failure),
+    ],
+)
+def test_every_kind_has_words(kinds: Any, words: Any) -> None:
+    values = made(kinds)
+    assert len({type(value) for value in values}) == len(get_args(kinds)) or kinds is presence.Refusal
+    for value in values:
+        text = words(value)
+        assert text.isascii(), value
+        assert text.strip() == text != "", value
+        assert "None" not in text, value
+
+
+@pytest.mark.parametrize(
+    ("kinds", "page"),
+    [
+        (incidents.Incident, "run-folder.md"),
+        (incidents.Verdict, "run-folder.md"),
+        (incidents.End, "run-folder.md"),
+        (incidents.Failure, "command-line.md"),
+    ],
+)
+def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -> None:
+    text = (REFERENCE / page).read_text()
+    for kind in get_args(kinds):
+        tag = kind.__struct_config__.tag
+        names = {f"`{name}`" for name in (tag, *kind.__struct_fields__)}
+        assert any(names <= set(re.findall("`[^`]+`", line)) for line in text.splitlines()), tag
+
+
+@pytest.mark.parametrize(
+    ("incident", "words", "told"),
+    [
+        (
+            Suspected(SILENCE),
+            "no heartbeat for 3.34 s: 253 ms +- 1.00 s are usual, phi is 3.0",
+            "is silent (suspect): no heartbeat for 3.34 s",
+        ),
+        (
+            Suspected(),
+            "silent: nothing excuses it any more",
+            "is silent (suspect): nothing excuses it any more",
+        ),
+        (
+            Excused("stopped", 3343 * MILLISECOND, 2092, ""),
+            "no heartbeat for 3.34 s: stopped by a signal or a debugger; "
+            "`kill -CONT 2092` lets it go on, `kill -KILL 2092` has it replaced",
+            "is stopped by a signal or a debugger; `kill -CONT 2092` lets it go on, `kill -KILL 2092` has it replaced",
+        ),
+        (
+            Excused("stopped", 3343 * MILLISECOND, 2092, "beta"),
+            "no heartbeat for 3.34 s: stopped by a signal or a debugger; "
+            "`kill -CONT 2092` on beta lets it go on, `kill -KILL 2092` has it replaced",
+            "is stopped by a signal or a debugger; "
+            "`kill -CONT 2092` on beta lets it go on, `kill -KILL 2092` has it replaced",
+        ),
+        (
+            Excused("unheard", 4 * SECOND, 2092, "beta"),
+            "no heartbeat for 4.00 s: unheard, because its machine beta does not answer",
+            "is unheard, because its machine beta does not answer",
+        ),
+        (HeardAgain(3 * SECOND), "heard again after 3.00 s", "is heard again after 3.00 s"),
+        (
+            CutOff(4),
+            "cut off: it speaks to its daemon, but has no data connection to any of 4 other hosts",
+            "is cut off: it speaks to its daemon, but has no data connection to any of 4 other hosts",
+        ),
+        (
+            Reached(12 * SECOND),
+            "reached again, after it was cut off for 12.0 s",
+            "is reached again, after it was cut off for 12.0 s",
+        ),
+        (
+            Slow(Pace(38.5e6, 6.2e6, 2)),
+            "slow: 38.5 ms a step, the others 6.20 ms",
+            "is slow: 38.5 ms a step, the others 6.20 ms",
+        ),
+        (
+            KeepsUp(Pace(6.5e6, 6.2e6, 1)),
+            "keeps up again: 6.50 ms a step, the other 6.20 ms",
+            "keeps up again: 6.50 ms a step, the other 6.20 ms",
+        ),
+        (
+            Starved("inner-step", "data", 300 * MILLISECOND, 2 * MILLISECOND),
+            "data is the bottleneck: batch() takes 300 ms, a step 2.00 ms",
+            "waits for its data: batch() takes 300 ms, a step 2.00 ms",
+        ),
+        (
+            Starved("step", "frames", 300 * MILLISECOND, 2 * MILLISECOND),
+            "data is the bottleneck: a firing of frames takes 300 ms, a step 2.00 ms",
+            "waits for its data: a firing of frames takes 300 ms, a step 2.00 ms",
+        ),
+        (BodyFailed(WRONG), "failed: ValueError: no (mine.py:3)", "failed: ValueError: no (mine.py:3)"),
+        (
+            Condemned(STALL),
+            "killed: stuck: no step for 14.5 s, in one firing of node 'data': 253 ms +- 2.00 s are usual, phi is 12.4",
+            "was stuck, without a step for 14.5 s in one firing of its node data, and was killed",
+        ),
+        (Ended(SIGNALLED), "killed by signal SIGKILL", "was killed by signal SIGKILL"),
+        (
+            Ended(SIGNALLED, STOPPED),
+            "no heartbeat for 10 min 03 s: stopped for 10 min 00 s, which is as long as is allowed; "
+            "killed by signal SIGKILL",
+            "was stopped for 10 min 00 s, which is as long as is allowed, and was killed by the daemon",
+        ),
+        (
+            Ended(Exited(1), error=WRONG),
+            "exited with status 1: ValueError: no (mine.py:3)",
+            "exited with status 1: ValueError: no (mine.py:3)",
+        ),
+        (
+            Ended(MachineTaken("gamma", "left")),
+            "left with its machine gamma",
+            "left with its machine gamma",
+        ),
+        (
+            Ended(MachineTaken("gamma", "expelled")),
+            "expelled with its machine gamma",
+            "was expelled with its machine gamma",
+        ),
+        (
+            GivenUp(6, CRASHED),
+            "given up after 6 lives; the last time: exited with status 3",
+            "was given up after 6 lives",
+        ),
+        (Delayed("no room"), "not started yet: no room", "is not started yet: no room"),
+        (
+            Refused("older incarnation"),
+            "refused: a newer life of it is known",
+            "was refused: a newer life of it is known",
+        ),
+        (
+            NumbersLost(1001),
+            "the daemon's ledger was lost or torn: lives are numbered from 1001 on",
+            "lost its ledger, or a part of it: lives are numbered from 1001 on",
+        ),
+        (
+            HomeTaken("beta", 2, "alpha"),
+            "the run's home is beta (term 2), in place of alpha, which was lost",
+            "is that of beta (term 2), in place of alpha, which was lost",
+        ),
+        (
+            Superseded("beta", 2, 1),
+            "the run goes on under another home, beta (term 2); this was its home in term 1",
+            "ended its hosts: the run goes on under another home, beta (term 2); this was its home in term 1",
+        ),
+        (
+            LedgerRemoved(),
+            "the daemon's ledger was deleted while it was in use, and was written anew",
+            "wrote its ledger anew, which was deleted while it was in use: no number is lost",
+        ),
+    ],
+)
+def test_incidents_are_told_by_themselves_and_after_a_name(incident: incidents.Incident, words: str, told: str) -> None:
+    assert (reason(incident), predicate(incident)) == (words, told)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (
+            msgspec.structs.replace(SILENCE, patience_times=4, is_longest=True),
+            "no heartbeat for 3.34 s: 253 ms +- 1.00 s are usual, phi is 3.0, "
+            "and no silence may last longer, 4 times the patience",
+        ),
+        (
+            msgspec.structs.replace(STALL, patience_times=2, is_of_role=True),
+            "stuck: no step for 14.5 s, in one firing of node 'data': "
+            "253 ms +- 2.00 s are usual in its role, phi is 12.4, 2 times the patience",
+        ),
+        (Unspoken(120 * SECOND), "no word from it within 2 min 00 s of its start"),
+        (Hurried(), "silent while the run came to its end"),
+        (
+            Unreached(20 * SECOND, 1, 2),
+            "cut off for 20.0 s: its heartbeats came, but it has no data connection to the other host, "
+            "2 times the patience",
+        ),
+    ],
+)
+def test_a_verdict_has_every_figure_that_it_rests_on(found: incidents.Verdict, words: str) -> None:
+    assert verdict(found) == words
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (Exited(), "ended"),
+        (Exited(0), "exited"),
+        (Exited(3), "exited with status 3"),
+        (Unseen(), "ended while no daemon watched"),
+        (NotStarted("no memory"), "could not be started: no memory"),
+        (MachineLost("beta", 20 * SECOND), "ended with its machine beta, which has not been heard of for 20.0 s"),
+        (MachineLost("beta", 0), "ended with its machine beta, which does not answer"),
+    ],
+)
+def test_an_end_says_how(how: incidents.End, words: str) -> None:
+    assert end(how) == words
+
+
+@pytest.mark.parametrize(
+    ("why", "log", "words"),
+    [
+        (
+            Hopeless("learner/1", 6, CRASHED),
+            Path("run", "logs", "learner-1.log"),
+            "learner/1 ended again and again before it had served for 10 s; the last time: exited with status 3. "
+            "Look at run/logs/learner-1.log.",
+        ),
+        (
+            Hopeless("learner/1", 6, Ended(Exited(3), error=Raised("data", "OSError", "full. Make room.", "", 0))),
+            None,
+            "learner/1 ended again and again before it had served for 10 s; "
+            "the last time: exited with status 3: OSError: full. Make room.",
+        ),
+        (
+            ProgramFailed(WRONG, 2),
+            None,
+            "ValueError: no (mine.py:3), in every learner, again after a restart.",
+        ),
+        (
+            Homeless("syncer/0", Ended(MachineLost("beta", 20 * SECOND))),
+            None,
+            "syncer/0 has no machine any more: ended with its machine beta, which has not been heard of for 20.0 s.",
+        ),
+        (
+            Unserved("recorder/0", 60 * SECOND, Ended(NotStarted("no memory"))),
+            None,
+            "recorder/0 did not serve the run for 60.0 s: could not be started: no memory.",
+        ),
+        (Unserved("recorder/0", 600 * SECOND), None, "recorder/0 did not serve the run for 10 min 00 s."),
+        (
+            Moved("beta", 2, 1),
+            None,
+            "the run goes on under another home, beta (term 2); this was its home in term 1.",
+        ),
+        (Ordered("ended at once by a second Ctrl-C"), None, "ended at once by a second Ctrl-C"),
+        (RecorderFailed("No space left on device"), None, "No space left on device"),
+    ],
+)
+def test_a_failure_says_why_and_where_to_look(why: incidents.Failure, log: Path | None, words: str) -> None:
+    assert failure(why, log) == words

@@ -1,0 +1,32 @@
+"""Files that somebody deletes under a run: its ledger is written anew and told of, and without its folder it ends."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from isthmus.runtime.daemon.ledger import FILE
+from isthmus.runtime.supervision.incidents import LedgerRemoved
+from tests.patience import PATIENCE
+from tests.programs.engine.run.process_run import Run
+
+pytestmark = [pytest.mark.process, pytest.mark.soak]
+
+
+def test_a_ledger_that_is_deleted_is_written_anew_and_a_folder_that_is_deleted_ends_the_run(
+    start: Callable[..., Run],
+) -> None:
+    run = start(learners=1)
+    run.wait_for_merges(1)
+    for path in run.folder.glob(f"{FILE}*"):
+        path.unlink()
+    run.wait_for(lambda: LedgerRemoved() in run.incidents("daemon/0#1"))
+    assert (run.folder / FILE).exists()
+    run.wait_for_merges(1)
+    shutil.rmtree(run.folder, ignore_errors=True)
+    out, err = run.command.communicate(timeout=PATIENCE)
+    assert run.command.returncode == 1
+    assert f"the run folder {run.folder} was deleted" in err, (out, err)
+    assert "Traceback" not in err

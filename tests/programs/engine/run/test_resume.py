@@ -1,0 +1,191 @@
+"""A run all of whose processes are killed goes on from its last snapshot; what cannot go on is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
+from isthmus.programs.study.terminal import figures
+from tests.patience import PATIENCE
+from tests.programs.engine.run.process_run import ISTHMUS, Run
+
+pytestmark = [
+    pytest.mark.process,
+]  # A refusal imports jax, four times, on cores that may be busy.
+
+
+@pytest.fixture(scope="module")
+def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A run that was killed, all of it at once, after some snapshots; what travels is coded."""
+    settings = [
+        *("run.snapshot_every_seconds=0.2", "program.interval=8", "program.outer_momentum=0.5"),
+        *("program.push=int4", "program.update=int4"),
+    ]
+    run = Run(tmp_path_factory.mktemp("cut-off"), *(part for each in settings for part in ("--set", each)))
+    try:
+        run.wait_for(lambda: (run.folder / FOLDER / MANIFEST).exists())
+        run.wait_for(lambda: all((run.folder / "local" / f"learner-{slot}").exists() for slot in range(2)))
+        run.wait_for_merges(20)
+        run.kill_all()
+        yield run
+    finally:
+        run.close()
+
+
+def resume(run: Run, *more: str, folder: str = "run") -> subprocess.Popen[str]:
+    command, pipe = [str(ISTHMUS), "train", "--resume", folder, *more], subprocess.PIPE
+    return subprocess.Popen(command, cwd=run.here, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def refusal(run: Run, *more: str, folder: str = "run") -> str:
+    process = resume(run, *more, folder=folder)
+    out, error = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (2, ""), error
+    return error
+
+
+def copy(run: Run, name: str) -> Path:
+    """The run folder, to be spoilt."""
+    shutil.copytree(run.folder, run.here / name)
+    return run.here / name
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What the files below a folder hold, by name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run) -> None:
+    before = contents(dead.folder)
+    assert "expected beside it --tokens" in refusal(dead, "--seed", "7")
+    told = refusal(dead, "--set", "program.fragments=1", "--set", "program.interval=9", "--set", "run.seed=3")
+    assert "would change program.fragments: expected 2, with which it was begun, found 1" in told
+    assert "would change run.seed" in told
+    assert "interval" not in told
+    told = refusal(dead, "--set", "run.program=diloco")
+    assert "would change run.program: expected 'decoupled-diloco', with which it was begun, found 'diloco'" in told
+    assert "found no such folder" in refusal(dead, folder="nowhere")
+    spec = copy(dead, "inproc") / "spec.json"
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "transport": "inproc"}))
+    assert "found one in one process" in refusal(dead, folder="inproc")
+    shutil.rmtree(copy(dead, "without") / FOLDER)
+    assert "expected a snapshot" in refusal(dead, folder="without")
+    config = copy(dead, "changed") / "config.toml"
+    config.write_text(config.read_text().replace("shards = 1", "shards = 2"))
+    assert "would change program.shards" in refusal(dead, folder="changed")
+    spec = copy(dead, "sources") / "spec.json"
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "fingerprint": "0" * 32}))
+    assert "The program or isthmus itself was changed since" in refusal(dead, folder="sources")
+    (copy(dead, "torn") / "spec.json").write_text('{"run": 1')
+    assert "spec.json that cannot be read" in refusal(dead, folder="torn")
+    (copy(dead, "ended") / "summary.json").write_text('{"outcome": "done"}')
+    assert "found one that is over: done" in refusal(dead, folder="ended")
+    assert contents(dead.folder) == before
+
+
+def test_where_no_snapshot_is_whole_and_of_this_model_nothing_is_started_or_written(dead: Run) -> None:
+    spoilt = copy(dead, "spoilt")
+    for path in (spoilt / FOLDER).glob("fragment-0-*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    before = contents(spoilt)
+    told = refusal(dead, folder="spoilt")
+    assert told.count("is not what was written") == 2
+    assert "expected a snapshot in spoilt/snapshots that is whole, of this model" in told
+    assert contents(spoilt) == before
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("learners", [1, 3])
+def test_it_may_go_on_with_other_learners_and_another_budget_and_its_accounts_add_up(dead: Run, learners: int) -> None:
+    folder = copy(dead, f"other-{learners}")
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    trained = sum({line["learner"]: line["tokens"] for line in lines}.values())
+    asked = ("--learners", f"{learners}", "--tokens", f"{trained + 20_000}", "--set", "program.overlap=3")
+    process = resume(dead, *asked, folder=folder.name)
+    _, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, error
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["outcome"], summary["learners"]) == ("done", learners)
+    assert summary["tokens_total"] >= trained + 20_000
+    assert [account["difference"] for account in summary["fragment_accounts"]] == [0] * summary["fragments"]
+    lives = {(life["learner"], life["incarnation"]) for life in summary["books"]["lives"]}
+    assert lives == {(0, 1), (1, 1), *((slot, 2 if slot < 2 else 1) for slot in range(learners))}
+    config = (folder / "config.toml").read_text()
+    assert all(line in config for line in (f"learners = {learners}", "overlap = 3", "outer_momentum = 0.5"))
+    found = subprocess.run([str(ISTHMUS), "replay", str(folder), "--json"], capture_output=True, text=True, check=False)
+    assert json.loads(found.stdout)["identical"] is True, found.stdout
+
+
+def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run) -> None:
+    merged, told = dead.merges(), json.loads((dead.folder / FOLDER / BEFORE).read_text())
+    (dead.folder / FOLDER / MANIFEST).write_text('{"format": 2')
+    assert all(entry["version"][1] > 0 for entry in told["fragments"])
+    dead.command = resume(dead)
+    dead.wait_for(lambda: dead.epochs()[-1:] == [2])
+    assert "of process" in refusal(dead)
+    summary = dead.stop()
+    assert dead.merges() > merged
+    assert [told for told in summary["books"]["differences"] if told["kind"] != "merges"] == []  # Lines are samples.
+    assert all(entry["fragment"] in range(summary["fragments"]) for entry in told["fragments"])
+    lives = {(life["learner"], life["incarnation"]) for life in summary["books"]["lives"]}
+    assert lives == {(0, 1), (0, 2), (1, 1), (1, 2)}
+    assert [fault[:23] for fault in summary["snapshot_faults"]] == ["snapshots/manifest.json"]
+    assert any(word == "snapshot" and "manifest.json" in told for word, told in figures.ending(summary, "run"))
+    assert "snapshots/manifest.json" in (dead.folder / "report.html").read_text()
+    assert summary["books"]["unreported_estimate"] < 2 * 16_000  # A second of two learners, and not the time until now.
+    lines = map(json.loads, (dead.folder / "metrics.jsonl").read_text().splitlines())
+    began = {(line["learner"], line["incarnation"]): line["began"] for line in lines if line.get("began")}
+    assert {life: how[:2] for life, how in began.items()} == {(slot, 2): ["copy", 1] for slot in range(2)}
+    assert all(step > 0 for _, _, step in began.values())
+    lines = map(json.loads, (dead.folder / "merges.jsonl").read_text().splitlines())
+    later = {line["fragment"]: line for line in lines if line["epoch"] == 2}
+    for entry in told["fragments"]:
+        line = later[entry["fragment"]]
+        assert (line["origin"], line["momentum"]) == (entry["version"], entry["version"])
+
+
+TOKENS = 200_000
+
+
+def has_cut(folder: Path) -> bool:
+    """Whether the newest snapshot has what only learners have."""
+    with suppress(FileNotFoundError):
+        return bool(json.loads((folder / FOLDER / MANIFEST).read_text())["states"])
+    return False
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("program", ["diloco", "streaming-diloco"])
+def test_learners_in_lock_step_go_on_with_the_bits_of_a_run_that_was_never_cut_off(
+    tmp_path: Path, program: str
+) -> None:
+    asked = [
+        *("--set", f"run.program={program}"),
+        *("--set", "run.snapshot_every_seconds=0.5", "--set", "program.interval=6"),
+    ]
+    folders = [tmp_path / name for name in ("calm", "struck")]
+    for folder in folders:
+        folder.mkdir()
+    calm, struck = (Run(folder, *asked, tokens=TOKENS) for folder in folders)
+    try:
+        struck.wait_for(lambda: has_cut(struck.folder))
+        struck.kill_all()
+        process = resume(struck)
+        _, error = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, error
+        calm.command.communicate(timeout=PATIENCE)
+        began = [json.loads(line).get("began") for line in (struck.folder / "metrics.jsonl").read_text().splitlines()]
+        assert [each[0] for each in began if each] == ["snapshot"] * 2
+        models = [sorted((run.folder / FOLDER / "final").iterdir()) for run in (calm, struck)]
+        assert models[0]
+        assert [path.read_bytes() for path in models[0]] == [path.read_bytes() for path in models[1]]
+    finally:
+        calm.close()
+        struck.close()

@@ -1,0 +1,207 @@
+"""Whoever watches is told of deaths and returns, each once, as they happen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.programs.engine.results.absences import Absence
+from isthmus.programs.study.terminal.live import News, newest, notices_of
+from isthmus.runtime.cores.membership_messages import Pace
+from isthmus.runtime.supervision.incidents import (
+    Adopted,
+    BodyFailed,
+    Ended,
+    Exited,
+    GivenUp,
+    Incident,
+    Joined,
+    KeepsUp,
+    MachineTaken,
+    NumbersLost,
+    Raised,
+    Restarted,
+    Slow,
+    Starved,
+)
+from tests.programs.engine.results import event_lines
+from tests.programs.engine.results.event_lines import KILLED
+
+SECOND = 1_000_000_000
+SUBMITTED = 500 * SECOND
+SILENT = event_lines.silent(1.84)
+
+
+class Watched:
+    """A run folder whose daemon writes, and the clock of whoever watches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seconds = folder, 0.0
+        (folder / "spec.json").write_text(json.dumps({"zero_ns": SUBMITTED}))
+        self.news = News(folder, lambda: SUBMITTED + round(self.seconds * SECOND))
+
+    def write(self, at: float, host: str, life: int, incident: Incident, end: str = "\n") -> None:
+        line = event_lines.line(SUBMITTED + round(at * SECOND), host, life, incident)
+        with (self.folder / "events.jsonl").open("a") as file:
+            file.write(json.dumps(line) + end)
+
+    def told(self, seconds: float, **status: Any) -> list[str]:
+        """What is new `seconds` after the submission; the first step was 5 s after it."""
+        self.seconds = seconds
+        new = self.news.update({"zero": 5 * SECOND, "phase": "training", **status})
+        return [f"{notice.at} {notice.tone} {notice.text.split(';')[0]}".replace("\u202f", " ") for notice in new]
+
+
+def host(name: str, phase: str, life: int) -> dict[str, Any]:
+    return {"name": name, "role": name.partition("/")[0], "phase": phase, "incarnation": life, "state": "alive"}
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def test_a_death_is_told_once_and_so_is_the_return(watched: Watched) -> None:
+    assert watched.told(6) == []
+    watched.write(15, "learner/2", 1, KILLED)
+    watched.write(15, "learner/2", 2, Restarted())
+    assert watched.told(15.5) == ["10.0 bad learner 2 was killed by signal SIGKILL"]
+    assert watched.told(16, hosts=[host("learner/2", "compiling", 2)]) == []
+    assert watched.told(19, hosts=[host("learner/2", "stepping", 2)]) == [
+        "14.0 good learner 2 steps again after 4.00 s, as life 2"
+    ]
+    assert watched.told(20, hosts=[host("learner/2", "stepping", 2)]) == []
+    assert len(watched.news.notices) == 2
+
+
+def test_a_learner_that_is_slow_is_told_of_and_that_it_keeps_up_again(watched: Watched) -> None:
+    watched.write(15, "learner/2", 1, Slow(Pace(410e6, 42e6, 3)))
+    assert watched.told(15.5) == ["10.0 odd learner 2 is slow: 410 ms a step, the others 42.0 ms"]
+    watched.write(25, "learner/2", 1, KeepsUp(Pace(45e6, 42e6, 3)))
+    assert watched.told(26) == ["20.0 good learner 2 keeps up again: 45.0 ms a step, the others 42.0 ms"]
+    assert watched.news.absences.all == []
+
+
+def test_machines_that_come_and_go_hosts_that_are_given_up_and_a_lost_ledger_are_told_of(watched: Watched) -> None:
+    watched.write(15, "learner/3", 1, Joined("gamma"))
+    watched.write(16, "learner/3", 1, Ended(MachineTaken("gamma", "left")))
+    watched.write(17, "learner/4", 6, GivenUp(6, Ended(Exited(3))))
+    watched.write(18, "daemon/0", 1, NumbersLost(1_000_001))
+    assert watched.told(19) == [
+        "10.0 good learner 3 joined with its machine gamma",
+        "11.0 odd learner 3 left with its machine gamma",
+        "12.0 bad learner 4 was given up after 6 lives",
+        "13.0 odd the daemon lost its ledger, or a part of it: lives are numbered from 1000001 on",
+    ]
+    assert [notice.text.partition("; ")[2] for notice in watched.news.notices[1:3]] == 2 * ["the others go on"]
+    assert watched.news.absences.all == []
+
+
+def test_a_stale_phase_of_the_dead_life_is_no_return(watched: Watched) -> None:
+    watched.write(15, "learner/2", 1, KILLED)
+    assert len(watched.told(15.1, hosts=[host("learner/2", "stepping", 1)])) == 1
+
+
+def test_a_syncer_is_back_when_it_merges_under_its_epoch(watched: Watched) -> None:
+    watched.write(15, "syncer/0", 1, KILLED)
+    watched.write(15, "syncer/0", 2, Restarted())
+    serving = [host("syncer/0", "serving", 2)]
+    assert len(watched.told(17, hosts=serving, epochs={0: 1})) == 1
+    (back,) = watched.told(18, hosts=serving, epochs={"0": 2})
+    assert back.startswith("13.0 good syncer 0 merges again after 3.00 s, under epoch 2")
+    assert "keeps of their momentum" in watched.news.notices[-1].text
+
+
+def test_a_store_that_is_away_and_is_back_is_told_once(watched: Watched) -> None:
+    store = {"url": "s3://bucket/run", "number": 3, "error": None}
+    assert watched.told(6, snapshots={"store": store}) == []
+    away = {"store": {**store, "error": "No route to host"}}
+    (told,) = watched.told(7, snapshots=away)
+    assert told.endswith("bad snapshots do not reach s3://bucket/run: No route to host")
+    assert watched.told(8, snapshots=away) == []
+    (told,) = watched.told(9, snapshots={"store": {**store, "number": 5}})
+    assert told.endswith("good snapshots reach s3://bucket/run again")
+
+
+def test_what_a_learner_goes_on_with_is_told_once_a_life(watched: Watched) -> None:
+    first = {"incarnation": 1, "began": None}
+    assert watched.told(6, learners={"0": first, "1": first}) == []
+    later = {"0": {"incarnation": 2, "began": ["copy", 1, 40]}, "1": {"incarnation": 2, "began": ["anew", 0, 0]}}
+    told = watched.told(7, learners=later)
+    assert told[0].endswith("learner 0 goes on as life 2 with its moments after step 40 of life 1, from its machine")
+    assert "learner 1 goes on as life 2 with moments that begin anew" in told[1]
+    assert watched.told(8, learners=later) == []
+    lent = {**later, "1": {"incarnation": 2, "began": ["peer", 0, 70]}}
+    (line,) = watched.told(9, learners=lent)
+    assert line.endswith("learner 1 goes on as life 2 with the moments of learner 0 after step 70")
+    assert watched.told(10, learners=lent) == []
+
+
+def test_a_line_that_is_not_whole_is_read_when_it_is(watched: Watched) -> None:
+    watched.write(15, "evaluator/0", 1, KILLED, end="")
+    assert watched.told(15.5) == []
+    with (watched.folder / "events.jsonl").open("a") as file:
+        file.write('\nnot json\n[]\n{"at": 1, "host": "learner/0", "incarnation": 1, "kind": "reborn"}\n')
+    assert watched.told(16) == ["10.0 bad evaluator 0 was killed by signal SIGKILL"]
+
+
+def test_hosts_that_close_at_the_end_are_not_silent(watched: Watched) -> None:
+    watched.write(15, "learner/1", 1, SILENT)
+    assert watched.told(15, phase="done") == []
+    watched.write(16, "learner/0", 1, SILENT)
+    (told,) = watched.told(16)
+    assert told.startswith("9.16 odd learner 0 is silent (suspect)")
+
+
+def test_before_the_first_step_there_is_no_time(watched: Watched) -> None:
+    watched.write(3, "learner/0", 1, KILLED)
+    assert watched.told(3, zero=None)[0].startswith("None bad")
+    watched.write(4, "learner/1", 1, KILLED)
+    assert watched.told(6)[0].startswith("None bad")
+
+
+def test_a_new_daemon_that_knows_nothing_yet_costs_no_time(watched: Watched) -> None:
+    assert watched.told(6) == []
+    watched.write(15, "learner/0", 1, Adopted())
+    watched.seconds = 15
+    (told,) = watched.news.update({"hosts": []})
+    assert (told.at, told.tone) == (10.0, "odd")
+
+
+def test_a_run_in_one_process_has_no_news(tmp_path: Path) -> None:
+    assert News(tmp_path).update({"hosts": [host("learner/0", "stepping", 2)]}) == []
+
+
+def test_a_run_that_is_over_is_told_in_order() -> None:
+    first = Absence("learner/2", 1, "gone", 10, KILLED, 10, 20, 2)
+    second = Absence("daemon", 1, "replaced", 12, Adopted(), 12, 12, 2)
+    third = Absence("learner/1", 1, "silent", -3, SILENT)
+    notices = notices_of([first, second, third], None)
+    assert [(notice.at, notice.tone) for notice in notices] == [(None, "odd"), (10, "bad"), (12, "odd"), (20, "good")]
+    assert newest(notices, 2) == notices[2:]
+    assert newest(notices, 0) == newest(notices, -1) == []
+
+
+def test_an_error_is_told_once_and_then_only_that_it_came_again(watched: Watched) -> None:
+    boom = BodyFailed(Raised("data", "ValueError", "row 31", "mine.py", 5))
+    alike = BodyFailed(Raised("data", "ValueError", "row 32", "mine.py", 5))
+    other = BodyFailed(Raised("data", "ValueError", "row 31", "mine.py", 6))
+    for at, name, error in ((15, "learner/0", boom), (16, "learner/1", alike), (17, "learner/2", other)):
+        watched.write(at, name, 1, error)
+        watched.write(at, name, 1, Ended(Exited(1), error=error.error))
+    assert watched.told(18) == [
+        "10.0 bad learner 0 failed: ValueError: row 31 (mine.py:5)",
+        "11.0 bad learner 1 failed in the same way",
+        "12.0 bad learner 2 failed: ValueError: row 31 (mine.py:6)",
+    ]
+
+
+def test_slow_data_are_told_once_for_all_learners(watched: Watched) -> None:
+    slow = Starved("inner-step", "data", SECOND // 2, SECOND // 100)
+    for at, name in ((15, "learner/0"), (16, "learner/1")):
+        watched.write(at, name, 1, slow)
+    told = "data is the bottleneck: batch() takes 500 ms, a step 10.0 ms (learner 0)"
+    assert watched.told(18) == [f"10.0 odd {told}"]
