@@ -140,45 +140,47 @@ class ModelConfig:
         return self.hidden if self.hidden is not None else -(-8 * self.width // 12) * 4
 
 
-class Tensor(NamedTuple):
+class InitialTensor(NamedTuple):
     """A parameter's shape and the standard deviation of its normal initial values; None is all ones."""
 
     shape: tuple[int, ...]
     deviation: float | None
 
 
-def tensors(config: ModelConfig) -> dict[str, Tensor]:
+def tensors(config: ModelConfig) -> dict[str, InitialTensor]:
     """Name -> shape and initial values of every parameter, in the order of the forward pass."""
     width = config.width
-    table = {"embedding": Tensor((config.vocabulary, width), 0.02)}
+    table = {"embedding": InitialTensor((config.vocabulary, width), 0.02)}
     layer = _layer_tensors(config)
     if config.stacked:
-        table |= {f"layers/{name}": Tensor((config.layers, *shape), each) for name, (shape, each) in layer.items()}
+        table |= {
+            f"layers/{name}": InitialTensor((config.layers, *shape), each) for name, (shape, each) in layer.items()
+        }
     else:
         table |= {f"layers/{index}/{name}": each for index in range(config.layers) for name, each in layer.items()}
-    table["norm"] = Tensor((width,), None)
+    table["norm"] = InitialTensor((width,), None)
     if not config.tied:
-        table["head"] = Tensor((width, config.vocabulary), 0.02)
+        table["head"] = InitialTensor((width, config.vocabulary), 0.02)
     return table
 
 
-def _layer_tensors(config: ModelConfig) -> dict[str, Tensor]:
+def _layer_tensors(config: ModelConfig) -> dict[str, InitialTensor]:
     """The same of one layer, by names within it."""
     width, hidden = config.width, config.hidden_width
     # The two matrices that write to the residual stream are scaled down, so that its variance at the last layer does
     # not grow with the depth.
     residual = (2 * config.layers) ** -0.5
-    table = {"attention/norm": Tensor((width,), None)}
+    table = {"attention/norm": InitialTensor((width,), None)}
     for name in ("query", "key", "value"):
-        table[f"attention/{name}"] = Tensor((width, width), width**-0.5)
-    table["attention/output"] = Tensor((width, width), width**-0.5 * residual)
-    table["feedforward/norm"] = Tensor((width,), None)
+        table[f"attention/{name}"] = InitialTensor((width, width), width**-0.5)
+    table["attention/output"] = InitialTensor((width, width), width**-0.5 * residual)
+    table["feedforward/norm"] = InitialTensor((width,), None)
     count = () if config.routing is None else (config.routing.experts,)
     if count:
-        table["feedforward/router"] = Tensor((width, *count), 0.02)
-    table["feedforward/gate"] = Tensor((*count, width, hidden), width**-0.5)
-    table["feedforward/up"] = Tensor((*count, width, hidden), width**-0.5)
-    table["feedforward/down"] = Tensor((*count, hidden, width), hidden**-0.5 * residual)
+        table["feedforward/router"] = InitialTensor((width, *count), 0.02)
+    table["feedforward/gate"] = InitialTensor((*count, width, hidden), width**-0.5)
+    table["feedforward/up"] = InitialTensor((*count, width, hidden), width**-0.5)
+    table["feedforward/down"] = InitialTensor((*count, hidden, width), hidden**-0.5 * residual)
     return table
 
 

@@ -14,7 +14,7 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
-from isthmus.ops.learner.lock_step import Gate, LockStep
+from isthmus.ops.learner.lock_step import LockStep, StepGate
 from isthmus.ops.syncer.conductor import TICK_NS, Conductor, Tick
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
@@ -67,7 +67,7 @@ def build(
         push=push,
     )
     send = learner.node("outer-gradient", FragmentSend, parts, push=push)
-    gate = learner.node("gate", Gate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull", "progress"))
+    gate = learner.node("gate", StepGate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull", "progress"))
     tick = syncer.node("tick", Tick, fires=Every(Duration(TICK_NS)))
     conductor = syncer.node(
         "conductor",

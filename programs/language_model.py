@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from isthmus.ops.data.batches import Windows
-from isthmus.ops.data.corpus import Corpus, DataError, Source, find, load
+from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, find, load
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, Fault
@@ -195,6 +195,6 @@ def _faults(settings: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 @lru_cache(maxsize=2)
-def _load(sources: tuple[Source, ...], vocabulary: int | None, token_dtype: str) -> Corpus:
+def _load(sources: tuple[CorpusFile, ...], vocabulary: int | None, token_dtype: str) -> Corpus:
     """The corpus, read once for all learners of a process; a file that has changed is another Source."""
     return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)

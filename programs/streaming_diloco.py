@@ -19,7 +19,7 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, partition, units_max
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
-from isthmus.ops.learner.lock_step import Gate, LockStep
+from isthmus.ops.learner.lock_step import LockStep, StepGate
 from isthmus.ops.syncer.conductor import TICK_NS, Conductor, Tick, open_rounds_max
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
@@ -91,7 +91,7 @@ def build(
     send = learner.node("fragment-send", FragmentSend, parts, push=push)
     gate = learner.node(
         "gate",
-        Gate,
+        StepGate,
         fragments=len(parts),
         overlap=overlap,
         free=min(overlap, interval // len(parts) - 1),

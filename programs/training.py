@@ -19,8 +19,8 @@ from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.cluster.handover import Handover
-    from isthmus.programs.engine.machine.client import Daemon
-    from isthmus.programs.engine.run.in_process import Outcome, Watch
+    from isthmus.programs.engine.machine.client import DaemonClient
+    from isthmus.programs.engine.run.in_process import RunOutcome, Watch
     from isthmus.programs.engine.run.in_processes import Submitted
 
 TRANSPORTS: Final = ("zmq", "inproc")
@@ -125,7 +125,7 @@ def _check_importable(request: Request) -> None:
     check_importable(request.task, text, request.job.seed)
 
 
-def start(request: Request, watch: Watch | None) -> Outcome:
+def start(request: Request, watch: Watch | None) -> RunOutcome:
     """Run a request, whose folder is made, in this process; RunError, which names the folder, if the run fails."""
     from isthmus.programs.engine.run.in_process import run_inproc
 
@@ -133,7 +133,7 @@ def start(request: Request, watch: Watch | None) -> Outcome:
         return run_inproc(request, watch=watch)
 
 
-def start_processes(submitted: Submitted, watch: Watch | None) -> Outcome:
+def start_processes(submitted: Submitted, watch: Watch | None) -> RunOutcome:
     """Run a submitted request in processes; RunError, which names the run folder, if the run fails."""
     from isthmus.programs.engine.run.in_processes import run_processes
 
@@ -142,8 +142,8 @@ def start_processes(submitted: Submitted, watch: Watch | None) -> Outcome:
 
 
 def start_on_machine(
-    daemon: Daemon, handed: Handover, viewed: Callable[[Submitted], AbstractContextManager[Watch]]
-) -> Outcome:
+    daemon: DaemonClient, handed: Handover, viewed: Callable[[Submitted], AbstractContextManager[Watch]]
+) -> RunOutcome:
     """Hand a run over to a machine's daemon, and view it; RunError, which names the run folder, if the run fails."""
     from isthmus.programs.engine.machine.client import hand_over, watch_on_machine
     from isthmus.programs.engine.run.interrupts import interrupts

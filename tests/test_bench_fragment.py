@@ -15,7 +15,7 @@ import pytest
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.programs import Task
 
 BENCH = Path(__file__).parent / "bench"
@@ -44,7 +44,7 @@ def test_what_a_learner_holds_is_what_it_adopted(dtype: str) -> None:
     told.PART_SIZE = 1500
     task: Task = module(BENCH / "memory" / "plain.py").task(values=4000, tensors=1, dtype=dtype)
     units = (Unit("sample", 0, 1000, (1000,), dtype=dtype), Unit("tensor0", 0, 4, (4, 1000), dtype=dtype))
-    learner = Learner(task, (Fragment(0, units),), life=Life(0, 0, 1))
+    learner = Learner(task, (Fragment(0, units),), life=LearnerLife(0, 0, 1))
     learner.begin()
     values = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
     learner.replace(0, values.copy())

@@ -46,7 +46,7 @@ class DataError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CorpusFile:
     """A file to read. Size and time of change make a changed file another Source, so that it can be a cache's key."""
 
     path: str
@@ -59,18 +59,18 @@ class Source:
         return self.path.endswith((".npy", ".bin"))
 
 
-def find(paths: Sequence[str] = ()) -> tuple[Source, ...]:
+def find(paths: Sequence[str] = ()) -> tuple[CorpusFile, ...]:
     """The files under `paths` in a fixed order; without paths, those of the standard library.
 
     Folders recursively and sorted, hidden and empty files left out, a file that is named twice once. DataError if a
     path does not exist or cannot be listed, or if nothing is left.
     """
-    sources: dict[str, Source] = {}
+    sources: dict[str, CorpusFile] = {}
     try:
         for file in [file for path in paths for file in _files(Path(path))] if paths else _standard_library():
             status = file.stat()
             if status.st_size:
-                sources[os.path.realpath(file)] = Source(str(file), status.st_size, status.st_mtime_ns)
+                sources[os.path.realpath(file)] = CorpusFile(str(file), status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise DataError(
             READING, "files that can be listed", str(error), "Correct --data, or the permissions."
@@ -166,7 +166,7 @@ class Corpus:
         return digest.hexdigest()
 
 
-def load(sources: Sequence[Source], *, vocabulary: int | None = None, token_dtype: str = "uint16") -> Corpus:
+def load(sources: Sequence[CorpusFile], *, vocabulary: int | None = None, token_dtype: str = "uint16") -> Corpus:
     """The corpus in `sources`; `token_dtype` ("uint16" or "uint32") is that of `.bin` files.
 
     DataError if token files come without a vocabulary or beside text, or text with a vocabulary below 256; if a
@@ -178,7 +178,7 @@ def load(sources: Sequence[Source], *, vocabulary: int | None = None, token_dtyp
     return Corpus(Tokens(train), Tokens(evaluation), vocabulary)
 
 
-def _vocabulary(sources: Sequence[Source], vocabulary: int | None) -> int:
+def _vocabulary(sources: Sequence[CorpusFile], vocabulary: int | None) -> int:
     texts = [source.path for source in sources if not source.holds_tokens]
     tokens = [source.path for source in sources if source.holds_tokens]
     if texts and tokens:
@@ -193,7 +193,7 @@ def _vocabulary(sources: Sequence[Source], vocabulary: int | None) -> int:
     return vocabulary or BYTE_VOCABULARY
 
 
-def _read(source: Source, vocabulary: int, bin_dtype: np.dtype[Any]) -> Segment:
+def _read(source: CorpusFile, vocabulary: int, bin_dtype: np.dtype[Any]) -> Segment:
     try:
         if source.path.endswith(".npy"):
             ids = np.load(source.path, mmap_mode="r", allow_pickle=False)

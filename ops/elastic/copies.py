@@ -187,7 +187,7 @@ class Told(NamedTuple):
     basis: Basis = None
 
 
-class Place(NamedTuple):
+class WorkerPlace(NamedTuple):
     """A worker's resources from its host.
 
     The `files` of copies, the leader's `door` and `token`, the devices of each process and their allowed kinds.
@@ -206,7 +206,7 @@ class FormedGang:
     """One form of an island, as a gang; and itself the island that it makes up."""
 
     told: Told
-    place: Place
+    place: WorkerPlace
     copy: tuple[int, int]
     begin: int = 0
     refusal: str = ""

@@ -22,7 +22,7 @@ from typing import Any, Final, final
 from isthmus.ops.data.batches import Step
 from isthmus.ops.elastic.copies import Told
 from isthmus.ops.exchange.messages import Vector
-from isthmus.ops.gang.mesh_island import ElasticGang, Form
+from isthmus.ops.gang.mesh_island import ElasticGang, IslandForm
 
 LOOK_SECONDS: Final = 0.02
 """Interval of checks for a new form while an answer is awaited."""
@@ -51,7 +51,7 @@ class ElasticLearner:
         self._gang, self._workers = gang, gang.workers
         self._where, self._now = where, now
         self._worker: Any = None
-        self._form: Form | None = None
+        self._form: IslandForm | None = None
         self._since: list[tuple[Any, ...]] = []
         self._copied: tuple[int, int] | None = None
         self._inherits = self.has_kept = False
@@ -163,11 +163,11 @@ class ElasticLearner:
 
     # -- forms ---------------------------------------------------------------------------------------------------------
 
-    def _newer(self) -> Form | None:
+    def _newer(self) -> IslandForm | None:
         form = self._gang.form()
         return form if form is not None and (self._form is None or form.number > self._form.number) else None
 
-    def _is_grown(self, newer: Form) -> bool:
+    def _is_grown(self, newer: IslandForm) -> bool:
         """Whether all members of the present form are in the newer one, so that the present one still works."""
         assert self._form is not None
         return set(self._form.members) <= set(newer.members)
@@ -203,7 +203,7 @@ class ElasticLearner:
             self._gang.formed(self._form.number, len(self._form.members), stall, again)
             return
 
-    def _take_up(self, form: Form, *, is_first: bool) -> int:
+    def _take_up(self, form: IslandForm, *, is_first: bool) -> int:
         """Restore the island's state in this form; returns the number of repeated steps. _GoneError if that fails."""
         has_state = self._start(form)
         for asked in self._since:
@@ -214,13 +214,13 @@ class ElasticLearner:
         self._copy_took = 0  # This duration included a compilation.
         return again
 
-    def _next(self) -> Form:
+    def _next(self) -> IslandForm:
         """The next form, once the home has announced it."""
         while (form := self._newer()) is None:
             self._gang.wait(LOOK_SECONDS)
         return form
 
-    def _start(self, form: Form) -> bool:
+    def _start(self, form: IslandForm) -> bool:
         """Start the worker for a form; returns whether it has taken up a state."""
         names = tuple(self._gang.names[number] for number, _ in form.members)
         told = Told(0, form.number, names, self._gang.incarnation, None, self._copied)
@@ -250,7 +250,7 @@ AGAIN_SECONDS: Final = 0.1
 
 
 @final
-class Attendance:
+class HostWorker:
     """The worker of one host.
 
     It is ended when a member of its form is missing in the newest form. Where the newest form only has more members,
@@ -261,7 +261,7 @@ class Attendance:
         assert gang.workers is not None
         self._gang, self._workers = gang, gang.workers
         self._worker: Any = None
-        self._form: Form | None = None
+        self._form: IslandForm | None = None
 
     def look(self, seconds: float) -> None:
         """Follow the newest form; takes at most `seconds`. ElasticError for an exception of the task."""
@@ -275,11 +275,11 @@ class Attendance:
         elif self._worker.poll(seconds):
             self._hear()
 
-    def _is_kept(self, newest: Form | None) -> bool:
+    def _is_kept(self, newest: IslandForm | None) -> bool:
         assert self._form is not None
         return newest is not None and set(self._form.members) <= set(newest.members)
 
-    def _begin(self, form: Form) -> None:
+    def _begin(self, form: IslandForm) -> None:
         """Start a worker for a form, if this process is in it and its leader's address is known."""
         lead = form.members[0][1]
         there, mine = self._gang.find(lead), (self._gang.number, self._gang.incarnation)

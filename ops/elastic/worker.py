@@ -23,11 +23,11 @@ import numpy as np
 from isthmus.ops.data.batches import Step, first_batch
 from isthmus.ops.data.batches_node import InOrder
 from isthmus.ops.elastic import copies
-from isthmus.ops.elastic.copies import FormedGang, Place, Told
+from isthmus.ops.elastic.copies import FormedGang, Told, WorkerPlace
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.gang.meeting import GangError, join, lead
-from isthmus.ops.gang.orders import Following, Leader, Orders, follow
-from isthmus.ops.island.life import Life, give_way
+from isthmus.ops.gang.orders import Following, Leader, LeaderOrders, follow
+from isthmus.ops.island.life import LearnerLife, give_way
 
 ORDER_SECONDS: Final = 60.0
 STATUSES: Final = frozenset({"ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "UNKNOWN"})
@@ -41,7 +41,7 @@ def work(
     *,
     seed: int,
     slot: int,
-    place: Place,
+    place: WorkerPlace,
     batches: InOrder | None,
 ) -> None:
     """Serve `host`, a connection, until it or the island is gone.
@@ -51,7 +51,7 @@ def work(
     """
     fields = Told(**{**told, "basis": None if told["basis"] is None else tuple(told["basis"])})
     try:
-        _Worker(parts, Life(seed, slot, fields.incarnation), fields, place).serve(host, batches)
+        _Worker(parts, LearnerLife(seed, slot, fields.incarnation), fields, place).serve(host, batches)
     except (EOFError, OSError, GangError) as error:  # Another process is gone: a new form will follow.
         _tell(host, "broken", f"{type(error).__name__}: {error}")
     except Exception as error:
@@ -78,7 +78,9 @@ def _tell(host: Any, kind: str, what: str) -> None:
 
 @final
 class _Worker:
-    def __init__(self, parts: tuple[Any, tuple[Fragment, ...], float], life: Life, told: Told, place: Place) -> None:
+    def __init__(
+        self, parts: tuple[Any, tuple[Fragment, ...], float], life: LearnerLife, told: Told, place: WorkerPlace
+    ) -> None:
         give_way()
         task, fragments, alpha = parts
         from isthmus.ops.island.jax_learner import Learner
@@ -87,7 +89,7 @@ class _Worker:
         known = copies.newest(place.files)
         gang = FormedGang(told, place, copies.NOTHING if known is None else known[0].name)
         self._following = join(gang) if told.number else None
-        self._orders = Orders([], [gang.copy]) if told.number or gang.size == 1 else lead(gang)
+        self._orders = LeaderOrders([], [gang.copy]) if told.number or gang.size == 1 else lead(gang)
         learner = self._learner = Learner(task, fragments, life=life, alpha=alpha, island=gang)
         self._size = sum(leaf.nbytes for leaf in learner.shapes)
         basis = self._chosen() if self._following is None else self._told_of(self._following)

@@ -47,7 +47,7 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast
 
-from isthmus.ops.exchange.messages import Asked, Change, Format
+from isthmus.ops.exchange.messages import Change, Format, RequestedSettings
 from isthmus.ops.exchange.schemas import BITS
 
 AUTO: Final = "auto"
@@ -62,7 +62,7 @@ Steps: TypeAlias = int | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedSettings:
     """Formats by name, `interval` and `overlap` in inner steps; for those in `auto`, their initial values."""
 
     push: str
@@ -72,7 +72,7 @@ class Wanted:
     auto: frozenset[Setting]
 
     @classmethod
-    def of(cls, *, push: str, update: str, interval: Steps, overlap: Steps) -> Wanted:
+    def of(cls, *, push: str, update: str, interval: Steps, overlap: Steps) -> WantedSettings:
         """The settings that a program requests."""
         asked: dict[Setting, object] = {"push": push, "update": update, "interval": interval, "overlap": overlap}
         steps = first_interval(interval)
@@ -112,7 +112,7 @@ ROUND_TRIP_SHARE: Final = 4
 """A round trip may take a quarter of the interval, as where the interval is a number (`syncer.schedule`)."""
 
 
-class Rate(NamedTuple):
+class LinkRate(NamedTuple):
     """Goodput of a link in one direction, in bytes a second, 0 where unknown.
 
     Present settings are judged by the `mean`, new ones chosen by the `best`. The difference between them is other
@@ -123,12 +123,12 @@ class Rate(NamedTuple):
     best: int = 0
 
 
-class Link(NamedTuple):
+class LinkGoodput(NamedTuple):
     """Goodput of the link of the learner in a `slot`, to the shard (`up`) and from it (`down`)."""
 
     slot: int
-    up: Rate
-    down: Rate
+    up: LinkRate
+    down: LinkRate
 
 
 class Needs(NamedTuple):
@@ -151,7 +151,7 @@ class Needs(NamedTuple):
         values = max(self.values, FRAGMENT_SHARE * self.largest)
         return BITS[format_name] / 8 * values / (interval * self.step / 1e9)
 
-    def trip_steps(self, link: Link, push: str, update: str) -> float:
+    def trip_steps(self, link: LinkGoodput, push: str, update: str) -> float:
         """The steps that the largest fragment takes for both directions of a link; 0 where unknown."""
         if not (link.up.mean and link.down.mean and self.step):
             return 0.0
@@ -173,18 +173,18 @@ class Choice:
     overlap: int
 
 
-def finest(needs: Needs, rate: Rate, interval: int) -> str:
+def finest(needs: Needs, rate: LinkRate, interval: int) -> str:
     """The finest format with which a link's load is at most SHARE; the coarsest if there is none."""
     return next((name for name in FORMATS if needs.load(rate.best, name, interval) <= SHARE), FORMATS[-1])
 
 
-def coarsest(wanted: Wanted) -> tuple[str, str]:
+def coarsest(wanted: WantedSettings) -> tuple[str, str]:
     """(push, update) with the fewest bits that may be chosen."""
     push = FORMATS[-1] if "push" in wanted.auto else wanted.push
     return push, FORMATS[-1] if "update" in wanted.auto else wanted.update
 
 
-def within_reach(wanted: Wanted, links: Sequence[Link], needs: Needs) -> list[Link]:
+def within_reach(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs) -> list[LinkGoodput]:
     """The links that count for what all have in common: updates, and the interval."""
     push, update = coarsest(wanted)
     steps = [steps_needed(needs, link, push, update) for link in links]
@@ -194,13 +194,13 @@ def within_reach(wanted: Wanted, links: Sequence[Link], needs: Needs) -> list[Li
     return [link for link, needed in zip(links, steps, strict=True) if needed <= limit]
 
 
-def steps_needed(needs: Needs, link: Link, push: str, update: str) -> float:
+def steps_needed(needs: Needs, link: LinkGoodput, push: str, update: str) -> float:
     """The interval, in steps, with which these formats load a link by SHARE."""
     loads = needs.load(link.up.best, push, 1), needs.load(link.down.best, update, 1)
     return max(loads) / SHARE
 
 
-def best(wanted: Wanted, links: Sequence[Link], needs: Needs, now: Choice) -> Choice:
+def best(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs, now: Choice) -> Choice:
     """The choice that fits the links, if nothing were in use yet; settings that are not "auto" stay as requested."""
     asked = wanted.interval if "interval" in wanted.auto else now.interval
     reach = within_reach(wanted, links, needs)
@@ -315,7 +315,7 @@ class Patience:
 class Chooser:
     """The settings of one shard; `choice` is in use."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: WantedSettings) -> None:
         self.wanted = wanted
         self.choice = Choice({}, wanted.update, wanted.interval, wanted.overlap)
         self._patience: dict[Key, Patience] = {}
@@ -337,7 +337,7 @@ class Chooser:
         self.choice = replace(self.choice, push={s: name for s, name in self.choice.push.items() if s != slot})
         self._patience.pop(("push", slot), None)
 
-    def observe(self, links: Sequence[Link], needs: Needs, sweep: int) -> list[Move]:
+    def observe(self, links: Sequence[LinkGoodput], needs: Needs, sweep: int) -> list[Move]:
         """Add the state of links and rounds after one more turn, of `sweep` in a sweep; returns the changes."""
         self._turns += 1
         self.choice = replace(self.choice, push={link.slot: self.push(link.slot) for link in links})
@@ -359,7 +359,7 @@ class Chooser:
             moves.append(move)
         return moves
 
-    def _pushes(self, found: Choice, links: Sequence[Link], needs: Needs, sweep: int) -> list[Move]:
+    def _pushes(self, found: Choice, links: Sequence[LinkGoodput], needs: Needs, sweep: int) -> list[Move]:
         if "push" not in self.wanted.auto:
             return []
         moves = (
@@ -368,16 +368,18 @@ class Chooser:
         )
         return [move for move in moves if move is not None]
 
-    def _update(self, found: Choice, links: Sequence[Link], needs: Needs, sweep: int) -> list[Move]:
+    def _update(self, found: Choice, links: Sequence[LinkGoodput], needs: Needs, sweep: int) -> list[Move]:
         known = [link for link in within_reach(self.wanted, links, needs) if link.down.mean]
         if "update" not in self.wanted.auto or not links:
             return []
-        slowest = min(known, key=lambda link: link.down.best, default=Link(EVERYBODY, Rate(), Rate()))
+        slowest = min(known, key=lambda link: link.down.best, default=LinkGoodput(EVERYBODY, LinkRate(), LinkRate()))
         key: Key = "update", EVERYBODY
         move = self._format(key, self.choice.update, found.update, slowest.down, slowest, needs, sweep)
         return [] if move is None else [move]
 
-    def _format(self, key: Key, now: str, found: str, rate: Rate, link: Link, needs: Needs, sweep: int) -> Move | None:
+    def _format(
+        self, key: Key, now: str, found: str, rate: LinkRate, link: LinkGoodput, needs: Needs, sweep: int
+    ) -> Move | None:
         """The move of a format, if any, by the link that limits it."""
         patience, interval = self._patience.setdefault(key, Patience()), self.choice.interval
         is_finer = FORMATS.index(found) < FORMATS.index(now)
@@ -393,7 +395,7 @@ class Chooser:
         cause = Cause(link.slot, rate.best if is_finer else rate.mean, needed) if rate.mean else NO_LINK
         return self._moved(key, now, found, "carries more" if is_finer else "carries less", cause, needs, sweep)
 
-    def _interval(self, found: Choice, links: Sequence[Link], needs: Needs, sweep: int) -> list[Move]:
+    def _interval(self, found: Choice, links: Sequence[LinkGoodput], needs: Needs, sweep: int) -> list[Move]:
         if "interval" not in self.wanted.auto:
             return []
         key: Key = "interval", EVERYBODY
@@ -414,7 +416,7 @@ class Chooser:
             reason, cause = "quick rounds" if is_shorter else "slow rounds", NO_LINK
         return [self._moved(key, str(now), str(found.interval), reason, cause, needs, sweep)]
 
-    def _most_loaded(self, links: Sequence[Link], needs: Needs) -> tuple[Cause, float]:
+    def _most_loaded(self, links: Sequence[LinkGoodput], needs: Needs) -> tuple[Cause, float]:
         """The link with the highest load of those that count, and that load."""
         found = (NO_LINK, 0.0)
         for link in within_reach(self.wanted, links, needs):
@@ -470,10 +472,10 @@ class LearnerSteps(Protocol):
         """The goodput of its links, [role, slot, bytes a second in the mean, at best]."""
 
 
-class Following:
+class FollowedSettings:
     """The settings of shard `member`, with fragments of these sizes. `is_needed`: some of them follow the links."""
 
-    def __init__(self, wanted: Wanted, sizes: Sequence[int], member: Any) -> None:
+    def __init__(self, wanted: WantedSettings, sizes: Sequence[int], member: Any) -> None:
         self.is_needed = bool(wanted.auto)
         self._chooser = Chooser(wanted)
         self._sizes = tuple(sizes)
@@ -498,11 +500,13 @@ class Following:
         """Forget a learner's former life."""
         self._chooser.forget(slot)
 
-    def asked(self, members: Sequence[Sequence[int]]) -> Asked:
+    def asked(self, members: Sequence[Sequence[int]]) -> RequestedSettings:
         """The requests of a round to its members."""
         choice = self._chooser.choice
         push = [[slot, self._chooser.push(slot)] for slot, _ in members]
-        return Asked(push=push, update=cast(Format, choice.update), interval=choice.interval, overlap=choice.overlap)
+        return RequestedSettings(
+            push=push, update=cast(Format, choice.update), interval=choice.interval, overlap=choice.overlap
+        )
 
     def observe(
         self,
@@ -528,7 +532,7 @@ class Following:
         """
         times = [learner.step_time for learner in learners if learner.step_time > 0]
         links = [
-            Link(learner.slot, self._up(learner), Rate(*goodput.get((LEARNER, learner.slot), ())))
+            LinkGoodput(learner.slot, self._up(learner), LinkRate(*goodput.get((LEARNER, learner.slot), ())))
             for learner in sorted(learners, key=lambda each: each.slot)
         ]
         overlap = math.ceil(round_steps) + 1
@@ -544,11 +548,11 @@ class Following:
         choice = self._chooser.choice
         return {"push": dict(sorted(choice.push.items())), "update": choice.update, "changes": self._told}
 
-    def _up(self, learner: LearnerSteps) -> Rate:
+    def _up(self, learner: LearnerSteps) -> LinkRate:
         """The goodput of a learner's link to this shard, as it reports it."""
         own = self._member.replica
-        found = (Rate(*rate) for role, slot, *rate in learner.links if (role, slot) == (own.role, own.slot))
-        return next(found, Rate())
+        found = (LinkRate(*rate) for role, slot, *rate in learner.links if (role, slot) == (own.role, own.slot))
+        return next(found, LinkRate())
 
     def _change(self, move: Move, round_number: int, now: int) -> Change:
         self._told += 1

@@ -75,7 +75,7 @@ class Due:
         return True
 
 
-class Wanted(TypedDict):
+class WantedCut(TypedDict):
     """hold -> outer-step, inner-step: the cut to make after the turn about `fragment` (`turns`).
 
     It covers the model, whose versions then have these `counts`, by fragment, and each learner's own state.
@@ -166,7 +166,7 @@ Format: TypeAlias = Literal["float32", "bf16", "int8", "int4"]
 """The format of a vector as it travels (`kernels.coding`)."""
 
 
-class Asked(TypedDict):
+class RequestedSettings(TypedDict):
     """The requests of a shard whose settings follow its links, in a round.
 
     The format of each slot's answer, [slot, format], that of the update, and interval and overlap in inner steps.
@@ -201,7 +201,7 @@ class Round(TypedDict):
     interval: int
     totals: list[list[int]]
     known: list[list[Any]]
-    asked: NotRequired[Asked]
+    asked: NotRequired[RequestedSettings]
 
 
 class Capture(TypedDict):
@@ -295,7 +295,7 @@ class Merging(TypedDict):
     merged_tokens: list[list[int]]
     merges: int
     votes: int
-    asked: NotRequired[Asked]
+    asked: NotRequired[RequestedSettings]
 
 
 class Change(TypedDict):
@@ -346,7 +346,7 @@ class Gradient(TypedDict):
     merging: Merging
 
 
-class Reached(TypedDict):
+class ReachedPositions(TypedDict):
     """merge -> pacer: the merged batches of each slot in a fragment.
 
     `positions` are [slot, position], `states` those of the streams, [slot, position, state]; `clock` as in Update.
@@ -442,7 +442,7 @@ class Progress(TypedDict):
     links: NotRequired[list[list[Any]]]
 
 
-class Report(Progress):
+class StepReport(Progress):
     """inner-step -> recorder: the complete status; also on port `progress` of a body without a `report`.
 
     `stepping` is the time since its first step began, `waited` the time in which it was kept from stepping, both in
@@ -524,7 +524,7 @@ class Permit(TypedDict):
     trains: bool
 
 
-class Opening(TypedDict):
+class RoundOpening(TypedDict):
     """caller -> average: a round of `members` ([slot, incarnation] pairs), all of which are awaited."""
 
     round: int
@@ -537,9 +537,9 @@ class Call(TypedDict):
     """caller -> inner-step: the mean of the round before, None where there is none yet, and a call to vote in `round`.
 
     `voters` are those whose votes are in the mean; `totals` count the tokens of lives in all means, `positions` and
-    `streams` the batches of each slot in them, as in `Reached`. The `served` take `state` before it; `donor` must send
-    its state along with its vote. `trained_before` and `trained` are the tokens of all means without and with this one.
-    """
+    `streams` the batches of each slot in them, as in `ReachedPositions`. The `served` take `state` before it; `donor`
+    must send its state along with its vote. `trained_before` and `trained` are the tokens of all means without and with
+    this one."""
 
     round: int
     members: list[list[int]]

@@ -26,7 +26,7 @@ START: Final[dict[str, Any]] = {}
 """The input of the first hop of a step: nothing yet."""
 
 
-class Part(TypedDict):
+class RingPart(TypedDict):
     """The own item of one hop: the `values` that are added to a chunk, None where it is passed on unchanged.
 
     `tokens` are those of the gradient; `stop`: this learner requests the end.
@@ -67,11 +67,11 @@ def chunk_ends(size: int, learners: int) -> list[int]:
     return [i * size // learners for i in range(learners + 1)]
 
 
-def parts(vector: Vector, rank: int, learners: int, *, step: int, tokens: int, stop: bool) -> list[Part]:
+def parts(vector: Vector, rank: int, learners: int, *, step: int, tokens: int, stop: bool) -> list[RingPart]:
     """The own items of all hops of a step."""
     ends = chunk_ends(vector.size, learners)
     return [
-        Part(
+        RingPart(
             step=step,
             values=vector[ends[hop.chunk] : ends[hop.chunk + 1]] if hop.adds else None,
             tokens=tokens if hop.adds else 0,
@@ -96,7 +96,7 @@ class Ring:
         """Set the rank of this learner."""
         self._hops = hops(context.member.replica.slot, self._learners)
 
-    def __call__(self, mine: Part, neighbour: dict[str, Any]) -> dict[str, Any] | None:
+    def __call__(self, mine: RingPart, neighbour: dict[str, Any]) -> dict[str, Any] | None:
         """One hop."""
         hop = self._hops[self._hop]
         if not self._is_expected(mine, neighbour, hop):
@@ -124,7 +124,7 @@ class Ring:
         self._hop = 0
         return {"passed": START, "mean": self._mean(passed)}
 
-    def _is_expected(self, mine: Part, neighbour: dict[str, Any], hop: Hop) -> bool:
+    def _is_expected(self, mine: RingPart, neighbour: dict[str, Any], hop: Hop) -> bool:
         """Whether the neighbour's item is that of the hop before this one, in the same step.
 
         Where a learner between them has died, it is of another chunk.

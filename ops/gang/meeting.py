@@ -17,7 +17,7 @@ from typing import Any, Final
 import jax
 
 from isthmus.ops.gang.mesh_island import Gang
-from isthmus.ops.gang.orders import Following, Orders
+from isthmus.ops.gang.orders import Following, LeaderOrders
 
 MEETING_SECONDS: Final = 60.0
 """As long as a process may take for its first heartbeat: it imports and traces before."""
@@ -31,7 +31,7 @@ class GangError(RuntimeError):
     """An island that fails to form."""
 
 
-def lead(gang: Gang) -> Orders:
+def lead(gang: Gang) -> LeaderOrders:
     """Wait for the others, and start jax with them. GangError, with the names of those missing, if they do not come."""
     door, others = gang.door, dict[int, socket.socket]()
     copies = {0: gang.copy}
@@ -61,7 +61,7 @@ def lead(gang: Gang) -> Orders:
         if number in others:  # It has given up its earlier connection, and connects again.
             others[number].close()
         others[number] = other
-    orders = Orders([others[number] for number in sorted(others)], [copies[number] for number in sorted(copies)])
+    orders = LeaderOrders([others[number] for number in sorted(others)], [copies[number] for number in sorted(copies)])
     coordinator = f"{door.getsockname()[0]}:{_free_port(door.getsockname()[0])}"
     orders.give("meet", coordinator)
     _start(coordinator, gang)

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.schemas import CODE_BLOCK, CODE_LEAST
-from isthmus.ops.gang.mesh_island import Island
+from isthmus.ops.gang.mesh_island import IslandDevices
 
 
 def unless_usual(devices: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -45,7 +45,7 @@ class IslandError(RuntimeError):
     """An island that differs from the learner's placement."""
 
 
-def devices_of(island: Island | None) -> tuple[Any, ...]:
+def devices_of(island: IslandDevices | None) -> tuple[Any, ...]:
     """The devices of an island, all of this process's for None; IslandError if they differ from the placement."""
     if island is not None and island.refusal:
         raise IslandError(island.refusal)
@@ -99,7 +99,7 @@ def block_counts(fragment: Fragment) -> list[int]:
     return [-(-(end - begin) // CODE_BLOCK) for begin, end in pairwise(fragment.offsets)]
 
 
-class Fetched(NamedTuple):
+class FetchedCodes(NamedTuple):
     """What leaves a host: `codes` and `scales` as `kernels.coding.Coded` has them, and `norms`, float32[units]."""
 
     codes: NDArray[Any]
@@ -115,13 +115,13 @@ class DeviceCodes:
         for each in made:
             each.copy_to_host_async()
 
-    def fetch(self) -> Fetched:
+    def fetch(self) -> FetchedCodes:
         """Wait for them."""
         codes, scales, squares = map(np.asarray, self._made)
         each = scales.astype(np.float64) ** 2 * squares
         firsts = np.cumsum([0, *block_counts(self._fragment)[:-1]])
         norms = np.sqrt(np.add.reduceat(each, firsts)).astype(np.float32)
-        return Fetched(codes, scales[:0] if self._push == "bf16" else scales, norms)
+        return FetchedCodes(codes, scales[:0] if self._push == "bf16" else scales, norms)
 
 
 def coded(fragment: Fragment, push: str, values: Sequence[Any], anchors: Sequence[Any], levels: Any) -> list[jax.Array]:

@@ -42,7 +42,7 @@ class Gang(Protocol):
         """Address (HOST:PORT) and token of the leader of this very life; None as long as they are not known."""
 
 
-class Form(Protocol):
+class IslandForm(Protocol):
     """The processes of an island that train together from now on: those present, or as many as divide its batch.
 
     Forms are numbered upwards.
@@ -85,7 +85,7 @@ class ElasticGang(Protocol):
     def workers(self) -> Workers | None:
         """None for processes that live and end together."""
 
-    def form(self) -> Form | None:
+    def form(self) -> IslandForm | None:
         """The newest form that this host has received; None as long as there is none."""
 
     def find(self, incarnation: int) -> tuple[str, str] | None:
@@ -101,7 +101,7 @@ class ElasticGang(Protocol):
         """Report that so many train again: it stalled for `stall` nanoseconds, and `again` steps were repeated."""
 
 
-class Island(Protocol):
+class IslandDevices(Protocol):
     """The devices that a learner may use."""
 
     @property

@@ -20,7 +20,7 @@ UNCUT: Final = "(uncut)"
 """Axes of our own, in parentheses so that no task has named its own alike."""
 
 
-class Leaf(NamedTuple):
+class StateLeaf(NamedTuple):
     """A leaf of a state: its path, its shape, and whether fragments cut it into rows."""
 
     path: str
@@ -50,7 +50,12 @@ class StateLayout:
     """
 
     def __init__(
-        self, devices: Sequence[Any], axes: Axes, rules: Rules[Shard], model: Sequence[Leaf], others: Sequence[Leaf]
+        self,
+        devices: Sequence[Any],
+        axes: Axes,
+        rules: Rules[Shard],
+        model: Sequence[StateLeaf],
+        others: Sequence[StateLeaf],
     ) -> None:
         self._shape = MeshShape.of(axes, len(devices))
         sizes = [size for _, size in self._shape.axes]
@@ -111,7 +116,9 @@ class StateLayout:
         specs = [self._shape.of_batch(name, np.shape(leaf)) for name, leaf in named_leaves(batch, "batch")]
         return jax.tree.unflatten(jax.tree.structure(batch), [self._sharding(spec) for spec in specs])
 
-    def _of_other(self, leaf: Leaf, known: Mapping[str, tuple[tuple[int, ...], Spec]], rules: Rules[Shard]) -> Spec:
+    def _of_other(
+        self, leaf: StateLeaf, known: Mapping[str, tuple[tuple[int, ...], Spec]], rules: Rules[Shard]
+    ) -> Spec:
         if said_of(leaf.path, rules) is not None:
             return self._shape.of_leaf(leaf.path, leaf.shape, rules)
         found = alike(leaf.path, leaf.shape, known)

@@ -31,7 +31,7 @@ _LENGTH: Final = struct.Struct("!I")
 
 
 @final
-class Orders:
+class LeaderOrders:
     """The leader's end, with connections to the others.
 
     `copies` names each process's copy of the island's state, its own first.
@@ -180,7 +180,7 @@ class Led(Protocol):
 class Leader:
     """The leader, for inner-step. `where` returns the position of the batch that comes with a step."""
 
-    def __init__(self, learner: Led, orders: Orders, where: Callable[[], Step]) -> None:
+    def __init__(self, learner: Led, orders: LeaderOrders, where: Callable[[], Step]) -> None:
         self._learner, self._orders, self._where = learner, orders, where
         self._has_stepped = False
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from isthmus.ops.data.batches import Step
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
-from isthmus.ops.gang.mesh_island import Island
-from isthmus.ops.island.life import Life, Tensors
+from isthmus.ops.gang.mesh_island import IslandDevices
+from isthmus.ops.island.life import LearnerLife, Tensors
 
 if TYPE_CHECKING:
     from isthmus.ops.gang.orders import Following, Led
@@ -153,9 +153,9 @@ def sole_learner_of(
     task: Any,
     fragments: Sequence[Fragment],
     *,
-    life: Life,
+    life: LearnerLife,
     alpha: float,
-    island: Island | None,
+    island: IslandDevices | None,
     pushes: Sequence[str] = (),
 ) -> SoleLearning:
     """The learner of a task on an island of this process; created in the thread that will call it.
@@ -177,9 +177,9 @@ def led_learner_of(
     task: Any,
     fragments: Sequence[Fragment],
     *,
-    life: Life,
+    life: LearnerLife,
     alpha: float,
-    island: Island,
+    island: IslandDevices,
     where: Callable[[], Step],
 ) -> LastingLearning:
     """The learner of a task on an island of several processes, which this process leads.
@@ -200,7 +200,7 @@ def led_learner_of(
 
 
 def follower_of(
-    task: Any, fragments: Sequence[Fragment], *, life: Life, alpha: float, island: Island
+    task: Any, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float, island: IslandDevices
 ) -> tuple[Led, Following]:
     """This process's part of a learner that another process leads, and that leader's orders.
 
@@ -217,7 +217,7 @@ def follower_of(
     return Learner(task, fragments, life=life, alpha=alpha, island=island), orders
 
 
-def gradient_learner_of(task: Any, seed: int, batch: Any, island: Island | None) -> GradientLearning:
+def gradient_learner_of(task: Any, seed: int, batch: Any, island: IslandDevices | None) -> GradientLearning:
     """The gradient learner of a task, created in the thread that will call it, for batches of the shape of `batch`."""
     if hasattr(task, "gradient_learner"):
         own: GradientLearning = task.gradient_learner(seed)
@@ -243,7 +243,7 @@ def evaluation_of(task: Any, seed: int) -> Evaluating:
 def first_tensors_of(task: Any, seed: int) -> Tensors:
     """The merged leaves with which `begin` starts every learner of the task."""
     if hasattr(task, "learner"):
-        own: SoleLearning = task.learner((), life=Life(seed, 0, 1), alpha=0.0)
+        own: SoleLearning = task.learner((), life=LearnerLife(seed, 0, 1), alpha=0.0)
         own.begin()
         tensors: Tensors = own.tree(own.copy())
         return tensors

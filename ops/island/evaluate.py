@@ -41,7 +41,7 @@ def evaluated(kind: EvaluationKind, metrics: Mapping[str, float], tokens: int) -
     return Evaluated(kind=kind, loss=metrics["loss"], tokens=tokens, metrics=others)
 
 
-class Schedule:
+class EvaluationSchedule:
     """When to evaluate: at the first version, at the end, and in between at even shares of the token budget."""
 
     def __init__(self, tokens: int, times: int) -> None:
@@ -67,7 +67,7 @@ class Evaluate:
 
     def __init__(self, task: Any, fragments: Sequence[Fragment], *, tokens: int, times: int = TIMES_DEFAULT) -> None:
         self._task, self._fragments = task, fragments
-        self._schedule = Schedule(tokens, times)
+        self._schedule = EvaluationSchedule(tokens, times)
         self._values: dict[int, Vector] = {}
         self._final: set[int] = set()
         self._totals = Totals()
@@ -118,7 +118,7 @@ class EvaluateMean:
 
     def __init__(self, task: Any, *, roles: Sequence[str], tokens: int, times: int = TIMES_DEFAULT) -> None:
         self._task, self._roles = task, frozenset(roles)
-        self._schedule = Schedule(tokens, times)
+        self._schedule = EvaluationSchedule(tokens, times)
         self._parameters: dict[int, Any] = {}
         self._reports: dict[int, Mapping[str, Any]] = {}
         self._was_final = False
@@ -190,7 +190,7 @@ class EvaluateModel:
 
     def __init__(self, task: Any, *, tokens: int, times: int = TIMES_DEFAULT) -> None:
         self._task = task
-        self._schedule = Schedule(tokens, times)
+        self._schedule = EvaluationSchedule(tokens, times)
         self.is_finished = False
 
     def prepare(self) -> None:

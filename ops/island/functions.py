@@ -35,7 +35,7 @@ from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang import mesh_layout
 from isthmus.ops.gang.mesh_devices import LEVELS, coded, levels_of
 from isthmus.ops.gang.mesh_layout import Crossing, StateLayout, lying
-from isthmus.ops.island.life import DeviceCall, Life
+from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.island.recipe import LOCAL, Leaf, Now, Recipe, abstract_key, is_key, lent
 
 
@@ -254,12 +254,12 @@ class Functions:
     def _layout(self, devices: tuple[Any, ...], leaves: Sequence[Leaf], state: Any) -> StateLayout:
         """The layout of the whole state on devices. Random keys are held as their data, whole on every device."""
         recipe = self.recipe
-        model = [mesh_layout.Leaf(leaves[i].name, leaves[i].shape.shape, leaves[i].has_rows) for i in self.merged]
+        model = [mesh_layout.StateLeaf(leaves[i].name, leaves[i].shape.shape, leaves[i].has_rows) for i in self.merged]
         named = named_leaves(state)
         others = []
         for i in self._local:
             path = leaves[i].name if i < len(leaves) else named[i][0]
-            others.append(mesh_layout.Leaf(path, () if is_key(self._shapes[i]) else self._shapes[i].shape))
+            others.append(mesh_layout.StateLeaf(path, () if is_key(self._shapes[i]) else self._shapes[i].shape))
         return StateLayout(devices, recipe.mesh, recipe.shard, model, others)
 
     def trace(self, batch: Any) -> None:
@@ -277,7 +277,7 @@ class Functions:
 
         `codes`: the formats in which outer gradients are coded on the devices.
         """
-        life: Any = words_of(Life(0, 0, 1))
+        life: Any = words_of(LearnerLife(0, 0, 1))
         merged = self._lying(self.shapes, "merged")
         key = abstract_key() if self.has_local_model else None
         if self.layout is not None:
@@ -367,7 +367,7 @@ class Functions:
         return [jax.random.wrap_key_data(found[i]) if is_key(self._shapes[i]) else found[i] for i in range(count)]
 
 
-def words_of(life: Life) -> np.ndarray[Any, np.dtype[np.uint32]]:
+def words_of(life: LearnerLife) -> np.ndarray[Any, np.dtype[np.uint32]]:
     """A life as the words from which its random keys are derived."""
     return np.array([life.seed & 0xFFFF_FFFF, life.seed >> 32, life.slot, life.incarnation], np.uint32)
 

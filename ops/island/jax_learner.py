@@ -27,9 +27,9 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Taken, Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_devices import DeviceCodes, devices_of, levels_of, unless_usual
-from isthmus.ops.gang.mesh_island import Island
+from isthmus.ops.gang.mesh_island import IslandDevices
 from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of, words_of
-from isthmus.ops.island.life import CORES, Life
+from isthmus.ops.island.life import CORES, LearnerLife
 
 
 @lru_cache(maxsize=1)
@@ -80,9 +80,9 @@ class Learner:
         task: Any,
         fragments: Sequence[Fragment],
         *,
-        life: Life,
+        life: LearnerLife,
         alpha: float = 0.0,
-        island: Island | None = None,
+        island: IslandDevices | None = None,
         pushes: Sequence[str] = (),
     ) -> None:
         """Create it on an island, or all devices of this process; ShardingError if the task's mesh does not fit.

@@ -102,7 +102,7 @@ Tensors: TypeAlias = Mapping[str, Any]
 """The merged leaves of a model, by name."""
 
 
-class Life(NamedTuple):
+class LearnerLife(NamedTuple):
     """The life that a learner's random numbers depend on: one life of a slot, in a run of this seed."""
 
     seed: int

@@ -64,7 +64,7 @@ class Coded(NamedTuple):
 Values: TypeAlias = Float32 | Coded
 
 
-class Places(NamedTuple):
+class UnitOffsets(NamedTuple):
     """The offsets of each unit: in values, in bytes of int4 and in scales, int64[units + 1]."""
 
     offsets: Int64
@@ -73,14 +73,14 @@ class Places(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def places(offsets: tuple[int, ...]) -> Places:
+def places(offsets: tuple[int, ...]) -> UnitOffsets:
     """The places of a payload whose unit u holds values [offsets[u], offsets[u + 1])."""
     at = np.array(offsets, np.int64)
     sizes = np.diff(at)
     starts = np.zeros(1, np.int64)
     codes = np.concatenate([starts, np.cumsum(-(-sizes // 2))])
     scales = np.concatenate([starts, np.cumsum(-(-sizes // CODE_BLOCK))])
-    return Places(at, codes, scales)
+    return UnitOffsets(at, codes, scales)
 
 
 def as_sent(codes: NDArray[Any], scales: Float32 | None) -> Values:

@@ -80,7 +80,7 @@ class Feed:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldFragment:
     """A learner's state of one fragment: the version that it adopted last, with its clock, and the ledger since then.
 
     `answered` is the round of its last answer and the number of steps before it, until something else is adopted.
@@ -106,7 +106,7 @@ class Answers:
         incarnation: int,
         *,
         learner: Learning,
-        held: list[Held | None],
+        held: list[HeldFragment | None],
         odometer: Odometer,
         feed: Feed,
         push: str = "float32",
@@ -159,7 +159,7 @@ class Answers:
                 answers += self._give(self._postponed.pop(p), held)
         return answers
 
-    def _give(self, request: Round, held: Held) -> list[tuple[str, Capture]]:
+    def _give(self, request: Round, held: HeldFragment) -> list[tuple[str, Capture]]:
         p, push = request["fragment"], self._push_of(request)
         if self._coding is not None and push in self._coding.codes:
             capture = self._capture(request, held, None)
@@ -186,7 +186,7 @@ class Answers:
             self._has_begun = True
         return [("fragment", self._capture(request, None, self._learner.extract(request["fragment"])))]
 
-    def _capture(self, request: Round, held: Held | None, values: Any) -> Capture:
+    def _capture(self, request: Round, held: HeldFragment | None, values: Any) -> Capture:
         capture = Capture(
             fragment=request["fragment"],
             round=request["round"],
@@ -215,7 +215,7 @@ class Answers:
             return self._push
         return str(dict(request["asked"]["push"]).get(self._slot, "float32"))
 
-    def _recovery(self, request: Round, held: Held) -> list[tuple[str, Capture]]:
+    def _recovery(self, request: Round, held: HeldFragment) -> list[tuple[str, Capture]]:
         """The newest global version that this learner has, for a shard that lost it."""
         capture = self._capture(request, held, held.anchor)
         capture["begin"], capture["steps"] = capture["end"], 0

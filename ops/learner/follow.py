@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.ops.data.batches import first_batch
 from isthmus.ops.data.batches_node import InOrder, source_of
-from isthmus.ops.elastic.learner import Attendance
+from isthmus.ops.elastic.learner import HostWorker
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.contract import follower_of
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 
 if TYPE_CHECKING:
     from isthmus.ops.gang.orders import Following
@@ -44,7 +44,7 @@ class Follow:
         self._task, self._fragments, self._alpha = task, tuple(fragments), alpha
         self._learners, self._slots = learners, slots
         self._orders: Following | None = None
-        self._attendance: Attendance | None = None
+        self._attendance: HostWorker | None = None
         self.is_finished = False
 
     def open(self, context: Any) -> None:
@@ -52,13 +52,13 @@ class Follow:
         if context.island is None:  # In a universe there are no devices, and so nothing to do until the end.
             return
         if context.island.elastic is not None:
-            self._attendance = Attendance(context.island.elastic)
+            self._attendance = HostWorker(context.island.elastic)
             return
         from isthmus.ops.gang.orders import follow
 
         self._follow = follow
         slot, seed = context.member.replica.slot, context.seed
-        life = Life(seed, slot, context.member.incarnation)
+        life = LearnerLife(seed, slot, context.member.incarnation)
         self._learner, orders = follower_of(
             self._task, self._fragments, life=life, alpha=self._alpha, island=context.island
         )

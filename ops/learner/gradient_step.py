@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from isthmus.ops.data.batches import Cursor, Place, first_batch, of_slot
-from isthmus.ops.exchange.messages import SECONDS, Call, Control, Due, Report, Vector, Vote, WholeState, newest
+from isthmus.ops.exchange.messages import SECONDS, Call, Control, Due, StepReport, Vector, Vote, WholeState, newest
 from isthmus.ops.exchange.ring import START, Mean, parts
 from isthmus.ops.island.contract import gradient_learner_of
 from isthmus.ops.island.life import DeviceCall
@@ -72,7 +72,7 @@ class Reporter:
         self.tokens += tokens
         self._scalars.append(scalars)
 
-    def report(self, phase: Phase) -> list[tuple[str, Report]]:
+    def report(self, phase: Phase) -> list[tuple[str, StepReport]]:
         """The report that is due now on port `progress`, if any."""
         now = self._context.now()
         if phase == self._phase and now - self._reported_at < REPORT_NS:
@@ -83,7 +83,7 @@ class Reporter:
         means = self._means()
         self._context.publish({"phase": phase, "step": self.step, "sick": False})
         traffic = self._context.traffic
-        report = Report(
+        report = StepReport(
             slot=self._slot,
             incarnation=self._incarnation,
             phase=phase,

@@ -30,16 +30,16 @@ from isthmus.ops.exchange.messages import (
     Loan,
     Own,
     Progress,
-    Report,
     Restored,
     Round,
+    StepReport,
     Update,
     is_withdrawn,
 )
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.island.contract import LastingLearning, SoleLearning, led_learner_of, sole_learner_of
-from isthmus.ops.island.life import DeviceCall, Life
-from isthmus.ops.learner.answers import Answers, Feed, Held, StepMetrics
+from isthmus.ops.island.life import DeviceCall, LearnerLife
+from isthmus.ops.learner.answers import Answers, Feed, HeldFragment, StepMetrics
 from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.recovery import Inheritance, Lending
 
@@ -96,7 +96,7 @@ class InnerStep:
         self.is_idle = bool(fragments)
         self.is_finished = False
         self._phase: Literal["ready", "stepping", "final"] = "ready" if fragments else "stepping"
-        self._held: list[Held | None] = [None] * len(self._fragments)
+        self._held: list[HeldFragment | None] = [None] * len(self._fragments)
         self._totals = Totals()
         self._metrics = StepMetrics()
         self._captured: Any = None
@@ -168,7 +168,7 @@ class InnerStep:
         def where() -> Step:
             return Step(self._feed.latest, self._feed.told())
 
-        island, life = context.island, Life(context.seed, self._slot, self._incarnation)
+        island, life = context.island, LearnerLife(context.seed, self._slot, self._incarnation)
         if island is not None and island.elastic is not None:
             return ElasticLearner(island.elastic, where=where, now=context.now)
         if island is not None and island.gang is not None:
@@ -274,7 +274,7 @@ class InnerStep:
         adopt = self._learner.replace if held is None or self._sick else self._learner.adopt
         if held is None:
             ledger = FragmentLedger(self._incarnation, version, self._odometer)
-            self._held[p] = Held(ledger, update["values"], update["clock"], update["positions"])
+            self._held[p] = HeldFragment(ledger, update["values"], update["clock"], update["positions"])
         elif version < held.ledger.base or (version == held.ledger.base and not self._is_anew(update)):
             return
         else:
@@ -422,11 +422,11 @@ class InnerStep:
             progress["links"] = [[*link, *rate] for link, rate in sorted(self._context.traffic.goodput.items())]
         return progress
 
-    def _report(self, progress: Progress) -> Report:
+    def _report(self, progress: Progress) -> StepReport:
         ledgers = [None if held is None else held.ledger for held in self._held]
         traffic = self._context.traffic
         means = self._metrics.means()
-        report: Report = {
+        report: StepReport = {
             **progress,
             "stepping": self._stepping,
             "loss": means.pop("loss", math.nan),

@@ -29,7 +29,7 @@ from typing import Any, Final, Literal
 
 from isthmus.ops.data.batches import Cursor
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Permit, Progress, Restored, Round, Turn, Update, Wanted, is_withdrawn
+from isthmus.ops.exchange.messages import Permit, Progress, Restored, Round, Turn, Update, WantedCut, is_withdrawn
 from isthmus.ops.exchange.schemas import RESTORED, TURN, UPDATE, WANTED
 from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.follow import Follow
@@ -63,7 +63,7 @@ class LockStep:
             task, fragments=fragments, report_every=report_every, tokens=tokens, alpha=alpha, push=push
         )
         self._overlap = overlap
-        self._wanted: Wanted | None = None
+        self._wanted: WantedCut | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -93,7 +93,7 @@ class LockStep:
         update: Any = None,
         pull: Mapping[Any, Round] | None = None,
         cursor: Cursor | None = None,
-        wanted: Mapping[Any, Wanted] | None = None,
+        wanted: Mapping[Any, WantedCut] | None = None,
         restored: Mapping[Any, Restored] | None = None,
     ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
         """Execute the permit; `batch` and `permit` are None where this node is idle."""
@@ -138,7 +138,7 @@ def _whole(
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingTurn:
     """A turn of this learner's: captured at boundary `at`, and its update once that has arrived."""
 
     turn: Turn
@@ -147,7 +147,7 @@ class _Waiting:
     update: Update | None = None
 
 
-class Gate:
+class StepGate:
     """Updates, turns and the learner's own progress in; permits out, in the order of steps. Fires on any.
 
     `fragments` is P, `overlap` the steps between a capture and the adoption of the resulting update, `free` the steps
@@ -160,7 +160,7 @@ class Gate:
     def __init__(self, *, fragments: int, overlap: int, free: int) -> None:
         self._fragments, self._overlap, self._free = fragments, overlap, free
         self._held: set[int] = set()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingTurn] = []
         self._ending: list[Turn] = []
         self._loose: dict[int, Update] = {}
         self._asked: list[Round] = []
@@ -211,7 +211,7 @@ class Gate:
             return [("pull", turn)]
         if turn["kind"] == "merge":
             last = self._waiting[-1].at if self._waiting else self._captured_at
-            self._waiting.append(_Waiting(turn, max(last + turn["steps"], self._position + 1)))
+            self._waiting.append(_WaitingTurn(turn, max(last + turn["steps"], self._position + 1)))
         elif turn["kind"] == "final":
             last = self._waiting[-1].at if self._waiting else self._captured_at
             self._ends_at = max(last + turn["steps"], self._position)
@@ -270,7 +270,7 @@ class Gate:
             waiting.is_captured, self._captured_at, self._free_until = True, boundary, boundary + self._free
         return [waiting.turn for waiting in reached]
 
-    def _adopted(self, due: list[_Waiting]) -> list[Update]:
+    def _adopted(self, due: list[_WaitingTurn]) -> list[Update]:
         """The updates to adopt now: those that are due, and those that no turn waited for."""
         updates = {**self._loose, **{each.turn["fragment"]: each.update for each in due if each.update is not None}}
         self._loose.clear()

@@ -47,7 +47,7 @@ import xxhash
 from isthmus.ops.exchange.messages import Loan, Moments, Own, Restored
 from isthmus.ops.exchange.token_accounts import Odometer, Totals
 from isthmus.ops.island.contract import LastingLearning
-from isthmus.ops.learner.answers import Held
+from isthmus.ops.learner.answers import HeldFragment
 from isthmus.ops.recovery.hold import Form, flat, form_of, formed, packed, type_of, unpacked
 
 BORROW_STEPS: Final = 64
@@ -129,7 +129,7 @@ HELD_BYTES_MAX: Final = 64 << 20
 _LENGTH: Final = 4
 
 
-class Disk(Protocol):
+class HostDisk(Protocol):
     """The operations used of a host's disk."""
 
     def create(self, path: Path) -> Any: ...
@@ -194,7 +194,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LocalCopies:
     """The copies of one life of a slot, in the run's `folder` on this machine; `now` is in nanoseconds."""
 
-    def __init__(self, folder: Path, disk: Disk, slot: int, incarnation: int, now: Callable[[], int]) -> None:
+    def __init__(self, folder: Path, disk: HostDisk, slot: int, incarnation: int, now: Callable[[], int]) -> None:
         self._path, self._disk = folder / FOLDER / f"learner-{slot}", disk
         self._slot, self._incarnation, self._now = slot, incarnation, now
         self._pause, self._next_at = FIRST_NS, 0
@@ -291,7 +291,7 @@ class Inheritance:
         context: Any,
         *,
         learner: LastingLearning,
-        held: Sequence[Held | None],
+        held: Sequence[HeldFragment | None],
         odometer: Odometer,
         alpha: float,
         has_kept: Callable[[], bool],
@@ -416,7 +416,7 @@ class Inheritance:
             return [epoch, count, self._due[p] - steps, []]
         return [epoch, count, None, held.ledger.work()]
 
-    def _of(self, p: int) -> Held:
+    def _of(self, p: int) -> HeldFragment:
         held = self._held[p]
         assert held is not None
         return held

@@ -269,7 +269,7 @@ class ShardContext(Protocol):
         """The live members of every role."""
 
 
-class Memory:
+class ShardMemory:
     """A shard life's knowledge of earlier ones."""
 
     def __init__(self) -> None:

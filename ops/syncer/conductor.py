@@ -30,11 +30,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, final
 
 from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.messages import Control, Held, Kind, Merging, Progress, Reached, Turn, boundary, last_merged
+from isthmus.ops.exchange.messages import (
+    Control,
+    Held,
+    Kind,
+    Merging,
+    Progress,
+    ReachedPositions,
+    Turn,
+    boundary,
+    last_merged,
+)
 from isthmus.ops.exchange.token_accounts import Totals
-from isthmus.ops.recovery.hold import Hearsay, Memory
+from isthmus.ops.recovery.hold import Hearsay, ShardMemory
 from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE, START_WAIT, Start
-from isthmus.ops.syncer.schedule import Placing, Roster, learners_live
+from isthmus.ops.syncer.schedule import LearnerRoster, Placing, learners_live
 from isthmus.ops.syncer.terms import Conditions, everybody, last
 
 TICK_NS: Final = 200_000_000
@@ -88,7 +98,7 @@ class Conductor:
         self.is_finished = False
         self._fragments, self._interval, self._overlap = fragments, interval, overlap
         self._learners, self._budget, self._step_tokens = learners, tokens, tokens_per_batch
-        self._start, self._roster = Start(learners), Roster()
+        self._start, self._roster = Start(learners), LearnerRoster()
         self._hearsay = Hearsay()
         self._totals = self._hearsay.totals  # As reported, at any time.
         self._counted = Totals()  # Up to the last capture that was merged.
@@ -99,9 +109,9 @@ class Conductor:
         self._ended: set[int] = set()
         self._round_last = self._index = self._planned = 0
         self._waits_until: dict[str, int] = {}
-        self._memory = Memory()
+        self._memory = ShardMemory()
         self._placing = Placing()
-        self._published: dict[int, Reached] = {}
+        self._published: dict[int, ReachedPositions] = {}
         """Fragment -> the progress of its newest version."""
         self._told_before: list[list[list[int]]] = []
         """The totals in the next turns: the turns that were open at a cut carried the totals merged by then."""
@@ -121,7 +131,7 @@ class Conductor:
         merged: Mapping[Any, Merging] | None = None,
         control: Mapping[Any, Control] | None = None,
         held: Mapping[Any, Held] | None = None,
-        reached: Mapping[Any, Reached] | None = None,
+        reached: Mapping[Any, ReachedPositions] | None = None,
         tick: Any = None,
     ) -> list[tuple[str, Any]] | None:
         """Process the inputs, open the rounds that follow from them, and place new lives of learners."""

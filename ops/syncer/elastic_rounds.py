@@ -21,10 +21,20 @@ import numpy as np
 
 from isthmus.ops.data.batches import position_of
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Call, Control, Opening, Progress, Reached, Vector, Vote, WholeState, newest
+from isthmus.ops.exchange.messages import (
+    Call,
+    Control,
+    Progress,
+    ReachedPositions,
+    RoundOpening,
+    Vector,
+    Vote,
+    WholeState,
+    newest,
+)
 from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.syncer.pacer import START_WAIT
-from isthmus.ops.syncer.schedule import Placing, Roster
+from isthmus.ops.syncer.schedule import LearnerRoster, Placing
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -40,14 +50,14 @@ class Averaged(TypedDict):
     """average -> caller: the mean of a round, its voters, and the number of their tokens.
 
     `state` came with one of the votes. `reached` is the progress of the merges in the batches of each slot, with the
-    states of their streams, as in `Reached`.
+    states of their streams, as in `ReachedPositions`.
     """
 
     mean: Vector
     voters: list[list[int]]
     tokens: int
     state: list[Any] | None
-    reached: Reached
+    reached: ReachedPositions
 
 
 class Caller:
@@ -61,12 +71,12 @@ class Caller:
 
     def __init__(self, *, learners: int, tokens: int) -> None:
         self._learners, self._budget = learners, tokens
-        self._roster, self._placing = Roster(), Placing()
+        self._roster, self._placing = LearnerRoster(), Placing()
         self._begins_by: int | None = None
         self._round = self._trained = self._rounds_before = 0
         self._kept: WholeState | None = None
         self._newcomers: list[list[int]] = []
-        self._reached = Reached(fragment=0, clock=[], positions=[], states=[])
+        self._reached = ReachedPositions(fragment=0, clock=[], positions=[], states=[])
         self._totals = Totals()
         self._is_asked = False
         self.is_finished = False
@@ -126,7 +136,7 @@ class Caller:
             self._trained = self._kept["tokens"]
             self._totals.hear(self._kept["totals"])
             positions, states = self._kept["positions"], self._kept["streams"]
-            self._reached = Reached(fragment=0, clock=[], positions=positions, states=states)
+            self._reached = ReachedPositions(fragment=0, clock=[], positions=positions, states=states)
             self._placing.hear_merges({0: self._reached})
         return self._open(ready, None, served=[], is_last=False)
 
@@ -163,7 +173,7 @@ class Caller:
         )
         if is_last:
             return {"call": call}
-        opening = Opening(round=self._round, members=members, count_min=len(members), grace=None)
+        opening = RoundOpening(round=self._round, members=members, count_min=len(members), grace=None)
         return {"round": opening, "call": call}
 
 
@@ -185,7 +195,7 @@ class Average:
         self._merging: ModuleType = averaging
 
     def __call__(
-        self, round: Opening, vote: Mapping[Any, Vote], decision: Mapping[str, Any] | None = None
+        self, round: RoundOpening, vote: Mapping[Any, Vote], decision: Mapping[str, Any] | None = None
     ) -> dict[str, Averaged]:
         """The mean of a round. RuntimeError if no learner is left that could vote."""
         votes = sorted(vote.values(), key=lambda item: item["slot"])
@@ -203,7 +213,7 @@ class Average:
             self._positions[item["slot"]] = position_of(item["positions"], item["slot"])
             if item["stream"] is not None:
                 self._states[item["slot"]] = item["stream"]
-        reached = Reached(
+        reached = ReachedPositions(
             fragment=self._whole.index,
             clock=[],
             positions=[[slot, position] for slot, position in sorted(self._positions.items())],

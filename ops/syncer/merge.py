@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from isthmus.ops.data.batches import by_slot, of_slot, position_of
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Answer, Gradient, Merging, Reached, Round
+from isthmus.ops.exchange.messages import Answer, Gradient, Merging, ReachedPositions, Round
 from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
 from isthmus.ops.kernels.bounds import LEARNERS_MIN, Opposition, stride_of
 from isthmus.ops.kernels.buffers import Float32
@@ -202,7 +202,7 @@ class Merge:
 
     def __call__(
         self, round: Round, answer: Mapping[Any, Answer], decision: Mapping[str, Any] | None = None
-    ) -> dict[str, Gradient | Reached]:
+    ) -> dict[str, Gradient | ReachedPositions]:
         """The merged outer gradient, or one without direction where nothing could be merged; and the progress.
 
         The progress is the position of the fragment's merges in the batches of each slot.
@@ -223,10 +223,10 @@ class Merge:
         merged = self._merge(round, self._held(round, bounded, merging_record), merging_record)
         return self._told({**merged, "lives": lives})
 
-    def _told(self, gradient: Gradient) -> dict[str, Gradient | Reached]:
+    def _told(self, gradient: Gradient) -> dict[str, Gradient | ReachedPositions]:
         states = [[slot, position, state] for slot, (position, state) in sorted(self._states.items())]
         p, clock = gradient["fragment"], gradient["clock"]
-        reached = Reached(fragment=p, clock=clock, positions=gradient["positions"], states=states)
+        reached = ReachedPositions(fragment=p, clock=clock, positions=gradient["positions"], states=states)
         return {"reached": reached, "gradient": gradient}
 
     def _bounded(self, round: Round, accepted: list[Answer], record: Merging) -> list[Answer]:

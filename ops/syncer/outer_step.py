@@ -50,7 +50,7 @@ from isthmus.ops.exchange.messages import (
     Update,
     Vector,
     Version,
-    Wanted,
+    WantedCut,
     copied,
 )
 from isthmus.ops.exchange.schemas import KEPT, WANTED
@@ -181,7 +181,7 @@ class OuterStep:
         self,
         gradient: Gradient,
         kept: Mapping[Any, Kept] | None = None,
-        wanted: Mapping[Any, Wanted] | None = None,
+        wanted: Mapping[Any, WantedCut] | None = None,
     ) -> dict[str, Any]:
         """Step, and publish; where there is nothing to merge only that fact is reported."""
         p = gradient["fragment"]

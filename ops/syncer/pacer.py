@@ -41,13 +41,13 @@ from typing import Any, Final, Literal, Protocol
 
 from isthmus.ops.data.batches import Place
 from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.adaptive import Following, Steps, Wanted
-from isthmus.ops.exchange.messages import Change, Control, Held, Kind, Merging, Progress, Reached, Round
-from isthmus.ops.recovery.hold import Hearsay, Memory, is_majority
+from isthmus.ops.exchange.adaptive import FollowedSettings, Steps, WantedSettings
+from isthmus.ops.exchange.messages import Change, Control, Held, Kind, Merging, Progress, ReachedPositions, Round
+from isthmus.ops.recovery.hold import Hearsay, ShardMemory, is_majority
 from isthmus.ops.syncer.schedule import (
-    Learner,
+    LearnerReport,
+    LearnerRoster,
     Placing,
-    Roster,
     Schedule,
     StepClock,
     learners_live,
@@ -134,7 +134,7 @@ the versions that they hold. Only the newest version includes everything in the 
 
 
 @dataclass(slots=True)
-class OpenRound:
+class PacedRound:
     """A round whose merge has not been reported yet, opened at `opened_at` (nanoseconds).
 
     `item` is its newest attempt, `first` its first, `seen` the roster's list with which its members were compared last.
@@ -143,7 +143,7 @@ class OpenRound:
     item: Round
     first: Round
     opened_at: int
-    seen: Sequence[Learner] = ()
+    seen: Sequence[LearnerReport] = ()
 
 
 class Pacer:
@@ -191,25 +191,25 @@ class Pacer:
         self._fragments, self._shards = fragments, shards
         self._tokens = tokens
         self._start = Start(learners)
-        self._wanted = Wanted.of(push=push, update=update, interval=interval, overlap=overlap)
+        self._wanted = WantedSettings.of(push=push, update=update, interval=interval, overlap=overlap)
         self._sizes = tuple(sizes)
         self._counts_late = late == "count"
         self._changes: list[Change] = []
         self._followed = 0
         first = self._wanted
         self._terms = Terms(first.interval, first.overlap, quorum, gamma if grace else None, first.auto)
-        self._roster, self._clock = Roster(), StepClock()
+        self._roster, self._clock = LearnerRoster(), StepClock()
         self._hearsay = Hearsay()
         self._totals = self._hearsay.totals
         self._learners_live = 0
         self._members: frozenset[Any] | None = None
         """Who was live when they were counted."""
-        self._rounds: dict[int, OpenRound] = {}  # By fragment.
+        self._rounds: dict[int, PacedRound] = {}  # By fragment.
         self._born: set[int] = set()
         self._ended: set[int] = set()
         self._round_last = 0
         self._recovers_at: int | None = None
-        self._memory = Memory()
+        self._memory = ShardMemory()
         self._placing = Placing()
         self._is_stopping = False
 
@@ -221,7 +221,7 @@ class Pacer:
         self._round_last = (context.member.incarnation - 1) << 32
         self._schedule = Schedule(self._own, self._fragments, self.interval)
         sizes = [self._sizes[p] for p in self._own if p < len(self._sizes)]
-        self._following = Following(self._wanted, sizes, context.member)
+        self._following = FollowedSettings(self._wanted, sizes, context.member)
 
     @property
     def interval(self) -> int:
@@ -239,7 +239,7 @@ class Pacer:
         merged: Mapping[Any, Merging] | None = None,
         control: Mapping[Any, Control] | None = None,
         held: Mapping[Any, Held] | None = None,
-        reached: Mapping[Any, Reached] | None = None,
+        reached: Mapping[Any, ReachedPositions] | None = None,
     ) -> list[tuple[str, Any]] | None:
         """Process the inputs, open or renew the rounds that follow from them, and place new lives of learners."""
         members = self._context.members()
@@ -335,14 +335,14 @@ class Pacer:
             case "final":
                 self._ended.add(fragment)
 
-    def _note_missing(self, found: OpenRound, accounted: set[int]) -> None:
+    def _note_missing(self, found: PacedRound, accounted: set[int]) -> None:
         """Record members without a trace. Only of the first attempt: a renewal may follow the round's close."""
         for slot, incarnation in found.first["members"]:
             is_listed = [slot, incarnation] in found.item["members"]
             if is_listed and slot not in accounted and self._roster.miss(slot, incarnation):
                 self._clock.forget(slot)
 
-    def _end_merge(self, found: OpenRound, merging: Merging, answered: list[int]) -> None:
+    def _end_merge(self, found: PacedRound, merging: Merging, answered: list[int]) -> None:
         if not answered:
             return
         self._terms.observe(
@@ -478,7 +478,7 @@ class Pacer:
                 renewed.append(self._renew(found, members))
         return renewed
 
-    def _is_overdue(self, found: OpenRound) -> bool:
+    def _is_overdue(self, found: PacedRound) -> bool:
         """Whether a final round is open for longer than an answer and all that may follow it can take."""
         grace = found.item["grace"] or 0
         return self._context.now() - found.opened_at > OVERDUE * grace
@@ -488,10 +488,10 @@ class Pacer:
     def _open_round(self, fragment: int, kind: Kind, members: list[list[int]]) -> Round:
         self._round_last += 1
         item = self._round(self._round_last, fragment, 1, kind, members)
-        self._rounds[fragment] = OpenRound(item, item, self._context.now())
+        self._rounds[fragment] = PacedRound(item, item, self._context.now())
         return item
 
-    def _renew(self, found: OpenRound, members: list[list[int]]) -> Round:
+    def _renew(self, found: PacedRound, members: list[list[int]]) -> Round:
         item = found.item
         found.item = self._round(item["round"], item["fragment"], item["attempt"] + 1, item["kind"], members)
         return found.item
@@ -527,5 +527,5 @@ class Pacer:
         return item
 
 
-def _members(learners: Iterable[Learner]) -> list[list[int]]:
+def _members(learners: Iterable[LearnerReport]) -> list[list[int]]:
     return [learner.member for learner in learners]

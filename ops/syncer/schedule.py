@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from isthmus.ops.data.batches import Place, by_slot
-from isthmus.ops.exchange.messages import Progress, Reached
+from isthmus.ops.exchange.messages import Progress, ReachedPositions
 
 MISSES_MAX: Final = 2
 """Rounds in a row that close without a trace of a member, and without a report of it between, before it counts as gone.
@@ -46,7 +46,7 @@ Phase: TypeAlias = Literal["ready", "stepping", "final"]
 
 
 @dataclass(slots=True)
-class Learner:
+class LearnerReport:
     """One learner's last report; `step_time` in nanoseconds, `delay_steps` in inner steps, 0 where not known yet.
 
     `epochs` are those of the versions that it holds, by fragment, 0 where it holds none; `links` the goodput of its
@@ -85,7 +85,7 @@ def learners_live(progress: Mapping[Any, Progress] | None, members: Iterable[Any
     return [[member.replica.slot, member.incarnation] for member in members if member.replica.role in roles]
 
 
-class Roster:
+class LearnerRoster:
     """The learners of a run, by slot.
 
     Its lists are built anew when a life begins, changes its phase or is gone; until then each call returns the same
@@ -93,8 +93,8 @@ class Roster:
     """
 
     def __init__(self) -> None:
-        self._learners: dict[int, Learner] = {}
-        self._lists: dict[str, list[Learner]] = {}
+        self._learners: dict[int, LearnerReport] = {}
+        self._lists: dict[str, list[LearnerReport]] = {}
 
     def incarnation(self, slot: int) -> int:
         """The newest life of a slot; 0 if it never reported."""
@@ -107,7 +107,7 @@ class Roster:
         if known is not None and (known.incarnation, known.phase) == (incarnation, phase) and not known.is_gone:
             known.hear(report)
         elif known is None or incarnation >= known.incarnation:
-            self._learners[slot] = learner = Learner(slot, incarnation, phase, 0, 0)
+            self._learners[slot] = learner = LearnerReport(slot, incarnation, phase, 0, 0)
             learner.hear(report)
             self._has_changed()
 
@@ -122,7 +122,7 @@ class Roster:
         self._has_changed()
         return True
 
-    def live(self) -> list[Learner]:
+    def live(self) -> list[LearnerReport]:
         """The learners that are not gone, by slot."""
         return self._those("live", lambda learner: not learner.is_gone)
 
@@ -130,22 +130,22 @@ class Roster:
         """The slots of the learners that are not gone."""
         return {slot for slot, learner in self._learners.items() if not learner.is_gone}
 
-    def holding(self, fragment: int) -> list[Learner]:
+    def holding(self, fragment: int) -> list[LearnerReport]:
         """The live ones that hold a version of a fragment, by slot."""
         return [learner for learner in self.live() if any(learner.epochs[fragment : fragment + 1])]
 
-    def stepping(self) -> list[Learner]:
+    def stepping(self) -> list[LearnerReport]:
         """The live ones in phase 'stepping', by slot: the members of an ordinary round."""
         return self._those("stepping", lambda learner: learner.phase == "stepping" and not learner.is_gone)
 
-    def finishing(self) -> list[Learner]:
+    def finishing(self) -> list[LearnerReport]:
         """The learners that hold work, by slot: the members of a final round.
 
         Those gone are listed too, for the quorum to drop, so that a run whose learners are all gone comes to its end.
         """
         return self._those("finishing", lambda learner: learner.phase != "ready")
 
-    def _those(self, name: str, holds: Callable[[Learner], bool]) -> list[Learner]:
+    def _those(self, name: str, holds: Callable[[LearnerReport], bool]) -> list[LearnerReport]:
         if name not in self._lists:
             self._lists[name] = [learner for _, learner in sorted(self._learners.items()) if holds(learner)]
         return self._lists[name]
@@ -155,7 +155,7 @@ class Roster:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingLife:
     """A life that is to be placed once these rounds are over."""
 
     incarnation: int
@@ -167,7 +167,7 @@ class Placing:
 
     def __init__(self) -> None:
         self._lives: dict[int, int] = {}
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _WaitingLife] = {}
         self._positions: dict[int, dict[int, int]] = {}
         self._states: dict[int, tuple[int, Any]] = {}
 
@@ -175,9 +175,9 @@ class Placing:
         """Record a life that reports while these rounds are open. A slot's first has no former ones to follow."""
         if incarnation > self._lives.get(slot, 1):
             self._lives[slot] = incarnation
-            self._waiting[slot] = _Waiting(incarnation, frozenset(rounds))
+            self._waiting[slot] = _WaitingLife(incarnation, frozenset(rounds))
 
-    def hear_merges(self, reached: Mapping[Any, Reached] | None) -> None:
+    def hear_merges(self, reached: Mapping[Any, ReachedPositions] | None) -> None:
         """Record the progress of fragments: each item describes all of its newest version."""
         for item in (reached or {}).values():
             self._positions[item["fragment"]] = by_slot(item["positions"])

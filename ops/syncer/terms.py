@@ -28,7 +28,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from isthmus.ops.exchange.messages import Merging
-from isthmus.ops.syncer.schedule import Adaptation, Learner
+from isthmus.ops.syncer.schedule import Adaptation, LearnerReport
 
 OBSERVATIONS: Final = 15
 """The number of observations of which a typical delay is the median: about two sweeps of 8 fragments."""
@@ -274,7 +274,7 @@ class Terms:
         self._delays, self._fairness = Delays(), Fairness()
         self._has_step_times = False
 
-    def of(self, fragment: int, stepping: Sequence[Learner]) -> Conditions:
+    def of(self, fragment: int, stepping: Sequence[LearnerReport]) -> Conditions:
         """The conditions of a round that opens now."""
         self._has_step_times |= all(learner.step_time > 0 for learner in stepping)
         if not self._has_step_times:
@@ -284,7 +284,7 @@ class Terms:
         deadline = self._fairness.deadline(required, step, overlap, interval)
         return Conditions(min(self._quorum, len(stepping)), self._grace(stepping), required, deadline)
 
-    def final(self, fragments: int, stepping: Sequence[Learner]) -> Conditions:
+    def final(self, fragments: int, stepping: Sequence[LearnerReport]) -> Conditions:
         """The conditions of a final round, of `fragments` that are asked for together.
 
         It waits for all that are live, within a bound.
@@ -298,7 +298,7 @@ class Terms:
         merging: Merging,
         answered: Sequence[int],
         required: Sequence[int],
-        stepping: Sequence[Learner],
+        stepping: Sequence[LearnerReport],
         *,
         is_usual: bool,
         is_late: bool,
@@ -328,7 +328,7 @@ class Terms:
         """Drop the observations of a slot's earlier life."""
         self._fairness.forget(slot)
 
-    def statistics(self, stepping: Sequence[Learner]) -> dict[str, Any]:
+    def statistics(self, stepping: Sequence[LearnerReport]) -> dict[str, Any]:
         """The figures for the status: H and tau in inner steps, durations in nanoseconds."""
         return {
             "interval": self.adaptation.interval,
@@ -341,22 +341,22 @@ class Terms:
             "round_trip_steps": round(self.round_trip_steps(stepping), 2),
         }
 
-    def _slack(self, stepping: Sequence[Learner]) -> float:
+    def _slack(self, stepping: Sequence[LearnerReport]) -> float:
         return slack(self.adaptation.overlap, _slowest(stepping), self._delays.quorum.value, self._delays.sync)
 
-    def _grace(self, stepping: Sequence[Learner]) -> int:
+    def _grace(self, stepping: Sequence[LearnerReport]) -> int:
         return 0 if self._gamma is None else grace(self._gamma, self._slack(stepping))
 
-    def round_steps(self, stepping: Sequence[Learner]) -> float:
+    def round_steps(self, stepping: Sequence[LearnerReport]) -> float:
         """The part of a round that must fit into tau, in steps of the slowest learner that counts; 0 if unknown."""
         slowest = _slowest(stepping)
         return (self._delays.quorum.value + self._delays.sync) / slowest if slowest else 0.0
 
-    def round_trip_steps(self, stepping: Sequence[Learner]) -> float:
+    def round_trip_steps(self, stepping: Sequence[LearnerReport]) -> float:
         """A round trip in steps of the fastest learner; 0 where no step time is known."""
         times = [learner.step_time for learner in stepping if learner.step_time > 0]
         return self._delays.round_trip / min(times) if times else 0.0
 
 
-def _slowest(stepping: Sequence[Learner]) -> int:
+def _slowest(stepping: Sequence[LearnerReport]) -> int:
     return slowest_step(learner.step_time for learner in stepping)

@@ -34,7 +34,7 @@ from isthmus.programs.study.lab import chaos_plan as plans
 from isthmus.programs.study.lab.chaos_page import write_page
 from isthmus.programs.study.lab.chaos_plan import ChaosPlan
 from isthmus.programs.study.lab.chaos_strikes import check_permitted
-from isthmus.programs.study.lab.chaos_trial import Order, Tried, as_data, headline, try_program
+from isthmus.programs.study.lab.chaos_trial import TrainingOrder, Tried, as_data, headline, try_program
 from isthmus.programs.study.simulation import searches
 from isthmus.programs.study.simulation.searches import PHASES, idle, rare, rare_steps
 from isthmus.programs.study.simulation.seeds import run, shape_of
@@ -92,23 +92,23 @@ def _read(file: Path) -> ChaosPlan:
     return plans.read(document, str(file)).in_folder(file.absolute().parent, absolute)
 
 
-def _order(plan: ChaosPlan, program: str) -> Order:
+def _order(plan: ChaosPlan, program: str) -> TrainingOrder:
     """A program with the settings of a plan's sections."""
     run = {key: value for key, value in plan.run.items() if key != "task"}
     sections = {"run": run, "program": plan.program.get(program, {}), "task": plan.task}
     keys = [(f"{name}.{key}", value) for name, section in sections.items() for key, value in section.items()]
-    return Order(
+    return TrainingOrder(
         program, plan.run.get("task"), tuple(f"{key}={settings.value(value)}" for key, value in keys), plan.links
     )
 
 
-def _placed(plan: ChaosPlan, order: Order, hosts: Sequence[str]) -> Order:
+def _placed(plan: ChaosPlan, order: TrainingOrder, hosts: Sequence[str]) -> TrainingOrder:
     """The same order, on the plan's machines."""
     learners = sum(host.startswith(plans.LEARNER) for host in hosts)
     return replace(order, machines=plans.machines_of(plan, hosts), learners=learners)
 
 
-def _hosts(order: Order) -> list[str]:
+def _hosts(order: TrainingOrder) -> list[str]:
     """The hosts at the start of a run; ConfigError with the faults of the request."""
     from isthmus.programs.engine.recorder.summary import roster_counts
 

@@ -92,9 +92,9 @@ def plan(
     """
     from isthmus.programs.engine.report.page import write_sheet
     from isthmus.programs.study.lab import plan
-    from isthmus.programs.study.lab.plan import Wanted, check, islands_of, plan_of
+    from isthmus.programs.study.lab.plan import PlanRequest, check, islands_of, plan_of
 
-    wanted = Wanted(
+    wanted = PlanRequest(
         parameters,
         learners,
         step_seconds,

@@ -250,11 +250,11 @@ def compare(
 
     Exit status 1 if a run failed.
     """
-    from isthmus.programs.command.start import Asked
+    from isthmus.programs.command.start import CompareOptions
     from isthmus.programs.command.start import compare as comparing
 
     given = options.Options(None, task, data, model, learners, tokens, seed, sets, config, None, None, None)
-    asked = Asked(given, programs or [], sweep or [], seeds, margin, speeds, folder)
+    asked = CompareOptions(given, programs or [], sweep or [], seeds, margin, speeds, folder)
     if not comparing(asked, as_json=as_json):
         raise typer.Exit(FAILED)
 
@@ -341,11 +341,11 @@ def why(
 
     It may be asked while the run goes on.
     """
-    from isthmus.programs.engine.results.why import Wanted
+    from isthmus.programs.engine.results.why import MergeQuery
     from isthmus.programs.study.lab import past as why_view
     from isthmus.programs.study.terminal import status
 
-    wanted = Wanted.of(fragment, version, is_last=last)
+    wanted = MergeQuery.of(fragment, version, is_last=last)
     why_view.show_why(status.folder_of(run), wanted, as_json=as_json)
 
 

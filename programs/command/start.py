@@ -34,7 +34,7 @@ from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.handover import Handover, Sites
 from isthmus.programs.engine.cluster.placing import elastic_sizes, placed
 from isthmus.programs.engine.machine import client as machine_client
-from isthmus.programs.engine.machine.client import Daemon
+from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
@@ -46,9 +46,9 @@ from isthmus.programs.engine.snapshots.stored import KEY
 from isthmus.programs.study.aot.compiling import check_compiler, compiled_for, finder, keep, told
 from isthmus.programs.study.aot.figures import Target, target
 from isthmus.programs.study.lab import compare as folders
-from isthmus.programs.study.lab.compare import Pacing, Plan, Wanted, plan
+from isthmus.programs.study.lab.compare import ComparisonPlan, ComparisonRequest, Pacing, plan
 from isthmus.programs.study.lab.compare_outcome import comparison
-from isthmus.programs.study.lab.compare_page import Progress, notes, show, write_page
+from isthmus.programs.study.lab.compare_page import RunsProgress, notes, show, write_page
 from isthmus.programs.study.lab.compare_runs import carry_out
 from isthmus.programs.study.terminal.live import announce, preparing, watching
 from isthmus.programs.training import start_on_machine, start_processes
@@ -100,7 +100,7 @@ def resume_elsewhere(run: str, cluster: Cluster | None, home: str | None, run_di
     if cluster is None:
         do = f"Name the machines with --cluster FILE.toml; a run of this machine alone: isthmus train --resume {run}"
         raise ConfigError("Reading the command line of `isthmus resume`", "--cluster", "none", do)
-    daemon = Daemon.next_of(cluster, home)
+    daemon = DaemonClient.next_of(cluster, home)
     taken = machine_client.resume_there(daemon, cluster, run, run_dir)
     lines = [
         f"{daemon.name} is the home of {taken['name']}, in term {taken['term']}; its folder there is {taken['run']}"
@@ -121,7 +121,7 @@ def _run(submitted: Submitted, *, is_detached: bool, quiet: bool) -> None:
 
 def _train_there(asked: Options, cluster: Cluster, *, is_detached: bool, quiet: bool) -> None:
     """Let the machines of a cluster train."""
-    daemon = Daemon.of(cluster)
+    daemon = DaemonClient.of(cluster)
     folder = machine_client.folder_there(daemon, daemon.find()["root"], asked.run_dir)
 
     def work() -> dict[str, Any]:
@@ -165,7 +165,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     from isthmus.programs.engine.cluster.prediction import nodes_placed
     from isthmus.programs.engine.request.graph_view import as_json
 
-    daemon = Daemon.of(cluster)
+    daemon = DaemonClient.of(cluster)
     faults: list[Fault] = []
     placement = Placement({}, daemon.name)
     try:
@@ -194,7 +194,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     return Handover(request.name, folder, request.config_text, shape, told, sites)
 
 
-def _check(daemon: Daemon, message: dict[str, Any], faults: list[Fault]) -> None:
+def _check(daemon: DaemonClient, message: dict[str, Any], faults: list[Fault]) -> None:
     """Let the home ask all machines; ConfigError with their refusals, and the faults that are known already."""
     try:
         daemon.say(message)
@@ -297,7 +297,7 @@ _READING_OPTIONS: Final = "Reading the options of `isthmus compare`"
 
 @final
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CompareOptions:
     """The options of the command, beside those of `train`; `options.program` is not used."""
 
     options: Options
@@ -309,13 +309,13 @@ class Asked:
     folder: Path | None
 
 
-def compare(asked: Asked, *, as_json: bool) -> bool:
+def compare(asked: CompareOptions, *, as_json: bool) -> bool:
     """Compare; whether every run is done. ConfigError or GraphError if anything is wrong, before anything is started;
     KeyboardInterrupt at a signal."""
-    made = msgspec.convert(apart(lambda: msgspec.to_builtins(_plan(asked))), Plan)
+    made = msgspec.convert(apart(lambda: msgspec.to_builtins(_plan(asked))), ComparisonPlan)
     folder = folders.folder_of(made, asked.folder)
     made = folders.opened(folder, made)
-    progress = Progress()
+    progress = RunsProgress()
     try:
         with RunLock(folder):
             failed = carry_out(folder, made, asked.seeds, progress.hear)
@@ -332,7 +332,7 @@ def compare(asked: Asked, *, as_json: bool) -> bool:
     return not failed
 
 
-def _plan(asked: Asked) -> Plan:
+def _plan(asked: CompareOptions) -> ComparisonPlan:
     """The plan; ConfigError with everything that is wrong."""
     given = asked.options
     sections, faults = config.read(given.config, given.model, given.keys(), given.sets or ())
@@ -351,7 +351,7 @@ def _plan(asked: Asked) -> Plan:
     with collecting(faults):
         pacing = None if asked.speeds is None else _pacing(asked.speeds)
     named = asked.programs or ([sections.program_reference] if sections.program_reference else PROGRAMS)
-    wanted = Wanted(
+    wanted = ComparisonRequest(
         programs=tuple(map(reference.absolute, named)),
         task=sections.task_reference,
         sections={"run": sections.run, "program": sections.program, "task": sections.task},

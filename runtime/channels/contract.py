@@ -88,7 +88,7 @@ class Channel(Protocol):
         """Items and bytes sent and received, items superseded and dropped."""
 
 
-class Standing(NamedTuple):
+class PeerReachability(NamedTuple):
     """The number of a host's `peers`, and those `missing` a connection.
 
     Each missing one comes with the time since it was last heard on a connection; 0 if never.
@@ -116,7 +116,7 @@ class DiallingChannel(Channel, Protocol):
     def forget(self, peer: Member) -> None:
         """A peer is gone for good."""
 
-    def standing(self) -> Standing:
+    def standing(self) -> PeerReachability:
         """The named peers without a connection at present."""
 
     def under_way(self) -> list[tuple[Member, int, Instant]]:

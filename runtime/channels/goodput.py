@@ -122,7 +122,7 @@ class Goodput:
         return Rate(mean, max(mean, best))
 
 
-class Links:
+class PeerLinks:
     """Links to all others; `goodput` by (role, slot), where known. A link to a new life is a new link.
 
     `keep(target, size_bytes)` sets the pace of one.

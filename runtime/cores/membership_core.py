@@ -73,7 +73,7 @@ from isthmus.runtime.cores.membership_messages import (
     State,
     SuspectMember,
 )
-from isthmus.runtime.cores.membership_suspicion import Progress, Rhythm, phi, quantile
+from isthmus.runtime.cores.membership_suspicion import Rhythm, StepProgress, phi, quantile
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.tape.state import Kind
@@ -158,7 +158,7 @@ class Attendance:
     phase: Phase
     heard_at: Instant
     rhythm: Rhythm
-    progress: Progress
+    progress: StepProgress
     silent_times: int
     stuck_times: int
     state: State = "alive"
@@ -345,7 +345,7 @@ class MembershipCore:
             event.phase,
             now,
             Rhythm(float(options.interval_first), float(options.deviation_first) ** 2),
-            Progress(now),
+            StepProgress(now),
             silent_times=self._times(member.replica, "silent"),
             stuck_times=self._times(member.replica, "stuck"),
         )

@@ -96,7 +96,7 @@ SLOW_AFTER: Final = seconds(5)
 
 
 @dataclass(slots=True)
-class Progress:
+class StepProgress:
     """The progress of one incarnation. `since` is when it made its last step, or could have begun to make one."""
 
     since: Instant

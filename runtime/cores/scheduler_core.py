@@ -43,7 +43,7 @@ from isthmus.runtime.cores.scheduler_events import (
     TimerFired,
 )
 from isthmus.runtime.cores.scheduler_flow import Flow
-from isthmus.runtime.cores.scheduler_live_links import Change, NodeState, Roster, demand, is_ready
+from isthmus.runtime.cores.scheduler_live_links import NodeState, Roster, RosterChange, demand, is_ready
 from isthmus.runtime.cores.scheduler_ports import CONSTANTS_PER_EDGE, constant
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.graph.plans import EdgePlan, NodePlan, OutputPlan, Plan
@@ -203,7 +203,7 @@ class Scheduler:
     def _set_timer(self, node: NodeState, fires: Every) -> None:
         self._flow.commands.append(SetTimer(node.index, Instant(self._flow.now + fires.period)))
 
-    def _carry_out(self, change: Change) -> None:
+    def _carry_out(self, change: RosterChange) -> None:
         """Carry out the consequences of a roster change; rounds hear of lost voters first, then of new ones."""
         flow = self._flow
         flow.commands.extend(change.resent)

@@ -2,8 +2,8 @@
 
 It decides which links exist, and which of them an item takes; not what travels on them. Edges of the plan are *routes*
 where they leave a node of this host and *arrivals* where they enter one. With every change of the live replicas, links
-are opened and closed to match the edges; a `Change` returns what a closed link still held, and what a new one must be
-sent. A new incarnation is a new link, with fresh credit and fresh initial items.
+are opened and closed to match the edges; a `RosterChange` returns what a closed link still held, and what a new one
+must be sent. A new incarnation is a new link, with fresh credit and fresh initial items.
 
 A node of a host while it runs: its state, its ports, and whether it may fire.
 
@@ -27,9 +27,9 @@ from isthmus.runtime.cores.scheduler_ports import (
     Inlet,
     Link,
     Mailbox,
+    OutgoingRoute,
     Outlet,
     QueueInlet,
-    Route,
     constant,
     consumers,
     producers,
@@ -136,7 +136,7 @@ _RULES: Final[dict[type, Callable[[NodeState], bool]]] = {
 
 
 @dataclass(slots=True)
-class Change:
+class RosterChange:
     """Consequences of a roster change.
 
     `resent`: kept items for new consumers; `dropped`: items of ended links; `left` and `joined`: producers whose links
@@ -156,7 +156,7 @@ class Roster:
     def __init__(self, plan: Plan, member: Member, nodes: dict[int, NodeState]) -> None:
         self.member = member
         self.live: dict[str, tuple[Member, ...]] = dict.fromkeys(plan.replicas, ())
-        self.routes: dict[int, Route] = {}
+        self.routes: dict[int, OutgoingRoute] = {}
         self.arrivals: dict[int, Arrival] = {}
         self.members: frozenset[Member] = frozenset()
         self.link_newest = 0
@@ -165,7 +165,7 @@ class Roster:
         self._newest: dict[Replica, int] = {}
         self._connect()
 
-    def join(self, member: Member) -> Change:
+    def join(self, member: Member) -> RosterChange:
         """Mark a member as live, in place of an earlier incarnation; RemoteProtocolError if it may not join."""
         role, slot = member.replica.role, member.replica.slot
         if role not in self.live or not 0 <= slot < self._plan.replicas[role][1]:
@@ -176,14 +176,14 @@ class Roster:
         self._newest[member.replica] = member.incarnation
         return self._have_live(role, [*(other for other in self.live[role] if other.replica != member.replica), member])
 
-    def leave(self, member: Member) -> Change:
+    def leave(self, member: Member) -> RosterChange:
         """Mark a member as gone; LocalProtocolError if it is not live."""
         role = member.replica.role
         if member not in self.live.get(role, ()):
             raise LocalProtocolError(f"{member} left, but is not live")
         return self._have_live(role, [other for other in self.live[role] if other != member])
 
-    def targets(self, route: Route, fields: Fields, link_newest: int) -> Iterable[Link]:
+    def targets(self, route: OutgoingRoute, fields: Fields, link_newest: int) -> Iterable[Link]:
         """The links that an item takes, emitted by a firing that began when `link_newest` was the newest.
 
         A Queue link counts from the first firing that began after it was opened: it starts with its initial items, and
@@ -210,7 +210,7 @@ class Roster:
                 kept = [len(link.items) + link.credit == edge.capacity for link in links]
                 demand(all(kept), f"{edge.name}: credit and items are not its capacity")
 
-    def _addressed(self, route: Route, number: int) -> list[Link]:
+    def _addressed(self, route: OutgoingRoute, number: int) -> list[Link]:
         """The link to replica `number`, if it is live.
 
         Where the role has a fixed number of replicas, `number` is taken modulo that. Otherwise, where replica `number`
@@ -233,7 +233,7 @@ class Roster:
             if consumer is not None:
                 self.arrivals[edge.index] = self._arrival(edge, consumer)
             if producer is not None:
-                route = self.routes[edge.index] = Route(edge, self.arrivals.get(edge.index))
+                route = self.routes[edge.index] = OutgoingRoute(edge, self.arrivals.get(edge.index))
                 producer.exits[[item.name for item in producer.plan.outputs].index(edge.source_port)].add(route)
         for node in self._nodes.values():
             node.outlets = [outlet for exit_ in node.exits for outlet in exit_.outlets]
@@ -248,11 +248,11 @@ class Roster:
 
     # -- links ---------------------------------------------------------------------------------------------------------
 
-    def _have_live(self, role: str, members: list[Member]) -> Change:
+    def _have_live(self, role: str, members: list[Member]) -> RosterChange:
         """Set the live members of a role, and open and close links to match."""
         self.live[role] = tuple(sorted(members))
         self.members = frozenset(member for of_role in self.live.values() for member in of_role)
-        change = Change()
+        change = RosterChange()
         for route in self.routes.values():
             wanted = dict.fromkeys(consumers(route.edge, self.member, self.live))
             for member in [member for member in route.links if member not in wanted]:
@@ -269,7 +269,7 @@ class Roster:
                     self._open_inlet(arrival, member, change)
         return change
 
-    def _open_outlet(self, route: Route, member: Member, change: Change) -> None:
+    def _open_outlet(self, route: OutgoingRoute, member: Member, change: RosterChange) -> None:
         self.link_newest += 1
         link = route.links[member] = Link(self.link_newest, route.edge, member, route.outlet)
         link.is_local = route.arrival is not None and member == self.member
@@ -280,13 +280,13 @@ class Roster:
                 if route.edge.route_key is None or link in self._addressed(route, (fields or {})[route.edge.route_key]):
                     change.resent.append(ResendItem(route.edge.index, member, handle, key, fields))
 
-    def _close_outlet(self, route: Route, member: Member) -> None:
+    def _close_outlet(self, route: OutgoingRoute, member: Member) -> None:
         link = route.links.pop(member)
         link.is_open = False
         if route.outlet is not None:
             route.outlet.close(link)
 
-    def _open_inlet(self, arrival: Arrival, member: Member, change: Change) -> None:
+    def _open_inlet(self, arrival: Arrival, member: Member, change: RosterChange) -> None:
         route = self.routes.get(arrival.edge.index)
         if route is not None and member == self.member:
             link = route.links[member]
@@ -299,7 +299,7 @@ class Roster:
             arrival.inlet.open(link, tuple(constant(arrival.edge.index, i) for i in range(count)))
         change.joined.append((arrival, member))
 
-    def _close_inlet(self, arrival: Arrival, member: Member, change: Change) -> None:
+    def _close_inlet(self, arrival: Arrival, member: Member, change: RosterChange) -> None:
         link = arrival.links.pop(member)
         link.is_open = False
         if arrival.inlet is not None:

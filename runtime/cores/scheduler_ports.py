@@ -210,7 +210,7 @@ class Outlet:
         link.credit += count
 
 
-class Route:
+class OutgoingRoute:
     """An edge that leaves a node here, with its live links by consumer; `arrival` is its other end, if on this host.
 
     An edge that `keeps` has the newest item per key for consumers that join later: `kept` by key, oldest
@@ -245,9 +245,9 @@ class Exit:
         self.has_fields = bool(plan.fields)
         self.outlets: list[Outlet] = []
         self.plan = plan
-        self.routes: list[Route] = []
+        self.routes: list[OutgoingRoute] = []
 
-    def add(self, route: Route) -> None:
+    def add(self, route: OutgoingRoute) -> None:
         """Attach an edge that leaves here."""
         self.routes.append(route)
         if route.outlet is not None:

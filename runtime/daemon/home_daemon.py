@@ -33,7 +33,6 @@ from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
     DAEMON,
-    Cast,
     EndAsked,
     FinishRun,
     HomeBeat,
@@ -47,6 +46,7 @@ from isthmus.runtime.supervision.home_events import (
     NoteJournal,
     Places,
     ReportCame,
+    RunRoles,
     SendOrders,
     SetHomeTimer,
     StopAsked,
@@ -89,7 +89,7 @@ class Daemon:
         self,
         loop: asyncio.AbstractEventLoop,
         folder: Path,
-        cast: Cast,
+        cast: RunRoles,
         *,
         run: str,
         name: str,

@@ -17,7 +17,7 @@ from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import PHASES
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import raised_of, starved_of
-from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Missing, Over, Refusal, Said
+from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, ItemRefusal, Missing, Over, Said
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.control_server import ControlServer
@@ -31,7 +31,7 @@ Shown = Mapping[str, Any]
 """A host's status for people: {published, figures}."""
 
 
-class Gate:
+class HostEndpoint:
     """The endpoint of one run on one machine.
 
     `commands` handle messages that no host sends; `spoke(event, shown)` is called with each heartbeat.
@@ -133,7 +133,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
         _count(figures, "peers"),
         _count(figures, "unreached"),
         tuple(_missing(each) for each in list(figures.get("missing", []))[:MISSING_MAX]),
-        msgspec.convert(figures.get("refusals", []), tuple[Refusal, ...]),
+        msgspec.convert(figures.get("refusals", []), tuple[ItemRefusal, ...]),
         msgspec.convert(figures.get("formed", Formed()), Formed),
     )
     over = None

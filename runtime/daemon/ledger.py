@@ -43,7 +43,7 @@ class LedgerError(OSError):
     """The ledger could not be written, so nothing was recorded; it may be tried again."""
 
 
-class Row(NamedTuple):
+class LedgerRow(NamedTuple):
     """The newest life of a replica that was begun here; `pid` is None where its process is not known."""
 
     member: Member
@@ -151,13 +151,13 @@ class Ledger:
             (replica.role, replica.slot, member.incarnation, pid, started_at(pid)),
         )
 
-    def newest(self) -> list[Row]:
+    def newest(self) -> list[LedgerRow]:
         """The newest life of every replica of which one was begun here, and whether its process exists."""
         rows = self._database.execute(
             "select role, slot, max(incarnation), pid, started from lives group by role, slot order by role, slot"
         ).fetchall()
         return [
-            Row(Member(Replica(role, slot), incarnation), pid, pid is not None and self._is_there(pid, started))
+            LedgerRow(Member(Replica(role, slot), incarnation), pid, pid is not None and self._is_there(pid, started))
             for role, slot, incarnation, pid, started in rows
         ]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, Protocol, assert_never
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.daemon.host_endpoint import Gate, Handler, Shown
+from isthmus.runtime.daemon.host_endpoint import Handler, HostEndpoint, Shown
 from isthmus.runtime.daemon.ledger import Ledger, LedgerError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Driver
@@ -197,7 +197,7 @@ class Site:
         self._driver = Driver(self.station, self._perform, now, segment_bytes=segment_bytes(tape_bytes))
         self._tape_files = TapeFiles.of_daemon(folder, "station", os.getpid(), bytes_max=tape_bytes)
         self._processes = LocalProcesses(loop, self._ended)
-        self.gate = Gate(loop, listen, run, self._spoke, commands or {})
+        self.gate = HostEndpoint(loop, listen, run, self._spoke, commands or {})
 
     def start(self) -> None:
         """Publish this daemon's endpoint, and adopt the hosts that live here."""

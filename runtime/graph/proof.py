@@ -308,7 +308,7 @@ def _is_met(condition: Condition, edge: Edge) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class PossibleDelay:
     """A node that can delay another one, as seen from there (`place`), and the sentences of the chain of waits.
 
     `is_elsewhere`: it is on another host (else it is on the same one, and may block); `is_near`: no other node of
@@ -332,7 +332,7 @@ class Verdict:
     """The result for one node; nearest holds first."""
 
     node: str
-    holds: tuple[Hold, ...]
+    holds: tuple[PossibleDelay, ...]
 
     @property
     def free_running(self) -> bool:
@@ -381,13 +381,13 @@ def prove(graph: Graph, assumed: Set[Edge] = frozenset()) -> Proof:
     return Proof(MappingProxyType({node.name: verdicts[node.name] for node in graph.nodes}))
 
 
-def _holds(net: Net, start: Instance, host: set[Instance], stopped: set[Instance]) -> tuple[Hold, ...]:
-    holds: dict[tuple[str, bool], Hold] = {}
+def _holds(net: Net, start: Instance, host: set[Instance], stopped: set[Instance]) -> tuple[PossibleDelay, ...]:
+    holds: dict[tuple[str, bool], PossibleDelay] = {}
     for instance, waits in net.chains(start, stopped).items():
         is_elsewhere = instance not in host
         if is_elsewhere or net.nodes[instance.node].may_block:
             is_near = all(wait.waiter in host for wait in waits)
             told = tuple(net.tell(wait, start) for wait in waits)
-            hold = Hold(instance.node, net.place(instance, start), is_elsewhere, is_near, told)
+            hold = PossibleDelay(instance.node, net.place(instance, start), is_elsewhere, is_near, told)
             holds.setdefault((instance.node, is_elsewhere), hold)
     return tuple(holds.values())

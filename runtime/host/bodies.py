@@ -101,7 +101,7 @@ class Emission(msgspec.Struct, frozen=True):
     fields: Fields
 
 
-class Ended(msgspec.Struct, frozen=True):
+class FiringResult(msgspec.Struct, frozen=True):
     """The result of a firing."""
 
     begun: Instant
@@ -212,7 +212,7 @@ class Bodies:
         self._bodies[node.index] = body
         return bool(getattr(body, "is_idle", False))
 
-    def fire(self, node: NodePlan, inputs: dict[str, Any]) -> Ended:
+    def fire(self, node: NodePlan, inputs: dict[str, Any]) -> FiringResult:
         """Call the body of a node; `inputs` is emptied, so that nothing else keeps items that the body has released."""
         body = self._bodies[node.index]
         begun = self._clock.now()
@@ -226,7 +226,7 @@ class Bodies:
         if given is not None:
             self._keep(node, given, emissions)
         is_idle, is_finished = getattr(body, "is_idle", False), getattr(body, "is_finished", False)
-        return Ended(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
+        return FiringResult(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
 
     def close(self) -> None:
         """Close bodies that have a `close`, so that they release their resources.

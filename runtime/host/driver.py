@@ -36,7 +36,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from isthmus.runtime.channels.contract import Channel, Parcel
-from isthmus.runtime.channels.goodput import Links
+from isthmus.runtime.channels.goodput import PeerLinks
 from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds
 from isthmus.runtime.cores.scheduler_core import Scheduler
 from isthmus.runtime.cores.scheduler_events import (
@@ -66,13 +66,13 @@ from isthmus.runtime.cores.scheduler_events import (
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
 from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 from isthmus.runtime.graph.template import Every, Quorum, Reference
-from isthmus.runtime.host.bodies import Bodies, Emission, Ended, Payload, Payloads
+from isthmus.runtime.host.bodies import Bodies, Emission, FiringResult, Payload, Payloads
 from isthmus.runtime.host.contract import Executor, Island, Span, Trace, Traffic, raised, story
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.schemas import Mismatch, compiled
 from isthmus.runtime.supervision.incidents import Raised
-from isthmus.runtime.supervision.messages import Refusal
+from isthmus.runtime.supervision.messages import ItemRefusal
 from isthmus.runtime.system.disk import DISK, Disk
 from isthmus.runtime.tape.payloads import Keeper
 from isthmus.runtime.tape.writing import Tape
@@ -187,13 +187,13 @@ class Host:
         self.member = member
         self._name = str(member.replica)
         self.scheduler = Scheduler(plan, member)
-        self.links = Links(channel.pace)
+        self.links = PeerLinks(channel.pace)
         self.traffic = Traffic(goodput=self.links.goodput)
         self.busy = Busy()
         self.refused: Counter[str] = Counter()
         self.raised: Raised | None = None
         """The first exception of a body."""
-        self.refusals: dict[tuple[Member, int], Refusal] = {}
+        self.refusals: dict[tuple[Member, int], ItemRefusal] = {}
         self.bodies = Bodies(
             plan,
             member,
@@ -321,7 +321,7 @@ class Host:
         elif len(self.refusals) < REFUSED_MAX:
             fires = self._nodes[edge.target].fires
             is_vote = isinstance(fires, Quorum) and edge.target_port == fires.port
-            self.refusals[source, index] = Refusal(source, edge.name, *mismatch, is_vote=is_vote)
+            self.refusals[source, index] = ItemRefusal(source, edge.name, *mismatch, is_vote=is_vote)
 
     def _hear_accusations(self) -> None:
         """Refuse the items that bodies have reported as wrong."""
@@ -411,7 +411,7 @@ class Host:
         keep = self._payloads.keep
         return tuple([Output(each.port, keep(each.payload), each.fields, each.payload.digest) for each in emissions])
 
-    def _fired(self, node: NodePlan, ended: Ended | None, error: BaseException | None) -> None:
+    def _fired(self, node: NodePlan, ended: FiringResult | None, error: BaseException | None) -> None:
         with self._executor.turn:
             if self._is_closed:
                 return
@@ -424,7 +424,7 @@ class Host:
             self.handle(self._ending(node, ended, error, now), now)
             self._executor.listen(self._attention.is_needed)
 
-    def _ending(self, node: NodePlan, ended: Ended | None, error: BaseException | None, now: Instant) -> Event:
+    def _ending(self, node: NodePlan, ended: FiringResult | None, error: BaseException | None, now: Instant) -> Event:
         """The event of the end of a firing."""
         if ended is None or error is not None:
             return self._body_failed(node, error)

@@ -237,7 +237,7 @@ ORPHAN_SECONDS: Final = 60.0
 """After this long without a live daemon, end: no other process would ever end this one."""
 
 
-class Silence:
+class DaemonSilence:
     """The time for which a daemon has sent nothing that could have been received; all in seconds of one clock."""
 
     def __init__(self, now: float, period: float) -> None:
@@ -272,7 +272,7 @@ OpenChannel = Callable[[Clock, Any, Callable[[int, Member, Member, int, Instant,
 """(clock, loop, watch) -> the channel of this host."""
 
 
-class ElasticIsland(Protocol):
+class HostIsland(Protocol):
     """A host's view of its island, where that goes on without some of its processes."""
 
     @property
@@ -313,7 +313,7 @@ class HostProcess:
         island: Island | None = None,
         endpoints: Sequence[str] = (),
         on_roster: Callable[[Sequence[Row], Sequence[Form]], None] | None = None,
-        elastic: ElasticIsland | None = None,
+        elastic: HostIsland | None = None,
         tape_bytes: int = TAPE_BYTES,
         keeps_payloads: bool = False,
     ) -> None:
@@ -348,7 +348,7 @@ class HostProcess:
         self._endpoints = list(endpoints)
         self._on_roster, self._elastic = on_roster, elastic
         self._supply = Supply(plan)
-        self._silence = Silence(time.monotonic(), HEARTBEAT_SECONDS)
+        self._silence = DaemonSilence(time.monotonic(), HEARTBEAT_SECONDS)
         self._error: str | None = None
         self._is_over = self._gives_way = False
         self._daemon = ControlClient(self._loop, daemon, self._hear)

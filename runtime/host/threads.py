@@ -39,7 +39,7 @@ class LoopClock:
 
     def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once at `at` or up to 2 ms later; the result cancels the call."""
-        call = _Call(self, self._loop, at, callback)
+        call = _TimedCall(self, self._loop, at, callback)
         call.arm()
         return call.cancel
 
@@ -55,7 +55,7 @@ class LoopClock:
                 raise
 
 
-class _Call:
+class _TimedCall:
     """A call at an instant.
 
     Loops round to their own ticks (uvloop to milliseconds) and may be early: then it is armed again, because a core

@@ -21,7 +21,7 @@ Durations = Callable[[int], Duration]
 """Node index -> how long its next firing takes."""
 
 
-class _Call:
+class _VirtualCall:
     """A scheduled call, unless it was cancelled."""
 
     __slots__ = ("callback",)
@@ -39,14 +39,14 @@ class VirtualClock:
     def __init__(self) -> None:
         self._now = Instant(0)
         self._order = itertools.count()
-        self._calls: list[tuple[Instant, int, _Call]] = []
+        self._calls: list[tuple[Instant, int, _VirtualCall]] = []
 
     def now(self) -> Instant:
         return self._now
 
     def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` at `at`, or now if that is past; the result cancels the call."""
-        call = _Call(callback)
+        call = _VirtualCall(callback)
         heapq.heappush(self._calls, (Instant(max(at, self._now)), next(self._order), call))
         return call.cancel
 

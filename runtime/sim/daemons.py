@@ -26,7 +26,6 @@ from isthmus.runtime.sim.world import SEGMENT_BYTES
 from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
-    Cast,
     FinishRun,
     HomeBeat,
     HomeBegan,
@@ -36,6 +35,7 @@ from isthmus.runtime.supervision.home_events import (
     NoteJournal,
     Places,
     ReportCame,
+    RunRoles,
     SendOrders,
     SetHomeTimer,
     TurnedAway,
@@ -75,7 +75,7 @@ from isthmus.runtime.tape.writing import Tape
 KILLED: Final = Exited(signal="SIGKILL")
 
 
-class Daemon(Protocol):
+class DaemonView(Protocol):
     """A machine's view of its daemon."""
 
     name: str
@@ -89,7 +89,7 @@ class Daemon(Protocol):
     def hear_report(self, machine: str, report: Report) -> None:
         """Handle the report of a station elsewhere."""
 
-    def saw_end(self, process: Process) -> None:
+    def saw_end(self, process: SimulatedProcess) -> None:
         """A process of its machine has ended."""
 
     def die(self) -> None:
@@ -113,7 +113,7 @@ class StartLag:
 
 
 @dataclass(slots=True)
-class Process:
+class SimulatedProcess:
     """A process that exists or has existed; `life` is None until it has booted."""
 
     member: Member
@@ -137,8 +137,8 @@ class SimulatedMachine:
     address: str
     disk: SimulatedDisk
     book: Book = field(default_factory=Book)
-    daemon: Daemon | None = None
-    processes: dict[int, Process] = field(default_factory=dict)
+    daemon: DaemonView | None = None
+    processes: dict[int, SimulatedProcess] = field(default_factory=dict)
     crashes: dict[Replica, int] = field(default_factory=dict)
     start_troubles: dict[int, StartTrouble] = field(default_factory=dict)
     start_lags: dict[int, StartLag] = field(default_factory=dict)
@@ -149,12 +149,12 @@ class SimulatedMachine:
     def living(self) -> list[Life]:
         return [process.life for process in self.processes.values() if process.life is not None and not process.end]
 
-    def process(self, member: Member) -> Process | None:
+    def process(self, member: Member) -> SimulatedProcess | None:
         """The process of a life, if it exists."""
         found = (each for each in self.processes.values() if each.member == member and not each.end)
         return next(found, None)
 
-    def end(self, process: Process, how: Exited = KILLED) -> None:
+    def end(self, process: SimulatedProcess, how: Exited = KILLED) -> None:
         """End a process at once; the daemon of its machine sees it, if there is one."""
         if process.end is not None:
             return
@@ -208,8 +208,8 @@ class Shared:
     clock: VirtualClock
     links: ControlLinks
     machines: Mapping[str, SimulatedMachine]
-    cast: Cast
-    launch: Callable[[SimulatedMachine, Member], Process]
+    cast: RunRoles
+    launch: Callable[[SimulatedMachine, Member], SimulatedProcess]
     began: Callable[[Member], None]
     wrote: Callable[[SimulatedMachine, Member, Incident], None]
     finished: Callable[[SimulatedMachine, Home], None]
@@ -281,7 +281,7 @@ class SimulatedDaemon:
         if self.homes is not None:
             self.clock.run(partial(self._feed, self.homes, event))
 
-    def saw_end(self, process: Process) -> None:
+    def saw_end(self, process: SimulatedProcess) -> None:
         if process.pid in self._ended:
             return
         self._ended.add(process.pid)

@@ -26,7 +26,16 @@ from isthmus.runtime.graph.plans import EdgePlan, Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.host.driver import Host
-from isthmus.runtime.host.own_process import Meeting, Meetings, Row, Silence, is_orphan, is_searching, phase, steps
+from isthmus.runtime.host.own_process import (
+    DaemonSilence,
+    Meeting,
+    Meetings,
+    Row,
+    is_orphan,
+    is_searching,
+    phase,
+    steps,
+)
 from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
@@ -132,7 +141,7 @@ class Witness(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class UniverseSetting:
     """The objects and callbacks that all hosts of a universe share.
 
     `spoke` sends a heartbeat to the daemon that a host has dialled, `found` returns the present daemon; `left` is
@@ -166,7 +175,7 @@ class Life:
 
     def __init__(
         self,
-        setting: Setting,
+        setting: UniverseSetting,
         member: Member,
         pid: int,
         machine: str,
@@ -234,7 +243,7 @@ class Life:
         if listens:
             self.endpoints = list(self.channel.bind(f"tcp://{self.address}:0")[:2])
         self.host.start([self.member])
-        self._silence = Silence(self.clock.now() / 1e9, HEARTBEAT_SECONDS)
+        self._silence = DaemonSilence(self.clock.now() / 1e9, HEARTBEAT_SECONDS)
         self.say()
         self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)
 

@@ -21,7 +21,7 @@ from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import faults
-from isthmus.runtime.sim.daemons import Process, SimulatedDaemon, SimulatedMachine, StartLag, StartTrouble
+from isthmus.runtime.sim.daemons import SimulatedDaemon, SimulatedMachine, SimulatedProcess, StartLag, StartTrouble
 from isthmus.runtime.sim.faults import (
     BreakDisk,
     DieAll,
@@ -242,7 +242,7 @@ class Acts:
                 self.forgeries.setdefault(life.member.replica, []).append(fault)
         return True
 
-    def _resume(self, life: Life, process: Process) -> None:
+    def _resume(self, life: Life, process: SimulatedProcess) -> None:
         process.is_stopped = False
         if not life.is_dead:
             life.clock.resume()

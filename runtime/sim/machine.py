@@ -325,7 +325,7 @@ class HostClock:
 
     def call_at(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once this clock shows `at`; the result cancels the call."""
-        call = _Call(self, callback, at)
+        call = _HostClockCall(self, callback, at)
         call.wait()
         return call.cancel
 
@@ -358,7 +358,7 @@ class HostClock:
         return self._universe.call_at(Instant(self._universe.now() - (-ahead * MILLION // self._rate)), callback)
 
 
-class _Call:
+class _HostClockCall:
     """A scheduled call, unless it was cancelled."""
 
     __slots__ = ("_callback", "_cancel", "_clock", "at")

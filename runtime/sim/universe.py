@@ -25,15 +25,15 @@ from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.own_process import meets
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import LEARNER, Member, Replica, follower, leader
-from isthmus.runtime.sim.daemons import JOURNAL, Process, Shared, SimulatedDaemon, SimulatedMachine
+from isthmus.runtime.sim.daemons import JOURNAL, Shared, SimulatedDaemon, SimulatedMachine, SimulatedProcess
 from isthmus.runtime.sim.faults import Fault, Join, check
-from isthmus.runtime.sim.host import Life, Setting, Witness
+from isthmus.runtime.sim.host import Life, UniverseSetting, Witness
 from isthmus.runtime.sim.injector import Injector
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk
 from isthmus.runtime.sim.network import Climate, ControlLinks, Ether, Weather
 from isthmus.runtime.sim.world import DurationOf, a_millisecond
 from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.home_events import Cast, EndAsked, MachineJoined, Places, StopAsked
+from isthmus.runtime.supervision.home_events import EndAsked, MachineJoined, Places, RunRoles, StopAsked
 from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Moved, Ordered
 from isthmus.runtime.supervision.station_events import HostSpoke
 from isthmus.runtime.tape.writing import joined
@@ -137,7 +137,7 @@ class Universe:
         self.addresses = {name: f"127.0.{i >> 8}.{i & 255}" for i, name in enumerate(machines, 1)}
         self.disks = {name: SimulatedDisk(f"{seed} disk {name}") for name in machines}
         self.tape_disks = {name: SimulatedDisk(f"{seed} tapes {name}") for name in machines}
-        self._setting = Setting(
+        self._setting = UniverseSetting(
             clock=self.clock,
             ether=self.ether,
             plans=plans,
@@ -166,7 +166,7 @@ class Universe:
             clock=self.clock,
             links=self.links,
             machines=self.machines,
-            cast=Cast(
+            cast=RunRoles(
                 roles={role: counts[role] for role in plans if role in counts},
                 slots_max=slots,
                 least=dict(least),
@@ -393,10 +393,10 @@ class Universe:
         self.kill_daemon(machine)
         self.start_daemon(machine)
 
-    def _launch(self, machine: SimulatedMachine, member: Member) -> Process:
+    def _launch(self, machine: SimulatedMachine, member: Member) -> SimulatedProcess:
         """Start a process; it is a host once it has booted."""
         self._pids += 1
-        process = machine.processes[self._pids] = Process(member, self._pids)
+        process = machine.processes[self._pids] = SimulatedProcess(member, self._pids)
         rng = random.Random(f"{self._seed} boot {member}")
         at = Instant(self.clock.now() + seconds(self._boot_seconds * (0.5 + rng.random())))
         process.cancel_boot = self.clock.call_at(at, partial(self._booted, machine, process, machine.daemon))
@@ -405,7 +405,7 @@ class Universe:
             self.clock.call_at(Instant(at + seconds(CRASH_SECONDS)), partial(machine.end, process, Exited(3)))
         return process
 
-    def _booted(self, machine: SimulatedMachine, process: Process, daemon: object) -> None:
+    def _booted(self, machine: SimulatedMachine, process: SimulatedProcess, daemon: object) -> None:
         mount = Mount(machine.disk, str(process.member))
         life = Life(
             self._setting,

@@ -20,7 +20,7 @@ from typing import Final
 
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import LEARNER, Member, Replica, follower, gang_number, leader
-from isthmus.runtime.supervision.home_events import Cast, Places, Taken
+from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken
 from isthmus.runtime.supervision.messages import Wanted
 
 LOST_BEATS: Final = 40
@@ -30,7 +30,7 @@ SILENT_BEATS: Final = 2
 
 
 @dataclass(slots=True)
-class Machine:
+class MachineLives:
     """Lives by replica: those `tracked`, of those the `condemned`, and the `fresh` ones, numbered by this daemon.
 
     `is_away`: the machine no longer takes part.
@@ -95,7 +95,7 @@ class Machine:
 class Fleet:
     """The machines of one run, and its `replicas`; `retired` maps replicas that have no next life to the reason."""
 
-    def __init__(self, cast: Cast, places: Places) -> None:
+    def __init__(self, cast: RunRoles, places: Places) -> None:
         self.home, self.term, self.former = places.home, places.term, places.former
         self.slots_max = {**cast.roles, **cast.slots_max}
         self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
@@ -105,15 +105,15 @@ class Fleet:
             for each in self.gang(learner)[1:]:
                 self.replicas.append(each)
                 self.slots_max[each.role] = self.slots_max[LEARNER]
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, MachineLives] = {}
         self.retired: dict[Replica, str] = {}
         self._least = {**cast.roles, **cast.least}
         self._offers, self._home_offers = places.offers, places.home_offers
         self._where = dict(places.machines)
         for name in [places.home, *places.offers, *places.machines.values()]:
-            self.machines.setdefault(name, Machine(name))
+            self.machines.setdefault(name, MachineLives(name))
         if places.former:  # The former home is lost, until it is heard.
-            lost = self.machines.setdefault(places.former, Machine(places.former))
+            lost = self.machines.setdefault(places.former, MachineLives(places.former))
             lost.silent_beats, lost.is_lost = LOST_BEATS, True
 
     # -- queries -------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Fleet:
         """The machine of a replica."""
         return self._where.get(replica, self.home)
 
-    def of(self, replica: Replica) -> Machine:
+    def of(self, replica: Replica) -> MachineLives:
         """The same, as a Machine."""
         return self.machines[self.name(replica)]
 
@@ -221,7 +221,7 @@ class Fleet:
 
     def place(self, replica: Replica, name: str) -> None:
         """Put a replica on a machine."""
-        self.machines.setdefault(name, Machine(name))
+        self.machines.setdefault(name, MachineLives(name))
         self._where[replica] = name
 
     def join(self, name: str, islands: int) -> list[Replica]:
@@ -229,7 +229,7 @@ class Fleet:
         first = 1 + max((replica.slot for replica in self.replicas if replica.role == LEARNER), default=-1)
         last = min(first + islands, self.slots_max.get(LEARNER, 0))
         slots = [Replica(LEARNER, slot) for slot in range(first, last)]
-        machine = self.machines.setdefault(name, Machine(name))
+        machine = self.machines.setdefault(name, MachineLives(name))
         machine.is_away = False
         machine.heard()
         for replica in slots:
@@ -259,7 +259,7 @@ class Fleet:
             self._where[replica] = min(able, key=lambda name: load[name])
         return bool(able) or not where.is_away
 
-    def beat(self) -> list[Machine]:
+    def beat(self) -> list[MachineLives]:
         """Count a beat; returns the machines that are lost from now on."""
         return [
             machine
@@ -278,7 +278,7 @@ class Fleet:
             if name != self.former or leader(replica).role == LEARNER:  # The rest of it is this home's now.
                 self.place(replica, name)
         for name in away:
-            self.machines.setdefault(name, Machine(name)).is_away = True
+            self.machines.setdefault(name, MachineLives(name)).is_away = True
         self.retired = {Replica.parse(text): how for text, how in retired}
 
     def placed(self) -> tuple[tuple[str, str], ...]:

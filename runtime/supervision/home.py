@@ -20,9 +20,8 @@ from isthmus.runtime.cores.membership_core import MembershipOptions
 from isthmus.runtime.cores.membership_messages import Stall
 from isthmus.runtime.ids import Member, Replica, gang_number
 from isthmus.runtime.supervision import incidents, lives, watch
-from isthmus.runtime.supervision.fleet import Fleet, Machine, demand
+from isthmus.runtime.supervision.fleet import Fleet, MachineLives, demand
 from isthmus.runtime.supervision.home_events import (
-    Cast,
     EndAsked,
     HomeBeat,
     HomeBegan,
@@ -36,13 +35,14 @@ from isthmus.runtime.supervision.home_events import (
     Outcome,
     Places,
     ReportCame,
+    RunRoles,
     SendOrders,
     SetHomeTimer,
     StopAsked,
     Taken,
     TurnedAway,
 )
-from isthmus.runtime.supervision.home_state import Life, RunState
+from isthmus.runtime.supervision.home_state import RunState, TrackedLife
 from isthmus.runtime.supervision.liveness import PATIENCE, Roll
 from isthmus.runtime.supervision.messages import Report, Row, Stamp
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
@@ -54,7 +54,7 @@ STATE: Final = Kind(("supervision", "cores", "ids"), given=(MembershipOptions,))
 class Home:
     """The core of one run. `patience` is the longest wait for a silent host."""
 
-    def __init__(self, cast: Cast, places: Places, *, patience: Duration = PATIENCE) -> None:
+    def __init__(self, cast: RunRoles, places: Places, *, patience: Duration = PATIENCE) -> None:
         fleet = Fleet(cast, places)
         roll = Roll(
             fleet.slots_max,
@@ -166,7 +166,7 @@ class Home:
         return self._run.fleet
 
     @property
-    def lives(self) -> dict[Replica, Life]:
+    def lives(self) -> dict[Replica, TrackedLife]:
         """The lives that stations have seen."""
         return self._run.lives
 
@@ -203,7 +203,7 @@ class Home:
         run = self._run
         machine = run.fleet.machines.get(name)
         if machine is None:  # It takes part, and the record of that is lost; or it no longer takes part.
-            machine = run.fleet.machines[name] = Machine(name, is_away=not run.is_unsure)
+            machine = run.fleet.machines[name] = MachineLives(name, is_away=not run.is_unsure)
             run.has_news = True
         if machine.is_away:
             return

@@ -34,7 +34,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     former: str = ""
 
 
-class Cast(msgspec.Struct, frozen=True, kw_only=True):
+class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     """The replicas of a run: `roles` counts those of each role at its start.
 
     `slots_max` and `least` are the largest and the smallest count of a role, where they differ from that: with fewer

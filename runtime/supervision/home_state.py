@@ -15,7 +15,7 @@ from isthmus.runtime.supervision.messages import Form, Seen, Stamp
 
 
 @dataclass(slots=True)
-class Life:
+class TrackedLife:
     """A tracked life that a station has seen, on `machine`; `is_starved`: that incident is written once."""
 
     member: Member
@@ -53,7 +53,7 @@ class RunState:
     roll: Roll
     now: Instant
     stamp: Stamp
-    lives: dict[Replica, Life] = field(default_factory=dict)
+    lives: dict[Replica, TrackedLife] = field(default_factory=dict)
     restarts: Restarts = field(default_factory=Restarts)
     repeats: Repeats = field(default_factory=Repeats)
     reach: Reach = field(default_factory=Reach)
@@ -106,7 +106,7 @@ class RunState:
         return tuple(island.form for island in self.islands if island.form is not None)
 
     @property
-    def learners(self) -> list[Life]:
+    def learners(self) -> list[TrackedLife]:
         """The lives of learners that stations have seen."""
         return [life for life in self.lives.values() if life.member.replica.role == LEARNER]
 

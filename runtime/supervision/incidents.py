@@ -176,7 +176,7 @@ class Reached(Finding, frozen=True, tag="reached"):
     lasted_ns: int
 
 
-class Slow(Finding, frozen=True, tag="slow"):
+class SlowHost(Finding, frozen=True, tag="slow"):
     """It steps much more slowly than the others of its role."""
 
     pace: Pace
@@ -197,7 +197,7 @@ class KeepsUp(Finding, frozen=True, tag="keeps-up"):
     pace: Pace
 
 
-class BodyFailed(Finding, frozen=True, tag="failed"):
+class BodyRaised(Finding, frozen=True, tag="failed"):
     """One of its bodies raised; its process ends."""
 
     error: Raised
@@ -322,10 +322,10 @@ Incident: TypeAlias = (
     | HeardAgain
     | CutOff
     | Reached
-    | Slow
+    | SlowHost
     | Starved
     | KeepsUp
-    | BodyFailed
+    | BodyRaised
     | Condemned
     | Ended
     | Restarted

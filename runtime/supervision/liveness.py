@@ -143,7 +143,7 @@ class Roll:
                 case ClearSuspicion():
                     found.written.append((command.member, incidents.HeardAgain(command.silence)))
                 case NoteSlow():
-                    found.written.append((command.member, incidents.Slow(command.pace)))
+                    found.written.append((command.member, incidents.SlowHost(command.pace)))
                 case ClearSlow():
                     found.written.append((command.member, incidents.KeepsUp(command.pace)))
                 case RefuseMember():
@@ -321,7 +321,7 @@ LAST_BEATS: Final = 120
 """A minute, once the run comes to its end: no learner trains any more, and a new life takes some ten seconds."""
 
 
-class Unserved(NamedTuple):
+class UnservedReplica(NamedTuple):
     """A replica that has not served for `lasted`."""
 
     replica: Replica
@@ -335,7 +335,9 @@ class Service:
         self._beats: dict[Replica, int] = {}
         self._last_beats: dict[Replica, int] = {}
 
-    def beat(self, needed: Collection[Replica], said: Mapping[Member, Said], *, is_hurried: bool) -> Unserved | None:
+    def beat(
+        self, needed: Collection[Replica], said: Mapping[Member, Said], *, is_hurried: bool
+    ) -> UnservedReplica | None:
         """Count a beat; returns a `needed` replica that has not served for too long, or None.
 
         `said` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
@@ -346,7 +348,7 @@ class Service:
         self._last_beats = {replica: self._last_beats.get(replica, 0) + is_hurried for replica in idle}
         for replica, beats in self._beats.items():
             if beats >= UNSERVED_BEATS or self._last_beats[replica] >= LAST_BEATS:
-                return Unserved(replica, Duration(beats * BEAT))
+                return UnservedReplica(replica, Duration(beats * BEAT))
         return None
 
 

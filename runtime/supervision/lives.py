@@ -25,7 +25,7 @@ from isthmus.runtime.clock import seconds
 from isthmus.runtime.cores.membership_messages import HostAnnounced, HostEnded
 from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision import incidents, watch
-from isthmus.runtime.supervision.fleet import Machine
+from isthmus.runtime.supervision.fleet import MachineLives
 from isthmus.runtime.supervision.home_events import DAEMON, HomeBegan, Journal
 from isthmus.runtime.supervision.home_state import Fallen, RunState
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS
@@ -106,7 +106,7 @@ def _has_place(run: RunState, replica: Replica) -> bool:
     return has_place
 
 
-def bury(run: RunState, machine: Machine, gone: Gone) -> None:
+def bury(run: RunState, machine: MachineLives, gone: Gone) -> None:
     """Record the end of a life; the next one takes its place, unless the run is ending."""
     member, replica = gone.member, gone.member.replica
     machine.forget(member)
@@ -151,7 +151,7 @@ def _fallen(run: RunState, member: Member, fallen: Fallen) -> Fallen | None:
     return None if others else run.fallen.pop(gang[0])
 
 
-def lose(run: RunState, machine: Machine, end: incidents.End) -> None:
+def lose(run: RunState, machine: MachineLives, end: incidents.End) -> None:
     """Count every life on a machine as ended, even if it still runs there."""
     for member in machine.members():
         life = run.lives.get(member.replica)
@@ -275,7 +275,7 @@ def journal_of(run: RunState) -> Journal:
     )
 
 
-def learn(run: RunState, machine: Machine, report: Report) -> None:
+def learn(run: RunState, machine: MachineLives, report: Report) -> None:
     """Accept the lives that a station reports, while the home's own records are lost.
 
     A late or repeated report does not bring a life back.

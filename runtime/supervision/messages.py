@@ -24,7 +24,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import End, Raised, Starved
 
 
-class Refusal(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+class ItemRefusal(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """`count` items of `member` violated the schema that the body at the end of `edge` declares.
 
     The first was wrong at `field` ('' for the whole item): `expected` and `found` describe the difference. `is_vote`:
@@ -107,7 +107,7 @@ class Said(Part, frozen=True):
     peers: int = 0
     unreached: int = 0
     missing: tuple[Missing, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[ItemRefusal, ...] = ()
     formed: Formed = Formed()
 
 

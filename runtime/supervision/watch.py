@@ -19,12 +19,12 @@ from isthmus.runtime.cores.membership_messages import Excuse, HeartbeatArrived, 
 from isthmus.runtime.ids import Member, gang_number
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.elastic import MEET, Changed, ElasticIsland, TooFew
-from isthmus.runtime.supervision.fleet import Machine
+from isthmus.runtime.supervision.fleet import MachineLives
 from isthmus.runtime.supervision.home_events import FinishRun, Outcome
-from isthmus.runtime.supervision.home_state import Life, RunState
+from isthmus.runtime.supervision.home_state import RunState, TrackedLife
 from isthmus.runtime.supervision.incidents import Failure
 from isthmus.runtime.supervision.liveness import Findings
-from isthmus.runtime.supervision.messages import Formed, Refusal, Seen
+from isthmus.runtime.supervision.messages import Formed, ItemRefusal, Seen
 
 EXIT: Final = seconds(10)
 """The time that hosts have to exit on request; then they are killed."""
@@ -87,13 +87,13 @@ REFUSALS_MAX: Final = 3
 """
 
 
-def see(run: RunState, machine: Machine, seen: Seen) -> None:
+def see(run: RunState, machine: MachineLives, seen: Seen) -> None:
     """Handle a reported life."""
     member, replica = seen.member, seen.member.replica
     life = run.lives.get(replica)
     machine.fresh.discard(replica)  # It was begun: a station that does not know it must not begin it again.
     if life is None or life.member != member:
-        life = run.lives[replica] = Life(member, machine.name, Seen(member, seen.pid))
+        life = run.lives[replica] = TrackedLife(member, machine.name, Seen(member, seen.pid))
         if replica in run.adopting or run.roll.has(member):
             run.write(member, incidents.Adopted())
         elif member.incarnation > 1:
@@ -103,7 +103,7 @@ def see(run: RunState, machine: Machine, seen: Seen) -> None:
         seen = Seen(member, seen.pid, 0, seen.is_stopped, known.error, known.said, known.over)
     before, life.seen = life.seen, seen
     if seen.error and not before.error and not run.is_ending:
-        run.write(member, incidents.BodyFailed(seen.error))
+        run.write(member, incidents.BodyRaised(seen.error))
     if seen.said.starved is not None and not life.is_starved and not run.is_ending:
         life.is_starved = True
         run.write(member, seen.said.starved)
@@ -228,7 +228,7 @@ def _hear(run: RunState, seen: Seen) -> None:
         find(run, run.roll.take(HostAnnounced(member, said.phase), run.now))
 
 
-def _judge(run: RunState, by: Member, refusal: Refusal) -> None:
+def _judge(run: RunState, by: Member, refusal: ItemRefusal) -> None:
     """Handle items that a host has refused: their sender is named, and, if it persists, condemned."""
     accused, place = refusal.member, (by.replica, refusal.edge)
     life = run.lives.get(accused.replica)

@@ -45,7 +45,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     digests: list[int]
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class PayloadsHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The head of a file."""
 
     mark: str
@@ -57,7 +57,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     made: list[Item]
 
 
-class Firing(NamedTuple):
+class StoredFiring(NamedTuple):
     """A stored firing: its inputs by port, as its body gets them, and (port, digest, item or None) of what it made."""
 
     inputs: dict[str, Any]
@@ -121,7 +121,7 @@ class Keeper:
             else _item(each.port, None, None, each.encoded, parts)
             for each in made
         ]
-        head = Head(MARK, VERSION, node, firing, inputs.get("decision"), given, told)
+        head = PayloadsHead(MARK, VERSION, node, firing, inputs.get("decision"), given, told)
         try:
             self._write(self._folder / f"{node}.{firing}.item", [framed(msgspec.msgpack.encode(head)), *parts])
         except OSError:
@@ -138,7 +138,7 @@ class Keeper:
             file.close()
 
 
-def read(data: bytes, node: str, firing: int) -> Firing:
+def read(data: bytes, node: str, firing: int) -> StoredFiring:
     """The stored firing in a file. ValueError where it is incomplete, damaged, foreign, or of another firing."""
     found = frames(data)
     if not found.bodies:
@@ -146,7 +146,7 @@ def read(data: bytes, node: str, firing: int) -> Firing:
     plain = msgspec.msgpack.decode(found.bodies[0])
     if not isinstance(plain, list) or plain[:1] != [MARK] or plain[1:2] != [VERSION]:
         raise ValueError(f"it begins with {str(plain)[:60]}, expected {[MARK, VERSION]}")
-    head = msgspec.convert(plain, Head)
+    head = msgspec.convert(plain, PayloadsHead)
     if (head.node, head.firing) != (node, firing):
         raise ValueError(f"it is of firing {head.firing} of {head.node!r}")
     at = HEAD_SIZE + len(found.bodies[0])
@@ -164,7 +164,7 @@ def read(data: bytes, node: str, firing: int) -> Firing:
     for each in head.made:
         item, at = _decoded(data, at, each) if each.sizes else (None, at)
         made.append((each.port, each.digest, item))
-    return Firing(inputs, made)
+    return StoredFiring(inputs, made)
 
 
 def _item(port: str, source: Replica | None, key: int | str | None, encoded: Encoded, parts: list[Any] | None) -> Item:

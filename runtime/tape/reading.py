@@ -47,7 +47,7 @@ def named(file: str) -> tuple[str, int] | None:
     return None if found is None else (found[1], int(found[2]))
 
 
-class Source(Protocol):
+class PieceSource(Protocol):
     """A tape whose pieces are written to files."""
 
     def take(self) -> list[Piece]:
@@ -81,7 +81,7 @@ class TapeFiles:
         """The tape files of a core of a daemon."""
         return cls(run / FOLDER, f"{core}-{pid}", family=f"{core}-", disk=disk, bytes_max=bytes_max)
 
-    def write(self, tape: Source) -> None:
+    def write(self, tape: PieceSource) -> None:
         """Write what was appended to a tape since the last call."""
         pieces = tape.take()
         if self._has_lost:

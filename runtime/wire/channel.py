@@ -32,21 +32,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from isthmus.runtime.channels.contract import Endpoints, Parcel, Receiver, Standing
+from isthmus.runtime.channels.contract import Endpoints, Parcel, PeerReachability, Receiver
 from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.layout import Bytes, RefusalError
 from isthmus.runtime.wire import protocol_messages
 from isthmus.runtime.wire.connections import Connections, MachineOf
-from isthmus.runtime.wire.peers import Held, Limits, Peer, Sockets, Watch
+from isthmus.runtime.wire.peers import HeldMessage, Limits, Peer, Sockets, Watch
 from isthmus.runtime.wire.protocol_session import Identity, Session, read_hello
 from isthmus.runtime.wire.protocol_transfers import (
     CreditHeard,
     Event,
     FramesHeard,
     ParcelsArrived,
+    PeerRefused,
     PeerUp,
-    Refused,
     RelayHeard,
     ShipmentsEnded,
     UnreachableHeard,
@@ -112,7 +112,7 @@ class Delivery:
         elif not self._is_closed:
             self._credit.append((member, edge, count))
 
-    def hold(self, peer: Peer, held: Held) -> None:
+    def hold(self, peer: Peer, held: HeldMessage) -> None:
         """Deliver or hold a message that has just arrived. The caller wakes the peer."""
         peer.held.append(held)
         if not self._is_busy and self._is_welcome(peer):
@@ -386,7 +386,7 @@ class WireChannel:
         """A member has gone for good: drop everything to it, and everything from it and its earlier incarnations."""
         self._connections.forget(peer)
 
-    def standing(self) -> Standing:
+    def standing(self) -> PeerReachability:
         return self._connections.standing()
 
     def under_way(self) -> list[tuple[Member, int, Instant]]:
@@ -414,7 +414,7 @@ class WireChannel:
             if peer.session is not session:
                 return
             if isinstance(event, ParcelsArrived):
-                self._delivery.hold(peer, Held(session, event.parcels, event.cost))
+                self._delivery.hold(peer, HeldMessage(session, event.parcels, event.cost))
             elif isinstance(event, CreditHeard):
                 self._delivery.credit(peer.member, event.edge, event.more)
             elif isinstance(event, ShipmentsEnded):
@@ -423,7 +423,7 @@ class WireChannel:
                 peer.is_up, peer.reason, peer.attempts = True, "", 0
                 self._on_peer_up(peer.member)
                 self._connections.dial_through(peer)
-            elif isinstance(event, Refused):
+            elif isinstance(event, PeerRefused):
                 self._connections.end(peer, f"refused by the peer ({event.story})")
             else:
                 self._relaying.heard(peer, event)

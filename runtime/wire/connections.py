@@ -32,13 +32,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
-from isthmus.runtime.channels.contract import Endpoints, Standing
+from isthmus.runtime.channels.contract import Endpoints, PeerReachability
 from isthmus.runtime.clock import Clock, Duration, Instant
 from isthmus.runtime.errors import ConfigError, LocalProtocolError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.layout import Bytes, RefusalError
 from isthmus.runtime.wire import protocol_messages
-from isthmus.runtime.wire.peers import AcceptedLink, DialledLink, Limits, Link, Peer, RelayedLink, Route, Sockets
+from isthmus.runtime.wire.peers import AcceptedLink, DialledLink, Limits, Peer, RelayedLink, Route, SessionLink, Sockets
 from isthmus.runtime.wire.protocol_messages import Hello
 from isthmus.runtime.wire.protocol_session import Identity, Session, read_hello
 from isthmus.runtime.wire.protocol_transfers import Event
@@ -314,10 +314,10 @@ class Connections:
         peer.held.clear()
         self._close_session(peer)
 
-    def standing(self) -> Standing:
+    def standing(self) -> PeerReachability:
         now, named = self._clock.now(), [peer for peer in self.peers.values() if peer.is_expected]
         down = [peer for peer in named if not peer.is_up]
-        return Standing(
+        return PeerReachability(
             len(named), [(peer.member, Duration(0 if peer.word_at is None else now - peer.word_at)) for peer in down]
         )
 
@@ -328,7 +328,7 @@ class Connections:
         for peer in [peer for peer in self.peers.values() if peer.route == through.member]:
             self._dial(peer)
 
-    def way_through(self, through: Peer, peer: Peer) -> Link:
+    def way_through(self, through: Peer, peer: Peer) -> SessionLink:
         """A link through another peer, which is up."""
         assert through.session is not None
         return RelayedLink(through.session, self.own.member, peer.member, partial(self._owner.wake, through))
@@ -346,7 +346,7 @@ class Connections:
         session = Session.dial(self.own, peer.member, peer.pair, peer.dialled, token, intake)
         self._start(peer, session, self._way_to(peer, session) if through is None else self.way_through(through, peer))
 
-    def _way_to(self, peer: Peer, session: Session) -> Link:
+    def _way_to(self, peer: Peer, session: Session) -> SessionLink:
         """New sockets to a peer that listens."""
         assert isinstance(peer.route, Endpoints)
         gone, dealer = SessionReceiver(self, peer, session).gone, self._sockets.dealer
@@ -381,7 +381,7 @@ class Connections:
             raise RefusalError("crowd", f"{self._limits.peers_max} peers are known already")
         return self.welcome(peer or Peer(hello.source), link, connection, hello)
 
-    def welcome(self, peer: Peer, link: Link, connection: int, hello: Hello) -> SessionReceiver:
+    def welcome(self, peer: Peer, link: SessionLink, connection: int, hello: Hello) -> SessionReceiver:
         """Begin the session that a peer requests, or raise RefusalError."""
         if connection <= peer.accepted:
             raise RefusalError("connection", f"connection {connection} of {peer.member} comes after {peer.accepted}")
@@ -434,7 +434,7 @@ class Connections:
             peer.reason = reason
             self._owner.lost(peer.member, reason)
 
-    def _start(self, peer: Peer, session: Session, link: Link) -> None:
+    def _start(self, peer: Peer, session: Session, link: SessionLink) -> None:
         self._cancel_retry(peer)
         self.peers[peer.member] = peer
         peer.session, peer.link = session, link
@@ -490,7 +490,7 @@ class Connections:
                 link.send_control(session.refusal("silence", told))
                 self.end(peer, told)
 
-    def _is_expelled(self, link: Link) -> bool:
+    def _is_expelled(self, link: SessionLink) -> bool:
         """Whether the machine that dialled is no longer admitted; its messages are dropped in any case."""
         machine = link.machine if isinstance(link, AcceptedLink) else None
         keys = self._sockets.keys

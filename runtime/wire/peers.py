@@ -76,7 +76,7 @@ class Sockets(Protocol):
         """Release what the sockets share; all are closed."""
 
 
-class Link(Protocol):
+class SessionLink(Protocol):
     """The connection that carries the messages of one session; False means that it is broken."""
 
     def send_control(self, message: bytes) -> bool:
@@ -189,7 +189,7 @@ class Limits(NamedTuple):
     retry_max: Duration = seconds(1)
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldMessage(msgspec.Struct, frozen=True):
     """Parcels of one message that wait for the receiver, and the credit that all of them cost."""
 
     session: Session
@@ -210,8 +210,8 @@ class Peer:
         self.pair = Pair()
         self.route: Route = None
         self.session: Session | None = None
-        self.link: Link | None = None
-        self.held: deque[Held] = deque()
+        self.link: SessionLink | None = None
+        self.held: deque[HeldMessage] = deque()
         self.is_expected = self.is_up = False
         self.reason = ""
         self.began_at = self.heard_at = Instant(0)

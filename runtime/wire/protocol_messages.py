@@ -9,7 +9,7 @@ everything that holds for a whole connection (run, fingerprint, both members wit
 messages carry the connection's number instead. The digest protects against accidents, not against forgers.
 
 The kind is read first, because the session checks whether a message may come before its content is decoded. The fields
-of each kind are declared as a `Form`, which C code reads.
+of each kind are declared as a `WireForm`, which C code reads.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ class Hello(NamedTuple):
     granted: dict[int, int]
 
 
-class Form(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+class WireForm(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """Base of messages that C code decodes by their declared number of fields, types and ranges."""
 
 
-class Party(Form, frozen=True):
+class Party(WireForm, frozen=True):
     """A member, as messages name it."""
 
     role: Name
@@ -103,7 +103,7 @@ class Party(Form, frozen=True):
         return Member(Replica(self.role, self.slot), self.incarnation)
 
 
-class Greeting(Form, frozen=True):
+class Greeting(WireForm, frozen=True):
     """A `Hello` of either side."""
 
     kind: int
@@ -118,14 +118,14 @@ class Greeting(Form, frozen=True):
     granted: Totals
 
 
-class Refusal(Form, frozen=True, tag=REFUSAL):
+class Refusal(WireForm, frozen=True, tag=REFUSAL):
     """Why the other side ends a connection."""
 
     reason: Name
     story: Name
 
 
-class Relayed(Form, frozen=True):
+class Relayed(WireForm, frozen=True):
     """Source and target of a relayed message; a RELAY contains the sealed message itself."""
 
     kind: int
@@ -134,13 +134,13 @@ class Relayed(Form, frozen=True):
     inner: bytes
 
 
-class Attach(Form, frozen=True, tag=ATTACH):
+class Attach(WireForm, frozen=True, tag=ATTACH):
     """The first message on a data socket: the token of its connection."""
 
     token: Token
 
 
-class State(Form, frozen=True, tag=STATE):
+class State(WireForm, frozen=True, tag=STATE):
     """Progress of the sender of this message: totals of the connection, so that a later one supersedes an earlier one.
 
     `heard` counts control messages, `taken` bytes, `acknowledged` items that the receiver was given; `granted` has the
@@ -157,7 +157,7 @@ class State(Form, frozen=True, tag=STATE):
     pace: Count
 
 
-class Envelope(Form, frozen=True):
+class Envelope(WireForm, frozen=True):
     """Metadata of an item, except its sequence number.
 
     `replaces` on Latest edges; `size_bytes` as its sender counts.
@@ -172,7 +172,7 @@ class Envelope(Form, frozen=True):
     size_bytes: Count
 
 
-class Record(Form, frozen=True):
+class ItemRecord(WireForm, frozen=True):
     """An item that begins in a batch: its number on its edge, its envelope, and its tree, which `Assembly` checks."""
 
     sequence: Count
@@ -180,7 +180,7 @@ class Record(Form, frozen=True):
     tree: Any
 
 
-class Batch(Form, frozen=True, tag=BATCH):
+class Batch(WireForm, frozen=True, tag=BATCH):
     """Items and pieces of items.
 
     `transfer` numbers the first item that the message touches, counting every item of the connection from 0; `piece` is
@@ -190,7 +190,7 @@ class Batch(Form, frozen=True, tag=BATCH):
     transfer: Count
     piece: Count
     digests: Annotated[list[int], msgspec.Meta(max_length=FRAMES_MAX)]
-    records: Annotated[list[Record], msgspec.Meta(max_length=RECORDS_MAX)]
+    records: Annotated[list[ItemRecord], msgspec.Meta(max_length=RECORDS_MAX)]
 
 
 state_of: Final = reader(State)

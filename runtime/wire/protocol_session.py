@@ -35,8 +35,8 @@ from isthmus.runtime.wire.protocol_transfers import (
     Inbound,
     Incoming,
     Outbound,
+    PeerRefused,
     PeerUp,
-    Refused,
     RelayHeard,
     ShipmentsEnded,
     UnreachableHeard,
@@ -174,7 +174,7 @@ class Session:
             kind, body = self._unsealed(frames[0], protocol_messages.CONTROL_BYTES_MAX)
             if kind == protocol_messages.REFUSAL:
                 self.close()
-                return [Refused(*protocol_messages.refusal_of(body))]
+                return [PeerRefused(*protocol_messages.refusal_of(body))]
             was = self._advance(kind, is_data=False)
             if kind != protocol_messages.WELCOME:
                 self._heard += 1

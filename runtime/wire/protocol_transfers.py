@@ -48,7 +48,7 @@ from isthmus.runtime.wire.protocol_credit import (
     charge,
     claim,
 )
-from isthmus.runtime.wire.protocol_messages import Record
+from isthmus.runtime.wire.protocol_messages import ItemRecord
 
 HEAD_BYTES_MAX: Final = 64 << 10
 """Bytes of the records of one message, beyond the first: libzmq copies them while the loop waits."""
@@ -296,7 +296,7 @@ class UnreachableHeard(NamedTuple):
     target: Member
 
 
-class Refused(NamedTuple):
+class PeerRefused(NamedTuple):
     """The peer ended the connection and gave the reason."""
 
     reason: str
@@ -304,7 +304,7 @@ class Refused(NamedTuple):
 
 
 Event: TypeAlias = (
-    PeerUp | CreditHeard | ShipmentsEnded | ParcelsArrived | RelayHeard | FramesHeard | UnreachableHeard | Refused
+    PeerUp | CreditHeard | ShipmentsEnded | ParcelsArrived | RelayHeard | FramesHeard | UnreachableHeard | PeerRefused
 )
 
 
@@ -349,7 +349,7 @@ class Incoming:
         """Items of this connection that are complete."""
         self._inbound, self._intake = inbound, intake
         self._pieces = 0
-        self._partial: tuple[Record, Assembly] | None = None
+        self._partial: tuple[ItemRecord, Assembly] | None = None
 
     def read(self, body: Bytes, frames: Sequence[Bytes]) -> list[Event]:
         """Items that a message completes, in one event; RefusalError if it is not the next one, or has no credit."""
@@ -372,7 +372,7 @@ class Incoming:
         return [ParcelsArrived(self._assemble(items, raw, batch.digests), cost)]
 
     def _assemble(
-        self, items: list[tuple[Record, Assembly]], raw: Sequence[Bytes], digests: list[int]
+        self, items: list[tuple[ItemRecord, Assembly]], raw: Sequence[Bytes], digests: list[int]
     ) -> deque[tuple[int, Parcel]]:
         """Distribute the pieces over the items that want them; (snapshot number, parcel) of each that is complete."""
         parcels: deque[tuple[int, Parcel]] = deque()

@@ -49,14 +49,14 @@ def memory(settings: Mapping[str, Any]) -> dict[str, int | None]:
     from isthmus.ops.data.batches import At
     from isthmus.ops.exchange.fragments import partition
     from isthmus.ops.island.jax_learner import Learner
-    from isthmus.ops.island.life import Life
+    from isthmus.ops.island.life import LearnerLife
     from isthmus.programs.engine.request.layout import layout
     from isthmus.programs.language_model import task
     from isthmus.programs.study.aot.figures import Compiled
     from isthmus.programs.study.aot.worker import bytes_on_device, compiled
 
     trained = task(**settings)
-    learner = Learner(trained, partition(layout(trained), 8), life=Life(0, 0, 1))
+    learner = Learner(trained, partition(layout(trained), 8), life=LearnerLife(0, 0, 1))
     state, predicted = bytes_on_device(learner.shapes), 0
     for call in learner._functions.calls(trained.batch(At(0, 0, 0))):
         found = compiled(call.function.lower(*call.arguments), {})

@@ -85,11 +85,11 @@ def _learner(batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """A step of the shipped task as a learner dispatches it, and its batches."""
     from isthmus.ops.data.batches import At
     from isthmus.ops.island.jax_learner import Learner
-    from isthmus.ops.island.life import Life
+    from isthmus.ops.island.life import LearnerLife
     from isthmus.programs.language_model import task
 
     nano = task(batch=batch)
-    learner = Learner(nano, (), life=Life(0, 0, 1))
+    learner = Learner(nano, (), life=LearnerLife(0, 0, 1))
     learner.compile(nano.batch(At(0, 0, 0)))
     learner.begin()
     return lambda each: learner.dispatch(each, 0.5), nano.batch

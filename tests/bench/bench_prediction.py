@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import tapes
 from isthmus.programs.engine.results.tapes import BATCH, STEP
-from isthmus.programs.study.lab.chaos_strikes import Cast, comes_about
-from isthmus.programs.study.lab.goodput import Terms, failures, lived
+from isthmus.programs.study.lab.chaos_strikes import ProcessTable, comes_about
+from isthmus.programs.study.lab.goodput import FailureTerms, failures, lived
 from isthmus.runtime.cores.scheduler_events import FiringEnded, HostRecord, RunBody
 from isthmus.runtime.graph.plans import Plan, lower
 from tests.bench.size import ordered
@@ -128,7 +128,7 @@ def tried(seed: int, seconds: float, within: Path) -> list[Trial]:
 def _zero(folder: Path) -> float:
     """When the first inner step of a run was, in seconds of the monotonic clock."""
     until = time.monotonic() + BEGIN_SECONDS_MAX
-    while (zero := Cast(folder).zero()) is None:
+    while (zero := ProcessTable(folder).zero()) is None:
         assert time.monotonic() < until, f"the run in {folder} does not begin"
         time.sleep(0.2)
     return zero
@@ -136,7 +136,7 @@ def _zero(folder: Path) -> float:
 
 def _strike(trial: Trial, folder: Path, zero: float, seconds: float, over: threading.Event) -> None:
     """Kill learners of one run until its time is over."""
-    cast = Cast(folder)
+    cast = ProcessTable(folder)
     due = sorted(
         (at, slot)
         for slot in range(trial.learners)
@@ -186,19 +186,19 @@ def _steps(plan: Plan, records: Sequence[HostRecord]) -> tuple[list[int], list[i
     return begun, ended
 
 
-def terms_of(trials: Sequence[Trial]) -> Terms:
+def terms_of(trials: Sequence[Trial]) -> FailureTerms:
     """What the model is set by: the means of these runs."""
     step = statistics.fmean(trial.step for trial in trials)
     away = statistics.fmean(sum(each) for trial in trials for each in trial.rebirths)
-    return Terms(step, away, repair_seconds=math.inf, interval_seconds=ordered.INTERVAL * step)
+    return FailureTerms(step, away, repair_seconds=math.inf, interval_seconds=ordered.INTERVAL * step)
 
 
-def goodput(terms: Terms, failed: Sequence[Sequence[float]], seconds: float) -> float:
+def goodput(terms: FailureTerms, failed: Sequence[Sequence[float]], seconds: float) -> float:
     """What the model says of learners that fail at these moments."""
     return statistics.fmean(lived(each, terms, math.inf, seconds).good_seconds() / seconds for each in failed)
 
 
-def goodput_by_rate(terms: Terms, learners: int, mean: float, seconds: float) -> float:
+def goodput_by_rate(terms: FailureTerms, learners: int, mean: float, seconds: float) -> float:
     """What it says of so many learners that fail so often."""
     rng = Random(f"by rate {learners} {mean}")
     return statistics.fmean(
@@ -206,7 +206,7 @@ def goodput_by_rate(terms: Terms, learners: int, mean: float, seconds: float) ->
     )
 
 
-def row(cell: tuple[int, float], trials: Sequence[Trial], terms: Terms) -> dict[str, Any]:
+def row(cell: tuple[int, float], trials: Sequence[Trial], terms: FailureTerms) -> dict[str, Any]:
     """A line of the table: percent, and points."""
     own = [trial for trial in trials if trial.cell == cell]
     measured = [100 * trial.goodput for trial in own]

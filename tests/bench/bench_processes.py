@@ -54,13 +54,13 @@ def bare(core: int, steps: int) -> None:
     os.sched_setaffinity(0, {core})
     from isthmus.ops.data.batches import At
     from isthmus.ops.island.jax_learner import Learner
-    from isthmus.ops.island.life import Life
+    from isthmus.ops.island.life import LearnerLife
     from isthmus.programs.engine.request.environment import prepare_environment
     from isthmus.programs.language_model import task
 
     prepare_environment(1)
     nano = task()
-    learner = Learner(nano, (), life=Life(0, 0, 1))
+    learner = Learner(nano, (), life=LearnerLife(0, 0, 1))
     learner.compile(nano.batch(At(0, 0, 0)))
     learner.begin()
     pending = None

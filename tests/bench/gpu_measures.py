@@ -86,7 +86,7 @@ def exchange(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from isthmus.ops.data.batches import At
     from isthmus.ops.exchange.fragments import partition
     from isthmus.ops.island.jax_learner import Learner
-    from isthmus.ops.island.life import Life
+    from isthmus.ops.island.life import LearnerLife
     from isthmus.ops.kernels import coding
     from isthmus.ops.learner.fragment_send import outer_gradient
     from isthmus.programs.engine.request.environment import prepare_environment
@@ -98,7 +98,7 @@ def exchange(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     fragments = partition(layout(trained), FRAGMENTS)
     part = max(range(FRAGMENTS), key=lambda number: fragments[number].size)
     fragment = fragments[part]
-    trainee = Learner(trained, fragments, life=Life(0, 0, 1))
+    trainee = Learner(trained, fragments, life=LearnerLife(0, 0, 1))
     trainee.begin()
     anchor = np.array(trainee.extract(part), np.float32)
     for step in range(STEPS):

@@ -109,13 +109,13 @@ def _turn(pids: list[int], seconds: float, steps: Callable[[], list[tuple[float,
 def _bare(settings: Mapping[str, Any]) -> None:
     from isthmus.ops.data.batches import At
     from isthmus.ops.island.jax_learner import Learner
-    from isthmus.ops.island.life import Life
+    from isthmus.ops.island.life import LearnerLife
     from isthmus.programs.engine.request.environment import prepare_environment
     from isthmus.programs.language_model import task
 
     prepare_environment(1)
     trained = task(**settings)
-    learner = Learner(trained, (), life=Life(0, 0, 1))
+    learner = Learner(trained, (), life=LearnerLife(0, 0, 1))
     learner.compile(trained.batch(At(0, 0, 0)))
     learner.begin()
     step = 0

@@ -14,7 +14,7 @@ import pytest
 from isthmus.ops.island.optimizer import adamw
 from isthmus.programs import Program
 from isthmus.programs.engine.request.request import prepare
-from isthmus.programs.study.simulation.pytest_plugin import Result, Worlds
+from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.programs.update_settings import INTERVAL_MAX, outer_settings
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import Job, Reference
@@ -29,7 +29,7 @@ WITH_OUTER_STEPS = tuple(SETTINGS)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Result]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, WorldResult]]:
     """Each program once, one learner in four at half speed."""
     worlds = Worlds(tmp_path_factory.mktemp("family"))
     try:
@@ -48,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Result]
 
 
 @pytest.mark.parametrize("name", BLOCKING)
-def test_it_trains_the_budget_exactly_and_leaves_a_model(runs: dict[str, Result], name: str) -> None:
+def test_it_trains_the_budget_exactly_and_leaves_a_model(runs: dict[str, WorldResult], name: str) -> None:
     result = runs[name]
     assert result.eval_loss is not None
     assert result.eval_loss < 0.8 * result.summary["eval_loss_initial"]
@@ -60,14 +60,14 @@ def test_it_trains_the_budget_exactly_and_leaves_a_model(runs: dict[str, Result]
 
 
 @pytest.mark.parametrize("name", BLOCKING)
-def test_the_fast_wait_for_the_slow_one_and_it_shows(runs: dict[str, Result], name: str) -> None:
+def test_the_fast_wait_for_the_slow_one_and_it_shows(runs: dict[str, WorldResult], name: str) -> None:
     waited = {row["learner"]: row["stall_seconds"] for row in runs[name].summary["per_learner"]}
     assert min(waited[slot] for slot in range(3)) > 0.3  # Half of 60 steps of 20 ms, but for the last round's.
     assert waited[3] < 0.3 * waited[0] or name in ("data-parallel", "elastic-data-parallel")
 
 
 @pytest.mark.parametrize("name", WITH_OUTER_STEPS)
-def test_its_accounts_add_up_and_everybody_contributes(runs: dict[str, Result], name: str) -> None:
+def test_its_accounts_add_up_and_everybody_contributes(runs: dict[str, WorldResult], name: str) -> None:
     summary = runs[name].summary
     assert summary["contributors_mean"] == 4.0
     assert summary["syncer_shards"] == 1
@@ -79,14 +79,16 @@ def test_its_accounts_add_up_and_everybody_contributes(runs: dict[str, Result], 
 
 
 @pytest.mark.parametrize("name", ["data-parallel", "elastic-data-parallel"])
-def test_without_outer_steps_nothing_is_told_of_any(runs: dict[str, Result], name: str) -> None:
+def test_without_outer_steps_nothing_is_told_of_any(runs: dict[str, WorldResult], name: str) -> None:
     summary = runs[name].summary
     figures = ("fragments", "outer_steps", "contributors_mean", "merged_share", "tokens_merged", "tokens_lost")
     assert [summary[figure] for figure in figures] == [0] * len(figures)
     assert summary["tokens_pending"] == summary["tokens_total"]
 
 
-def test_the_learners_of_data_parallel_report_the_same_step_and_hold_the_same_model(runs: dict[str, Result]) -> None:
+def test_the_learners_of_data_parallel_report_the_same_step_and_hold_the_same_model(
+    runs: dict[str, WorldResult],
+) -> None:
     """The ring and the syncer add in another order, so the two programs agree but for rounding."""
     ring, star = (final_model(runs[name].folder) for name in ("data-parallel", "elastic-data-parallel"))
     assert all(np.allclose(ring[tensor], star[tensor], atol=1e-3) for tensor in ring)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.recovery.hold import Memory
+from isthmus.ops.recovery.hold import ShardMemory
 from isthmus.programs import Program
-from isthmus.programs.study.simulation.pytest_plugin import Result, Worlds
+from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime import sim
 from isthmus.runtime.clock import milliseconds
 from tests.programs.family import ADAM, SGD, final_model, recorded
@@ -37,7 +37,7 @@ def _delays(monkeypatch: pytest.MonkeyPatch, answer_ms: float) -> None:
     monkeypatch.setattr(sim, "World", Uneven)
 
 
-def _run(world: Worlds, program: str, task: Any = ADAM, steps: int = STEPS, **settings: Any) -> Result:
+def _run(world: Worlds, program: str, task: Any = ADAM, steps: int = STEPS, **settings: Any) -> WorldResult:
     result = world.run(Program(program, **settings), task=task, learners=4, steps=steps, jitter=0.0)
     assert result.summary["contributors_mean"] in (0.0, 4.0)  # 0 where there is no syncer.
     return result
@@ -51,7 +51,7 @@ def test_decoupled_is_streaming_where_everybody_is_waited_for(
     step after the capture. With H = P both programs capture fragment p after p + 1 steps, and then every H; the first
     merge waits for no holder of the model, as learners would step meanwhile in one of the programs."""
     _delays(monkeypatch, answer_ms)
-    monkeypatch.setattr(Memory, "is_kept", lambda *_: True)
+    monkeypatch.setattr(ShardMemory, "is_kept", lambda *_: True)
     settings = {"fragments": FRAGMENTS, "interval": FRAGMENTS, "overlap": overlap, "merge": "rda", "alpha": 0.0}
     with recorded() as decoupled:
         assert _run(world, "decoupled-diloco", quorum=4, push="float32", **settings, **OUTER).waits == 0

@@ -166,7 +166,7 @@ MOVABLE: Final = (SYNCER, "evaluator")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Site:
+class MachineSite:
     """A machine as a run knows it.
 
     The address of its daemon and its public key, where it has them; the roles that it takes (all, if empty); and the
@@ -182,14 +182,14 @@ class Site:
     kinds: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, machine: Machine) -> Site:
+    def of(cls, machine: Machine) -> MachineSite:
         """The site of a machine in a cluster file."""
         device = machine.device
         declared = () if device is None else (machine.islands or 0, machine.devices, (device.kind, *device.names))
         return cls(machine.name, machine.address, machine.public_key, machine.roles, *declared)
 
     @classmethod
-    def read(cls, data: Mapping[str, Any]) -> Site:
+    def read(cls, data: Mapping[str, Any]) -> MachineSite:
         """The site that some data stand for; KeyError, TypeError or ValueError if they stand for none."""
         return cls(**{**data, **{name: tuple(data[name]) for name in ("roles", "kinds")}})
 
@@ -220,7 +220,7 @@ class Sites:
     """
 
     home: str
-    sites: Mapping[str, Site]
+    sites: Mapping[str, MachineSite]
     placement: Mapping[Replica, str]
     digest: str
     term: int = 1
@@ -228,19 +228,19 @@ class Sites:
 
     @classmethod
     def of(cls, home: str, machines: Sequence[Machine], placement: Mapping[Replica, str], digest: str) -> Sites:
-        return cls(home, {machine.name: Site.of(machine) for machine in machines}, placement, digest)
+        return cls(home, {machine.name: MachineSite.of(machine) for machine in machines}, placement, digest)
 
     @property
-    def others(self) -> list[Site]:
+    def others(self) -> list[MachineSite]:
         """All sites but home."""
         return [site for name, site in self.sites.items() if name != self.home]
 
     @property
-    def heirs(self) -> list[Site]:
+    def heirs(self) -> list[MachineSite]:
         """The sites that may be its home: machines that lose the present one look for the next there."""
         return [site for site in self.sites.values() if site.address is not None]
 
-    def moved(self, home: str, sites: Sequence[Site], term: int) -> Sites:
+    def moved(self, home: str, sites: Sequence[MachineSite], term: int) -> Sites:
         """The same run with another home, in that term; `sites` are those of today's cluster file.
 
         Replicas at the former home move to the new one, except learners, which belong to the islands of their machines.
@@ -252,7 +252,7 @@ class Sites:
         }
         return Sites(home, by_name, placement, self.digest, term, self.home if self.home != home else "")
 
-    def computes(self, site: Site, computing: Sequence[str]) -> bool:
+    def computes(self, site: MachineSite, computing: Sequence[str]) -> bool:
         """Whether a host may ever be there that imports the task."""
         there = {leader(replica).role for replica, name in self.placement.items() if name == site.name}
         return not (there | set(site.movable)).isdisjoint(computing)
@@ -290,7 +290,7 @@ class Sites:
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Sites:
         """The sites that some data stand for; KeyError, TypeError or ValueError if they stand for none."""
-        sites = [Site.read(site) for site in data["sites"]]
+        sites = [MachineSite.read(site) for site in data["sites"]]
         placement = {Replica.parse(text): str(name) for text, name in data["placement"].items()}
         by_name, term = {site.name: site for site in sites}, int(data["term"])
         return cls(str(data["home"]), by_name, placement, str(data["digest"]), term, str(data["former"]))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, final
 
-from isthmus.ops.exchange.adaptive import Wanted
+from isthmus.ops.exchange.adaptive import WantedSettings
 from isthmus.ops.exchange.schemas import BITS
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
@@ -38,7 +38,7 @@ FLOAT32_BYTES: Final = 4
 
 @final
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledNeeds:
     """Needs of a compiled step, per device.
 
     `memory_bytes`: of the function that needs most; `limit_bytes`: available to programs; `products_seconds`: of a
@@ -57,7 +57,7 @@ class Compiled:
         return self.memory_bytes <= self.limit_bytes
 
 
-Find = Callable[[Machine, int], Compiled | None]
+Find = Callable[[Machine, int], CompiledNeeds | None]
 """The needs of a slot's learner on an island of a machine; None where no compiler was asked."""
 
 
@@ -96,7 +96,7 @@ def answers_bytes(request: Request) -> int:
     pacer = next((node.keywords for node in request.graph.nodes if node.body is Pacer), None)
     if pacer is None:
         return 0
-    wanted = Wanted.of(**{name: pacer[name] for name in ("push", "update", "interval", "overlap")})
+    wanted = WantedSettings.of(**{name: pacer[name] for name in ("push", "update", "interval", "overlap")})
     rounds = rounds_in_flight_max(wanted.overlap, pacer["fragments"], wanted.interval, pacer["shards"])
     rounds = min(rounds, -(-pacer["fragments"] // pacer["shards"]))
     return int(rounds * request.job.learners * max(pacer["sizes"]) * BITS.get(pacer["push"], 32) / 8)

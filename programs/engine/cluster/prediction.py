@@ -42,7 +42,7 @@ from isthmus.ops.exchange.adaptive import AUTO, first_interval
 from isthmus.ops.exchange.schemas import BITS
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.placing import (
-    Compiled,
+    CompiledNeeds,
     Find,
     host_bytes,
     learner_bytes,
@@ -109,7 +109,7 @@ STEP: Final = "inner-step"
 
 @final
 @dataclass(frozen=True, slots=True)
-class Island:
+class IslandPrediction:
     """The prediction for a learner's island.
 
     Seconds a step; minimum and maximum bytes; mean bits a second that the learner sends, and as many that it receives;
@@ -129,7 +129,7 @@ class Island:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Link:
+class MachineLink:
     """Mean bits a second that cross a machine's network link in the busier direction, and how many can."""
 
     machine: str
@@ -145,8 +145,8 @@ class Prediction:
     `host_bytes`: minimum that the hosts on each machine need of its own memory.
     """
 
-    islands: tuple[Island, ...]
-    links: tuple[Link, ...]
+    islands: tuple[IslandPrediction, ...]
+    links: tuple[MachineLink, ...]
     host_bytes: Mapping[str, int]
     price_per_hour: float | None
     assumptions: str
@@ -164,7 +164,7 @@ def predict(request: Request, topology: Topology, placement: Placement, compiled
     rates = _rates(request, parameters, steps)
     memory = learner_bytes(request) if hosts else 0
     islands = tuple(
-        Island(
+        IslandPrediction(
             number,
             machine.name,
             None if machine.device is None else machine.device.kind,
@@ -181,7 +181,7 @@ def predict(request: Request, topology: Topology, placement: Placement, compiled
     return Prediction(islands, links, host_bytes(request, topology, placement), _price(hosts), assumptions)
 
 
-def step_seconds(machine: Machine, parameters: int, tokens: int, compiled: Compiled | None = None) -> float | None:
+def step_seconds(machine: Machine, parameters: int, tokens: int, compiled: CompiledNeeds | None = None) -> float | None:
     """Predicted seconds of a step on `tokens` tokens on an island of `machine`; None if unknown.
 
     `compiled` has the figures of a compiler, if the step was compiled.
@@ -220,7 +220,7 @@ def _format(request: Request) -> str:
     return max((name if name in BITS else "float32" for name in asked), key=BITS.__getitem__)
 
 
-def _links(topology: Topology, placement: Placement, rates: Sequence[float | None]) -> tuple[Link, ...]:
+def _links(topology: Topology, placement: Placement, rates: Sequence[float | None]) -> tuple[MachineLink, ...]:
     """The load of each machine's link; bits are None if a learner's rate is unknown."""
     sent: defaultdict[str, float] = defaultdict(float)
     received: defaultdict[str, float] = defaultdict(float)
@@ -230,7 +230,7 @@ def _links(topology: Topology, placement: Placement, rates: Sequence[float | Non
             sent[source] += bits
             received[target] += bits
     return tuple(
-        Link(
+        MachineLink(
             machine.name,
             max(sent[machine.name], received[machine.name]) if is_known else None,
             machine.bandwidth_bits,
@@ -372,24 +372,24 @@ def _machine(machine: Machine, placement: Placement, prediction: Prediction) -> 
     return machine.name, ", ".join(said), takes or "nobody"
 
 
-def _alike(topology: Topology, islands: Sequence[Island]) -> Iterator[list[Island]]:
+def _alike(topology: Topology, islands: Sequence[IslandPrediction]) -> Iterator[list[IslandPrediction]]:
     """Islands with a learner, grouped by machine and equal prediction, in the machines' order."""
     for machine in topology.machines:
-        groups: dict[Island, list[Island]] = {}
+        groups: dict[IslandPrediction, list[IslandPrediction]] = {}
         for island in islands:
             if island.machine == machine.name:
                 groups.setdefault(replace(island, learner=0), []).append(island)
         yield from groups.values()
 
 
-def _caption(islands: Sequence[Island]) -> str:
+def _caption(islands: Sequence[IslandPrediction]) -> str:
     """The line of islands that are alike."""
     where = f"{_ranges([island.learner for island in islands])} on {islands[0].machine}"
     step = islands[0].step_seconds
     return where if step is None else f"{where}, step {seconds(step)} predicted"
 
 
-def _islands(islands: Sequence[Island]) -> tuple[str, ...]:
+def _islands(islands: Sequence[IslandPrediction]) -> tuple[str, ...]:
     """The row of islands that are alike."""
     first = islands[0]
     device = "not known" if first.device is None else f"{first.devices} x {first.device}"
@@ -402,7 +402,7 @@ def _islands(islands: Sequence[Island]) -> tuple[str, ...]:
     return f"{first.machine}: {LEARNER}/{_ranges([island.learner for island in islands])}", device, step, memory, link
 
 
-def _link(link: Link) -> str:
+def _link(link: MachineLink) -> str:
     used = scaled(link.bits or 0, "bit/s")
     if link.bits_max is None:
         return used

@@ -34,7 +34,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from isthmus.ops.elastic import copies
-from isthmus.ops.elastic.copies import Place
+from isthmus.ops.elastic.copies import WorkerPlace
 from isthmus.runtime.ids import Member, follower, gang_number, leader
 from isthmus.runtime.supervision.messages import Form, Formed
 from isthmus.runtime.system.processes import die_with_parent, end_after
@@ -216,9 +216,9 @@ class ElasticHost:
         """Start the nursery, which forks workers, while this process has no threads."""
         self.workers = Nursery(self.names[self.number], work)
 
-    def place(self, devices: int | None, kinds: tuple[str, ...]) -> Place:
+    def place(self, devices: int | None, kinds: tuple[str, ...]) -> WorkerPlace:
         """The resources that a worker gets from this host."""
-        return Place(self.files, self.door, self.token, devices, kinds)
+        return WorkerPlace(self.files, self.door, self.token, devices, kinds)
 
     @property
     def endpoints(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from isthmus.runtime.ids import LEARNER, Member, leader
 
 
 @final
-class Claim:
+class IslandClaim:
     """An island that this process has, until it ends."""
 
     def __init__(self, island: int, locks: list[BinaryIO]) -> None:
@@ -47,7 +47,7 @@ class Claim:
             lock.close()
 
 
-def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> Claim:
+def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> IslandClaim:
     """The first free island; each is given as the names of the resources that it needs for itself.
 
     ConfigError if none is free.
@@ -59,7 +59,7 @@ def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> Claim
     for number, names in enumerate(islands):
         locks = _locked(folder / f"{name}.lock" for name in names)
         if locks is not None:
-            return Claim(number, locks)
+            return IslandClaim(number, locks)
     do = "End what has them, or start fewer learners here: run.learners, or `islands` of this machine."
     raise ConfigError("Taking an island", f"one of {len(islands)} that is free", "all of them taken", do)
 
@@ -85,7 +85,7 @@ def _folder() -> Path:
 
 
 EVALUATOR: Final = "evaluator"
-_CLAIMS: Final[list[Claim]] = []
+_CLAIMS: Final[list[IslandClaim]] = []
 """Held until this process ends."""
 
 

@@ -42,7 +42,7 @@ _MODE: Final = 0o600
 
 @final
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Admission:
     """A machine, how it came to be admitted, or not, and whether it is an operator."""
 
     name: str
@@ -54,7 +54,7 @@ class Entry:
         return f"{self.name} {key} {self.way}{f' {OPERATOR}' if self.is_operator else ''}\n"
 
 
-Entries = dict[str, Entry]
+Entries = dict[str, Admission]
 """Entries by public key."""
 
 
@@ -81,7 +81,7 @@ def read(machine: str) -> Entries:
         if not security_keys.is_key(key) or way not in _WAYS or more not in ([], [OPERATOR]):
             expected = f"lines of a name, a public key and one of {', '.join(_WAYS)}, perhaps with `{OPERATOR}`"
             raise ConfigError(doing, expected, repr(line[:100]), "Correct the line, or take it away.")
-        entries[key] = Entry(name, way, bool(more))
+        entries[key] = Admission(name, way, bool(more))
     return entries
 
 
@@ -114,10 +114,10 @@ def keyring(machine: str, config: MachineConfig) -> Keyring | None:
     with _changing(machine, f"Starting the daemon {machine!r}") as entries:
         kept = {key: entry for key, entry in entries.items() if entry.way in (ADMITTED, EXPELLED)}
         entries.clear()
-        entries[config.pair.public] = Entry(machine, OWN, is_operator=True)
+        entries[config.pair.public] = Admission(machine, OWN, is_operator=True)
         for key, name in config.admitted.items():
             security_keys.check(admitted(entries), name, key, f"Starting the daemon {machine!r}")
-            entries[key] = _settled(Entry(name, CONFIGURED, key in config.operators), kept.pop(key, None))
+            entries[key] = _settled(Admission(name, CONFIGURED, key in config.operators), kept.pop(key, None))
         for key, entry in kept.items():
             if entry.way == ADMITTED:
                 security_keys.check(admitted(entries), entry.name, key, f"Reading {path_of(machine)}")
@@ -125,7 +125,7 @@ def keyring(machine: str, config: MachineConfig) -> Keyring | None:
     return Keyring(config.pair, admitted(entries), machine, operators(entries))
 
 
-def _settled(configured: Entry, changed: Entry | None) -> Entry:
+def _settled(configured: Admission, changed: Admission | None) -> Admission:
     """The entry of a machine of machine.toml, overridden by a command's change, if any."""
     if changed is None or changed == replace(configured, way=ADMITTED):
         return configured
@@ -147,7 +147,7 @@ def admit(machine: str, name: str, key: str, *, is_operator: bool = False) -> bo
         ):
             return False
         security_keys.check(admitted(entries), name, key, f"Admitting {name!r} to {machine!r}")
-        entries[key] = Entry(name, ADMITTED, is_operator)
+        entries[key] = Admission(name, ADMITTED, is_operator)
     return True
 
 
@@ -162,7 +162,7 @@ def expel(machine: str, name: str) -> bool:
     with _changing(machine, f"Expelling {name!r}") as entries:
         gone = [key for key, each in admitted(entries).items() if each == name]
         for key in gone:
-            entries[key] = Entry(name, EXPELLED)  # The next start forgets it, unless machine.toml lists it.
+            entries[key] = Admission(name, EXPELLED)  # The next start forgets it, unless machine.toml lists it.
     return bool(gone)
 
 
@@ -223,7 +223,7 @@ class Admissions:
         except ConfigError as error:
             self._tell(f"goes on with the keys that it knows: {error}")
 
-    def _follow(self, entries: Mapping[str, Entry]) -> None:
+    def _follow(self, entries: Mapping[str, Admission]) -> None:
         now, before, operated = admitted(dict(entries)), self._ring.admitted, self._ring.operators
         self._ring.replace(now, operators(dict(entries)))
         for name in sorted(set(before.values()) - set(self._ring.admitted.values())):

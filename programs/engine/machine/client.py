@@ -15,10 +15,10 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.cluster_file import Cluster
-from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Site
+from isthmus.programs.engine.cluster.handover import Handover, MachineSite, RunRoot
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.run import private_daemon
-from isthmus.programs.engine.run.in_process import Outcome, Watch
+from isthmus.programs.engine.run.in_process import RunOutcome, Watch
 from isthmus.programs.engine.run.in_processes import STATUS_SECONDS, Submitted, ended, shown
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError, RunError
@@ -36,7 +36,7 @@ SILENCE_SECONDS_MAX: Final = 60.0
 
 @final
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class DaemonClient:
     """The daemon of a machine, as a command reaches it."""
 
     name: str
@@ -45,12 +45,12 @@ class Daemon:
     server_key: str = ""
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Daemon:
+    def of(cls, cluster: Cluster) -> DaemonClient:
         """The home of the runs of a cluster; PlacementError if no machine can be."""
         return cls.at(cluster, home_of(cluster.topology))
 
     @classmethod
-    def next_of(cls, cluster: Cluster, name: str | None) -> Daemon:
+    def next_of(cls, cluster: Cluster, name: str | None) -> DaemonClient:
         """The machine `name` of a cluster, or without a name the first that can be a home and whose daemon listens.
 
         ConfigError if there is none.
@@ -67,7 +67,7 @@ class Daemon:
         return cls.at(cluster, home_of(replace(cluster, machines=there).topology))
 
     @classmethod
-    def at(cls, cluster: Cluster, home: Machine | None) -> Daemon:
+    def at(cls, cluster: Cluster, home: Machine | None) -> DaemonClient:
         """The daemon of one machine of a cluster; PlacementError for none."""
         if home is None:
             do = 'Give the machine that is to be the home of runs an address = "tcp://HOST:PORT".'
@@ -76,7 +76,7 @@ class Daemon:
         return cls(home.name, home.endpoint, keys, home.public_key or "")
 
     @classmethod
-    def here(cls, name: str) -> Daemon | None:
+    def here(cls, name: str) -> DaemonClient | None:
         """The daemon of this name on this machine, if it listens on loopback and so needs no keys."""
         for entry in private_daemon.living():
             if entry.name == name and is_loopback(entry.endpoint):
@@ -129,7 +129,7 @@ def find(
     return answer
 
 
-def folder_there(daemon: Daemon, root: str, run_dir: Path | None) -> str:
+def folder_there(daemon: DaemonClient, root: str, run_dir: Path | None) -> str:
     """The run folder that --run-dir names for a daemon with run root `root`; empty without --run-dir.
 
     A relative path begins at the root; ConfigError for an absolute one outside it.
@@ -141,7 +141,7 @@ def folder_there(daemon: Daemon, root: str, run_dir: Path | None) -> str:
     return RunRoot(Path(root)).name_of(path, f"Choosing the run folder on the machine {daemon.name!r}")
 
 
-def hand_over(daemon: Daemon, handed: Handover, *, is_watched: bool) -> Submitted:
+def hand_over(daemon: DaemonClient, handed: Handover, *, is_watched: bool) -> Submitted:
     """Have a daemon make the run folder and start the run; returns the folder there. ConfigError if it refuses.
 
     If the folder turns out to be on this machine, runs/latest points to it.
@@ -153,7 +153,7 @@ def hand_over(daemon: Daemon, handed: Handover, *, is_watched: bool) -> Submitte
     return Submitted(handed.name, spec.read(handed.spec).job, folder)
 
 
-def resume_there(daemon: Daemon, cluster: Cluster, run: str, run_dir: Path | None) -> Message:
+def resume_there(daemon: DaemonClient, cluster: Cluster, run: str, run_dir: Path | None) -> Message:
     """Make the machine of a daemon the home of a run; returns the daemon's answer.
 
     `run` is a folder there, or a URL of snapshots, which go into a new folder there (`run_dir`, if given). ConfigError
@@ -170,12 +170,12 @@ def resume_there(daemon: Daemon, cluster: Cluster, run: str, run_dir: Path | Non
             known = find(machine.name, str(machine.address), keys=daemon.keys, server_key=machine.public_key or "")
             going_on[machine.name] = [str(each["name"]) for each in known["runs"]]
     name = folder_there(daemon, daemon.find()["root"], run_dir if is_store else Path(run))
-    sites = [asdict(Site.of(machine)) for machine in cluster.machines]
+    sites = [asdict(MachineSite.of(machine)) for machine in cluster.machines]
     message = {"type": "restore", "url": run} if is_store else {"type": "resume"}
     return daemon.say({**message, "run": name, "sites": sites, "going_on": going_on})
 
 
-def hand_over_detached(daemon: Daemon, handed: Handover) -> Submitted:
+def hand_over_detached(daemon: DaemonClient, handed: Handover) -> Submitted:
     """Like `hand_over`, for a run without a watching command; a Ctrl-C meanwhile ends the run again."""
     with interrupts() as interrupted:
         submitted = hand_over(daemon, handed, is_watched=False)
@@ -187,13 +187,15 @@ def hand_over_detached(daemon: Daemon, handed: Handover) -> Submitted:
     return submitted
 
 
-def watch_on_machine(daemon: Daemon, submitted: Submitted, watch: Watch | None, interrupted: Interrupts) -> Outcome:
+def watch_on_machine(
+    daemon: DaemonClient, submitted: Submitted, watch: Watch | None, interrupted: Interrupts
+) -> RunOutcome:
     """Watch a run that was handed over; RunError if the run failed, or if Ctrl-C came twice."""
     summary = _watch_until_over(daemon, str(submitted.run_dir), watch, interrupted)
     return ended(submitted.run_dir, summary, watch)
 
 
-def newest_run(daemon: Daemon) -> Path:
+def newest_run(daemon: DaemonClient) -> Path:
     """The run folder of the one run that goes on there, or else of the newest that is over; ConfigError if that is no
     answer."""
     answer = daemon.find()
@@ -207,7 +209,9 @@ def newest_run(daemon: Daemon) -> Path:
     return running[0] if running else Path(answer["former"][-1]["run"])
 
 
-def _watch_until_over(daemon: Daemon, run: str, watch: Watch | None, interrupted: Interrupts) -> dict[str, Any] | None:
+def _watch_until_over(
+    daemon: DaemonClient, run: str, watch: Watch | None, interrupted: Interrupts
+) -> dict[str, Any] | None:
     """Renew the lease, pass on Ctrl-C, and show how it goes, until the run is over; its summary."""
     asked, heard_at = 0, time.monotonic()
     while True:

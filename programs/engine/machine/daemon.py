@@ -27,7 +27,7 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.client import patience
-from isthmus.programs.engine.machine.links import MALFORMED, Home, answered, refusal
+from isthmus.programs.engine.machine.links import MALFORMED, HomeAddress, answered, refusal
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.next_home import NextHome
 from isthmus.programs.engine.machine.outposts import NOTE
@@ -46,7 +46,7 @@ from isthmus.programs.engine.machine.run import (
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.run.finish import error_of
-from isthmus.programs.engine.run.private_daemon import Run
+from isthmus.programs.engine.run.private_daemon import DaemonRun
 from isthmus.programs.engine.run.resume import has_snapshot
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_messages import Message, version_of
@@ -122,7 +122,7 @@ class MachineDaemon:
         folder: Path,
         *,
         tell: Callable[[str], None],
-        on_change: Callable[[list[Run]], None],
+        on_change: Callable[[list[DaemonRun]], None],
         on_idle: Callable[[], None],
     ) -> None:
         """Bind; zmq.ZMQError if the endpoint is taken."""
@@ -174,7 +174,7 @@ class MachineDaemon:
 
     # -- from outside --------------------------------------------------------------------------------------------------
 
-    def adopt(self, run: Run) -> None:
+    def adopt(self, run: DaemonRun) -> None:
         """Adopt a run of the previous daemon: with its live hosts or from its snapshot; end it if there is neither."""
         folder = Path(run.folder)
         if (folder / NOTE).exists():
@@ -266,7 +266,7 @@ class MachineDaemon:
 
     def _call(self, message: Message) -> Message:
         """The home of a run asks this machine to link itself."""
-        home = Home(**message["home"])
+        home = HomeAddress(**message["home"])
         if self.keys is not None and self.keys.name_of(home.public_key) != home.name:
             do = f"Type here: isthmus admit {home.name} KEY."
             raise ConfigError(f"Linking to {home.name!r}", "a home whose key is admitted", "a stranger", do)
@@ -429,8 +429,8 @@ class MachineDaemon:
                 run.daemon.end(ENDED_BY_COMMAND)
 
     def _changed(self) -> None:
-        held = [Run(str(folder), is_watched=False) for folder in self.neighbours.outposts.folders]
-        self._on_change([*(Run(folder, run.is_watched) for folder, run in self._runs.items()), *held])
+        held = [DaemonRun(str(folder), is_watched=False) for folder in self.neighbours.outposts.folders]
+        self._on_change([*(DaemonRun(folder, run.is_watched) for folder, run in self._runs.items()), *held])
         self._leave_if_idle()
 
     def _say(self, run: MachineRun, line: str) -> None:

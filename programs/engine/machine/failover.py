@@ -35,12 +35,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
-from isthmus.programs.engine.cluster.handover import RunRoot, Site, Sites
+from isthmus.programs.engine.cluster.handover import MachineSite, RunRoot, Sites
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.run.resume import AT_END, check_cut_off, check_whole, spec_of, tell_faults
-from isthmus.programs.engine.snapshots.keeping import Fetched, fetch
-from isthmus.programs.engine.snapshots.stored import Place, place_of
+from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch
+from isthmus.programs.engine.snapshots.stored import StorePlace, place_of
 from isthmus.runtime.daemon import home_daemon
 from isthmus.runtime.daemon.site import HERE
 from isthmus.runtime.errors import ConfigError, Fault
@@ -102,7 +102,7 @@ def write(estate: Estate, sites: Sites, secret: Path | None, former: Path | None
     write_json(folder / spec.CLUSTER, sites.as_data())
 
 
-def place(url: str, doing: str) -> Place:
+def place(url: str, doing: str) -> StorePlace:
     """The store at a URL; ConfigError for an invalid one, and for a folder.
 
     Requests may name no folder of this machine outside its root.
@@ -114,7 +114,7 @@ def place(url: str, doing: str) -> Place:
     return found
 
 
-def fetched(store: Place, aside: Path, doing: str) -> Fetched:
+def fetched(store: StorePlace, aside: Path, doing: str) -> FetchedSnapshot:
     """Write the newest complete snapshot into the empty folder `aside`.
 
     ConfigError if there is none, if its run is alive on this machine, or if its run is not of a cluster.
@@ -127,7 +127,7 @@ def fetched(store: Place, aside: Path, doing: str) -> Fetched:
     return found
 
 
-def settled(found: Fetched, aside: Path, root: RunRoot, name: str) -> Path:
+def settled(found: FetchedSnapshot, aside: Path, root: RunRoot, name: str) -> Path:
     """The run folder `name` below the root, or without a name the program's next free one, made of the fetched files.
 
     Its times count on. ConfigError if it cannot be made.
@@ -178,7 +178,7 @@ def bring_home(folder: Path) -> None:
 LOST: Final = "a run whose home was lost"
 
 
-class Standing(NamedTuple):
+class HomeView(NamedTuple):
     """A machine's knowledge of a run's home: name, term, whether it is heard; '', 0, False if it has no part."""
 
     home: str
@@ -194,7 +194,7 @@ def check_nowhere(run: str, going_on: Mapping[str, Collection[str]], doing: str)
         raise ConfigError(doing, LOST, f"{run}, which goes on under {alive!r}", do)
 
 
-def next_home(name: str, estate: Estate, sites: Sequence[Site], doing: str) -> Site:
+def next_home(name: str, estate: Estate, sites: Sequence[MachineSite], doing: str) -> MachineSite:
     """The machine of that name among `sites`, those of a cluster file; ConfigError unless it has an address, for the
     other machines look for their home there, and unless that file has a machine of the run."""
     found = next((site for site in sites if site.name == name and site.address), None)
@@ -209,13 +209,13 @@ def next_home(name: str, estate: Estate, sites: Sequence[Site], doing: str) -> S
     return found
 
 
-def to_ask(name: str, estate: Estate, sites: Sequence[Site]) -> list[Site]:
+def to_ask(name: str, estate: Estate, sites: Sequence[MachineSite]) -> list[MachineSite]:
     """The machines that have had a part in a run, but for its lost home and the next one, `name`."""
     known = {**estate.sites.sites, **{site.name: site for site in sites}}
-    return [known.get(each, Site(each)) for each in estate.machines if each not in (name, estate.sites.home)]
+    return [known.get(each, MachineSite(each)) for each in estate.machines if each not in (name, estate.sites.home)]
 
 
-def next_term(estate: Estate, standings: Mapping[str, Standing], doing: str) -> int:
+def next_term(estate: Estate, standings: Mapping[str, HomeView], doing: str) -> int:
     """The term of the next home, after all known ones; ConfigError, naming the machines, if any hears the present."""
     do = "Wait for its end, or end its daemon. If it was lost just now, try again."
     faults = [

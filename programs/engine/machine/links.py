@@ -49,7 +49,7 @@ class _Linked:
 
 
 @final
-class Links:
+class MachineLinks:
     """All links to this machine. `send` takes a message to a peer of its control server."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[bytes, Message], None]) -> None:
@@ -163,7 +163,7 @@ fail."""
 
 @final
 @dataclass(frozen=True, slots=True)
-class Home:
+class HomeAddress:
     """Another machine and its daemon's address; `public_key` is empty without keys."""
 
     name: str
@@ -175,7 +175,7 @@ class Home:
 
 
 @final
-class Link:
+class HomeLink:
     """The link to `home`.
 
     `describe` gives this machine's announcement; `orders` receives every message but requests; `answer` is awaited for
@@ -185,12 +185,12 @@ class Link:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        home: Home,
+        home: HomeAddress,
         keys: Keyring | None,
         *,
         describe: Callable[[], Message],
-        orders: Callable[[Link, Message], None],
-        answer: Callable[[Home, Message], Any],
+        orders: Callable[[HomeLink, Message], None],
+        answer: Callable[[HomeAddress, Message], Any],
     ) -> None:
         """Dial; ConfigError if the address leaves the machine and there are no keys."""
         self.home = home

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, final
 
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine.links import EXPELLED, LINK, RESPONSE, Home, Link, Links
+from isthmus.programs.engine.machine.links import EXPELLED, LINK, RESPONSE, HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import SUPERSEDED, UNSTATIONED, Outposts
 from isthmus.programs.engine.machine.run import CHECK_SECONDS_MAX, MachineRun
 from isthmus.runtime.daemon.outpost import REPORT, over, read_report
@@ -50,12 +50,12 @@ class Neighbours:
         on_change: Callable[[], None],
         on_expelled: Callable[[str], None],
     ) -> None:
-        self.links = Links(loop, send)
+        self.links = MachineLinks(loop, send)
         self.islands: int | None = None
         self._loop, self._name, self._keys = loop, name, keys
         self._runs, self._send, self._caller = runs, send, caller
         self._tell, self._on_expelled = tell, on_expelled
-        self._homes: dict[str, Link] = {}
+        self._homes: dict[str, HomeLink] = {}
         self._expelled: dict[str, str] = {}
         self._joining: set[tuple[str, str]] = set()
         self._refused: set[tuple[str, str]] = set()
@@ -84,11 +84,11 @@ class Neighbours:
 
     # -- homes of others -----------------------------------------------------------------------------------------------
 
-    def link(self, home: Home) -> Link:
+    def link(self, home: HomeAddress) -> HomeLink:
         """The link to a home; dials it if there is none yet."""
         known = self._homes.get(home.address)
         if known is None:
-            link = Link(
+            link = HomeLink(
                 self._loop,
                 home,
                 self._keys,
@@ -99,7 +99,7 @@ class Neighbours:
             known = self._homes[home.address] = link
         return known
 
-    def join(self, home: Home, islands: int) -> Link:
+    def join(self, home: HomeAddress, islands: int) -> HomeLink:
         """Offer islands to the runs of a home, from now on."""
         self.islands, self._joined = islands, home.address
         return self.link(home)
@@ -109,11 +109,11 @@ class Neighbours:
         for link in self._homes.values():
             link.close()
 
-    def _described(self, home: Home) -> Message:
+    def _described(self, home: HomeAddress) -> Message:
         islands = self.islands if home.address == self._joined else None
         return {"name": self._name, "runs": self.outposts.runs(home), "islands": islands}
 
-    def _ordered(self, link: Link, message: Message) -> None:
+    def _ordered(self, link: HomeLink, message: Message) -> None:
         if message["type"] == EXPELLED:
             self._part_from(link)
             self._on_expelled(link.home.name)
@@ -124,7 +124,7 @@ class Neighbours:
         else:
             self.outposts.hear(link, message)
 
-    def _part_from(self, link: Link) -> None:
+    def _part_from(self, link: HomeLink) -> None:
         """Leave all runs of a home, and close its link."""
         self.outposts.end_of(link.home)
         self._homes.pop(link.home.address, None)
@@ -238,7 +238,7 @@ class Neighbours:
         else:
             run.daemon.hear(name, message)
 
-    def _called(self, link: Link, run: str, term: int) -> bool:
+    def _called(self, link: HomeLink, run: str, term: int) -> bool:
         """A machine claims to be the home of a run; returns whether that run has its home here."""
         for mine in self._runs():
             if mine.name == run:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol, final
 
-from isthmus.programs.engine.cluster.handover import RunRoot, Site, Sites
+from isthmus.programs.engine.cluster.handover import MachineSite, RunRoot, Sites
 from isthmus.programs.engine.machine import failover
 from isthmus.programs.engine.machine.failover import Estate, inherit
-from isthmus.programs.engine.machine.links import Home
+from isthmus.programs.engine.machine.links import HomeAddress
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.outposts import NOTE
-from isthmus.programs.engine.machine.readiness import Asked, check_sources, fetched_into, standings
+from isthmus.programs.engine.machine.readiness import LinkRequest, check_sources, fetched_into, standings
 from isthmus.programs.engine.machine.run import UNABLE, told_of, unable
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.resume import aside
@@ -25,7 +25,7 @@ from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring
 
 
-class Hold(Protocol):
+class RunTakeover(Protocol):
     """Takes over a run whose home this machine has become, by its folder; raises one of UNABLE on failure."""
 
     def __call__(self, folder: Path, told: Spec, sites: Sites) -> None: ...
@@ -49,7 +49,7 @@ class NextHome:
         *,
         permit: Callable[[str, str, str], None],
         runs: Callable[[], Collection[str]],
-        hold: Hold,
+        hold: RunTakeover,
     ) -> None:
         self._name, self._root, self._secret, self._keys, self._neighbours = name, root, secret, keys, neighbours
         self._permit, self._runs, self._hold = permit, runs, hold
@@ -86,9 +86,9 @@ class NextHome:
         sites = _sites(message)
         me = failover.next_home(name, estate, sites, self._doing)
         await check_sources(job, estate.sites.digest, self._doing)
-        here = Home(name, str(me.address), me.public_key or "")
+        here = HomeAddress(name, str(me.address), me.public_key or "")
         check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
-        asked = [Asked(site, here, check) for site in failover.to_ask(name, estate, sites)]
+        asked = [LinkRequest(site, here, check) for site in failover.to_ask(name, estate, sites)]
         own = name, lambda: self._neighbours.outposts.standing(run, name)
         found, missing = await standings(self._neighbours.links, asked, self._keys, own)
         failover.check_nowhere(run, {name: self._runs()}, self._doing)  # Another request may have taken it meanwhile.
@@ -115,5 +115,5 @@ class NextHome:
         return {"type": "taken", "run": str(folder), "name": run, "term": term, "missing": missing}
 
 
-def _sites(message: Message) -> list[Site]:
-    return [Site.read(site) for site in message["sites"]]
+def _sites(message: Message) -> list[MachineSite]:
+    return [MachineSite.read(site) for site in message["sites"]]

@@ -27,8 +27,8 @@ import zmq
 from isthmus.programs.engine.cluster import handover
 from isthmus.programs.engine.cluster.handover import RUN_NAME
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine.failover import Standing
-from isthmus.programs.engine.machine.links import Home, Link
+from isthmus.programs.engine.machine.failover import HomeView
+from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.run.launch import Launcher
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
@@ -54,15 +54,15 @@ _UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
 
 
 @dataclass(slots=True)
-class Held:
+class HeldOutpost:
     """An outpost, the link to the home that it follows, in that `term`, its `heirs`, and by name the links of those
     that have spoken as its home."""
 
     outpost: Outpost
-    link: Link
+    link: HomeLink
     term: int
-    heirs: tuple[Home, ...]
-    speakers: dict[str, Link]
+    heirs: tuple[HomeAddress, ...]
+    speakers: dict[str, HomeLink]
 
     def note(self, run: str) -> dict[str, Any]:
         """The note for the next daemon."""
@@ -88,16 +88,16 @@ class Outposts:
         *,
         tell: Callable[[str], None],
         on_change: Callable[[], None],
-        link: Callable[[Home], Link],
+        link: Callable[[HomeAddress], HomeLink],
         is_operator: Callable[[str], bool],
-        at_home: Callable[[Link, str, int], bool],
+        at_home: Callable[[HomeLink, str, int], bool],
     ) -> None:
         self._loop, self._name, self._folder, self._config = loop, name, folder, config
         self._tell, self._on_change, self._link = tell, on_change, link
         self._is_operator, self._at_home = is_operator, at_home
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldOutpost] = {}
         self._is_ending = False
-        self._requests: Mapping[str, Callable[[Home, Message], Awaitable[Message]]] = {
+        self._requests: Mapping[str, Callable[[HomeAddress, Message], Awaitable[Message]]] = {
             "check": self._check,
             "files": self._files,
             "piece": self._piece,
@@ -110,10 +110,10 @@ class Outposts:
     def folders(self) -> list[Path]:
         return [held.outpost.folder for held in self._held.values()]
 
-    def runs(self, home: Home) -> list[str]:
+    def runs(self, home: HomeAddress) -> list[str]:
         return [run for run, held in self._held.items() if held.link.home.address == home.address]
 
-    def hear(self, link: Link, message: Message) -> None:
+    def hear(self, link: HomeLink, message: Message) -> None:
         """Carry out a home's message; refuses those from unknown homes, or about another home's run."""
         try:
             if message["type"] == STATION:
@@ -123,11 +123,11 @@ class Outposts:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             self._tell(f"refused what {link.home.name} says, a {message['type']}: {type(error).__name__}: {error}")
 
-    async def answer(self, home: Home, message: Message) -> Message:
+    async def answer(self, home: HomeAddress, message: Message) -> Message:
         """The answer to a home's request; ConfigError for a refusal."""
         return await self._requests[message["type"]](home, message)
 
-    def _of(self, home: Home, message: Message) -> Outpost:
+    def _of(self, home: HomeAddress, message: Message) -> Outpost:
         """The outpost that a home's message names; KeyError if there is none, or it is another home's."""
         run = str(message["run"])
         held = self._held[run]
@@ -135,7 +135,7 @@ class Outposts:
             raise KeyError(run)
         return held.outpost
 
-    def _heard(self, link: Link, run: str) -> Held:
+    def _heard(self, link: HomeLink, run: str) -> HeldOutpost:
         """The outpost to which a machine may speak as its home; KeyError for others."""
         held, who = self._held[run], link.home
         known = [*held.heirs, *(link.home for link in held.speakers.values())]
@@ -150,8 +150,8 @@ class Outposts:
         try:
             told = json.loads((folder / NOTE).read_text())
             spec.count_on(folder)
-            heirs = tuple(Home(**heir) for heir in told["heirs"])
-            self._hold(folder, str(told["run"]), self._link(Home(**told["home"])), int(told["term"]), heirs)
+            heirs = tuple(HomeAddress(**heir) for heir in told["heirs"])
+            self._hold(folder, str(told["run"]), self._link(HomeAddress(**told["home"])), int(told["term"]), heirs)
             for heir in heirs if int(told["term"]) > 1 else ():  # One of them was its home and may believe it still is.
                 self._dial(heir)
         except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
@@ -165,18 +165,18 @@ class Outposts:
         for held in list(self._held.values()):
             held.outpost.end()
 
-    def end_of(self, home: Home) -> None:
+    def end_of(self, home: HomeAddress) -> None:
         """End every host of a home's runs."""
         for run in self.runs(home):
             self._held[run].outpost.end()
 
-    def standing(self, run: str, caller: str) -> Standing:
+    def standing(self, run: str, caller: str) -> HomeView:
         """This machine's knowledge of a run's home, for the machine `caller`, which is about to be the next one."""
         held = self._held.get(run)
         if held is None:
-            return Standing("", 0, is_heard=False)
+            return HomeView("", 0, is_heard=False)
         home = held.link.home
-        return Standing(home.name, held.term, is_heard=held.link.is_up and home.name != caller)
+        return HomeView(home.name, held.term, is_heard=held.link.is_up and home.name != caller)
 
     def release(self, run: str) -> Path | None:
         """Release a run whose home this machine becomes; returns the folder of its hosts here, which go on."""
@@ -189,7 +189,7 @@ class Outposts:
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
-    def _station(self, link: Link, message: Message) -> None:
+    def _station(self, link: HomeLink, message: Message) -> None:
         """Have a part in a run from now on."""
         run, term = str(message["run"]), int(message["term"])
         if self._at_home(link, run, term):
@@ -208,7 +208,7 @@ class Outposts:
             zero_ns = time.monotonic_ns() - int(message["age_ns"])
             here = {**message["spec"]["here"], "secret": str(self._config.secret or "")}
             spec.write(folder, {**message["spec"], "zero_ns": zero_ns, "here": here})
-            heirs = tuple(Home(*map(str, heir)) for heir in message["heirs"])
+            heirs = tuple(HomeAddress(*map(str, heir)) for heir in message["heirs"])
             held = self._hold(folder, run, link, term, heirs)
             write_json(folder / NOTE, held.note(run))
         except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
@@ -217,7 +217,7 @@ class Outposts:
             return
         self._tell(f"takes part in {run}, a run of {link.home.name}")
 
-    def _hold(self, folder: Path, run: str, link: Link, term: int, heirs: tuple[Home, ...]) -> Held:
+    def _hold(self, folder: Path, run: str, link: HomeLink, term: int, heirs: tuple[HomeAddress, ...]) -> HeldOutpost:
         told = spec.load(folder)
         outpost = Outpost(
             self._loop,
@@ -234,7 +234,7 @@ class Outposts:
             on_over=lambda: self._over(run),
             tape_bytes=told.tape_bytes,
         )
-        held = self._held[run] = Held(outpost, link, term, heirs, {link.home.name: link})
+        held = self._held[run] = HeldOutpost(outpost, link, term, heirs, {link.home.name: link})
         self._on_change()
         outpost.start()
         return held
@@ -260,7 +260,7 @@ class Outposts:
             for heir in held.heirs if not held.link.is_up else ():
                 self._dial(heir)
 
-    def _dial(self, heir: Home) -> None:
+    def _dial(self, heir: HomeAddress) -> None:
         """Open a link to a machine that may be a home, unless it is this one."""
         with suppress(ConfigError, zmq.ZMQError):  # It needs keys that are missing, or cannot be dialled.
             if heir.name != self._name:
@@ -277,7 +277,7 @@ class Outposts:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    async def _check(self, home: Home, message: Message) -> Message:
+    async def _check(self, home: HomeAddress, message: Message) -> Message:
         """Check that a program and a task may be loaded here, and that their files and data equal the home's."""
         program, task = str(message["program"]), str(message["task"])
         self._permit(program, task)
@@ -298,13 +298,13 @@ class Outposts:
         if faults:
             raise ConfigError.of(faults)
 
-    async def _files(self, home: Home, message: Message) -> Message:
+    async def _files(self, home: HomeAddress, message: Message) -> Message:
         """[name, bytes] of the logs, spans and tapes of a run."""
         folder = self._of(home, message).folder
         found = {f"{path.parent.name}/{path.name}": path.stat().st_size for path in sorted(folder.glob("*/*"))}
         return {"type": "files", "files": [[name, size] for name, size in found.items() if FILES.fullmatch(name)]}
 
-    async def _piece(self, home: Home, message: Message) -> Message:
+    async def _piece(self, home: HomeAddress, message: Message) -> Message:
         """A part of a file, each byte a character; of the last bytes if the offset is negative."""
         name, offset = str(message["name"]), int(message["offset"])
         if not FILES.fullmatch(name):

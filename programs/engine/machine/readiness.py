@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final, final
 
 from isthmus.programs.engine.cluster import handover
-from isthmus.programs.engine.cluster.handover import Site, Sites
+from isthmus.programs.engine.cluster.handover import MachineSite, Sites
 from isthmus.programs.engine.machine import client as machine_client
 from isthmus.programs.engine.machine import failover
-from isthmus.programs.engine.machine.failover import Standing
-from isthmus.programs.engine.machine.links import UP_SECONDS, Home, Links
-from isthmus.programs.engine.snapshots.keeping import Fetched
-from isthmus.programs.engine.snapshots.stored import Place
+from isthmus.programs.engine.machine.failover import HomeView
+from isthmus.programs.engine.machine.links import UP_SECONDS, HomeAddress, MachineLinks
+from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot
+from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import Job
 from isthmus.runtime.wire.control_messages import Message
@@ -39,28 +39,30 @@ HEARD_TRIES: Final = 3
 
 @final
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LinkRequest:
     """A request to one machine: link itself to `home`, and answer `check`."""
 
-    site: Site
-    home: Home
+    site: MachineSite
+    home: HomeAddress
     check: Message
 
 
-def to_take_part(sites: Sites, home: str, program: str, task: str, computing: list[str]) -> list[Asked]:
+def to_take_part(sites: Sites, home: str, program: str, task: str, computing: list[str]) -> list[LinkRequest]:
     """The requests of `home` to the machines of a run before it starts: whether they take program and task.
 
     Machines whose hosts may compute, by their roles, also compare sources and data.
     """
     at_home = sites.sites[sites.home]
-    here, check = Home(home, str(at_home.address), at_home.public_key or ""), {"program": program, "task": task}
+    here, check = HomeAddress(home, str(at_home.address), at_home.public_key or ""), {"program": program, "task": task}
     return [
-        Asked(site, here, {"type": "check", **check, "digest": sites.digest if sites.computes(site, computing) else ""})
+        LinkRequest(
+            site, here, {"type": "check", **check, "digest": sites.digest if sites.computes(site, computing) else ""}
+        )
         for site in sites.others
     ]
 
 
-async def muster(links: Links, asked: list[Asked], keys: Keyring | None) -> list[Fault]:
+async def muster(links: MachineLinks, asked: list[LinkRequest], keys: Keyring | None) -> list[Fault]:
     """The faults of all machines together."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_faults(links, each, keys)) for each in asked]
@@ -68,8 +70,8 @@ async def muster(links: Links, asked: list[Asked], keys: Keyring | None) -> list
 
 
 async def standings(
-    links: Links, asked: list[Asked], keys: Keyring | None, own: tuple[str, Callable[[], Standing]]
-) -> tuple[dict[str, Standing], dict[str, str]]:
+    links: MachineLinks, asked: list[LinkRequest], keys: Keyring | None, own: tuple[str, Callable[[], HomeView]]
+) -> tuple[dict[str, HomeView], dict[str, str]]:
     """Each machine's knowledge of a run's home, by name, `own` included; and the reasons of unreachable machines.
 
     ConfigError with the others' refusals. They are asked again while one hears the home, which it may not have missed
@@ -86,11 +88,11 @@ async def standings(
 
 
 async def _standings(
-    links: Links, asked: list[Asked], keys: Keyring | None
-) -> tuple[dict[str, Standing], dict[str, str]]:
-    found, missing, faults = dict[str, Standing](), dict[str, str](), list[Fault]()
+    links: MachineLinks, asked: list[LinkRequest], keys: Keyring | None
+) -> tuple[dict[str, HomeView], dict[str, str]]:
+    found, missing, faults = dict[str, HomeView](), dict[str, str](), list[Fault]()
 
-    async def one(each: Asked) -> None:
+    async def one(each: LinkRequest) -> None:
         try:
             await _reach(links, each, keys)
         except ConfigError as error:
@@ -98,7 +100,7 @@ async def _standings(
             return
         try:
             told = await links.request(each.site.name, each.check, STANDING_SECONDS_MAX)
-            found[each.site.name] = Standing(str(told["home"]), int(told["term"]), bool(told["is_heard"]))
+            found[each.site.name] = HomeView(str(told["home"]), int(told["term"]), bool(told["is_heard"]))
         except ConfigError as error:
             faults.extend(error.faults)
 
@@ -118,7 +120,7 @@ async def check_sources(job: Job, wanted: str, doing: str) -> None:
         raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {found[:8]}", do)
 
 
-async def fetched_into(store: Place, folder: Path, doing: str) -> Fetched:
+async def fetched_into(store: StorePlace, folder: Path, doing: str) -> FetchedSnapshot:
     """Fetch a snapshot with `from_store.fetched`, in a thread, which cannot be stopped.
 
     If the caller is cancelled, the folder is removed once the thread has ended.
@@ -131,12 +133,12 @@ async def fetched_into(store: Place, folder: Path, doing: str) -> Fetched:
         raise
 
 
-def _take_away(done: asyncio.Future[Fetched], folder: Path) -> None:
+def _take_away(done: asyncio.Future[FetchedSnapshot], folder: Path) -> None:
     done.exception()  # Retrieved, so that asyncio does not report it.
     shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _faults(links: Links, asked: Asked, keys: Keyring | None) -> list[Fault]:
+async def _faults(links: MachineLinks, asked: LinkRequest, keys: Keyring | None) -> list[Fault]:
     try:
         await _reach(links, asked, keys)
         await links.request(asked.site.name, asked.check, CHECK_SECONDS_MAX)
@@ -145,7 +147,7 @@ async def _faults(links: Links, asked: Asked, keys: Keyring | None) -> list[Faul
     return []
 
 
-async def _reach(links: Links, asked: Asked, keys: Keyring | None) -> None:
+async def _reach(links: MachineLinks, asked: LinkRequest, keys: Keyring | None) -> None:
     """See to it that a machine is linked; ConfigError if it is not."""
     site, home = asked.site, asked.home
     if links.is_up(site.name):

@@ -33,13 +33,13 @@ from typing import Any, Final, final
 
 import zmq
 
-from isthmus.programs.engine.cluster.handover import Site, Sites
+from isthmus.programs.engine.cluster.handover import MachineSite, Sites
 from isthmus.programs.engine.machine.failover import bring_home
-from isthmus.programs.engine.machine.links import Home, Link, Links
+from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
-from isthmus.programs.engine.run.finish import Ending, error_of, finish_apart
+from isthmus.programs.engine.run.finish import RunEnd, error_of, finish_apart
 from isthmus.programs.engine.run.launch import Launcher, log_of
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import living
@@ -68,7 +68,7 @@ _FORK_SERVER: Final = "logs/forkserver.log"
 
 
 async def gather(
-    links: Links, run: str, folder: Path, machines: Mapping[str, Collection[Replica]], log: Callable[[str], None]
+    links: MachineLinks, run: str, folder: Path, machines: Mapping[str, Collection[Replica]], log: Callable[[str], None]
 ) -> None:
     """Fetch a run's files from `machines` into its folder; each maps to the replicas that it may have hosted."""
 
@@ -86,7 +86,7 @@ async def gather(
 
 
 async def _fetch_all(
-    links: Links, run: str, folder: Path, machine: str, hosts: Collection[Replica], log: Callable[[str], None]
+    links: MachineLinks, run: str, folder: Path, machine: str, hosts: Collection[Replica], log: Callable[[str], None]
 ) -> None:
     listed = await links.request(machine, {"type": "files", "run": run}, ANSWER_SECONDS)
     left, tapes_left, seen = MACHINE_BYTES_MAX, TAPES_BYTES_MAX, set[str]()
@@ -115,7 +115,7 @@ def is_of(name: object, hosts: Collection[Replica]) -> bool:
     return name == _FORK_SERVER or any(Replica(form["role"], int(form["slot"])) in hosts for form in forms)
 
 
-async def fetch(links: Links, run: str, machine: str, name: str, size: int) -> bytes:
+async def fetch(links: MachineLinks, run: str, machine: str, name: str, size: int) -> bytes:
     """The first `size` bytes of a run's file on a machine, fewer where the file is shorter.
 
     ConfigError if the machine does not answer, ValueError if a piece is larger than PIECE_BYTES.
@@ -142,7 +142,7 @@ def names(folder: Path) -> dict[str, Path]:
     return {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
 
 
-async def end_of_log(folder: Path, name: str, run: str, elsewhere: Mapping[str, str], links: Links) -> str:
+async def end_of_log(folder: Path, name: str, run: str, elsewhere: Mapping[str, str], links: MachineLinks) -> str:
     """The end of a host's log; ConfigError, with the nearest name, if there is none.
 
     `elsewhere`: host -> machine, for the run's hosts on other machines.
@@ -183,7 +183,7 @@ class MachineRun:
         lock: RunLock,
         machine: str,
         sites: Sites,
-        links: Links,
+        links: MachineLinks,
         keys: Keyring | None,
         is_watched: bool,
         on_over: Callable[[], None],
@@ -196,7 +196,7 @@ class MachineRun:
         self._told, self._sites, self._links = told, sites, links
         self._loop, self._machine, self._on_over = loop, machine, on_over
         self._unheard = 0 if is_watched else None
-        self._callers: dict[str, Link] = {}
+        self._callers: dict[str, HomeLink] = {}
         self._launch = Launcher(loop, folder, told.computing)
         self.daemon = Daemon(
             loop,
@@ -237,17 +237,17 @@ class MachineRun:
         data = json.loads((self.folder / spec.SPEC).read_text())
         learners = len(self.daemon.home.fleet.learners_on(machine))
         site = self._sites.sites.get(machine)
-        site = Site(machine) if site is None else site
+        site = MachineSite(machine) if site is None else site
         here = site.here(site.host, learners or islands)
         told: Message = {"spec": {**data, "here": asdict(here)}, "age_ns": time.monotonic_ns() - self._told.zero_ns}
         heirs = [(heir.name, heir.address, heir.public_key) for heir in map(_home, self._sites.heirs)]
         self._send(machine, {"type": STATION, **told, "term": self._sites.term, "heirs": heirs})
 
-    def heir(self, name: str) -> Home | None:
+    def heir(self, name: str) -> HomeAddress | None:
         """Another machine that may be the home of this run."""
         return next((_home(site) for site in self._sites.heirs if name == site.name != self._machine), None)
 
-    def call(self, link: Link, term: int) -> None:
+    def call(self, link: HomeLink, term: int) -> None:
         """Another machine claims to be the home of this run."""
         known = self.heir(link.home.name)
         if known == link.home:  # Only an heir with the known address and key is believed.
@@ -310,7 +310,7 @@ class MachineRun:
 
     def _finish(self, daemon: Daemon) -> None:
         """Write the end of the run into its folder, in a thread."""
-        ending = Ending.of(daemon, self._launch.cpu_seconds)
+        ending = RunEnd.of(daemon, self._launch.cpu_seconds)
 
         def work() -> None:
             try:
@@ -329,8 +329,8 @@ class MachineRun:
         self._on_over()
 
 
-def _home(site: Site) -> Home:
-    return Home(site.name, str(site.address), site.public_key or "")
+def _home(site: MachineSite) -> HomeAddress:
+    return HomeAddress(site.name, str(site.address), site.public_key or "")
 
 
 def told_of(folder: Path, doing: str) -> spec.Spec:

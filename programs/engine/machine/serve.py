@@ -29,11 +29,11 @@ from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions as machine_keys
 from isthmus.programs.engine.machine.admissions import Admissions
 from isthmus.programs.engine.machine.daemon import MachineDaemon
-from isthmus.programs.engine.machine.links import Home, Link
+from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.request.settings import collecting
 from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.interrupts import Interrupts, handle
-from isthmus.programs.engine.run.private_daemon import Claim, Run
+from isthmus.programs.engine.run.private_daemon import DaemonRun, NameClaim
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, read_public
@@ -68,7 +68,7 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     """
     early = Interrupts()
     numbers = handle(early.take)
-    claim = Claim(name)
+    claim = NameClaim(name)
     loop = uvloop.new_event_loop()
     try:
         machine = _open(loop, name, endpoint, permitted, claim)
@@ -107,10 +107,10 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     return 1 if machine.has_killed else 0
 
 
-def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: Claim) -> MachineDaemon:
+def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim) -> MachineDaemon:
     """The daemon, bound; ConfigError if its address is taken."""
 
-    def changed(runs: list[Run]) -> None:
+    def changed(runs: list[DaemonRun]) -> None:
         claim.write(machine.endpoint, runs)
 
     try:
@@ -167,7 +167,7 @@ def join(address: str, name: str, islands: int, server_key: str | None, config: 
     ConfigError if an argument is wrong, or no daemon listens at `address`.
     """
     faults: list[Fault] = []
-    home, permitted = Home("", address), machine_file.MachineConfig()
+    home, permitted = HomeAddress("", address), machine_file.MachineConfig()
     with collecting(faults):
         cluster_file.checked_name(name, "Reading --name", "for example --name beta")
     with collecting(faults):
@@ -196,16 +196,16 @@ def join(address: str, name: str, islands: int, server_key: str | None, config: 
     return run(name, "tcp://127.0.0.1:*", permitted, begin)
 
 
-def _home(address: str, server_key: str | None) -> Home:
+def _home(address: str, server_key: str | None) -> HomeAddress:
     """The home to dial; ConfigError if `address` is not valid, or needs a key and has none."""
     doing = "Reading the address of the home"
     endpoint = cluster_file.checked_address(address, doing, has_keys=True)
     if server_key is not None:
-        return Home("", endpoint, read_public(server_key, Path(), "Reading --server-key"))
+        return HomeAddress("", endpoint, read_public(server_key, Path(), "Reading --server-key"))
     if not is_loopback(endpoint):
         do = "Give --server-key KEY, or the file NAME.pub, of the machine that listens there."
         raise ConfigError(doing, "its public key, because it is another machine", "none", do)
-    return Home("", endpoint)
+    return HomeAddress("", endpoint)
 
 
 def _key_file(name: str) -> Path:
@@ -216,7 +216,7 @@ def _key_file(name: str) -> Path:
     return path
 
 
-def _follow(machine: MachineDaemon, link: Link, admit: str, islands: int) -> None:
+def _follow(machine: MachineDaemon, link: HomeLink, admit: str, islands: int) -> None:
     """Print a line whenever the state of the link changes: waiting, refused, linked, lost."""
     told, was_up = "", False
 

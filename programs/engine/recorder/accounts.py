@@ -2,11 +2,11 @@
 
 The books of a run, compared: the reports of learners, those of shards, and the contradictions between them.
 
-Nothing is adjusted. For each life of a learner and each fragment an `Entry` has the fate of its tokens, from the best
-source for each: the *merged* tokens are those that the shards have in the model; *overlapped* and *refused* are the
-learner's; *pending* are those whose fate the learner does not know yet, and *lost* the same of a life that has ended,
-with those that a shard had merged and took with it. These are counted one by one, so that they add up to the trained
-tokens, or do not: the rest is the *difference*, of either sign.
+Nothing is adjusted. For each life of a learner and each fragment an `LifeTokens` has the fate of its tokens, from the
+best source for each: the *merged* tokens are those that the shards have in the model; *overlapped* and *refused* are
+the learner's; *pending* are those whose fate the learner does not know yet, and *lost* the same of a life that has
+ended, with those that a shard had merged and took with it. These are counted one by one, so that they add up to the
+trained tokens, or do not: the rest is the *difference*, of either sign.
 
 Three things are no difference. A learner may end before it learns that its tokens were merged: its pending ones, or
 those that it took for refused. It may have *unreported* tokens, which others know of: they are pending, or lost. And
@@ -43,10 +43,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeAlias, cast, final
 
-from isthmus.ops.exchange.messages import Merging, Report
+from isthmus.ops.exchange.messages import Merging, StepReport
 from isthmus.ops.exchange.token_accounts import FATES, Totals
 from isthmus.ops.island.evaluate import Evaluated
-from isthmus.programs.engine.recorder.lines import Memory, finite, mean_of, metrics_of
+from isthmus.programs.engine.recorder.lines import BooksMemory, finite, mean_of, metrics_of
 from isthmus.programs.engine.results.changes import ChangeRecord
 from isthmus.runtime.host.contract import Span
 
@@ -228,7 +228,7 @@ def _counted(rows: Iterable[Sequence[int]]) -> Counter[Life]:
     return Counter({(slot, incarnation): tokens for slot, incarnation, tokens in rows})
 
 
-class Entry(NamedTuple):
+class LifeTokens(NamedTuple):
     """Tokens of one life in one fragment: `trained`, and their fates.
 
     `learner_merged` and `shard_merged` are the merged ones by the learner's count and by the shards', `undone` those
@@ -301,7 +301,7 @@ def _is_settled(report: Mapping[str, Any]) -> bool:
     return report.get("phase") == "final" and not any(account[-1] for account in report["accounts"])
 
 
-def entries(status: Mapping[str, Any], fragments: int) -> list[Entry]:
+def entries(status: Mapping[str, Any], fragments: int) -> list[LifeTokens]:
     """The balance of every life and fragment, from the learners and shards in a recorder's status."""
     known = Known.of(status)
     merged, undone = _by_life(status, "merged_tokens"), _by_life(status, "undone_tokens")
@@ -316,7 +316,7 @@ def entries(status: Mapping[str, Any], fragments: int) -> list[Entry]:
 
 def _entry(
     known: Known, p: int, life: Life, by_shards: int, undone: int, is_model_whole: bool, is_undone_whole: bool
-) -> Entry:
+) -> LifeTokens:
     accounts = known.reports.get(life, {}).get("accounts", ())
     merged, overlapped, refused, lost, pending = accounts[p] if len(accounts) > p else [0] * len(FATES)
     trained, told = known.trained.get(life, 0), known.told(life)
@@ -337,7 +337,7 @@ def _entry(
     lost, pending = (lost + open_, 0) if has_ended else (lost, open_)
     difference = trained - (in_model + overlapped + refused + lost + pending)
     fates = in_model, overlapped, refused, lost, pending
-    return Entry(p, *life, trained, *fates, difference, merged, by_shards, undone, gap)
+    return LifeTokens(p, *life, trained, *fates, difference, merged, by_shards, undone, gap)
 
 
 def _by_life(status: Mapping[str, Any], name: str) -> dict[int, dict[Life, int]]:
@@ -345,7 +345,7 @@ def _by_life(status: Mapping[str, Any], name: str) -> dict[int, dict[Life, int]]
     return {p: {(slot, incarnation): tokens for slot, incarnation, tokens in rows} for p, rows in told.items()}
 
 
-def fragment_accounts(found: Sequence[Entry], fragments: int) -> list[dict[str, int]]:
+def fragment_accounts(found: Sequence[LifeTokens], fragments: int) -> list[dict[str, int]]:
     """The account of each fragment over all lives: trained tokens, their fates, and the difference."""
     names = ("trained", *FATES, "difference")
     return [
@@ -366,7 +366,7 @@ def merged_share(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int]) ->
 
 
 def books(
-    status: Mapping[str, Any], found: Sequence[Entry], recorded: int | None, tokens_of_step: Mapping[int, int]
+    status: Mapping[str, Any], found: Sequence[LifeTokens], recorded: int | None, tokens_of_step: Mapping[int, int]
 ) -> dict[str, Any]:
     """`books` of a summary: accounts of learners, shards and recorder, and their `differences`; none in a sound run.
 
@@ -412,12 +412,12 @@ def _estimate(report: Mapping[str, Any], unreported: int) -> int:
     return max(0, int(steps * report["tokens"] / max(report["step"], 1)) - unreported)
 
 
-def _sides(entry: Entry) -> dict[str, Any]:
+def _sides(entry: LifeTokens) -> dict[str, Any]:
     names = ("fragment", "learner", "incarnation", "trained", "learner_merged", "shard_merged", "undone", "difference")
     return {name: getattr(entry, name) for name in names}
 
 
-def _differences(found: Sequence[Entry], lives: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _differences(found: Sequence[LifeTokens], lives: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = [
         {"kind": "fates", **_sides(entry), "gap": entry.gap} for entry in found if entry.difference or entry.gap
     ]
@@ -468,7 +468,7 @@ def allocated_seconds(status: Mapping[str, Any], learners: int) -> float:
 
 
 def goodput(
-    lives: Sequence[Mapping[str, Any]], found: Sequence[Entry], sizes: Sequence[int], allocated: float
+    lives: Sequence[Mapping[str, Any]], found: Sequence[LifeTokens], sizes: Sequence[int], allocated: float
 ) -> float:
     """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds.
 
@@ -539,8 +539,8 @@ class Books:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.totals = Totals()
-        self.reports: dict[int, Report] = {}
-        self.former: list[Report] = []
+        self.reports: dict[int, StepReport] = {}
+        self.former: list[StepReport] = []
         self.evaluations: list[Evaluated] = []
         self.versions: dict[int, list[int]] = {}
         self.publishers: dict[int, list[int]] = {}
@@ -561,11 +561,11 @@ class Books:
 
     # -- memory of an earlier recorder ---------------------------------------------------------------------------------
 
-    def recall(self, memory: Memory) -> None:
+    def recall(self, memory: BooksMemory) -> None:
         """Load the memory of an earlier recorder."""
         self.totals.hear(memory.totals)
-        self.reports = {report["slot"]: cast(Report, report) for report in memory.reports}
-        self.former = [cast(Report, report) for report in memory.former]
+        self.reports = {report["slot"]: cast(StepReport, report) for report in memory.reports}
+        self.former = [cast(StepReport, report) for report in memory.former]
         for row in memory.shards:
             self.shards.recall(row)
         for report in (*self.former, *self.reports.values()):
@@ -608,9 +608,9 @@ class Books:
             self.stepping_until = max(self.stepping_until, self.zero + since_zero)
         self._zero_max = min(now - since_zero, self._zero_max or now)
 
-    def memory(self, early: Sequence[tuple[str, dict[str, Any]]]) -> Memory:
+    def memory(self, early: Sequence[tuple[str, dict[str, Any]]]) -> BooksMemory:
         """The memory for the next recorder, with the lines that wait for the first step."""
-        return Memory(
+        return BooksMemory(
             totals=self.totals.told(),
             reports=[{**report, "totals": []} for report in self.reports.values()],
             former=[{**report, "totals": []} for report in self.former],
@@ -629,7 +629,7 @@ class Books:
 
     # -- input ---------------------------------------------------------------------------------------------------------
 
-    def take_report(self, report: Report, now: int) -> bool:
+    def take_report(self, report: StepReport, now: int) -> bool:
         """Take in a report; whether it is of the newest life of its slot."""
         self.totals.hear([[report["slot"], report["incarnation"], report["tokens"]]])
         if self.zero is None and report["step"]:
@@ -643,8 +643,8 @@ class Books:
             self._note_gone(known, now)
             self.former.append(known)
         if known is not None and known["incarnation"] == report["incarnation"] and not report["metrics"]:
-            report = cast(Report, {**report, "metrics": known["metrics"]})
-        self.reports[report["slot"]] = cast(Report, {**report, "reported_at": now})
+            report = cast(StepReport, {**report, "metrics": known["metrics"]})
+        self.reports[report["slot"]] = cast(StepReport, {**report, "reported_at": now})
         self._recalled -= {(report["slot"], report["incarnation"])}
         self.shards.claimed(enumerate(report["versions"]))
         return True
@@ -660,7 +660,7 @@ class Books:
             else:
                 self._note_gone(report, now)
 
-    def _note_gone(self, report: Report, now: int) -> None:
+    def _note_gone(self, report: StepReport, now: int) -> None:
         """Note since when a life is known to be gone.
 
         A life that only an earlier recorder heard may have died with all others: it is gone since that heard any.
@@ -797,11 +797,11 @@ class Books:
         return told
 
 
-def _reported_at(report: Report) -> int:
+def _reported_at(report: StepReport) -> int:
     return int(cast(dict[str, Any], report).get("reported_at", 0))
 
 
-def _learner(report: Report) -> dict[str, Any]:
+def _learner(report: StepReport) -> dict[str, Any]:
     fields: Mapping[str, Any] = {**report}
     noted = {name: fields[name] for name in _NOTED_FIELDS if name in fields}
     told = {name: fields[name] for name in _LEARNER_FIELDS}

@@ -19,7 +19,7 @@ The completion of a body's reports for the token count: a body itself has to rep
     {"tokens": 6400}                                        tokens that this life of this replica has trained in all
     {"tokens": 6400, "step": 100, "loss": 0.3, "phase": "stepping"}      and anything else that is worth showing
 
-Everything else of a `Report` is for programs that merge fragments. `phase` is "final" once the body has come to its
+Everything else of a `StepReport` is for programs that merge fragments. `phase` is "final" once the body has come to its
 end; `step` counts steps, `step_time` is nanoseconds.
 """
 
@@ -33,7 +33,7 @@ from typing import Any, Final, cast, final
 
 import msgspec
 
-from isthmus.ops.exchange.messages import Report
+from isthmus.ops.exchange.messages import StepReport
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import Lines, write_bytes
@@ -43,7 +43,7 @@ TAIL_BYTES: Final = 1 << 20
 """Read from the end of each file of lines if there is a state: more than a second ever adds."""
 
 
-class Memory(msgspec.Struct):
+class BooksMemory(msgspec.Struct):
     """The fields of `Books` of these names; `reports` and `former` are Reports, `shards` rows of `ShardBooks`, `early`
     lines by the name of their file that wait for the first step; `incarnation` is that of the writer."""
 
@@ -79,7 +79,7 @@ class Remembering:
             return False
         return found is not None and found.incarnation > self._incarnation
 
-    def save(self, memory: Memory) -> None:
+    def save(self, memory: BooksMemory) -> None:
         """Write the memory durably if it has changed; a failed write is repeated with the next call."""
         memory.incarnation = self._incarnation
         data = msgspec.msgpack.encode(memory)
@@ -92,13 +92,13 @@ class Remembering:
         self._saved = data
 
 
-def load(folder: Path, disk: Disk) -> Memory | None:
+def load(folder: Path, disk: Disk) -> BooksMemory | None:
     """The memory of an earlier recorder; None if there was none, or its file is torn.
 
     OSError if the disk cannot be read.
     """
     try:
-        return msgspec.msgpack.decode(disk.read(folder / FILE), type=Memory)
+        return msgspec.msgpack.decode(disk.read(folder / FILE), type=BooksMemory)
     except (FileNotFoundError, ValueError):
         return None
 
@@ -237,12 +237,12 @@ class MetricLines:
         self._written_at: dict[int, int] = {}
         self._losses: dict[int, list[float]] = {}
         self._means: dict[int, TokenMeans] = {}
-        self._withheld: dict[int, Report] = {}
+        self._withheld: dict[int, StepReport] = {}
         self._told_last: dict[int, tuple[Any, ...]] = {}
         self._begun: set[tuple[int, int, str]] = set()
         """Lives whose `began` is written."""
 
-    def hear(self, report: Report, known: Mapping[str, Any] | None, now: int) -> None:
+    def hear(self, report: StepReport, known: Mapping[str, Any] | None, now: int) -> None:
         """Take the report that follows the `known` one of its slot; write it now, or withhold it for a while."""
         slot = report["slot"]
         if known is not None and known["incarnation"] < report["incarnation"]:
@@ -305,7 +305,7 @@ def mean_of(lives: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return means.take()
 
 
-def _told(report: Report) -> tuple[Any, ...]:
+def _told(report: StepReport) -> tuple[Any, ...]:
     """The fields that distinguish one line from another."""
     fields: Mapping[str, Any] = {**report}
     return tuple(fields[name] for name in _PLACE)
@@ -333,7 +333,7 @@ class Reports:
     def __init__(self) -> None:
         self._began: dict[Member, int] = {}
 
-    def whole(self, told: Mapping[Any, Mapping[str, Any]], live: Iterable[Member], now: int) -> list[Report]:
+    def whole(self, told: Mapping[Any, Mapping[str, Any]], live: Iterable[Member], now: int) -> list[StepReport]:
         """The reports in `told`, by (replica, key), of replicas on themselves, in their order."""
         lives = {member.replica: member for member in live}
         found = [self._whole(replica, each, lives, now) for (replica, _), each in sorted(told.items(), key=_place)]
@@ -341,7 +341,7 @@ class Reports:
 
     def _whole(
         self, replica: Replica, told: Mapping[str, Any], lives: Mapping[Replica, Member], now: int
-    ) -> Report | None:
+    ) -> StepReport | None:
         """One completed report; None if it is about another slot, or its life is unknown."""
         if told.get("slot", replica.slot) != replica.slot or not ("incarnation" in told or replica in lives):
             return None
@@ -357,7 +357,7 @@ class Reports:
             "totals": [[replica.slot, member.incarnation, tokens]],
         }
         lists: dict[str, list[Any]] = {"epochs": [], "accounts": [], "versions": []}
-        return cast(Report, {**untold, **lists, **told})
+        return cast(StepReport, {**untold, **lists, **told})
 
 
 def _place(entry: tuple[tuple[Replica, Any], Any]) -> tuple[Replica, str]:

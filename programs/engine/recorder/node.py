@@ -44,7 +44,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from isthmus.ops.exchange.messages import Control, Held, Merging, Report
+from isthmus.ops.exchange.messages import Control, Held, Merging, StepReport
 from isthmus.ops.exchange.messages import FinalFragment as FinalItem
 from isthmus.ops.exchange.schemas import ASKED, CHANGE, COUNT, HELD, KINDS, LIFE, METRICS, REPORT, TRIPLES, VERSION
 from isthmus.programs.engine.recorder import lines as recorder_memory
@@ -437,7 +437,7 @@ class Recorder:
             self._remember(now)  # The next recorder may have to go on amid the lines that follow.
             self._lines.begin(self._books.zero)
 
-    def _take_report(self, report: Report, now: int) -> None:
+    def _take_report(self, report: StepReport, now: int) -> None:
         slot, known = report["slot"], self._books.reports.get(report["slot"])
         if not self._books.take_report(report, now):
             return

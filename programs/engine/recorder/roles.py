@@ -35,7 +35,7 @@ from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.snapshots.holds import KeptHold, KeptState, WholeHold
-from isthmus.programs.engine.snapshots.stored import Place
+from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.update_settings import updates_in
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import Fault, GraphError
@@ -138,7 +138,7 @@ def resolving(
     folder: Path,
     resolve: Callable[[Reference], Any],
     snapshot_seconds: float = SNAPSHOT_SECONDS_DEFAULT,
-    snapshot_place: Place | None = None,
+    snapshot_place: StorePlace | None = None,
 ) -> Callable[[Reference], Any]:
     """`resolve`, extended by the references OF_RUN, for a run in `folder`."""
     of_run = {RUN_FOLDER: folder, SNAPSHOT_SECONDS: snapshot_seconds, SNAPSHOT_PLACE: snapshot_place}

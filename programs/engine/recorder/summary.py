@@ -22,8 +22,8 @@ from isthmus.ops.exchange.token_accounts import FATES
 from isthmus.programs.engine.recorder import lines
 from isthmus.programs.engine.recorder.accounts import (
     Books,
-    Entry,
     Known,
+    LifeTokens,
     allocated_seconds,
     books,
     entries,
@@ -215,7 +215,7 @@ def _means(
 
 
 def _learner(
-    lives: Sequence[Mapping[str, Any]], tokens: int, found: Sequence[Entry], sizes: Sequence[int]
+    lives: Sequence[Mapping[str, Any]], tokens: int, found: Sequence[LifeTokens], sizes: Sequence[int]
 ) -> dict[str, Any]:
     """One slot over all its lives, the present one last."""
     tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in found)

@@ -27,7 +27,7 @@ from isthmus.programs.engine.report.charts_drawing import (
     titled,
 )
 from isthmus.programs.engine.report.charts_merges import describe, merges_by_fragment
-from isthmus.programs.engine.report.charts_timeline import LEARNERS_MAX, Steps, Window, steps_between
+from isthmus.programs.engine.report.charts_timeline import LEARNERS_MAX, Steps, TimeWindow, steps_between
 from isthmus.programs.engine.results.absences import Absence, cause, named
 from isthmus.programs.engine.results.record import Firing, RunRecord
 from isthmus.programs.engine.results.words import decimal, seconds
@@ -46,7 +46,7 @@ _SHARDS_MAX: Final = 4
 
 def draw_absence(
     record: RunRecord,
-    window: Window,
+    window: TimeWindow,
     absences: Sequence[Absence],
     width: float = 1080,
     marks: Sequence[float] = (),

@@ -29,7 +29,7 @@ _SHARES: Final = (0.34, 0.26, 0.42, 0.2, 0.5, 0.58, 0.66, 0.14, 0.74)
 """Positions of an edge's name, as shares of its length, the best first."""
 
 
-class Role(msgspec.Struct, frozen=True):
+class DrawnRole(msgspec.Struct, frozen=True):
     """A role of graph.json."""
 
     name: str
@@ -37,7 +37,7 @@ class Role(msgspec.Struct, frozen=True):
     replicas_max: int = 1
 
 
-class Node(msgspec.Struct, frozen=True):
+class DrawnNode(msgspec.Struct, frozen=True):
     """A node of graph.json."""
 
     name: str
@@ -48,7 +48,7 @@ class Node(msgspec.Struct, frozen=True):
     blocked_by: list[Any] = []
 
 
-class Edge(msgspec.Struct, frozen=True):
+class DrawnEdge(msgspec.Struct, frozen=True):
     """An edge of graph.json, from 'node.port' to 'node.port'."""
 
     source: str
@@ -64,18 +64,18 @@ class Edge(msgspec.Struct, frozen=True):
         return self.policy + capacity + (f", newest per {self.key}" if self.key else "")
 
 
-class Drawn(msgspec.Struct, frozen=True):
+class DrawnGraph(msgspec.Struct, frozen=True):
     """The graph of a run, as far as it is drawn."""
 
-    roles: list[Role] = []
-    nodes: list[Node] = []
-    edges: list[Edge] = []
+    roles: list[DrawnRole] = []
+    nodes: list[DrawnNode] = []
+    edges: list[DrawnEdge] = []
 
 
-def parse_graph(graph: Mapping[str, Any]) -> Drawn | None:
+def parse_graph(graph: Mapping[str, Any]) -> DrawnGraph | None:
     """The graph in graph.json; None if there is none, or it is something else."""
     try:
-        drawn = msgspec.convert(dict(graph), Drawn)
+        drawn = msgspec.convert(dict(graph), DrawnGraph)
     except (msgspec.ValidationError, ValueError):
         return None
     return drawn if drawn.roles and drawn.nodes else None
@@ -111,7 +111,7 @@ class _Area(NamedTuple):
         )
 
 
-def draw_graph(graph: Drawn, width: float = 1080) -> Markup:
+def draw_graph(graph: DrawnGraph, width: float = 1080) -> Markup:
     """Roles, nodes and edges; the recorder, which listens to all, is left out."""
     roles = [role for role in graph.roles if role.name != "recorder" and _nodes_of(graph, role.name)]
     columns = [roles[:1], roles[1:2], roles[2:]] if len(roles) > 2 else [[role] for role in roles]
@@ -139,7 +139,7 @@ def draw_graph(graph: Drawn, width: float = 1080) -> Markup:
     return drawing(max(total, 1), bottom + 2, label, *frames, *lines, *nodes_drawn, *labels)
 
 
-def _nodes_of(graph: Drawn, role: str) -> list[Node]:
+def _nodes_of(graph: DrawnGraph, role: str) -> list[DrawnNode]:
     return [node for node in graph.nodes if node.role == role]
 
 
@@ -148,7 +148,7 @@ def _node_of(end: str) -> str:
     return end.rpartition(".")[0]
 
 
-def _frame(role: Role, x: float, y: float, height: float) -> Markup:
+def _frame(role: DrawnRole, x: float, y: float, height: float) -> Markup:
     low, high = role.replicas_min, role.replicas_max
     count = "one" if low == high == 1 else f"{low} to {high}" if low != high else f"{low}"
     return joined(
@@ -160,7 +160,7 @@ def _frame(role: Role, x: float, y: float, height: float) -> Markup:
     )
 
 
-def _node(node: Node, box: _Box) -> Markup:
+def _node(node: DrawnNode, box: _Box) -> Markup:
     told = f"{node.name}: {node.body}" + (", free-running: it waits for no other host" if node.free_running else "")
     shape = {"x": box.x, "y": box.y, "width": box.width, "height": _NODE_HEIGHT}
     class_ = "node free" if node.free_running else "node"
@@ -172,7 +172,7 @@ def _node(node: Node, box: _Box) -> Markup:
     )
 
 
-def _edges(edges: Sequence[Edge], boxes: Mapping[str, _Box]) -> tuple[list[Markup], list[Markup]]:
+def _edges(edges: Sequence[DrawnEdge], boxes: Mapping[str, _Box]) -> tuple[list[Markup], list[Markup]]:
     """Lines and labels; edges that share the side of a node end at different places of it."""
     ends: dict[tuple[str, str], list[tuple[float, int]]] = {}
     sides = [_sides(boxes[_node_of(edge.source)], boxes[_node_of(edge.target)]) for edge in edges]
@@ -214,7 +214,7 @@ def _place(box: _Box, side: str, share: float) -> tuple[float, float]:
     return (box.x if side == "left" else box.x + box.width), box.y + _NODE_HEIGHT * share
 
 
-def _line(edge: Edge, begin: tuple[float, float], end: tuple[float, float], leaving: str, entering: str) -> Markup:
+def _line(edge: DrawnEdge, begin: tuple[float, float], end: tuple[float, float], leaving: str, entering: str) -> Markup:
     is_queue = edge.policy.lower().startswith("queue")
     (x1, y1), (x2, y2) = begin, end
     (a1, b1), (a2, b2) = _handles(begin, end, leaving, entering)
@@ -245,7 +245,12 @@ def _handles(
 
 
 def _label(
-    edge: Edge, begin: tuple[float, float], end: tuple[float, float], leaving: str, entering: str, taken: list[_Area]
+    edge: DrawnEdge,
+    begin: tuple[float, float],
+    end: tuple[float, float],
+    leaving: str,
+    entering: str,
+    taken: list[_Area],
 ) -> Markup:
     """The name of the edge's source port, on the line, at a place where it covers no other name and no node."""
     (x1, y1), (x2, y2) = begin, end

@@ -32,13 +32,13 @@ from isthmus.programs.engine.report.charts_drawing import (
     text,
     titled,
 )
-from isthmus.programs.engine.report.charts_timeline import Window
+from isthmus.programs.engine.report.charts_timeline import TimeWindow
 from isthmus.programs.engine.results.absences import Absence, named
 from isthmus.programs.engine.results.record import (
     LOSS,
-    Progress,
-    Report,
+    ReportLine,
     RunRecord,
+    TokenProgress,
     by_learner,
     unbroken,
     while_stepping,
@@ -89,7 +89,7 @@ class Chart(msgspec.Struct, frozen=True):
     is_logarithmic: bool = False
 
 
-def charts(record: RunRecord, window: Window | None) -> list[Chart]:
+def charts(record: RunRecord, window: TimeWindow | None) -> list[Chart]:
     """Every chart of curves that has any, in the order in which they are shown; `window` is marked in the last."""
     scalars = [_scalar(record, LOSS, "Loss"), *(_scalar(record, name, name) for name in record.metrics)]
     found = [*scalars, _paces(record, window)]
@@ -97,10 +97,10 @@ def charts(record: RunRecord, window: Window | None) -> list[Chart]:
 
 
 def reported(
-    record: RunRecord, places: Callable[[Sequence[Report]], list[Place]], stretches_max: int = _STRETCHES_MAX
+    record: RunRecord, places: Callable[[Sequence[ReportLine]], list[Place]], stretches_max: int = _STRETCHES_MAX
 ) -> list[Curve]:
     """A curve for each learner: `places` takes an unbroken part of its reports to times and values."""
-    at = Progress(record.reports).at
+    at = TokenProgress(record.reports).at
     reports = by_learner(while_stepping(record.reports))
     count = max(min(stretches_max, _PLACES_MAX // max(len(reports), 1)), 8)
     stretch = max((report.time for report in record.reports), default=0.0) / count
@@ -113,7 +113,7 @@ def reported(
     return curves
 
 
-def step_rates(part: Sequence[Report]) -> list[Place]:
+def step_rates(part: Sequence[ReportLine]) -> list[Place]:
     """Inner steps a second between each two reports of one life."""
     return [
         ((earlier.time + later.time) / 2, max(later.step - earlier.step, 0.0) / (later.time - earlier.time))
@@ -125,7 +125,7 @@ def step_rates(part: Sequence[Report]) -> list[Place]:
 def _scalar(record: RunRecord, name: str, title: str) -> Chart:
     """A scalar of each learner in training, and of the global model on held-out data."""
 
-    def places(part: Sequence[Report]) -> list[Place]:
+    def places(part: Sequence[ReportLine]) -> list[Place]:
         return [(report.time, value) for report in part if (value := report.of(name)) is not None]
 
     # The last curve is drawn above the others.
@@ -136,12 +136,12 @@ def _scalar(record: RunRecord, name: str, title: str) -> Chart:
     return Chart("loss" if name == LOSS else f"metric {name}", title, curves, bands[:_BANDS_MAX], is_logarithmic)
 
 
-def _paces(record: RunRecord, window: Window | None) -> Chart:
+def _paces(record: RunRecord, window: TimeWindow | None) -> Chart:
     """The pace of each learner: one that waited for the others would show their breaks."""
     gone = [item for item in record.absences if item.role == "learner" and item.kind == "gone" and item.begun >= 0]
     bands = [_band(record, item, f"{named(item.host)} away") for item in gone[:_BANDS_MAX]] if record.is_placed else []
     if window is not None:
-        at = Progress(record.reports).at
+        at = TokenProgress(record.reports).at
         bands.append(Band("drawn below", "window", (at(window.begin), at(window.end)), window))
     return Chart("pace", "Inner steps a second", reported(record, step_rates, _PACE_STRETCHES_MAX), bands)
 
@@ -167,7 +167,7 @@ def _evaluator_away(record: RunRecord) -> list[Absence]:
 
 
 def _band(record: RunRecord, absence: Absence, name: str) -> Band:
-    at = Progress(record.reports).at
+    at = TokenProgress(record.reports).at
     end = record.wall_seconds if absence.ended is None else absence.ended
     return Band(name, "missing", (at(absence.begun), at(end)), (absence.begun, end))
 
@@ -220,7 +220,7 @@ _LABEL: Final = 14
 
 @final
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A named line through (place, value); `beside` are the points of another source, drawn as rings."""
 
     name: str
@@ -229,7 +229,7 @@ class Line:
 
 
 def draw_lines(
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     label: str,
     places: Callable[[float], str],
     values: Callable[[float], str],
@@ -271,7 +271,7 @@ def _grid(
     return joined([*rules, *marks])
 
 
-def _line(each: Line, index: int, across: dict[float, float], up: Scale, values: Callable[[float], str]) -> Markup:
+def _line(each: ChartLine, index: int, across: dict[float, float], up: Scale, values: Callable[[float], str]) -> Markup:
     colour = f"{_colour(index)} series"
     at = [(across[place], up(value)) for place, value in each.points]
     parts = [element("path", d=path(at), class_=colour)] if len(at) > 1 else []

@@ -47,10 +47,10 @@ from isthmus.programs.engine.report.charts_drawing import (
     titled,
 )
 from isthmus.programs.engine.results.absences import Absence
-from isthmus.programs.engine.results.reading import Journey, Round, rounds_between, with_journeys
+from isthmus.programs.engine.results.reading import Journey, RoundSpan, rounds_between, with_journeys
 from isthmus.programs.engine.results.record import (
     Firing,
-    Report,
+    ReportLine,
     RunRecord,
     Timeline,
     Transfer,
@@ -69,14 +69,14 @@ _MIDDLE: Final = (0.4, 0.6)
 """Range in the trace where a window may begin, as shares of the time left beside the window."""
 
 
-class Window(NamedTuple):
+class TimeWindow(NamedTuple):
     """A part of the run, in seconds."""
 
     begin: float
     end: float
 
 
-def choose_window(record: RunRecord) -> Window | None:
+def choose_window(record: RunRecord) -> TimeWindow | None:
     """The window to show; None without a trace of consecutive inner steps."""
     timeline = record.timeline
     extent = _extent(timeline) if timeline is not None else None
@@ -99,10 +99,10 @@ def choose_window(record: RunRecord) -> Window | None:
         begin for begin in begins if any(begin <= item.opened and item.published <= begin + length for item in rounds)
     )
     begin = next(whole, begins[0])
-    return Window(begin, begin + length)
+    return TimeWindow(begin, begin + length)
 
 
-def _length(record: RunRecord, timeline: Timeline, extent: Window) -> float:
+def _length(record: RunRecord, timeline: Timeline, extent: TimeWindow) -> float:
     """The length in seconds at which everything is still distinguishable."""
     step = _step_seconds(timeline)
     merges = [merge for merge in record.merges if merge.kind == "merge" and extent.begin <= merge.time <= extent.end]
@@ -113,12 +113,12 @@ def _length(record: RunRecord, timeline: Timeline, extent: Window) -> float:
     return max(min(_STEPS * step, max(_ROUNDS * distance, _STEPS_MIN * step)), 2.5 * duration)
 
 
-def _extent(timeline: Timeline) -> Window | None:
+def _extent(timeline: Timeline) -> TimeWindow | None:
     """From the first to the last inner step of the trace; firings before 0 only waited for the model."""
     steps = [spans for (host, node), spans in timeline.firings.items() if node == "inner-step" and spans]
     if not steps:
         return None
-    extent = Window(max(0.0, min(spans[0].begun for spans in steps)), max(spans[-1].ended for spans in steps))
+    extent = TimeWindow(max(0.0, min(spans[0].begun for spans in steps)), max(spans[-1].ended for spans in steps))
     return extent if extent.end > extent.begin else None
 
 
@@ -147,7 +147,7 @@ class Steps:
 
     slot: int
     traced: list[Firing]
-    told: list[Window]
+    told: list[TimeWindow]
     absences: list[Absence]
 
     @property
@@ -156,10 +156,10 @@ class Steps:
         return max((max(later.begun - earlier.ended, 0.0) for earlier, later in pairwise(self.traced)), default=None)
 
 
-def windows(record: RunRecord) -> list[tuple[Window, list[Absence]]]:
+def windows(record: RunRecord) -> list[tuple[TimeWindow, list[Absence]]]:
     """The parts of the run in which hosts were away, with some time before and after; those that meet are one."""
     last = _training_end(record)
-    found: list[tuple[Window, list[Absence]]] = []
+    found: list[tuple[TimeWindow, list[Absence]]] = []
     for absence in record.absences:
         if absence.role not in DRAWN_ROLES or not record.is_placed or absence.begun > last:
             continue
@@ -167,17 +167,17 @@ def windows(record: RunRecord) -> list[tuple[Window, list[Absence]]]:
         if end <= 0:
             continue
         margin = max(_MARGIN_SECONDS, _MARGIN_SHARE * (end - absence.begun))
-        window = Window(max(0.0, absence.begun - margin), min(last, end + margin))
+        window = TimeWindow(max(0.0, absence.begun - margin), min(last, end + margin))
         if found and window.begin <= found[-1][0].end:
             before, absences = found.pop()
-            window = Window(before.begin, max(before.end, window.end))
+            window = TimeWindow(before.begin, max(before.end, window.end))
             found.append((window, [*absences, absence]))
         else:
             found.append((window, [absence]))
     return found
 
 
-def close_ups(record: RunRecord, absences: Sequence[Absence]) -> list[tuple[Window, str]]:
+def close_ups(record: RunRecord, absences: Sequence[Absence]) -> list[tuple[TimeWindow, str]]:
     """The moments at which the first of `absences` of a learner or a syncer began and ended, some steps long."""
     first = next((item for item in absences if item.kind == "gone" and item.role in ("learner", "syncer")), None)
     step = _usual_step_seconds(record)
@@ -189,7 +189,7 @@ def close_ups(record: RunRecord, absences: Sequence[Absence]) -> list[tuple[Wind
         moments.append((first.ended, "is back"))
     name = first.host.replace("/", " ")
     return [
-        (Window(max(0.0, at - length / 2), max(0.0, at - length / 2) + length), f"{name} {what}")
+        (TimeWindow(max(0.0, at - length / 2), max(0.0, at - length / 2) + length), f"{name} {what}")
         for at, what in moments
     ]
 
@@ -213,7 +213,7 @@ def _training_end(record: RunRecord) -> float:
     return min(record.wall_seconds, max(times, default=record.wall_seconds) + _END_SECONDS)
 
 
-def steps_between(record: RunRecord, window: Window) -> list[Steps]:
+def steps_between(record: RunRecord, window: TimeWindow) -> list[Steps]:
     """The steps of each learner in `window`, slots in order."""
     reports = by_learner(record.reports)
     return [_steps(record, slot, reports.get(slot, []), window) for slot in record.learners]
@@ -227,31 +227,31 @@ def rate(record: RunRecord, slots: Sequence[int], begin: float, end: float) -> f
     return sum(counts) / len(slots) / (end - begin) if all(counts) else None
 
 
-def _steps(record: RunRecord, slot: int, reports: Sequence[Report], window: Window) -> Steps:
+def _steps(record: RunRecord, slot: int, reports: Sequence[ReportLine], window: TimeWindow) -> Steps:
     host = f"learner/{slot}"
     traced = [] if record.timeline is None else record.timeline.between(host, "inner-step", *window)
     absences = [item for item in record.absences if item.host == host and _meets(item, window)]
     stepping = [report for report in reports if report.phase == "stepping"]
     told = []
     for part in unbroken(stepping, record.wall_seconds):
-        life = Window(part[0].time, _end_of(record, host, part[-1]))
+        life = TimeWindow(part[0].time, _end_of(record, host, part[-1]))
         begin, end = max(life.begin, window.begin), min(life.end, window.end)
         if end > begin and not _is_traced(record, host, life):
-            told.append(Window(begin, end))
+            told.append(TimeWindow(begin, end))
     return Steps(slot, traced, told, absences)
 
 
-def _end_of(record: RunRecord, host: str, last: Report) -> float:
+def _end_of(record: RunRecord, host: str, last: ReportLine) -> float:
     """The end of a stretch of reports: a killed life lived on after its last report."""
     begins = [item.begun for item in record.absences if item.host == host and item.life == last.incarnation]
     return next((begun for begun in begins if begun >= last.time), last.time)
 
 
-def _is_traced(record: RunRecord, host: str, life: Window) -> bool:
+def _is_traced(record: RunRecord, host: str, life: TimeWindow) -> bool:
     return record.timeline is not None and bool(record.timeline.between(host, "inner-step", *life))
 
 
-def _meets(absence: Absence, window: Window) -> bool:
+def _meets(absence: Absence, window: TimeWindow) -> bool:
     return absence.begun <= window.end and (absence.ended is None or absence.ended >= window.begin)
 
 
@@ -288,7 +288,7 @@ class Lanes:
         return self.lanes.get((host, _SHARED.get(node, node)))
 
 
-def arrange(timeline: Timeline, window: Window, rounds: Sequence[Round], top: float) -> Lanes:
+def arrange(timeline: Timeline, window: TimeWindow, rounds: Sequence[RoundSpan], top: float) -> Lanes:
     """The lanes for the activity in `window`; rounds get rows so that no two of a row overlap."""
     result = Lanes()
     learners = [host for host in timeline.hosts if slot_of(host) is not None]
@@ -315,7 +315,7 @@ def arrange(timeline: Timeline, window: Window, rounds: Sequence[Round], top: fl
     return result
 
 
-def _nodes(timeline: Timeline, window: Window, host: str, has_rounds: bool) -> list[str]:
+def _nodes(timeline: Timeline, window: TimeWindow, host: str, has_rounds: bool) -> list[str]:
     """The lanes of a host, in the order in which data flows."""
     fired = {
         _SHARED.get(node, node): None
@@ -327,7 +327,7 @@ def _nodes(timeline: Timeline, window: Window, host: str, has_rounds: bool) -> l
     return sorted(fired, key=lambda node: (_ORDER.index(node) if node in _ORDER else len(_ORDER), node))
 
 
-def _rows(rounds: Iterable[Round], rows: dict[tuple[str, int], int]) -> int:
+def _rows(rounds: Iterable[RoundSpan], rows: dict[tuple[str, int], int]) -> int:
     """Put every round into the first row that is free when it opens; how many rows that takes."""
     free: list[float] = []
     for item in rounds:
@@ -354,13 +354,13 @@ class _Scene:
     """The data of a drawing and its coordinates."""
 
     timeline: Timeline
-    window: Window
-    rounds: list[Round]
+    window: TimeWindow
+    rounds: list[RoundSpan]
     lanes: Lanes
     x: Scale
 
 
-def draw_timeline(record: RunRecord, window: Window, width: float = 1080) -> Markup:
+def draw_timeline(record: RunRecord, window: TimeWindow, width: float = 1080) -> Markup:
     """The timeline of `window`, `width` pixels wide and as high as its lanes are."""
     timeline = record.timeline
     assert timeline is not None, "a window is chosen from a trace"
@@ -467,7 +467,7 @@ def _transfer(scene: _Scene, transfer: Transfer, source: Lane, target: Lane) -> 
     return joined(parts)
 
 
-def _is_in(transfer: Transfer, item: Round) -> bool:
+def _is_in(transfer: Transfer, item: RoundSpan) -> bool:
     """Whether a transfer is one of the answers of a round."""
     slot = slot_of(transfer.source)
     return item.host == transfer.target and any(
@@ -515,7 +515,7 @@ def _rounds(scene: _Scene) -> Iterator[Markup]:
             yield text(middle, merge.y + merge.height + 11, name, "mid", "small")
 
 
-def _bar(scene: _Scene, item: Round, y: float) -> Markup:
+def _bar(scene: _Scene, item: RoundSpan, y: float) -> Markup:
     """The bar of a round: waiting for the quorum, grace, merge."""
     x = [scene.x(value) for value in (item.opened, item.quorum_at, item.closed, item.published)]
     high = ROW_HEIGHT - 3
@@ -534,20 +534,20 @@ def _bar(scene: _Scene, item: Round, y: float) -> Markup:
     )
 
 
-def _vote(scene: _Scene, item: Round, journey: Journey, y: float) -> Markup:
+def _vote(scene: _Scene, item: RoundSpan, journey: Journey, y: float) -> Markup:
     is_counted = journey.slot in item.merge.voters
     told = f"answer of learner {journey.slot}" + ("" if is_counted else ", not counted")
     class_ = f"vote {'' if is_counted else 'late '}{learner_class(journey.slot)}"
     return element("circle", titled(told), cx=scene.x(journey.arrived), cy=y, r=3.2, class_=class_)
 
 
-def longest_pause(timeline: Timeline, host: str, window: Window) -> float | None:
+def longest_pause(timeline: Timeline, host: str, window: TimeWindow) -> float | None:
     """Seconds, the longest between two inner steps of a learner in `window`; None if it made fewer than two."""
     steps = timeline.between(host, "inner-step", *window)
     return max((max(later.begun - earlier.ended, 0.0) for earlier, later in pairwise(steps)), default=None)
 
 
-def visible_rounds(record: RunRecord, window: Window) -> Sequence[Round]:
+def visible_rounds(record: RunRecord, window: TimeWindow) -> Sequence[RoundSpan]:
     """The rounds that lie in `window` from beginning to end."""
     rounds = rounds_between(record, *window)
     return [item for item in rounds if window.begin <= item.opened and item.published <= window.end]

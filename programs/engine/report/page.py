@@ -180,7 +180,7 @@ def document(chart: Markup) -> str:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Part:
+class PageSection:
     """A section: a drawing, a table (columns and rows of text), and sentences; any of them may be left out."""
 
     title: str
@@ -197,7 +197,7 @@ class Sheet:
 
     title: str
     lead: str
-    parts: Sequence[Part]
+    parts: Sequence[PageSection]
 
 
 def write_sheet(path: Path, sheet: Sheet) -> None:

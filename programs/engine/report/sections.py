@@ -29,7 +29,7 @@ from isthmus.programs.engine.report.charts_lines import charts
 from isthmus.programs.engine.report.charts_merges import CELLS_MAX, draw_merges, key_of, merges_by_fragment
 from isthmus.programs.engine.report.charts_timeline import (
     LEARNERS_MAX,
-    Window,
+    TimeWindow,
     close_ups,
     draw_timeline,
     longest_pause,
@@ -64,7 +64,7 @@ class Header:
     problems: Sequence[str]
 
 
-class Figure(NamedTuple):
+class SummaryFigure(NamedTuple):
     """A figure of summary.json; None if unknown."""
 
     name: str
@@ -76,8 +76,8 @@ class Tile(NamedTuple):
     """A large figure under its name, and its meaning; both are texts and figures in turn."""
 
     name: str
-    value: Sequence[str | Figure]
-    rest: Sequence[str | Figure]
+    value: Sequence[str | SummaryFigure]
+    rest: Sequence[str | SummaryFigure]
 
 
 def header(record: RunRecord) -> Header:
@@ -99,8 +99,8 @@ def header(record: RunRecord) -> Header:
 def tiles(record: RunRecord) -> Iterator[Tile]:
     """The row of figures."""
 
-    def figure(name: str, write: Callable[[float | None], str]) -> Figure:
-        return Figure(name, record.number(name), write)
+    def figure(name: str, write: Callable[[float | None], str]) -> SummaryFigure:
+        return SummaryFigure(name, record.number(name), write)
 
     losses = (figure("eval_loss_initial", decimal), " → ", figure("eval_loss_final", decimal))
     yield Tile("Evaluation loss", losses, ["global model on held-out data, first → final"])
@@ -108,7 +108,7 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     if record.number("outer_steps"):
         mean = figure("contributors_mean", partial(decimal, digits=2))
         merges = ("in a merge, mean over ", figure("outer_steps", whole), " merges")
-        yield Tile("Contributors", (mean, " of ", Figure("learners", record.learners_count, whole)), merges)
+        yield Tile("Contributors", (mean, " of ", SummaryFigure("learners", record.learners_count, whole)), merges)
         share = figure("merged_share", percent)
         yield Tile("Merged", [share], ("of ", tokens, " trained tokens are in the global model"))
     else:
@@ -207,7 +207,7 @@ _ACCOUNTS: Final = (
 )
 
 
-class Part(NamedTuple):
+class PagePart(NamedTuple):
     """A part of the page: the values of the template of its name, or the reason why it is empty."""
 
     name: str
@@ -216,12 +216,12 @@ class Part(NamedTuple):
     why: str = ""
 
 
-def curves(record: RunRecord, window: Window | None) -> Part:
+def curves(record: RunRecord, window: TimeWindow | None) -> PagePart:
     """Everything that learners and the evaluator reported over the run."""
     title = "Over the run"
     found = charts(record, window)
     if not found:
-        return Part("curves", title, None, "No learner has reported anything, and the model was never evaluated.")
+        return PagePart("curves", title, None, "No learner has reported anything, and the model was never evaluated.")
     values = {
         "charts": found,
         "evaluations": [item for item in record.evaluations if item.eval_loss is not None],
@@ -229,29 +229,29 @@ def curves(record: RunRecord, window: Window | None) -> Part:
         "reports": len(while_stepping(record.reports)),
         "sick": sorted({report.learner for report in record.reports if report.sick}),
     }
-    return Part("curves", title, values)
+    return PagePart("curves", title, values)
 
 
-def timeline(record: RunRecord, window: Window | None) -> Part:
+def timeline(record: RunRecord, window: TimeWindow | None) -> PagePart:
     """The window of the trace in which steps, transfers and merges can be seen one by one."""
     title = "What happened at once"
     if record.timeline is None or window is None:
         why = "There is no trace of inner steps that follow one another, so there is no timeline."
-        return Part("timeline", title, None, why)
+        return PagePart("timeline", title, None, why)
     values = {
         "chart": draw_timeline(record, window, WIDE),
         "facts": _window_facts(record, window),
         "has_merges": bool(merges_by_fragment(record)),
     }
-    return Part("timeline", title, values)
+    return PagePart("timeline", title, values)
 
 
-def merges(record: RunRecord) -> Part:
+def merges(record: RunRecord) -> PagePart:
     """The grid of merges by contributors, over time."""
     rows = merges_by_fragment(record)
     if not rows:
         why = "No fragment was merged: the program has no outer steps, or the run ended before."
-        return Part("merges", "Merges", None, why)
+        return PagePart("merges", "Merges", None, why)
     of = max(max((len(m.voters) for merges in rows.values() for m in merges), default=1), len(record.learners))
     levels: dict[int, list[int]] = {level: [] for level in range(SHARE_LEVELS)}
     for count in range(of + 1):
@@ -269,7 +269,7 @@ def merges(record: RunRecord) -> Part:
             for each in told_of_merges(record.folder, FACTS_MAX, ANSWERS_MAX)
         },
     }
-    return Part("merges", "Merges", values)
+    return PagePart("merges", "Merges", values)
 
 
 def _told(facts: MergeFacts) -> dict[str, Any]:
@@ -285,35 +285,35 @@ def _told(facts: MergeFacts) -> dict[str, Any]:
     }
 
 
-def changes(record: RunRecord) -> Part | None:
+def changes(record: RunRecord) -> PagePart | None:
     """The settings that followed the links; None if none did."""
     found = read_changes(record.folder)
     rows = [
         {"time": change.time, "shard": change.shard, "told": told(change), "why": why(change)}
         for change in found[-CHANGES_SHOWN:]
     ]
-    return Part("changes", "What followed the links", {"rows": rows, "count": len(found)}) if rows else None
+    return PagePart("changes", "What followed the links", {"rows": rows, "count": len(found)}) if rows else None
 
 
-def accounts(record: RunRecord) -> Part:
+def accounts(record: RunRecord) -> PagePart:
     """Every trained token is exactly one of five things, in a program that merges fragments."""
     title = "Where every token went"
     if record.number("fragments") == 0:
         why = "The program merges no fragments, so there is nothing that a trained token could be merged into or miss."
-        return Part("accounts", title, None, why)
+        return PagePart("accounts", title, None, why)
     values = [record.number(f"tokens_{name}") for name, _ in _ACCOUNTS]
     total = sum(value for value in values if value is not None and value > 0)
     if not total:
-        return Part("accounts", title, None, "There are no token accounts.")
+        return PagePart("accounts", title, None, "There are no token accounts.")
     rows = [
         {"name": name, "meaning": meaning, "tokens": value, "share": (value or 0.0) / total}
         for (name, meaning), value in zip(_ACCOUNTS, values, strict=True)
     ]
     books = record.summary.get("books")
-    return Part("accounts", title, {"rows": rows, "lines": book_lines(books if isinstance(books, dict) else {})})
+    return PagePart("accounts", title, {"rows": rows, "lines": book_lines(books if isinstance(books, dict) else {})})
 
 
-def learners(record: RunRecord) -> Part:
+def learners(record: RunRecord) -> PagePart:
     """A row per learner."""
     losses = {report.learner: report.loss for report in record.reports if report.loss is not None}
     names = ("steps", "tokens", "stall_seconds", "bytes_sent", "bytes_received", "restarts")
@@ -322,23 +322,23 @@ def learners(record: RunRecord) -> Part:
         slot = int(as_number(row.get("learner")) or 0)
         figures = {name: as_number(row.get(name)) for name in names}
         rows.append({"slot": slot, "device": row.get("device_kind"), "loss": losses.get(slot), **figures})
-    return Part("learners", "Learners", {"rows": rows} if rows else None, "There is no summary of any learner.")
+    return PagePart("learners", "Learners", {"rows": rows} if rows else None, "There is no summary of any learner.")
 
 
-def graph(record: RunRecord) -> Part:
+def graph(record: RunRecord) -> PagePart:
     """The graph of the run: roles, nodes and edges."""
     found = parse_graph(record.graph)
     if found is None:
-        return Part("graph", "The graph", None, "There is no graph.json that could be drawn.")
-    return Part("graph", "The graph", {"chart": draw_graph(found, WIDE), "edges": found.edges})
+        return PagePart("graph", "The graph", None, "There is no graph.json that could be drawn.")
+    return PagePart("graph", "The graph", {"chart": draw_graph(found, WIDE), "edges": found.edges})
 
 
-def configuration(record: RunRecord) -> Part:
+def configuration(record: RunRecord) -> PagePart:
     """config.toml as it is."""
     fingerprint = record.graph.get("fingerprint")
     values = {"fingerprint": fingerprint if isinstance(fingerprint, str) else ""}
     is_there = bool(record.configuration_text.strip())
-    return Part("configuration", "Configuration", values if is_there else None, "There is no config.toml.")
+    return PagePart("configuration", "Configuration", values if is_there else None, "There is no config.toml.")
 
 
 def _range(counts: list[int], of: int) -> str:
@@ -346,7 +346,7 @@ def _range(counts: list[int], of: int) -> str:
     return f"{span} of {of}"
 
 
-def _window_facts(record: RunRecord, window: Window) -> str:
+def _window_facts(record: RunRecord, window: TimeWindow) -> str:
     """The contents of the window, in words and numbers."""
     timeline = record.timeline
     assert timeline is not None, "a window is chosen from a trace"
@@ -404,7 +404,7 @@ class Picture(NamedTuple):
     told: list[str]
 
 
-class Row(NamedTuple):
+class FailureRow(NamedTuple):
     """A failure of a host, once or repeatedly."""
 
     begun: float
@@ -415,7 +415,7 @@ class Row(NamedTuple):
     lost: str
 
 
-def failures(record: RunRecord) -> Part:
+def failures(record: RunRecord) -> PagePart:
     """Pictures of the first absences, and a row for each host and kind of failure."""
     found = windows(record)
     groups = _groups(record.absences)
@@ -428,14 +428,14 @@ def failures(record: RunRecord) -> Part:
         "rows": [_row(record, group) for group in groups[:_ROWS_MAX]],
         "rows_in_all": len(groups),
     }
-    return Part("failures", "Failures", values)
+    return PagePart("failures", "Failures", values)
 
 
 def _remarks(record: RunRecord, topic: Topic) -> list[str]:
     return [f"at {seconds(item.at)} {item.text}" for item in record.remarks if item.topic == topic]
 
 
-def _picture(record: RunRecord, window: Window, absences: Sequence[Absence]) -> Picture:
+def _picture(record: RunRecord, window: TimeWindow, absences: Sequence[Absence]) -> Picture:
     close = [
         (said, draw_absence(record, moment, absences, _HALF))
         for moment, said in close_ups(record, absences)
@@ -445,7 +445,7 @@ def _picture(record: RunRecord, window: Window, absences: Sequence[Absence]) -> 
     return Picture(window.begin, draw_absence(record, window, absences, WIDE), close, told)
 
 
-def _row(record: RunRecord, group: Sequence[Absence]) -> Row:
+def _row(record: RunRecord, group: Sequence[Absence]) -> FailureRow:
     first, absence = group[0], group[-1]
     gone = "the daemon died" if absence.kind == "replaced" else cause(absence)
     meanwhile = "" if absence.kind == "replaced" else others_meanwhile(absence, record.waiting)
@@ -456,13 +456,15 @@ def _row(record: RunRecord, group: Sequence[Absence]) -> Row:
         gone += f"; {lives} lives in a row"
     took = [item.seconds for item in group if item.seconds is not None]
     away = "" if absence.kind == "replaced" else seconds(sum(took) if took else None)
-    return Row(first.begun, named(absence.host), gone + meanwhile, _then(record, absence), away, _lost(record, absence))
+    return FailureRow(
+        first.begun, named(absence.host), gone + meanwhile, _then(record, absence), away, _lost(record, absence)
+    )
 
 
 def _meanwhile(record: RunRecord, absence: Absence) -> str:
     """Figures of the learners that were present all the time."""
     end = record.wall_seconds if absence.ended is None else absence.ended
-    window = Window(max(absence.begun, 0.0), end)
+    window = TimeWindow(max(absence.begun, 0.0), end)
     there = [
         steps
         for steps in steps_between(record, window)
@@ -487,11 +489,11 @@ def _meanwhile(record: RunRecord, absence: Absence) -> str:
     return told + f". The longest pause between two of their steps was {seconds(max(pauses))}."
 
 
-def _before(window: Window) -> Window:
-    return Window(max(0.0, 2 * window.begin - window.end), window.begin)
+def _before(window: TimeWindow) -> TimeWindow:
+    return TimeWindow(max(0.0, 2 * window.begin - window.end), window.begin)
 
 
-def _was_anybody_away(record: RunRecord, window: Window) -> bool:
+def _was_anybody_away(record: RunRecord, window: TimeWindow) -> bool:
     """Whether a comparison with the time before `window` would be with another accident."""
     begin, end = _before(window)
     return any(

@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import Any, Final
 
 from isthmus.runtime.graph.plans import InputPlan, NodePlan, Plan
-from isthmus.runtime.graph.proof import Hold, Proof, Verdict, describe_policy, describe_route
+from isthmus.runtime.graph.proof import PossibleDelay, Proof, Verdict, describe_policy, describe_route
 from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Latest, Node, Queue, Quorum, Role
 from isthmus.runtime.graph.verify import DECISION
 
@@ -170,7 +170,7 @@ def _verdict(verdict: Verdict, width: int) -> Iterator[str]:
         name = ""
 
 
-def _holders(near: Sequence[Hold]) -> str:
+def _holders(near: Sequence[PossibleDelay]) -> str:
     """The nodes that are nearest, by the hosts that they are on: 'merge (syncer), inner-step and data (learner)'."""
     places: dict[str, list[str]] = {}
     for hold in near:
@@ -182,14 +182,14 @@ def _holders(near: Sequence[Hold]) -> str:
     return ", ".join(said)
 
 
-def _further(holds: Sequence[Hold], near: Sequence[Hold]) -> str:
+def _further(holds: Sequence[PossibleDelay], near: Sequence[PossibleDelay]) -> str:
     """The hosts that are behind those of the nearest nodes."""
     known = {_whose(hold) for hold in near}
     behind = dict.fromkeys(_whose(hold) for hold in holds if not hold.is_near and _whose(hold) not in known)
     return f"; through {'it' if len(near) == 1 else 'them'} by {_list(list(behind), 'and')}" if behind else ""
 
 
-def _whose(hold: Hold) -> str:
+def _whose(hold: PossibleDelay) -> str:
     """'syncer' or 'another learner'; '' for a node of the own host."""
     return hold.place.removeprefix(hold.node).strip(" ()")
 

@@ -47,7 +47,7 @@ _loading: ContextVar[str | None] = ContextVar("loading", default=None)
 _loaded: dict[str, tuple[str, int, int]] = {}
 
 
-class Target(NamedTuple):
+class ReferenceParts(NamedTuple):
     """A reference in parts: a file's path or a module's name, a name in it, and keywords if that is to be called."""
 
     where: str
@@ -70,7 +70,7 @@ def is_file(where: str) -> bool:
     return where.endswith(".py") or "/" in where
 
 
-def parse(text: str, doing: str) -> Target:
+def parse(text: str, doing: str) -> ReferenceParts:
     """The parts of a reference; ConfigError if it has another form."""
     form = _FORM.fullmatch(text)
     if form is None or not form["where"]:
@@ -82,7 +82,7 @@ def parse(text: str, doing: str) -> Target:
         raise ConfigError(
             doing, "keywords as in a TOML inline table", str(error), "Write name(key = value, ...)."
         ) from None
-    return Target(form["where"], form["name"], keywords)
+    return ReferenceParts(form["where"], form["name"], keywords)
 
 
 def absolute(text: str, folder: Path | None = None) -> str:
@@ -205,7 +205,7 @@ def file_of(function: Any) -> str | None:
     return code.co_filename if isinstance(code, CodeType) else None
 
 
-def _import(target: Target, doing: str) -> ModuleType:
+def _import(target: ReferenceParts, doing: str) -> ModuleType:
     """The module, also one in the current folder."""
     expected = f"a module {target.where!r}"
     if not all(target.where.split(".")):

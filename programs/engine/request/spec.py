@@ -22,12 +22,12 @@ from isthmus.programs.engine.recorder.roles import OF_RUN, SNAPSHOT_SECONDS_DEFA
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import follower_plan
 from isthmus.programs.engine.request.request import Program, Request, fingerprint
-from isthmus.programs.engine.snapshots.stored import Place
+from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Job, Node, Reference, TensorSpec
 from isthmus.runtime.ids import LEARNER, Replica, follower
-from isthmus.runtime.supervision.home_events import Cast
+from isthmus.runtime.supervision.home_events import RunRoles
 from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import boot_id
@@ -104,15 +104,15 @@ class Spec:
     home_away_seconds: float = HOME_AWAY_SECONDS_DEFAULT
     elastic: tuple[tuple[int, ...], ...] = ()
 
-    def snapshot_place(self, folder: Path) -> Place | None:
+    def snapshot_place(self, folder: Path) -> StorePlace | None:
         """The store of snapshots beside the run folder, if any."""
         home = f"{platform.node()}:{folder.absolute()}"
-        return Place(self.snapshots, self.run, home) if self.snapshots else None
+        return StorePlace(self.snapshots, self.run, home) if self.snapshots else None
 
     @property
-    def cast(self) -> Cast:
+    def cast(self) -> RunRoles:
         """The participants of the run, in the form that a home's core takes."""
-        return Cast(
+        return RunRoles(
             roles=dict(self.roles),
             slots_max=dict(self.slots_max),
             least=dict(self.least),

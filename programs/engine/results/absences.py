@@ -37,7 +37,7 @@ from isthmus.programs.engine.results.words import predicate, reason, seconds
 from isthmus.runtime.ids import LEARNER, SYNCER
 from isthmus.runtime.supervision.incidents import (
     Adopted,
-    BodyFailed,
+    BodyRaised,
     Condemned,
     Ended,
     Excused,
@@ -57,7 +57,7 @@ from isthmus.runtime.supervision.incidents import (
     Raised,
     Reformed,
     Restarted,
-    Slow,
+    SlowHost,
     Starved,
     Superseded,
     Suspected,
@@ -118,7 +118,7 @@ class Absence:
     @property
     def error(self) -> Raised | None:
         """The error of a body of the host, if that is the cause."""
-        return self.cause.error if isinstance(self.cause, BodyFailed | Ended) else None
+        return self.cause.error if isinstance(self.cause, BodyRaised | Ended) else None
 
     @property
     def seconds(self) -> float | None:
@@ -153,7 +153,7 @@ class Absences:
                 return self._change(fact, restarted=fact.at, life_after=fact.life)
             case Adopted():
                 return self._replaced(fact, what)
-            case BodyFailed() | Condemned():
+            case BodyRaised() | Condemned():
                 # The cause of an end that is recorded later; the first cause explains most.
                 self._causes.setdefault((fact.host, fact.life), what)
                 return None
@@ -383,7 +383,7 @@ def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
             return _remark(fact, what, "machines", "good")
         case Ended(end=MachineTaken()):
             return _remark(fact, what, "machines", "odd", _OTHERS_GO_ON)
-        case Slow():
+        case SlowHost():
             waits = "nobody waits" if waiting is not None and waiting.others == "go on" else "the others wait"
             return _remark(fact, what, "pace", "odd", "" if waiting is None else f"; {waits} for it")
         case Starved():

@@ -35,10 +35,10 @@ import msgspec
 from isthmus.programs.engine.results.absences import Absence, Absences, Fact, Works, fact_of, remark, waiting_in
 from isthmus.programs.engine.results.record import (
     STAMP,
-    Evaluation,
+    EvaluationLine,
     Firing,
     MergeRecord,
-    Report,
+    ReportLine,
     RunRecord,
     Timeline,
     Transfer,
@@ -57,8 +57,8 @@ _STALE_SECONDS: Final = 0.5
 
 def told_absences(
     facts: Sequence[Fact],
-    reports: Sequence[Report],
-    evaluations: Sequence[Evaluation],
+    reports: Sequence[ReportLine],
+    evaluations: Sequence[EvaluationLine],
     merges: Sequence[MergeRecord],
     shards: int = 1,
 ) -> tuple[Absence, ...]:
@@ -76,7 +76,7 @@ def told_absences(
     return tuple(sorted(kept, key=lambda item: item.begun))
 
 
-def _learners(reports: Sequence[Report]) -> Iterator[Fact]:
+def _learners(reports: Sequence[ReportLine]) -> Iterator[Fact]:
     """The first step of every life of a learner."""
     seen = set()
     for report in reports:
@@ -122,7 +122,7 @@ _MATCHES_MIN: Final = 0.8
 """The share of the last merges that have to fall on an outer step."""
 
 _T = TypeVar("_T")
-_Line = TypeVar("_Line", Report, Evaluation, MergeRecord)
+_Line = TypeVar("_Line", ReportLine, EvaluationLine, MergeRecord)
 
 
 def load(run: Path) -> RunRecord:
@@ -134,8 +134,8 @@ def load(run: Path) -> RunRecord:
     merges = _lines(folder / "merges.jsonl", MergeRecord, problems)
     timeline = _read(folder / "trace.json", problems, read_timeline, None)
     summary = _read(folder / "summary.json", problems, _object, nothing)
-    reports = _lines(folder / "metrics.jsonl", Report, problems)
-    evaluations = _lines(folder / "evaluations.jsonl", Evaluation, problems)
+    reports = _lines(folder / "metrics.jsonl", ReportLine, problems)
+    evaluations = _lines(folder / "evaluations.jsonl", EvaluationLine, problems)
     if lost := summary.get("lines_lost"):
         problems.append(f"{lost} lines were not written: the disk said {summary.get('disk_error')!r}.")
     faults = summary.get("snapshot_faults", ())
@@ -181,8 +181,8 @@ def read_absences(run: Path) -> tuple[Absence, ...]:
     """The absences of the run folder `run` alone, as `load` has them."""
     folder = run.resolve()
     nothing: Mapping[str, Any] = {}
-    reports = _lines(folder / "metrics.jsonl", Report, [])
-    evaluations = _lines(folder / "evaluations.jsonl", Evaluation, [])
+    reports = _lines(folder / "metrics.jsonl", ReportLine, [])
+    evaluations = _lines(folder / "evaluations.jsonl", EvaluationLine, [])
     merges = _lines(folder / "merges.jsonl", MergeRecord, [])
     return _absences(folder, _read(folder / "summary.json", [], _object, nothing), reports, evaluations, merges, [])
 
@@ -190,8 +190,8 @@ def read_absences(run: Path) -> tuple[Absence, ...]:
 def _absences(
     folder: Path,
     summary: Mapping[str, Any],
-    reports: Sequence[Report],
-    evaluations: Sequence[Evaluation],
+    reports: Sequence[ReportLine],
+    evaluations: Sequence[EvaluationLine],
     merges: Sequence[MergeRecord],
     problems: list[str],
 ) -> tuple[Absence, ...]:
@@ -370,7 +370,7 @@ class Journey(NamedTuple):
     returned: float | None
 
 
-class Round(NamedTuple):
+class RoundSpan(NamedTuple):
     """One round of one fragment, in seconds, on the host of its shard."""
 
     merge: MergeRecord
@@ -382,7 +382,7 @@ class Round(NamedTuple):
     journeys: tuple[Journey, ...] = ()
 
 
-def rounds_between(record: RunRecord, begin: float, end: float) -> list[Round]:
+def rounds_between(record: RunRecord, begin: float, end: float) -> list[RoundSpan]:
     """The rounds that were under way in [begin, end], in the order in which they opened, without journeys."""
     timeline = record.timeline
     first = bisect_left(record.merges, begin - _DISTANCE_MAX, key=lambda merge: merge.time)
@@ -396,7 +396,7 @@ def rounds_between(record: RunRecord, begin: float, end: float) -> list[Round]:
     return sorted(found, key=lambda item: item.opened)
 
 
-def with_journeys(rounds: Sequence[Round], timeline: Timeline, begin: float, end: float) -> list[Round]:
+def with_journeys(rounds: Sequence[RoundSpan], timeline: Timeline, begin: float, end: float) -> list[RoundSpan]:
     """The same rounds with the journeys of the fragments of all learners that answered."""
     answers: dict[tuple[str, str], list[Transfer]] = {}
     updates: dict[tuple[str, str], list[Transfer]] = {}
@@ -424,7 +424,7 @@ def with_journeys(rounds: Sequence[Round], timeline: Timeline, begin: float, end
     return complete
 
 
-def _placed(merge: MergeRecord, host: str, timeline: Timeline | None) -> Round:
+def _placed(merge: MergeRecord, host: str, timeline: Timeline | None) -> RoundSpan:
     closed = published = merge.time
     if timeline is not None:
         outer = _publishing(timeline.firings.get((host, "outer-step"), []), merge.time)
@@ -433,7 +433,7 @@ def _placed(merge: MergeRecord, host: str, timeline: Timeline | None) -> Round:
             merging = timeline.between(host, "merge", outer.begun - _DISTANCE_MAX, outer.begun)
             closed = merging[-1].begun if merging else closed
     opened = closed - merge.duration
-    return Round(merge, host, opened, min(opened + (merge.quorum_ms or 0.0) / 1e3, closed), closed, published)
+    return RoundSpan(merge, host, opened, min(opened + (merge.quorum_ms or 0.0) / 1e3, closed), closed, published)
 
 
 def _publishing(firings: Sequence[Firing], time: float) -> Firing | None:

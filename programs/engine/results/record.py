@@ -159,7 +159,7 @@ STAMP: Final = re.compile(r"-(\d{8}-\d{6})(?:-\d+)?$")
 """End of a run folder's default name: the start of the run, and a number if that was taken."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class ReportLine(msgspec.Struct, frozen=True):
     """A learner's report: one line of metrics.jsonl."""
 
     time: float = 0.0
@@ -180,7 +180,7 @@ class Report(msgspec.Struct, frozen=True):
         return self.loss if metric == LOSS else self.metrics.get(metric)
 
 
-class Evaluation(msgspec.Struct, frozen=True):
+class EvaluationLine(msgspec.Struct, frozen=True):
     """The global model on held-out data: one line of evaluations.jsonl."""
 
     time: float = 0.0
@@ -230,8 +230,8 @@ class RunRecord:
     configuration_text: str
     configuration: Mapping[str, Any]
     graph: Mapping[str, Any]
-    reports: list[Report]
-    evaluations: list[Evaluation]
+    reports: list[ReportLine]
+    evaluations: list[EvaluationLine]
     merges: list[MergeRecord]
     timeline: Timeline | None
     parameters: int | None
@@ -287,7 +287,7 @@ class RunRecord:
     @property
     def metrics(self) -> list[str]:
         """The names of the scalars beside the loss, in order of appearance."""
-        items: list[Evaluation | Report] = [*self.evaluations, *self.reports]
+        items: list[EvaluationLine | ReportLine] = [*self.evaluations, *self.reports]
         return list(dict.fromkeys(name for item in items for name in item.metrics))
 
     @property
@@ -319,10 +319,10 @@ _RUN_SHARE: Final = 0.01
 """A gap is longer than this share of the run too: shorter ones are too small for a chart."""
 
 
-class Progress:
+class TokenProgress:
     """The tokens that all learners together had trained at an instant."""
 
-    def __init__(self, reports: Sequence[Report]) -> None:
+    def __init__(self, reports: Sequence[ReportLine]) -> None:
         newest: dict[tuple[int, int], float] = {}
         self._times, self._totals = [0.0], [0.0]
         total = 0.0
@@ -347,7 +347,7 @@ class Progress:
         return self._totals[after - 1] + share * (self._totals[after] - self._totals[after - 1])
 
 
-def unbroken(reports: Sequence[Report], wall_seconds: float) -> list[list[Report]]:
+def unbroken(reports: Sequence[ReportLine], wall_seconds: float) -> list[list[ReportLine]]:
     """One learner's reports, in parts between which it did not step."""
     if not reports:
         return []
@@ -362,12 +362,12 @@ def unbroken(reports: Sequence[Report], wall_seconds: float) -> list[list[Report
     return parts
 
 
-def while_stepping(reports: Sequence[Report]) -> list[Report]:
+def while_stepping(reports: Sequence[ReportLine]) -> list[ReportLine]:
     """The reports of the time in which learners stepped: not while they got ready, and not after the last step."""
     return [report for report in reports if report.phase not in ("ready", "final")]
 
 
-def without_loss(reports: Sequence[Report]) -> int:
+def without_loss(reports: Sequence[ReportLine]) -> int:
     """The number of reports with steps but no finite loss; that of the newest step may come with the next report."""
     steps: dict[tuple[int, int], float] = {}
     count = 0
@@ -378,9 +378,9 @@ def without_loss(reports: Sequence[Report]) -> int:
     return count
 
 
-def by_learner(reports: Sequence[Report]) -> dict[int, list[Report]]:
+def by_learner(reports: Sequence[ReportLine]) -> dict[int, list[ReportLine]]:
     """The reports of each slot, slots in order."""
-    found: dict[int, list[Report]] = {}
+    found: dict[int, list[ReportLine]] = {}
     for report in reports:
         found.setdefault(report.learner, []).append(report)
     return dict(sorted(found.items()))

@@ -133,14 +133,14 @@ WAIT_NS_MIN: Final = 1_000_000
 """Shorter waits are hops of a loop, as for `stall_seconds` of summary.json."""
 
 
-class Wait(NamedTuple):
+class HostWait(NamedTuple):
     """A wait for another host, in nanoseconds of the run's clock."""
 
     begun: int
     ended: int
 
 
-def waits_on_others(plan: Plan, records: Sequence[HostRecord]) -> Iterator[Wait]:
+def waits_on_others(plan: Plan, records: Sequence[HostRecord]) -> Iterator[HostWait]:
     """The waits for other hosts of the inner steps on the tape of a learner of `plan`, by their times."""
     node = next(node for node in plan.nodes if node.name == STEP)
     batch = [port.name for port in node.inputs].index(BATCH)
@@ -155,7 +155,7 @@ def waits_on_others(plan: Plan, records: Sequence[HostRecord]) -> Iterator[Wait]
                 has_batch = batch in dict(command.inputs)
                 is_wait = ended is not None and is_step and has_batch and record.at - ended > WAIT_NS_MIN
                 if ended is not None and is_wait and _is_of_another(records, number, ended, began_at):
-                    yield Wait(ended, record.at)
+                    yield HostWait(ended, record.at)
                 is_step = has_batch
         if isinstance(event, FiringEnded) and event.node == node.index:
             ended = record.at

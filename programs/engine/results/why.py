@@ -21,13 +21,13 @@ from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import read_timeline
 from isthmus.programs.engine.results.why_merge_facts import (
     NOT_RECORDED,
-    Answer,
     Away,
     Fate,
     Line,
     MergeFacts,
+    RoundAnswer,
+    RoundTerms,
     TapedRound,
-    Terms,
     Why,
     merge_facts,
     taped_round,
@@ -44,7 +44,7 @@ _NEEDED: Final = ("time", "fragment", "round", "kind")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class MergeQuery:
     """Which merge: the newest of all, the newest of a `fragment`, or the one that made its version `count` (of the
     newest `epoch` that made one, unless one is named)."""
 
@@ -53,7 +53,7 @@ class Wanted:
     epoch: int | None = None
 
     @classmethod
-    def of(cls, fragment: int | None, version: str | None, *, is_last: bool) -> Wanted:
+    def of(cls, fragment: int | None, version: str | None, *, is_last: bool) -> MergeQuery:
         """The merge that the options name; ConfigError if they name none. `version` is 'N' or 'EPOCH.N'."""
         doing = "Reading the command line of `isthmus why`"
         if is_last and (fragment is not None or version is not None):
@@ -69,7 +69,7 @@ class Wanted:
         return cls(fragment, int(count), int(epoch) if dot else None)
 
 
-def why(folder: Path, wanted: Wanted) -> Why:
+def why(folder: Path, wanted: MergeQuery) -> Why:
     """The run folder's record of one merge; ConfigError, with the existing ones, if it has no such merge."""
     lines = [line for line in objects(folder / MERGES) if all(name in line for name in _NEEDED)]
     if not lines:
@@ -95,7 +95,7 @@ def told(folder: Path, merges_max: int, answers_max: int) -> list[MergeFacts]:
     return [run.facts(line) for line in chosen]
 
 
-def _chosen(lines: Sequence[Line], wanted: Wanted) -> list[Line]:
+def _chosen(lines: Sequence[Line], wanted: MergeQuery) -> list[Line]:
     """The requested line, and those that took its version up again."""
     doing = "Looking for a merge"
     mine = [line for line in lines if wanted.fragment in (None, line["fragment"])]
@@ -325,7 +325,7 @@ def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
         yield "undone", f"life {merge.undone_by} of the shard began with an older version: this is not in the model"
 
 
-def remark(answer: Answer) -> str:
+def remark(answer: RoundAnswer) -> str:
     """Further remarks on a learner in a round."""
     parts = []
     if answer.refusal is not None:
@@ -348,7 +348,7 @@ def remark(answer: Answer) -> str:
     return "; ".join(parts)
 
 
-def table(answers: Sequence[Answer]) -> dict[str, list[str]]:
+def table(answers: Sequence[RoundAnswer]) -> dict[str, list[str]]:
     """Column -> its cells, a row for each learner; columns of which nothing is known are left out."""
     lives = {answer.incarnation for answer in answers} - {None, 1}
     columns = {
@@ -364,7 +364,7 @@ def table(answers: Sequence[Answer]) -> dict[str, list[str]]:
     return {name: cells for name, cells in columns.items() if any(cells)}
 
 
-def fate(answer: Answer) -> str:
+def fate(answer: RoundAnswer) -> str:
     """The fate of a learner in a round, in a word or two."""
     return _FATES[answer.fate]
 
@@ -392,7 +392,7 @@ def _began(merge: MergeFacts) -> str:
     return f", which began with version {dotted(merge.origin)}"
 
 
-def _asked(terms: Terms, opened: float | None) -> str:
+def _asked(terms: RoundTerms, opened: float | None) -> str:
     """The members asked, the time, and the quorum."""
     when = "" if opened is None else f", {_since(opened)}"
     again = f", in {terms.attempts} attempts" if terms.attempts > 1 else ""
@@ -400,7 +400,7 @@ def _asked(terms: Terms, opened: float | None) -> str:
     return f"{who}{when}; a quorum is {terms.quorum} answer{'' if terms.quorum == 1 else 's'}"
 
 
-def _grace(terms: Terms) -> str:
+def _grace(terms: RoundTerms) -> str:
     """The grace after the quorum, and its measurements."""
     if terms.grace_ms is None:
         return "without end: the round waits for every member that is live"
@@ -414,7 +414,7 @@ def _grace(terms: Terms) -> str:
     return f"{told}; a quorum took {_ms(terms.typical_quorum_ms)}, the median of {rounds} before"
 
 
-def _deadline(terms: Terms) -> str:
+def _deadline(terms: RoundTerms) -> str:
     until = "without end" if terms.deadline_ms is None else f"until {_ms(terms.deadline_ms)} after the opening"
     return f"{_learners(terms.required)} waited for, {until}: left out too often before"
 
@@ -428,7 +428,7 @@ def _nothing(merge: MergeFacts) -> str:
     return "" if merge.version is not None else "; nothing was merged, and the model stays as it was"
 
 
-def _later(answer: Answer) -> str:
+def _later(answer: RoundAnswer) -> str:
     if answer.counted_in is not None:
         return f"; counted in round {answer.counted_in & 0xFFFFFFFF}"
     return "" if answer.dropped is None else f"; counted in no round: {answer.dropped}"

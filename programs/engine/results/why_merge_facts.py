@@ -41,7 +41,7 @@ NOT_RECORDED: Final = ("norms of answers", "step times", "delays of publication 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RoundAnswer:
     """A learner in a round.
 
     `arrived_ms` counts from the opening of the round, `late_ms` from its close. `weight` is its share of the merge:
@@ -69,7 +69,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RoundTerms:
     """The terms of a round's last attempt.
 
     `quorum` answers were needed, `grace_ms` granted after them (None: without end), `required` slots waited for, until
@@ -116,8 +116,8 @@ class MergeFacts:
     merge_ms: float | None
     closed_by: ClosedBy | None
     reason: str
-    terms: Terms | None
-    answers: Sequence[Answer]
+    terms: RoundTerms | None
+    answers: Sequence[RoundAnswer]
     asked: Mapping[str, Any] | None = None
     changes: Sequence[ChangeRecord] = ()
 
@@ -345,13 +345,13 @@ def _undone_by(line: Line, lines: Sequence[Line]) -> int | None:
     return following if origin is not None and list(origin) < list(line["version"]) else None
 
 
-def _terms(taped: TapedRound, gamma: float | None) -> Terms | None:
+def _terms(taped: TapedRound, gamma: float | None) -> RoundTerms | None:
     if not taped.openings:
         return None
     last = taped.openings[-1]
     grace, deadline = last.get("grace"), last.get("deadline")
     is_granted = bool(gamma and grace) and last.get("chain") is not None
-    return Terms(
+    return RoundTerms(
         attempts=len(taped.openings),
         members=last["members"],
         quorum=last["count_min"],
@@ -379,7 +379,7 @@ def _merge_ms(taped: TapedRound) -> float | None:
     return (taped.published_at - taped.closing.closed_at) / _MS
 
 
-def _closed_by(line: Line, terms: Terms | None) -> ClosedBy | None:
+def _closed_by(line: Line, terms: RoundTerms | None) -> ClosedBy | None:
     if not line.get("left_out"):
         return "everybody"
     if terms is None:
@@ -392,10 +392,10 @@ def _closed_by(line: Line, terms: Terms | None) -> ClosedBy | None:
 def _answers(
     line: Line,
     taped: TapedRound,
-    terms: Terms | None,
+    terms: RoundTerms | None,
     tokens_of_step: Sequence[int],
     sizes: Mapping[int, Sequence[float]],
-) -> list[Answer]:
+) -> list[RoundAnswer]:
     """All learners that answered, or were asked, by slot."""
     closing = taped.closing
     given = {came.slot: came for came in closing.given} if closing else {}
@@ -411,7 +411,7 @@ def _answers(
         tokens = came.tokens if came and is_trained else None
         is_late = slot in late and closing is not None
         found.append(
-            Answer(
+            RoundAnswer(
                 slot=slot,
                 fate=_fate(slot, weights, refused, given, late, left_out, is_trained=is_trained),
                 incarnation=came.incarnation if came else asked.get(slot),

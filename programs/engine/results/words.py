@@ -25,7 +25,7 @@ from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Refusal,
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     Bereft,
-    BodyFailed,
+    BodyRaised,
     Condemned,
     CutOff,
     Delayed,
@@ -62,7 +62,7 @@ from isthmus.runtime.supervision.incidents import (
     Reformed,
     Refused,
     Restarted,
-    Slow,
+    SlowHost,
     Starved,
     Superseded,
     Suspected,
@@ -224,13 +224,13 @@ def reason(incident: Incident) -> str:
             return f"cut off: it speaks to its daemon, but {_reaches_none(incident.peers)}"
         case Reached():
             return f"reached again, after it was cut off for {_time(incident.lasted_ns)}"
-        case Slow():
+        case SlowHost():
             return f"slow: {_pace(incident.pace)}"
         case Starved():
             return f"data is the bottleneck: {_starved(incident)}"
         case KeepsUp():
             return f"keeps up again: {_pace(incident.pace)}"
-        case BodyFailed():
+        case BodyRaised():
             return f"failed: {raised(incident.error)}"
         case Condemned():
             return f"killed: {verdict(incident.verdict)}"
@@ -304,11 +304,11 @@ def predicate(incident: Incident) -> str:
             again = f", and {incident.again} steps were made again" if incident.again else ""
             which = _part(incident.processes, incident.whole)
             return f"trains again with {which}, after {_time(incident.stall_ns)} without a step{again}"
-        case BodyFailed() | KeepsUp() | Joined() | ItemRefused():
+        case BodyRaised() | KeepsUp() | Joined() | ItemRefused():
             return reason(incident)
         case Starved():
             return f"waits for its data: {_starved(incident)}"
-        case HeardAgain() | Slow() | Delayed() | CutOff() | Reached():
+        case HeardAgain() | SlowHost() | Delayed() | CutOff() | Reached():
             return f"is {reason(incident)}"
         case Restarted() | Adopted() | Refused():
             return f"was {reason(incident)}"

@@ -20,7 +20,7 @@ from setproctitle import setproctitle
 
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, RunLock
-from isthmus.programs.engine.run.finish import Ending, cpu_seconds, error_of, finish
+from isthmus.programs.engine.run.finish import RunEnd, cpu_seconds, error_of, finish
 from isthmus.programs.engine.run.interrupts import unblock
 from isthmus.programs.engine.run.launch import Launcher
 from isthmus.programs.engine.run.private_daemon import Private
@@ -79,7 +79,7 @@ def _serve(asked: argparse.Namespace) -> int:
         def work() -> None:
             ending: tuple[str, str | None] = daemon.outcome, error_of(daemon)
             try:
-                finish(asked.run, Ending.of(daemon, cpu_seconds() + launch.cpu_seconds))
+                finish(asked.run, RunEnd.of(daemon, cpu_seconds() + launch.cpu_seconds))
             except (RunError, OSError) as error:
                 ending = "failed", ending[1] or str(error)
             finally:

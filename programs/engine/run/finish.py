@@ -78,7 +78,7 @@ seconds to read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunEnd:
     """How a run ended.
 
     `record`: the recorder's last status; `cpu_seconds`: of daemon and hosts; `ended_ns`: on the machine's monotonic
@@ -95,7 +95,7 @@ class Ending:
     retired: list[int]
 
     @classmethod
-    def of(cls, daemon: Daemon, cpu_seconds: float) -> Ending:
+    def of(cls, daemon: Daemon, cpu_seconds: float) -> RunEnd:
         """How the run of a daemon ended; `cpu_seconds` were used by what is no host.
 
         What hosts used the home knows, of those that daemons before this one have started, too.
@@ -123,7 +123,7 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def finish(folder: Path, ending: Ending) -> None:
+def finish(folder: Path, ending: RunEnd) -> None:
     """Write the files at the end of a run: summary, trace and report.
 
     RunError if the disk does not take the summary in time; trace or report are left out with a line on standard error
@@ -192,7 +192,7 @@ def _graph(told: spec.Spec) -> Graph | None:
         return None
 
 
-def finish_apart(folder: Path, ending: Ending) -> None:
+def finish_apart(folder: Path, ending: RunEnd) -> None:
     """`finish` in a process of its own; its errors are in the run's log of the daemon."""
     with (folder / "logs" / "daemon.log").open("ab") as log:
         subprocess.run(
@@ -208,4 +208,4 @@ def finish_apart(folder: Path, ending: Ending) -> None:
 
 if __name__ == "__main__":
     unblock()
-    finish(Path(sys.argv[1]), Ending(**msgpack.unpackb(sys.stdin.buffer.read(), strict_map_key=False)))
+    finish(Path(sys.argv[1]), RunEnd(**msgpack.unpackb(sys.stdin.buffer.read(), strict_map_key=False)))

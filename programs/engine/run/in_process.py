@@ -51,14 +51,14 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The result of a run: its figures, and the folder with the rest."""
 
     summary: dict[str, Any]
     folder: Path
 
 
-def run_inproc(request: Request, *, watch: Watch | None, islands: Mapping[Replica, Island] | None = None) -> Outcome:
+def run_inproc(request: Request, *, watch: Watch | None, islands: Mapping[Replica, Island] | None = None) -> RunOutcome:
     """Train in this process a request whose run folder exists.
 
     RunError if a body failed, or after a second Ctrl-C; results so far are written. InUseError if another process has
@@ -78,7 +78,7 @@ def _islands(request: Request) -> dict[Replica, Island]:
     return {Replica(LEARNER, slot): each for slot, each in enumerate(shares(jax.local_device_count(), learners))}
 
 
-def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica, Island]) -> Outcome:
+def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica, Island]) -> RunOutcome:
     folder = request.run_dir
     shape = as_json(request.graph, request.proof, request.fingerprint, _placement(request))
     with new_folder.prepared(folder):
@@ -137,7 +137,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         raise RunError(failure)
     if is_killed:
         raise RunError("ended at once by a second Ctrl-C; what had been merged by then is not written")
-    return Outcome(summary, folder)
+    return RunOutcome(summary, folder)
 
 
 def _watch_until_over(run: LocalRun, watch: Watch | None, interrupted: Interrupts) -> bool:

@@ -31,7 +31,7 @@ from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run import private_daemon
-from isthmus.programs.engine.run.in_process import Outcome, Watch
+from isthmus.programs.engine.run.in_process import RunOutcome, Watch
 from isthmus.programs.engine.run.interrupts import Interrupts, ignore, interrupts
 from isthmus.programs.engine.run.private_daemon import PrivateDaemon
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
@@ -191,14 +191,14 @@ def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": f"preparing the request failed:\n{traceback.format_exc()}"}
 
 
-def run_processes(request: Submitted, *, watch: Watch | None) -> Outcome:
+def run_processes(request: Submitted, *, watch: Watch | None) -> RunOutcome:
     """Train; RunError if the run failed, or after a second Ctrl-C."""
     with interrupts() as interrupted:
         _watch_until_over(request.run_dir, watch, interrupted)
     return outcome_of(request.run_dir, watch)
 
 
-def outcome_of(folder: Path, watch: Watch | None) -> Outcome:
+def outcome_of(folder: Path, watch: Watch | None) -> RunOutcome:
     """The outcome of a run that is over; RunError if it failed."""
     path, over = folder / SUMMARY, folder / OVER
     if not path.exists() and over.exists() and (error := json.loads(over.read_text())["error"]):
@@ -206,7 +206,7 @@ def outcome_of(folder: Path, watch: Watch | None) -> Outcome:
     return ended(folder, json.loads(path.read_text()) if path.exists() else None, watch)
 
 
-def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> Outcome:
+def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> RunOutcome:
     """The outcome of a run with this summary; RunError if it failed."""
     if summary is None:
         raise RunError(f"the run ended without a summary; look at {folder / 'logs' / 'daemon.log'}")
@@ -214,7 +214,7 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
         _tell(partial(watch.close, summary))
     if summary["outcome"] == "failed":
         raise RunError(str(summary["error"]))
-    return Outcome(summary, folder)
+    return RunOutcome(summary, folder)
 
 
 def detach(request: Submitted) -> None:
@@ -320,14 +320,14 @@ def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
 
     Does not wait for a disk that takes nothing now.
     """
-    from isthmus.programs.engine.run.finish import Ending, finish_apart
+    from isthmus.programs.engine.run.finish import RunEnd, finish_apart
 
     if private_daemon.refusal_of(folder):
         return False
     hosts = seen.get("hosts", [])
     sent = sum(host.get("bytes_sent", 0) for host in hosts if host["role"] == "syncer")
     used = sum(host.get("cpu_seconds", 0.0) for host in hosts)
-    ending = Ending("failed", error, seen.get("training", {}), used, sent, time.monotonic_ns(), None, [])
+    ending = RunEnd("failed", error, seen.get("training", {}), used, sent, time.monotonic_ns(), None, [])
     with suppress(OSError, subprocess.SubprocessError):
         if not (folder / SUMMARY).exists():
             finish_apart(folder, ending)

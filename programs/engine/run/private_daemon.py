@@ -247,7 +247,7 @@ def _now() -> Instant:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Run:
+class DaemonRun:
     """A run of a daemon; `is_watched`: a command has to renew its lease."""
 
     folder: str
@@ -256,14 +256,14 @@ class Run:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DaemonEntry:
     """A daemon; `name` is empty for a private one."""
 
     name: str
     endpoint: str
     pid: int
     started: int | None
-    runs: tuple[Run, ...]
+    runs: tuple[DaemonRun, ...]
 
     @property
     def is_living(self) -> bool:
@@ -271,7 +271,7 @@ class Entry:
         return self.started is not None and started_at(self.pid) == self.started
 
     @classmethod
-    def mine(cls, name: str, endpoint: str, runs: Iterable[Run]) -> Self:
+    def mine(cls, name: str, endpoint: str, runs: Iterable[DaemonRun]) -> Self:
         """The entry of this process."""
         return cls(name, endpoint, os.getpid(), started_at(os.getpid()), tuple(runs))
 
@@ -282,7 +282,7 @@ def state_folder() -> Path:
     return _below(Path(home) if home else Path.home() / ".local" / "state")
 
 
-def living() -> list[Entry]:
+def living() -> list[DaemonEntry]:
     """Every daemon that lives, machines' daemons first."""
     entries = []
     for path in sorted(state_folder().glob("*/*.json")):
@@ -294,7 +294,7 @@ def living() -> list[Entry]:
     return sorted(entries, key=lambda entry: (not entry.name, entry.name))
 
 
-def machine(name: str, home: Path) -> Entry | None:
+def machine(name: str, home: Path) -> DaemonEntry | None:
     """The daemon of machine `name` whose XDG_STATE_HOME is `home`, if it lives."""
     entry = _read(_below(home) / _MACHINES / f"{name}.json")
     return entry if entry is not None and entry.is_living else None
@@ -309,7 +309,7 @@ _PRIVATE: Final = "runs"
 
 
 @final
-class Claim:
+class NameClaim:
     """A machine's daemon has its name to itself for as long as the process lives."""
 
     def __init__(self, name: str) -> None:
@@ -332,11 +332,11 @@ class Claim:
             do = "Take another --name, or end that one first."
             raise ConfigError(doing, "a name that no daemon on this machine has", found, do) from None
         entry = _read(self._path)
-        self.former: tuple[Run, ...] = () if entry is None else entry.runs
+        self.former: tuple[DaemonRun, ...] = () if entry is None else entry.runs
 
-    def write(self, endpoint: str, runs: Iterable[Run]) -> None:
+    def write(self, endpoint: str, runs: Iterable[DaemonRun]) -> None:
         """Write this daemon's endpoint and runs."""
-        write_json(self._path, asdict(Entry.mine(self._name, endpoint, runs)))
+        write_json(self._path, asdict(DaemonEntry.mine(self._name, endpoint, runs)))
 
     def close(self, *, forget: bool) -> None:
         """Give the name back; `forget` unless a next daemon of this name is to adopt the runs."""
@@ -352,7 +352,7 @@ class Private:
     def __init__(self, endpoint: str, folder: Path) -> None:
         self._path = state_folder() / _PRIVATE / f"{os.getpid()}.json"
         with suppress(OSError):
-            write_json(self._path, asdict(Entry.mine("", endpoint, [Run(str(folder), is_watched=True)])))
+            write_json(self._path, asdict(DaemonEntry.mine("", endpoint, [DaemonRun(str(folder), is_watched=True)])))
 
     def close(self) -> None:
         """Take the note away."""
@@ -360,11 +360,11 @@ class Private:
             self._path.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Entry | None:
+def _read(path: Path) -> DaemonEntry | None:
     """The entry in a file; None if the file is missing or not an entry."""
     try:
         told = json.loads(path.read_text())
-        runs = tuple(Run(str(run["folder"]), bool(run["is_watched"])) for run in told["runs"])
-        return Entry(str(told["name"]), str(told["endpoint"]), int(told["pid"]), told["started"], runs)
+        runs = tuple(DaemonRun(str(run["folder"]), bool(run["is_watched"])) for run in told["runs"])
+        return DaemonEntry(str(told["name"]), str(told["endpoint"]), int(told["pid"]), told["started"], runs)
     except (OSError, ValueError, KeyError, TypeError):
         return None

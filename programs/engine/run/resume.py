@@ -43,9 +43,9 @@ from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user
 from isthmus.programs.engine.request.request import SHIPPED, SHIPPED_TASK, Program, Request
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Submitted, apart, submitted
-from isthmus.programs.engine.snapshots.keeping import Fetched, fetch
+from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
-from isthmus.programs.engine.snapshots.stored import Head, heads, place_of
+from isthmus.programs.engine.snapshots.stored import SnapshotHead, heads, place_of
 from isthmus.runtime.daemon.home_daemon import reopen
 from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError, Fault
@@ -188,7 +188,7 @@ def _reopen(folder: Path) -> None:
     reopen(folder, lambda replica: replica.role == LEARNER and replica.slot >= learners)
 
 
-def _settle(folder: Path, found: Fetched) -> None:
+def _settle(folder: Path, found: FetchedSnapshot) -> None:
     """Set a run's count of lives and its time to continue from the snapshot."""
     head = found.head
     spec.count_from(folder, head.at)
@@ -206,7 +206,7 @@ def tell_faults(folder: Path, faults: list[str]) -> None:
         write_bytes(folder / lines.FILE, msgspec.msgpack.encode(memory))
 
 
-def spec_of(folder: Path, head: Head, doing: str) -> spec.Spec:
+def spec_of(folder: Path, head: SnapshotHead, doing: str) -> spec.Spec:
     """The spec of a fetched run; ConfigError if the run is alive here, or its spec cannot be read."""
     if why := _why_no_spec(folder):
         raise ConfigError(doing, "the spec of a run in processes", *why)

@@ -42,7 +42,7 @@ from isthmus.ops.exchange.messages import (
     Restored,
     ShardState,
     Update,
-    Wanted,
+    WantedCut,
     WholeState,
     after,
     last_merged,
@@ -53,7 +53,7 @@ from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.recovery.hold import Hold, packed, unpacked
 from isthmus.programs.engine.snapshots.keeping import Keeping
 from isthmus.programs.engine.snapshots.snapshots import Found
-from isthmus.programs.engine.snapshots.stored import Place
+from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.runtime.ids import LEARNER
 
 AHEAD: Final = 2
@@ -72,7 +72,7 @@ class Cuts:
 
     def __init__(self) -> None:
         self._ahead = AHEAD
-        self._wanted: Wanted | None = None
+        self._wanted: WantedCut | None = None
         self._passed_at: int | None = None
         self._states: dict[int, ShardState] = {}
         self._own: dict[Life, Own] = {}
@@ -82,10 +82,10 @@ class Cuts:
         """Whether a cut is wanted, and neither whole nor given up."""
         return self._wanted is not None
 
-    def want(self, counts: Sequence[int], last: int) -> Wanted:
+    def want(self, counts: Sequence[int], last: int) -> WantedCut:
         """The next cut to request, given the counts of held versions, and `last`, the fragment merged last."""
         fragment, then = after(counts, last, self._ahead)
-        self._wanted, self._passed_at = Wanted(fragment=fragment, counts=then), None
+        self._wanted, self._passed_at = WantedCut(fragment=fragment, counts=then), None
         self._states.clear()
         self._own.clear()
         return self._wanted
@@ -134,7 +134,7 @@ class KeptHold(Hold):
     schemas: ClassVar[dict[str, Any]] = {"update": STATE}
 
     def __init__(
-        self, folder: Path, seconds: float, place: Place | None, *, role: str, shards: int, sizes: Sequence[int]
+        self, folder: Path, seconds: float, place: StorePlace | None, *, role: str, shards: int, sizes: Sequence[int]
     ) -> None:
         super().__init__(role=role, shards=shards)
         self._where = folder, seconds, place
@@ -200,7 +200,7 @@ class KeptState:
 
     outputs = ("kept", "held")
 
-    def __init__(self, folder: Path, seconds: float, place: Place | None) -> None:
+    def __init__(self, folder: Path, seconds: float, place: StorePlace | None) -> None:
         self._where = folder, seconds, place
         self._newest: WholeState | None = None
         self._given: WholeState | None = None

@@ -41,14 +41,22 @@ from typing import Any, Final, NamedTuple, Protocol, TypedDict, final
 import msgspec
 
 from isthmus.ops.exchange.messages import ShardState, WholeState
-from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Entry, Found, Manifest, Snapshots, StateEntry
-from isthmus.programs.engine.snapshots.stored import Head, Place, StoredSnapshots, newest, words
+from isthmus.programs.engine.snapshots.snapshots import (
+    FOLDER,
+    MANIFEST,
+    Found,
+    FragmentEntry,
+    Manifest,
+    Snapshots,
+    StateEntry,
+)
+from isthmus.programs.engine.snapshots.stored import SnapshotHead, StoredSnapshots, StorePlace, newest, words
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import Lines, write_bytes
 
 
-class Delivery(NamedTuple):
+class CourierResult(NamedTuple):
     """The result of some work: how many bytes were put, and the error that ended it, if any."""
 
     bytes: int
@@ -61,7 +69,7 @@ class Courier(Protocol):
     def begin(self, work: Callable[[], Iterator[int]]) -> None:
         """Begin with some; nothing else is under way."""
 
-    def poll(self) -> Delivery | None:
+    def poll(self) -> CourierResult | None:
         """The result, once; None while the work goes on, and if none was begun."""
 
 
@@ -76,7 +84,7 @@ class PiecewiseCourier:
     def begin(self, work: Callable[[], Iterator[int]]) -> None:
         self._work, self._bytes = work(), 0
 
-    def poll(self) -> Delivery | None:
+    def poll(self) -> CourierResult | None:
         if self._work is None:
             return None
         try:
@@ -88,7 +96,7 @@ class PiecewiseCourier:
         else:
             return None
         self._work = None
-        return Delivery(self._bytes, error)
+        return CourierResult(self._bytes, error)
 
 
 @final
@@ -96,12 +104,12 @@ class ThreadCourier:
     """Does it in a thread, which ends with the process."""
 
     def __init__(self) -> None:
-        self._came: list[Delivery] = []
+        self._came: list[CourierResult] = []
 
     def begin(self, work: Callable[[], Iterator[int]]) -> None:
         threading.Thread(target=self._do, args=(work,), name="snapshots", daemon=True).start()
 
-    def poll(self) -> Delivery | None:
+    def poll(self) -> CourierResult | None:
         return self._came.pop() if self._came else None
 
     def _do(self, work: Callable[[], Iterator[int]]) -> None:
@@ -110,11 +118,11 @@ class ThreadCourier:
             for size in work():
                 count += size
         except OSError as error:
-            self._came.append(Delivery(count, error))
+            self._came.append(CourierResult(count, error))
         except Exception as error:  # A third party's filesystem: any error is reported, and tried again.
-            self._came.append(Delivery(count, OSError(f"{type(error).__name__}: {error}")))
+            self._came.append(CourierResult(count, OSError(f"{type(error).__name__}: {error}")))
         else:
-            self._came.append(Delivery(count, None))
+            self._came.append(CourierResult(count, None))
 
 
 PAUSE_NS: Final = 1_000_000_000
@@ -183,7 +191,7 @@ class Brought(TypedDict):
 class Storing:
     """Brings snapshots to a store, for the life `life` of the recorder of the run in `folder`."""
 
-    def __init__(self, place: Place, folder: Path, disk: Disk, life: int) -> None:
+    def __init__(self, place: StorePlace, folder: Path, disk: Disk, life: int) -> None:
         self.offers = Offers()
         self._place, self._folder, self._disk, self._life = place, folder, disk, life
         self._courier: Courier = ThreadCourier() if place.in_background else PiecewiseCourier()
@@ -242,20 +250,20 @@ class Storing:
         return found
 
 
-class Fetched(NamedTuple):
+class FetchedSnapshot(NamedTuple):
     """The head of a fetched snapshot, and the faults of newer ones."""
 
-    head: Head
+    head: SnapshotHead
     faults: list[str]
 
 
-def fetch(place: Place, folder: Path, disk: Disk, doing: str) -> Fetched:
+def fetch(place: StorePlace, folder: Path, disk: Disk, doing: str) -> FetchedSnapshot:
     """Write the newest complete snapshot at a place into an empty folder.
 
     ConfigError if there is none, or the place or the disk refuses.
     """
 
-    def take(head: Head, entry: Entry | StateEntry, data: bytes) -> None:
+    def take(head: SnapshotHead, entry: FragmentEntry | StateEntry, data: bytes) -> None:
         write_bytes(folder / FOLDER / entry.file, data, disk)
 
     try:
@@ -272,10 +280,10 @@ def fetch(place: Place, folder: Path, disk: Disk, doing: str) -> Fetched:
     if found is None:
         do = "Look at its name: it is what run.snapshots was, to the letter."
         raise ConfigError(doing, f"a snapshot in {place.text}", "none", do)
-    return Fetched(found.head, found.faults)
+    return FetchedSnapshot(found.head, found.faults)
 
 
-def _write(head: Head, folder: Path, disk: Disk) -> None:
+def _write(head: SnapshotHead, folder: Path, disk: Disk) -> None:
     for name in FILES:
         if name in head.files:
             write_bytes(folder / name, head.files[name], disk)
@@ -294,7 +302,9 @@ class Keeping:
     `sizes` are those of the fragments, in values.
     """
 
-    def __init__(self, folder: Path, seconds: float, place: Place | None, sizes: Sequence[int], context: Any) -> None:
+    def __init__(
+        self, folder: Path, seconds: float, place: StorePlace | None, sizes: Sequence[int], context: Any
+    ) -> None:
         self._context, self._every = context, round(seconds * 1e9)
         life = context.member.incarnation
         self._snapshots = Snapshots(folder / FOLDER, sizes, context.disk, life)

@@ -112,7 +112,7 @@ VALUES: Final = "values"
 _NONE: Final[Mapping[int, WholeState]] = {}
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FragmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fragment of a snapshot: the fields of its `ShardState`, and the `file` that has its `values` and `tensors` by
     name, float32: how many `bytes` it has, and their `digest` (xxh3-128, hexadecimal)."""
 
@@ -140,12 +140,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: int
     number: int
-    fragments: list[Entry]
+    fragments: list[FragmentEntry]
     writer: int = 0
     states: list[StateEntry] = []
 
     @property
-    def entries(self) -> list[Entry | StateEntry]:
+    def entries(self) -> list[FragmentEntry | StateEntry]:
         """All entries, each of which has a file."""
         return [*self.fragments, *self.states]
 
@@ -260,11 +260,11 @@ class Snapshots:
             return False
         return found.writer > self._life
 
-    def _write_values(self, item: ShardState) -> Entry:
+    def _write_values(self, item: ShardState) -> FragmentEntry:
         p, (epoch, count) = item["fragment"], item["version"]
         name, data = f"fragment-{p}-{epoch}-{count}.safetensors", encoded({**item["tensors"], VALUES: item["values"]})
         write_bytes(self._folder / name, data, self._disk)
-        return Entry(
+        return FragmentEntry(
             fragment=p,
             version=(epoch, count),
             kind=item["kind"],
@@ -323,7 +323,7 @@ class Snapshots:
         for entry in manifest.states:
             yield entry.index, decoded(entry, self._data(entry))
 
-    def _data(self, entry: Entry | StateEntry) -> bytes:
+    def _data(self, entry: FragmentEntry | StateEntry) -> bytes:
         """The contents of an entry's file; ValueError if they differ from those written."""
         try:
             data = self._disk.read(self._folder / entry.file)
@@ -334,7 +334,7 @@ class Snapshots:
         return data
 
 
-def _item(entry: Entry, data: bytes, size: int | None) -> ShardState:
+def _item(entry: FragmentEntry, data: bytes, size: int | None) -> ShardState:
     try:
         tensors: dict[str, Vector] = dict(sorted(load(data).items()))  # safetensors gives them in any order.
     except SafetensorError as error:

@@ -48,7 +48,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, final
 import msgspec
 import xxhash
 
-from isthmus.programs.engine.snapshots.snapshots import Entry, Manifest, StateEntry
+from isthmus.programs.engine.snapshots.snapshots import FragmentEntry, Manifest, StateEntry
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_bytes
@@ -110,7 +110,7 @@ _MAGIC: Final = b"isthmus snapshot\n"
 _DIGEST: Final = 16
 
 
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One snapshot of the run named `run`, whose folder was `home` (MACHINE:PATH).
 
     Its `manifest`, the small `files` of that folder by name, and the newest known `lives`, as (role, slot,
@@ -127,7 +127,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, bytes]
     lives: list[tuple[str, int, int]]
 
-    def values(self, entry: Entry | StateEntry) -> str:
+    def values(self, entry: FragmentEntry | StateEntry) -> str:
         """The name of the object that has the values of an entry."""
         return f"{VALUES}{_writer(self.term, self.life)}-{entry.file}"
 
@@ -136,7 +136,7 @@ class Readable(NamedTuple):
     """A head and its name; and the faults of newer ones."""
 
     name: str
-    head: Head
+    head: SnapshotHead
     faults: list[str]
 
 
@@ -150,7 +150,7 @@ def heads(names: list[str]) -> list[str]:
     return sorted((name for name in names if name.startswith(HEAD)), reverse=True)
 
 
-def read_head(store: Store, name: str) -> Head:
+def read_head(store: Store, name: str) -> SnapshotHead:
     """A head by its name; ValueError if it is not valid, OSError if the store cannot be read."""
     data = store.get(name, HEAD_BYTES_MAX)
     told, body = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
@@ -158,20 +158,20 @@ def read_head(store: Store, name: str) -> Head:
         raise ValueError(f"{name} is not what was written: {len(data)} bytes")
     if (found := msgspec.msgpack.decode(body, type=_Versioned).format) != FORMAT:
         raise ValueError(f"{name}: expected format {FORMAT}, found {found}; a newer isthmus may read it")
-    head = msgspec.msgpack.decode(body, type=Head)
+    head = msgspec.msgpack.decode(body, type=SnapshotHead)
     for entry in head.manifest.entries:
         if not _FILE.fullmatch(entry.file):
             raise ValueError(f"{name}: expected the name of a file of values, found {entry.file[:100]!r}")
     return head
 
 
-def encoded(head: Head) -> bytes:
+def encoded(head: SnapshotHead) -> bytes:
     """A head as an object."""
     body = msgspec.msgpack.encode(head)
     return _MAGIC + xxhash.xxh3_128_digest(body) + body
 
 
-def newest(store: Store, take: Callable[[Head, Entry | StateEntry, bytes], None]) -> Readable | None:
+def newest(store: Store, take: Callable[[SnapshotHead, FragmentEntry | StateEntry, bytes], None]) -> Readable | None:
     """The newest complete snapshot, with the faults of newer ones; None if the store has none.
 
     Each of its values is handed to `take`, which raises ValueError for a wrong one; some values of incomplete snapshots
@@ -194,7 +194,7 @@ def newest(store: Store, take: Callable[[Head, Entry | StateEntry, bytes], None]
     return None
 
 
-def _values(store: Store, head: Head, entry: Entry | StateEntry) -> bytes:
+def _values(store: Store, head: SnapshotHead, entry: FragmentEntry | StateEntry) -> bytes:
     name = head.values(entry)
     try:
         data = store.get(name, VALUES_BYTES_MAX)
@@ -230,7 +230,7 @@ class StoredSnapshots:
         """
         self._check_newest()
         told = [(role, slot, incarnation) for (role, slot), incarnation in sorted(lives.items())]
-        head = Head(FORMAT, self._run, self._home, self._term, self._life, at, manifest, {}, told)
+        head = SnapshotHead(FORMAT, self._run, self._home, self._term, self._life, at, manifest, {}, told)
         for entry in manifest.entries:
             if (name := head.values(entry)) not in self._put:
                 self._store.put(name, read(entry.file))
@@ -299,7 +299,7 @@ _T = TypeVar("_T")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Place:
+class StorePlace:
     """The store of snapshots of the run named `run`, whose folder is `home` (MACHINE:PATH).
 
     `text` is a folder's absolute path, or a URL. `in_background`: by a thread, as on the real clock.
@@ -367,14 +367,14 @@ def scheme_of(url: str) -> str:
     return url.partition("://")[0].lower() if "://" in url else ""
 
 
-def place_of(text: str, folder: Path | None = None) -> Place:
+def place_of(text: str, folder: Path | None = None) -> StorePlace:
     """The place that a text names, with paths relative to `folder`; ConfigError if it cannot be used here."""
     doing, scheme = f"Reading {KEY}", scheme_of(text)
     if scheme in ("", "file", "local"):
         path = Path(text.partition("://")[2] if scheme else text).expanduser()
         if not text or (scheme and not path.is_absolute()):
             raise ConfigError(doing, "a folder, or a URL such as s3://bucket/path", repr(text), "Name one.")
-        return Place(os.path.abspath((folder or Path.cwd()) / path))
+        return StorePlace(os.path.abspath((folder or Path.cwd()) / path))
     if "::" in text:
         do = "Name the store itself: what goes through a cache is not there to stay when it says so."
         raise ConfigError(doing, "one filesystem", f"a chain, {text!r}", do)
@@ -391,10 +391,10 @@ def place_of(text: str, folder: Path | None = None) -> Place:
         raise ConfigError(doing, f"the package for {scheme}:// beside fsspec", "none installed", do) from None
     if not text.partition("://")[2].strip("/"):
         raise ConfigError(doing, "a path behind the scheme", repr(text), f"As in {scheme}://bucket/path.")
-    return Place(text.rstrip("/"))
+    return StorePlace(text.rstrip("/"))
 
 
-def check(place: Place, disk: Disk, *, run: str = "") -> None:
+def check(place: StorePlace, disk: Disk, *, run: str = "") -> None:
     """Put a test object, read it and remove it; ConfigError if that fails, or the place has another run's snapshots."""
 
     doing, name, data = f"Reading {KEY}", f"{_PROBE}{secrets.token_hex(8)}", secrets.token_bytes(64)

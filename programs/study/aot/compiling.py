@@ -32,11 +32,11 @@ import msgspec
 
 from isthmus.ops.data.batches import of_slot
 from isthmus.programs.engine.cluster.handover import digest
-from isthmus.programs.engine.cluster.placing import Compiled, Find
+from isthmus.programs.engine.cluster.placing import CompiledNeeds, Find
 from isthmus.programs.engine.request.environment import cache_folder
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import scaled, seconds, size, whole
-from isthmus.programs.study.aot.figures import BATCH, CHECKPOINT, DEVICES, Answer, Island, Target, summed
+from isthmus.programs.study.aot.figures import BATCH, CHECKPOINT, DEVICES, CountedIsland, IslandFigures, Target, summed
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.system.files import write_bytes
@@ -72,7 +72,7 @@ def check_compiler(doing: str) -> None:
         raise ConfigError(doing, "libtpu, the compiler of TPUs, which needs no TPU", "none in this environment", do)
 
 
-def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear, *, fit: bool) -> Island:
+def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear, *, fit: bool) -> CountedIsland:
     """The figures of a run with spec `told` on an island, for this slot's learner; with `fit`, also the largest batch.
 
     ConfigError if the request is wrong; RunError if the worker dies, or fails.
@@ -102,7 +102,7 @@ def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear,
     if "answer" not in answer:
         how = answer.get("error") or f"its process ended with status {answer['status']}\n{last}"
         raise RunError(f"compiling for {target.name} failed: {how.rstrip()}")
-    return summed(target, slot, msgspec.convert(answer["answer"], Answer))
+    return summed(target, slot, msgspec.convert(answer["answer"], IslandFigures))
 
 
 def _heard(worker: subprocess.Popen[bytes], request: str, hear: Callable[[str, float], None]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ _ISLANDS: Final = "islands"
 """The folder in that of the figures of functions."""
 
 
-def keep(told: Mapping[str, Any], islands: Mapping[int, tuple[Target, Island]]) -> None:
+def keep(told: Mapping[str, Any], islands: Mapping[int, tuple[Target, CountedIsland]]) -> None:
     """Keep the figures of a run's islands, by slot; `told` is the run's spec. A full disk costs these figures only.
 
     Reads all sources on which the figures depend, once.
@@ -148,7 +148,7 @@ def keep(told: Mapping[str, Any], islands: Mapping[int, tuple[Target, Island]]) 
     with suppress(OSError):
         os.makedirs(folder, exist_ok=True)
         for slot, (target, island) in islands.items():
-            found = Compiled(
+            found = CompiledNeeds(
                 memory_bytes=island.memory_bytes,
                 limit_bytes=island.memory_limit_bytes,
                 products_seconds=island.predicted_products_seconds,
@@ -163,12 +163,12 @@ def finder(request: Request) -> Find:
     given = (tokens,) if isinstance(tokens, int) else tokens
     what = _What(job.program, job.task.text, dict(job.settings), given)
 
-    def find(machine: Machine, slot: int) -> Compiled | None:
+    def find(machine: Machine, slot: int) -> CompiledNeeds | None:
         if folder is None or machine.device is None or not folder.is_dir():
             return None
         with suppress(OSError, msgspec.DecodeError):
             kept = folder / what.file(slot, machine.device.kind, machine.island_devices)
-            return msgspec.json.decode(kept.read_bytes(), type=Compiled)
+            return msgspec.json.decode(kept.read_bytes(), type=CompiledNeeds)
         return None
 
     return find
@@ -206,7 +206,7 @@ _HELPS: Final = {
 }
 
 
-def told(island: Island) -> str:
+def told(island: CountedIsland) -> str:
     """The figures of an island as lines; the first says whether it fits."""
     rows = list(_rows(island))
     width = max(len(name) for name, _ in rows)
@@ -215,7 +215,7 @@ def told(island: Island) -> str:
     return "\n".join([f"{island.island} ({there}): {fits}", *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
 
 
-def _rows(island: Island) -> Iterator[tuple[str, str]]:
+def _rows(island: CountedIsland) -> Iterator[tuple[str, str]]:
     memory = island.memory
     limit = size(island.memory_limit_bytes)
     yield "memory", f"{size(island.memory_bytes)} of the {limit} of each device, in {memory.function}"

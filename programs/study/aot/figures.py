@@ -165,7 +165,7 @@ def _kind(opcode: str) -> str | None:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ProgramMemory:
     """Bytes of a program on each device. `aliased` are outputs in the place of arguments; `peak` is the compiler's
     maximum in use at a time, without the code."""
 
@@ -187,7 +187,7 @@ class Memory:
 class Compiled:
     """A compiled program; `accessed_bytes` are read and written, with a loop's body counted once."""
 
-    memory: Memory
+    memory: ProgramMemory
     accessed_bytes: float
     collectives: Collectives
     compile_seconds: float
@@ -195,7 +195,7 @@ class Compiled:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedProgram:
     """A program that the compiler refused, because it needs more memory than a device has."""
 
     used_bytes: int
@@ -220,7 +220,7 @@ class Counted:
     given_bytes: int
     made_bytes: int
     compiled: Compiled | None
-    refused: Refused | None
+    refused: RefusedProgram | None
     is_kept: bool
 
     def needed(self, state_bytes: int) -> int:
@@ -248,7 +248,7 @@ class Fit:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Answer:
+class IslandFigures:
     """A worker's figures of an island.
 
     The tokens of a batch there; the number of devices, their kind as the compiler names it, and the machines (`hosts`)
@@ -370,7 +370,7 @@ class LargestBatch:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Island:
+class CountedIsland:
     """An island in the form of `--json`: bytes are of each device, operations those of a step divided by the devices.
 
     `helps`: remedies for an island that does not fit; `batch_max`: the largest batch if `is_fitted` (it was searched),
@@ -407,7 +407,7 @@ class Island:
         return asdict(self)
 
 
-def summed(target: Target, slot: int, answer: Answer) -> Island:
+def summed(target: Target, slot: int, answer: IslandFigures) -> CountedIsland:
     """The island of a worker's answer."""
     functions = answer.functions
     state = max(each.state_bytes for each in functions)
@@ -416,7 +416,7 @@ def summed(target: Target, slot: int, answer: Answer) -> Island:
     steps = [each for each in functions if each.is_step]
     fits = all(each.refused is None for each in functions) and needs[largest] <= answer.limit_bytes
     flops = _flops(steps, answer.devices)
-    return Island(
+    return CountedIsland(
         island=target.name,
         slot=slot,
         device_kind=answer.device_kind,
@@ -464,7 +464,7 @@ def _filling(function: Counted, state: int, needed: int) -> Filling:
     return Filling(function.name, state, given, made, memory.code, padding)
 
 
-def _batch_max(target: Target, answer: Answer, state: int) -> LargestBatch | None:
+def _batch_max(target: Target, answer: IslandFigures, state: int) -> LargestBatch | None:
     """The largest batch, as far as one was looked for and found."""
     fit = answer.fit
     if fit is None or fit.rows is None:
@@ -528,17 +528,17 @@ def digest(program: str, target: Target, versions: Mapping[str, str]) -> str:
 
 class _Entry(msgspec.Struct):
     compiled: Compiled | None = None
-    refused: Refused | None = None
+    refused: RefusedProgram | None = None
 
 
 @final
-class Kept:
+class KeptFigures:
     """Figures in a folder, which need not be there yet; None keeps nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
-    def find(self, key: str) -> Compiled | Refused | None:
+    def find(self, key: str) -> Compiled | RefusedProgram | None:
         """The figures kept under this digest; None if there are none."""
         if self._folder is None:
             return None
@@ -547,7 +547,7 @@ class Kept:
             return entry.compiled or entry.refused
         return None
 
-    def keep(self, key: str, figures: Compiled | Refused) -> None:
+    def keep(self, key: str, figures: Compiled | RefusedProgram) -> None:
         """Keep them; a disk that takes nothing costs a later command its time, and nothing else."""
         if self._folder is None:
             return

@@ -58,13 +58,13 @@ from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.interrupts import unblock
 from isthmus.programs.study.aot.figures import (
-    Answer,
     Compiled,
     Counted,
     Fit,
-    Kept,
-    Memory,
-    Refused,
+    IslandFigures,
+    KeptFigures,
+    ProgramMemory,
+    RefusedProgram,
     Target,
     digest,
     read_collectives,
@@ -245,7 +245,7 @@ def read_overflow(message: str) -> Overflow | None:
     return None
 
 
-def counted(call: DeviceCall, target: Target, kept: Kept, versions: Mapping[str, str]) -> Counted:
+def counted(call: DeviceCall, target: Target, kept: KeptFigures, versions: Mapping[str, str]) -> Counted:
     """The figures of one function on the target that holds its arguments; uses kept figures if there are any."""
     traced = call.function.trace(*call.arguments)
     flops = matrix_flops(traced.jaxpr)
@@ -266,13 +266,14 @@ def counted(call: DeviceCall, target: Target, kept: Kept, versions: Mapping[str,
         given_bytes=bytes_on_device(given),
         made_bytes=sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(lowered.out_info)),
         compiled=found if isinstance(found, Compiled) else None,
-        refused=found if isinstance(found, Refused) else None,
+        refused=found if isinstance(found, RefusedProgram) else None,
         is_kept=is_kept,
     )
 
 
-def compiled(lowered: Any, options: Mapping[str, str]) -> Compiled | Refused:
-    """The compiler's figures for a lowered function; `Refused` for lack of memory; other errors of it are raised."""
+def compiled(lowered: Any, options: Mapping[str, str]) -> Compiled | RefusedProgram:
+    """The compiler's figures for a lowered function; `RefusedProgram` for lack of memory; other errors of it are
+    raised."""
     begun = time.monotonic()
     try:
         made = lowered.compile(dict(options))
@@ -280,11 +281,11 @@ def compiled(lowered: Any, options: Mapping[str, str]) -> Compiled | Refused:
         overflow = read_overflow(str(error))
         if overflow is None:
             raise
-        return Refused(overflow.used_bytes, time.monotonic() - begun)
+        return RefusedProgram(overflow.used_bytes, time.monotonic() - begun)
     took = time.monotonic() - begun
     memory = made.memory_analysis()
     return Compiled(
-        Memory(
+        ProgramMemory(
             arguments=memory.argument_size_in_bytes,
             outputs=memory.output_size_in_bytes,
             aliased=memory.alias_size_in_bytes,
@@ -340,13 +341,13 @@ def main() -> int:
     return 0
 
 
-def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> Answer:
+def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> IslandFigures:
     """The answer to a request; `doing` is called with the name of each function before it is compiled."""
     told, wanted = spec.read(request["spec"]), target(request["target"])
     sys.argv = list(told.argv)
     devices = devices_of(wanted)
     versions = {name: metadata.version(name) for name in _PACKAGES}
-    kept = Kept(None if request["kept"] is None else Path(request["kept"]))
+    kept = KeptFigures(None if request["kept"] is None else Path(request["kept"]))
     functions: list[Counted] = []
     all_calls = sorted(calls(told, request["slot"], devices), key=lambda call: not call.is_step)
     for call in all_calls:
@@ -363,7 +364,7 @@ def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> Answer
             return [counted(resized(call, batch), wanted, kept, versions) for call in steps]
 
         fit = fitted(steps, asked, state, limit)
-    return Answer(
+    return IslandFigures(
         tokens=of_slot(told.job.tokens_by_slot or told.job.tokens_per_batch, request["slot"]),
         device_kind=str(devices[0].device_kind),
         devices=len(devices),

@@ -25,12 +25,12 @@ from isthmus.programs.engine.report.charts_drawing import (
     titled,
 )
 from isthmus.programs.engine.report.charts_lines import Chart, Curve
-from isthmus.programs.engine.report.charts_timeline import Window
+from isthmus.programs.engine.report.charts_timeline import TimeWindow
 from isthmus.programs.engine.report.page import document, rendered
 from isthmus.programs.engine.results.reading import load
-from isthmus.programs.engine.results.record import Evaluation, RunRecord
+from isthmus.programs.engine.results.record import EvaluationLine, RunRecord
 from isthmus.programs.engine.results.words import decimal, percent, seconds
-from isthmus.programs.study.lab.chaos_trial import Figures, Recovery, Tried, headline
+from isthmus.programs.study.lab.chaos_trial import Recovery, TrialFigures, Tried, headline
 from isthmus.runtime.system.files import write_bytes
 
 _WIDTH: Final = 1080.0
@@ -65,7 +65,7 @@ def kept(tried: Sequence[Tried]) -> Markup:
     return drawing(_WIDTH, 6 + len(tried) * (_BAR + 8), label, *parts)
 
 
-def whole_run(struck: Figures, record: RunRecord, calm: RunRecord) -> Markup:
+def whole_run(struck: TrialFigures, record: RunRecord, calm: RunRecord) -> Markup:
     """Steps, faults and loss, one below the other on one axis of time."""
     parts, y = list[Markup](), 0.0
     for each in _strips(struck, record, calm):
@@ -77,9 +77,9 @@ def whole_run(struck: Figures, record: RunRecord, calm: RunRecord) -> Markup:
     return drawing(_WIDTH, y, "Steps of all learners, what was done to which process, and the global loss", *parts)
 
 
-def _strips(struck: Figures, record: RunRecord, calm: RunRecord) -> Iterator[Markup]:
+def _strips(struck: TrialFigures, record: RunRecord, calm: RunRecord) -> Iterator[Markup]:
     """Each as wide as all, with the seconds at the same places."""
-    window = Window(0.0, max(record.wall_seconds, 1e-3))
+    window = TimeWindow(0.0, max(record.wall_seconds, 1e-3))
     happened = [each for each in struck.recoveries if each.strike.proof]
     marks = [each.strike.begun - struck.zero for each in happened]
     yield draw_absence(record, window, record.absences, _WIDTH, marks)
@@ -123,7 +123,7 @@ def _fault(recovery: Recovery, zero: float, x: Scale, y: float) -> Iterator[Mark
     yield text(at, y + 14, words, *classes)
 
 
-def _evaluated(record: RunRecord) -> list[Evaluation]:
+def _evaluated(record: RunRecord) -> list[EvaluationLine]:
     """Losses but the first one, which is that of an untrained model, and out of proportion."""
     return [item for item in record.evaluations if item.eval_loss is not None and item.time > 0.0][1:]
 

@@ -70,7 +70,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.at + (self.seconds if self.kind in _LASTING else 0.0)
 
 
-class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DrawnFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Faults from a seed: `count` of them, or as many as a run lasts for, `mean_seconds` apart in the mean, of these
     kinds, to these hosts (all)."""
 
@@ -81,7 +81,7 @@ class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     hosts: tuple[str, ...] = ()
 
 
-class Slow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SlowLinks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Permanent conditions of learners' links: thousands of bits a second in each direction, by slot (the last for all
     beyond), and additional latency in seconds."""
 
@@ -108,8 +108,8 @@ class ChaosPlan:
     """
 
     faults: tuple[Planned, ...] = ()
-    drawn: Drawn | None = None
-    links: Slow | None = None
+    drawn: DrawnFaults | None = None
+    links: SlowLinks | None = None
     run: Mapping[str, Any] = field(default_factory=dict)
     program: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -160,14 +160,14 @@ def read(document: Mapping[str, Any], where: str) -> ChaosPlan:
     drawn = None
     if told.random is not None:
         try:
-            drawn = msgspec.convert(told.random, Drawn, strict=True)
+            drawn = msgspec.convert(told.random, DrawnFaults, strict=True)
             wrong += _of_drawn(drawn, f"{doing}, [random]")
         except msgspec.ValidationError as error:
             wrong.append(Fault(f"{doing}, [random]", "seed, count, mean_seconds, kinds and hosts", str(error), _DO))
     links = None
     if told.links is not None:
         try:
-            links = msgspec.convert(told.links, Slow, strict=True)
+            links = msgspec.convert(told.links, SlowLinks, strict=True)
             wrong += _of_links(links, f"{doing}, [links]")
         except msgspec.ValidationError as error:
             wrong.append(Fault(f"{doing}, [links]", "kbits, a list of numbers, and latency", str(error), _DO))
@@ -202,14 +202,14 @@ def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[
         yield Fault(doing, f"a learner, whose link can {fault.kind}", fault.host, do)
 
 
-def _of_links(links: Slow, doing: str) -> Iterator[Fault]:
+def _of_links(links: SlowLinks, doing: str) -> Iterator[Fault]:
     if not all(0.0 < kbits < 1e9 for kbits in links.kbits):
         yield Fault(doing, "kbits above 0", str(list(links.kbits)), _DO)
     if not 0.0 <= links.latency < 1e6:
         yield Fault(doing, "latency in seconds, from 0", str(links.latency), _DO)
 
 
-def _of_drawn(drawn: Drawn, doing: str) -> Iterator[Fault]:
+def _of_drawn(drawn: DrawnFaults, doing: str) -> Iterator[Fault]:
     if drawn.count is not None and not 1 <= drawn.count <= FAULTS_MAX:
         yield Fault(doing, f"count from 1 to {FAULTS_MAX}", str(drawn.count), _DO)
     if not 0.0 < drawn.mean_seconds < 1e6:
@@ -284,7 +284,7 @@ def faults_of(plan: ChaosPlan, hosts: Sequence[str], seconds: float) -> tuple[Pl
     return found
 
 
-def _drawn(drawn: Drawn, hosts: Sequence[str], seconds_max: float) -> Iterator[Planned]:
+def _drawn(drawn: DrawnFaults, hosts: Sequence[str], seconds_max: float) -> Iterator[Planned]:
     """A Poisson process: distances are exponential. Without a count it ends with `seconds_max`."""
     rng, at = random.Random(f"chaos {drawn.seed}"), 0.0
     for _ in range(drawn.count or FAULTS_MAX):

@@ -83,7 +83,7 @@ _REFUSED: Final = b"\x05\x05\x00\x01\x00\x00\x00\x00\x00\x00"
 
 
 @dataclass(slots=True)
-class Conditions:
+class WayConditions:
     """The conditions of a way: thousands of bits a second (None: unlimited), additional latency in seconds, the share
     of lost segments, whether nothing passes."""
 
@@ -98,7 +98,7 @@ class Way:
     """The way of one host to all others. Counts: `passed_bytes` in both directions, `held_bytes` of those that waited
     for any condition, `lost_segments`."""
 
-    conditions: Conditions
+    conditions: WayConditions
     passed_bytes: int = 0
     held_bytes: int = 0
     lost_segments: int = 0
@@ -106,11 +106,11 @@ class Way:
     """Direction -> the time at which the bytes sent before have passed."""
 
 
-class Links:
+class LinkProxy:
     """A proxy in a thread of its own; `owner_of(pid)` names the host of a process, and `usual` is how ways are at
     first."""
 
-    def __init__(self, owner_of: Callable[[int], str], usual: Conditions) -> None:
+    def __init__(self, owner_of: Callable[[int], str], usual: WayConditions) -> None:
         self._owner_of, self._usual = owner_of, usual
         self._ways: dict[str, Way] = {}
         self._rng = random.Random("links")
@@ -125,7 +125,7 @@ class Links:
     def way(self, host: str) -> Way:
         """The way of a host."""
         usual = self._usual
-        made = Way(Conditions(usual.kbits, usual.latency, usual.share, usual.is_mute))
+        made = Way(WayConditions(usual.kbits, usual.latency, usual.share, usual.is_mute))
         return self._ways.setdefault(host, made)
 
     def close(self) -> None:
@@ -277,7 +277,7 @@ def _open_files(folder: Path) -> Iterator[str]:
 ANSWER_SECONDS = 1.0
 
 
-class Process(NamedTuple):
+class RunProcess(NamedTuple):
     """A process, distinguishable from a later one of the same pid."""
 
     pid: int
@@ -297,10 +297,10 @@ class Process(NamedTuple):
         return 0.0
 
 
-def process(pid: int) -> Process | None:
+def process(pid: int) -> RunProcess | None:
     """The process that has this pid now."""
     started = started_at(pid) if pid else None
-    return None if started is None else Process(pid, started)
+    return None if started is None else RunProcess(pid, started)
 
 
 def check_permitted() -> None:
@@ -336,7 +336,7 @@ def owner_of(pid: int) -> str:
     return ""
 
 
-class Cast:
+class ProcessTable:
     """The processes of the run in `folder`, by name."""
 
     def __init__(self, folder: Path) -> None:
@@ -357,7 +357,7 @@ class Cast:
         zero_ns: int = json.loads((self._folder / "spec.json").read_text())["zero_ns"]
         return float(zero_ns + training["zero"]) / 1e9
 
-    def find_all(self, role: str) -> list[Process]:
+    def find_all(self, role: str) -> list[RunProcess]:
         """The processes of a role, whatever they do."""
         pids = [host["pid"] for host in self.status().get("hosts", ()) if host["role"] == role]
         return [found for pid in pids if (found := process(pid or 0)) is not None]
@@ -368,7 +368,7 @@ class Cast:
         hosts = [host for host in self.status().get("hosts", ()) if host["machine"] == own]
         return tuple(host["name"] for host in hosts) if hosts and all(map(_works, hosts)) else None
 
-    def find(self, name: str) -> Process | None:
+    def find(self, name: str) -> RunProcess | None:
         """The process of this name, if it lives and works."""
         if name == FORK_SERVER:
             pids = [pid for pid, log in processes_of(self._folder) if log == FORK_SERVER_LOG]
@@ -452,7 +452,7 @@ class Machines:
                 if daemon.poll() is not None and not self._is_over:
                     self._daemons[number] = self._start(number, self._endpoints[number])
 
-    def kill(self, name: str, kill: Callable[[Process], object]) -> list[Process]:
+    def kill(self, name: str, kill: Callable[[RunProcess], object]) -> list[RunProcess]:
         """Kill all processes on a machine of a plan, its daemon first; returns them. No restart happens meanwhile."""
         with self._lock:
             number = machine_number(name)
@@ -513,7 +513,7 @@ class Machines:
     def _state(self, number: int) -> Path:
         return self._own / f"state-{number}"
 
-    def _processes(self, number: int) -> Iterator[Process]:
+    def _processes(self, number: int) -> Iterator[RunProcess]:
         """The processes on a machine."""
         mark = f"{STATE}={self._state(number)}".encode()
         for path in Path("/proc").iterdir():
@@ -568,11 +568,11 @@ class Striker:
 
     def __init__(
         self,
-        cast: Cast,
+        cast: ProcessTable,
         faults: Sequence[Planned],
         zero: float,
         program: str,
-        links: Links | None = None,
+        links: LinkProxy | None = None,
         machines: Machines | None = None,
     ) -> None:
         self._links, self._machines = links, machines
@@ -649,7 +649,7 @@ class Striker:
             self._strikes[number] = strike
 
 
-def _kill(fault: Planned, process: Process, over: threading.Event) -> Strike:
+def _kill(fault: Planned, process: RunProcess, over: threading.Event) -> Strike:
     begun = time.monotonic()
     if not _signal(process, signal.SIGKILL):
         return Strike(fault, begun, begun, process.pid, why="it had ended by itself")
@@ -667,7 +667,7 @@ def _kill_machine(fault: Planned, hosts: tuple[str, ...], machines: Machines) ->
     return Strike(fault, begun, begun, killed[0].pid, proof, hosts=hosts)
 
 
-def _pause(fault: Planned, process: Process, over: threading.Event) -> Strike:
+def _pause(fault: Planned, process: RunProcess, over: threading.Event) -> Strike:
     begun = time.monotonic()
     try:
         is_sent = _signal(process, signal.SIGSTOP)
@@ -684,7 +684,7 @@ def _pause(fault: Planned, process: Process, over: threading.Event) -> Strike:
     return Strike(fault, begun, ended, process.pid, proof=f"state T, no CPU time in {ended - begun:.1f} s")
 
 
-def _slow(fault: Planned, process: Process, over: threading.Event) -> Strike:
+def _slow(fault: Planned, process: RunProcess, over: threading.Event) -> Strike:
     """Let it run for one part in `factor` of each period."""
     begun = time.monotonic()
     before, stops = process.cpu_seconds, 0
@@ -704,11 +704,11 @@ def _slow(fault: Planned, process: Process, over: threading.Event) -> Strike:
     return Strike(fault, begun, ended, process.pid, proof=f"stopped {stops} times, {share:.0%} of a core")
 
 
-def _clog(fault: Planned, process: Process, way: Way, over: threading.Event) -> Strike:
+def _clog(fault: Planned, process: RunProcess, way: Way, over: threading.Event) -> Strike:
     """Change the conditions of a way for a while, and count the bytes and segments affected."""
     begun, usual = time.monotonic(), way.conditions
     passed, held, lost = way.passed_bytes, way.held_bytes, way.lost_segments
-    way.conditions = Conditions(
+    way.conditions = WayConditions(
         fault.kbits if fault.kind == "throttle" else usual.kbits,
         fault.latency if fault.kind == "clog" else usual.latency,
         fault.share if fault.kind == "lose" else usual.share,
@@ -733,14 +733,14 @@ def _clog(fault: Planned, process: Process, way: Way, over: threading.Event) -> 
     return Strike(fault, begun, ended, process.pid, proof=told)
 
 
-_STRIKES: Final[dict[str, Callable[[Planned, Process, threading.Event], Strike]]] = {
+_STRIKES: Final[dict[str, Callable[[Planned, RunProcess, threading.Event], Strike]]] = {
     "kill": _kill,
     "pause": _pause,
     "slow": _slow,
 }
 
 
-def _signal(process: Process, number: int) -> bool:
+def _signal(process: RunProcess, number: int) -> bool:
     """Whether this very process was sent a signal: its number may have gone to another one meanwhile."""
     with suppress(OSError):
         watch = os.pidfd_open(process.pid)

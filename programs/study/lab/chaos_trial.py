@@ -27,7 +27,7 @@ from typing import Any, Final, final
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import reading, tapes
 from isthmus.programs.engine.results.record import RunRecord
-from isthmus.programs.engine.results.tapes import Wait, waits_on_others
+from isthmus.programs.engine.results.tapes import HostWait, waits_on_others
 from isthmus.programs.engine.results.words import percent
 from isthmus.programs.engine.run.host_process import PROXY
 from isthmus.programs.engine.run.in_processes import OVER
@@ -39,11 +39,19 @@ from isthmus.programs.study.lab.chaos_plan import (
     OF_LINKS,
     ChaosPlan,
     Planned,
-    Slow,
+    SlowLinks,
     faults_of,
     machine_hosts,
 )
-from isthmus.programs.study.lab.chaos_strikes import Cast, Conditions, Links, Machines, Strike, Striker, owner_of
+from isthmus.programs.study.lab.chaos_strikes import (
+    LinkProxy,
+    Machines,
+    ProcessTable,
+    Strike,
+    Striker,
+    WayConditions,
+    owner_of,
+)
 from isthmus.programs.update_settings import LEARNERS_MAX
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import Plan, lower
@@ -69,7 +77,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TrialFigures:
     """Figures of one run: `summary` is its summary.json, `waits` counts those of inner steps on other hosts; `zero` is
     its first inner step, in seconds of the monotonic clock."""
 
@@ -86,7 +94,7 @@ class Figures:
         return None if value is None else float(value)
 
 
-def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> Figures:
+def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> TrialFigures:
     """The figures of the run in `folder`, which is over."""
     record = reading.load(folder)
     told = spec.load(folder)
@@ -94,7 +102,9 @@ def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> Figures:
     happened = [strike for strike in strikes if strike.proof]
     plan = lower(told.graph()).get("learner")
     waits = 0 if plan is None else _waits(folder, plan, happened, told.zero_ns)
-    return Figures(folder, record.summary, strikes, [_recovery(record, each, zero) for each in happened], waits, zero)
+    return TrialFigures(
+        folder, record.summary, strikes, [_recovery(record, each, zero) for each in happened], waits, zero
+    )
 
 
 def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) -> int:
@@ -110,7 +120,7 @@ def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) ->
     return count
 
 
-def _meet(wait: Wait, strike: Strike, zero_ns: int) -> bool:
+def _meet(wait: HostWait, strike: Strike, zero_ns: int) -> bool:
     begun, ended = (zero_ns + wait.begun) / 1e9, (zero_ns + wait.ended) / 1e9
     return begun <= strike.ended and ended >= strike.begun
 
@@ -161,13 +171,13 @@ END_SECONDS_MAX: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class TrainingOrder:
     """A training run: `task` and `sets` are the --task and --set of `isthmus train`."""
 
     program: str
     task: str | None
     sets: tuple[str, ...]
-    links: Slow | None = None
+    links: SlowLinks | None = None
     machines: int = 1
     learners: int = 1
 
@@ -181,8 +191,13 @@ class Order:
 
 
 def run(
-    order: Order, folder: Path, faults: Sequence[Planned], say: Callable[[str], None], *, is_endless: bool = False
-) -> Figures:
+    order: TrainingOrder,
+    folder: Path,
+    faults: Sequence[Planned],
+    say: Callable[[str], None],
+    *,
+    is_endless: bool = False,
+) -> TrialFigures:
     """Train under these faults; returns the figures. RunError if the run fails, or leaves no summary.
 
     `is_endless`: faults that were not due before the end of the run are left out.
@@ -196,10 +211,10 @@ def run(
         command = ended.enter_context(_started(order.command(folder, cluster), folder, {**environment, **home}))
         striker: Striker | None = None
         try:
-            life = Life(command, folder, is_detached=cluster is not None)
+            life = TrialLife(command, folder, is_detached=cluster is not None)
             while not life.is_over():
-                if striker is None and faults and (zero := Cast(folder).zero()) is not None:
-                    striker = Striker(Cast(folder), faults, zero, order.program, links, machines)
+                if striker is None and faults and (zero := ProcessTable(folder).zero()) is not None:
+                    striker = Striker(ProcessTable(folder), faults, zero, order.program, links, machines)
                 if machines is not None:
                     machines.look()
                 if striker is not None:
@@ -217,7 +232,7 @@ def run(
 
 
 @final
-class Life:
+class TrialLife:
     """Whether a run goes on: as long as its `command`, or, if that only hands it over, until its folder has its end."""
 
     def __init__(self, command: subprocess.Popen[bytes], folder: Path, *, is_detached: bool) -> None:
@@ -235,7 +250,7 @@ class Life:
         now = time.monotonic()
         if now - self._asked > ASK_SECONDS:
             self._asked = now
-            self._heard = now if Cast(self._folder).status() else self._heard
+            self._heard = now if ProcessTable(self._folder).status() else self._heard
         if now - self._heard > SILENCE_SECONDS_MAX:
             raise RunError(f"no daemon has answered for the run in {self._folder} for {now - self._heard:.0f} s")
         return False
@@ -267,19 +282,19 @@ def _started(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> I
                 kill_all(folder)
 
 
-def _machines(order: Order, folder: Path, environment: Mapping[str, str]) -> Machines:
+def _machines(order: TrainingOrder, folder: Path, environment: Mapping[str, str]) -> Machines:
     """The machines of a run, beside its folder, which the home's daemon makes."""
     references = [text for text in (order.program, order.task) if text is not None]
     return Machines(folder.parent, folder.name, order.machines, order.learners, references, environment)
 
 
-def _links(usual: Slow | None) -> Links:
+def _links(usual: SlowLinks | None) -> LinkProxy:
     """A proxy; learners' links have the requested conditions."""
-    links = Links(owner_of, Conditions())
+    links = LinkProxy(owner_of, WayConditions())
     for slot in range(LEARNERS_MAX if usual is not None else 0):
         assert usual is not None
         kbits = usual.kbits[min(slot, len(usual.kbits) - 1)] if usual.kbits else None
-        links.way(f"{LEARNER}/{slot}").conditions = Conditions(kbits, usual.latency)
+        links.way(f"{LEARNER}/{slot}").conditions = WayConditions(kbits, usual.latency)
     return links
 
 
@@ -292,9 +307,9 @@ class Tried:
     """A program: its undisturbed run (`calm`), and its run under the faults (`struck`), which are `planned` for all
     programs."""
 
-    order: Order
-    calm: Figures
-    struck: Figures
+    order: TrainingOrder
+    calm: TrialFigures
+    struck: TrialFigures
     planned: tuple[Planned, ...] = ()
 
     @property
@@ -330,7 +345,7 @@ class Tried:
 
 
 def try_program(
-    order: Order,
+    order: TrainingOrder,
     hosts: Sequence[str],
     plan: ChaosPlan,
     folder: Path,

@@ -72,7 +72,7 @@ class Pacing(msgspec.Struct, frozen=True):
     delay_ms: float = 1.0
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ComparisonPlan(msgspec.Struct, frozen=True):
     """A comparison. The reference is the first of `variants`, controls are last; in real time `pacing` is None, and
     without a verdict `margin`, in units of the loss."""
 
@@ -120,12 +120,12 @@ _ATTEMPTS_MAX: Final = 100
 _DO: Final = "Name another folder with --dir, or leave it out."
 
 
-def folder_of(plan: Plan, given: Path | None) -> Path:
+def folder_of(plan: ComparisonPlan, given: Path | None) -> Path:
     """The folder of a comparison: `given`, or runs/compare-ID in the current folder, so that the same call finds it."""
     return (Path.cwd() / RUNS / f"compare-{plan.identity[:12]}" if given is None else given.expanduser()).absolute()
 
 
-def opened(folder: Path, plan: Plan) -> Plan:
+def opened(folder: Path, plan: ComparisonPlan) -> ComparisonPlan:
     """The plan of the comparison in a folder, which is made if missing; a margin stays the one that was given first.
 
     ConfigError if the folder is of another comparison, contains something else, or cannot be written.
@@ -143,7 +143,7 @@ def opened(folder: Path, plan: Plan) -> Plan:
             raise ConfigError(doing, "a disk that takes its files", error.strerror or str(error), _DO) from None
         return plan
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=Plan)
+        kept = msgspec.json.decode(path.read_bytes(), type=ComparisonPlan)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(doing, f"a {PLAN} that can be read", str(error), _DO) from None
     if kept.identity != plan.identity:
@@ -160,7 +160,7 @@ def opened(folder: Path, plan: Plan) -> Plan:
     return kept
 
 
-def _differing(kept: Plan, plan: Plan) -> Iterator[tuple[str, str]]:
+def _differing(kept: ComparisonPlan, plan: ComparisonPlan) -> Iterator[tuple[str, str]]:
     """The first difference of two plans, in words: of sides, then of pacing, then of a side's configuration."""
     names, theirs = ([variant.name for variant in each.compared] for each in (kept, plan))
     if names != theirs:
@@ -176,7 +176,7 @@ def _differing(kept: Plan, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "its sources", "others: the program, the task or isthmus has changed since"
 
 
-def _paced(plan: Plan) -> str:
+def _paced(plan: ComparisonPlan) -> str:
     return "in real time" if plan.pacing is None else f"at virtual speeds {','.join(map(str, plan.pacing.speeds))}"
 
 
@@ -251,7 +251,7 @@ _Sections = dict[str, dict[str, Any]]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ComparisonRequest:
     """The request for a comparison: `sections` are run, program and task without defaults, `sweeps` (section, key) ->
     values."""
 
@@ -263,7 +263,7 @@ class Wanted:
     margin: float | None = None
 
 
-def plan(wanted: Wanted, found: Sequence[Fault] = ()) -> Plan:
+def plan(wanted: ComparisonRequest, found: Sequence[Fault] = ()) -> ComparisonPlan:
     """The plan; ConfigError or GraphError with the faults of all variants, and those already `found`."""
     faults = [*found, *_sweep_faults(wanted)]
     schemas: dict[str, Schema] = {}
@@ -295,7 +295,7 @@ def plan(wanted: Wanted, found: Sequence[Fault] = ()) -> Plan:
     return _plan(wanted, prepared)
 
 
-def _plan(wanted: Wanted, prepared: Sequence[tuple[str, Request]]) -> Plan:
+def _plan(wanted: ComparisonRequest, prepared: Sequence[tuple[str, Request]]) -> ComparisonPlan:
     """The plan of variants that are in order, with their controls."""
     controls: dict[str, Request] = {}
     belongs: list[str] = []
@@ -327,7 +327,7 @@ def _plan(wanted: Wanted, prepared: Sequence[tuple[str, Request]]) -> Plan:
         )
     )
     job = prepared[0][1].job
-    return Plan(variants, job.seed, job.tokens, wanted.pacing, wanted.margin)
+    return ComparisonPlan(variants, job.seed, job.tokens, wanted.pacing, wanted.margin)
 
 
 def request_of(variant: Variant, seed: int, run_dir: str) -> Request:
@@ -366,7 +366,7 @@ def _resolved(request: Request) -> _Sections:
     }
 
 
-def _chosen(wanted: Wanted, schema: Schema) -> Iterator[tuple[dict[str, Any], _Sections]]:
+def _chosen(wanted: ComparisonRequest, schema: Schema) -> Iterator[tuple[dict[str, Any], _Sections]]:
     """The variants of one program: the chosen values of the sweeps, by key, and the sections."""
     known = {where: values for where, values in wanted.sweeps.items() if where[0] != "program" or _knows(schema, where)}
     for values in product(*known.values()):
@@ -390,7 +390,7 @@ def _short(programs: Sequence[str]) -> list[str]:
     return short if len(set(short)) == len(short) else list(programs)
 
 
-def _sweep_faults(wanted: Wanted) -> Iterator[Fault]:
+def _sweep_faults(wanted: ComparisonRequest) -> Iterator[Fault]:
     doing = "Reading the programs to compare"
     for name in dict.fromkeys(name for name in wanted.programs if wanted.programs.count(name) > 1):
         yield Fault(doing, "each program once", f"{name!r} more than once", "Its settings are compared with --sweep.")
@@ -415,7 +415,7 @@ def _sweep_faults(wanted: Wanted) -> Iterator[Fault]:
             yield Fault("Reading --speeds", "numbers above 0", str(speed), do)
 
 
-def _unknown(wanted: Wanted, schemas: Sequence[Schema]) -> Iterator[Fault]:
+def _unknown(wanted: ComparisonRequest, schemas: Sequence[Schema]) -> Iterator[Fault]:
     """Keys of section `program.` that none of the programs knows."""
     swept = [key for section, key in wanted.sweeps if section == "program"]
     for key in [*wanted.sections.get("program", {}), *swept]:

@@ -24,15 +24,15 @@ from typing import Any, Final, Literal
 import msgspec
 
 from isthmus.programs.engine.results.reading import load
-from isthmus.programs.engine.results.record import LOSS, Report, RunRecord, as_number
+from isthmus.programs.engine.results.record import LOSS, ReportLine, RunRecord, as_number
 from isthmus.programs.study.lab import compare
-from isthmus.programs.study.lab.compare import Plan, Variant
+from isthmus.programs.study.lab.compare import ComparisonPlan, Variant
 
 Axis = Literal["tokens", "time", "bytes"]
 AXES: Final[tuple[Axis, ...]] = ("tokens", "time", "bytes")
 
 
-class Place(msgspec.Struct, frozen=True):
+class EvaluatedPlace(msgspec.Struct, frozen=True):
     """One evaluation: the progress of the run, and the values by metric, the loss among them."""
 
     tokens: float
@@ -45,7 +45,7 @@ class Place(msgspec.Struct, frozen=True):
         return float(getattr(self, axis))
 
 
-class Run(msgspec.Struct, frozen=True):
+class ComparedRun(msgspec.Struct, frozen=True):
     """One run that is done. `finals` are the last values by metric; `seconds` the wall or virtual time from the first
     inner step, `bytes` those of learners and shards; `devices` are the kinds of its learners' devices."""
 
@@ -57,7 +57,7 @@ class Run(msgspec.Struct, frozen=True):
     merged_share: float | None
     contributors: float | None
     bytes: float | None
-    places: list[Place]
+    places: list[EvaluatedPlace]
     remark: str = ""
     devices: tuple[str, ...] = ()
 
@@ -84,21 +84,21 @@ def between(points: Sequence[tuple[float, float]], at: float) -> float:
     return first + (at - begin) / (end - begin) * (second - first)
 
 
-def measured(folder: Path, plan: Plan, seeds: int) -> dict[str, list[Run]]:
+def measured(folder: Path, plan: ComparisonPlan, seeds: int) -> dict[str, list[ComparedRun]]:
     """The runs that are done, by variant."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[ComparedRun]] = {}
     for variant in plan.variants:
         runs = [(seed, compare.done(folder, variant, seed)) for seed in range(plan.seed, plan.seed + seeds)]
         found[variant.name] = [_run(folder, variant, seed, path) for seed, path in runs if path is not None]
     return found
 
 
-def _run(folder: Path, variant: Variant, seed: int, path: Path) -> Run:
+def _run(folder: Path, variant: Variant, seed: int, path: Path) -> ComparedRun:
     record = load(path)
     loss, others = record.number("eval_loss_final"), record.summary.get("eval_metrics")
     scalars: Mapping[str, Any] = others if isinstance(others, dict) else {}
     finals = {LOSS: loss, **{name: as_number(value) for name, value in scalars.items()}}
-    return Run(
+    return ComparedRun(
         seed=seed,
         folder=str(path.relative_to(folder)),
         finals={name: value for name, value in finals.items() if value is not None},
@@ -119,11 +119,11 @@ def _devices(record: RunRecord) -> tuple[str, ...]:
     return tuple(sorted({str(kind) for kind in kinds if kind}))
 
 
-def _places(record: RunRecord, *, is_alone: bool) -> list[Place]:
+def _places(record: RunRecord, *, is_alone: bool) -> list[EvaluatedPlace]:
     """The evaluations of a run. Bytes of one learner alone do not count: no other host needs them."""
     has_syncer = bool(record.number("syncer_shards"))
 
-    def moved(report: Report) -> float:
+    def moved(report: ReportLine) -> float:
         return 0.0 if is_alone else report.bytes_sent + (report.bytes_received if has_syncer else 0.0)
 
     passed = _totals(record.reports, moved)
@@ -131,11 +131,11 @@ def _places(record: RunRecord, *, is_alone: bool) -> list[Place]:
     for item in record.evaluations:
         values = {name: item.of(name) for name in (LOSS, *record.metrics)}
         known = {name: value for name, value in values.items() if value is not None}
-        places.append(Place(item.tokens, max(item.time, 0.0), between(passed, item.time), known))
+        places.append(EvaluatedPlace(item.tokens, max(item.time, 0.0), between(passed, item.time), known))
     return places
 
 
-def _totals(reports: Sequence[Report], figure: Callable[[Report], float]) -> list[tuple[float, float]]:
+def _totals(reports: Sequence[ReportLine], figure: Callable[[ReportLine], float]) -> list[tuple[float, float]]:
     """(seconds, sum of a growing figure over all lives of all learners), from (0, 0) on."""
     newest: dict[tuple[int, int], float] = {}
     points, total = [(0.0, 0.0)], 0.0
@@ -151,7 +151,7 @@ CONFIDENCE: Final = 0.95
 Verdict = Literal["better", "worse", "as good", "no worse", "no better", "undecided"]
 
 
-class Difference(msgspec.Struct, frozen=True):
+class FigureDifference(msgspec.Struct, frozen=True):
     """One variant's figure minus that of another, over the `seeds` that both have: the mean, the standard `deviation`,
     and the ends of the 95 % interval of the mean, None with fewer than two pairs."""
 
@@ -168,7 +168,7 @@ def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
     return mean, stdev(values) if len(values) > 1 else None
 
 
-def difference(values: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
+def difference(values: Mapping[int, float], others: Mapping[int, float]) -> FigureDifference | None:
     """`values` minus `others`, both seed -> figure; None without a common seed."""
     seeds = tuple(sorted(values.keys() & others.keys()))
     if not seeds:
@@ -177,9 +177,9 @@ def difference(values: Mapping[int, float], others: Mapping[int, float]) -> Diff
     mean, deviation = spread(each)
     assert mean is not None, "there is a common seed"
     if deviation is None:
-        return Difference(seeds, mean)
+        return FigureDifference(seeds, mean)
     half = quantile(len(each) - 1) * deviation / math.sqrt(len(each))
-    return Difference(seeds, mean, deviation, mean - half, mean + half)
+    return FigureDifference(seeds, mean, deviation, mean - half, mean + half)
 
 
 def quantile(freedom: int) -> float:
@@ -190,7 +190,7 @@ def quantile(freedom: int) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
-def verdict(found: Difference | None, margin: float | None) -> Verdict | None:
+def verdict(found: FigureDifference | None, margin: float | None) -> Verdict | None:
     """The verdict on a loss from its interval and a margin; None without either.
 
     Better and worse by more than the margin; as good: within it on both sides; no worse (no better): at least not worse
@@ -229,12 +229,12 @@ class Side(msgspec.Struct, frozen=True):
     program: str
     learners: int
     tokens: int
-    runs: list[Run]
+    runs: list[ComparedRun]
     finals: dict[str, Figure]
-    differences: dict[str, Difference]
+    differences: dict[str, FigureDifference]
     verdict: Verdict | None
-    gain: Difference | None
-    at_equal: dict[str, Difference]
+    gain: FigureDifference | None
+    at_equal: dict[str, FigureDifference]
     seconds: Figure
     goodput: Figure
     merged_share: Figure
@@ -263,7 +263,7 @@ class Comparison(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(name for side in self.sides for name in side.finals))
 
 
-def comparison(folder: Path, plan: Plan, seeds: int, failed: int = 0) -> Comparison:
+def comparison(folder: Path, plan: ComparisonPlan, seeds: int, failed: int = 0) -> Comparison:
     """The results of the runs that are done."""
     runs = measured(folder, plan, seeds)
     reference = plan.variants[0].name
@@ -286,7 +286,13 @@ def comparison(folder: Path, plan: Plan, seeds: int, failed: int = 0) -> Compari
     )
 
 
-def _side(variant: Variant, runs: list[Run], reference: list[Run], control: list[Run], plan: Plan) -> Side:
+def _side(
+    variant: Variant,
+    runs: list[ComparedRun],
+    reference: list[ComparedRun],
+    control: list[ComparedRun],
+    plan: ComparisonPlan,
+) -> Side:
     is_reference = variant.name == plan.variants[0].name
     metrics = list(dict.fromkeys(name for run in runs for name in run.finals))
     found = {} if is_reference else _differences(metrics, runs, reference)
@@ -310,19 +316,21 @@ def _side(variant: Variant, runs: list[Run], reference: list[Run], control: list
     )
 
 
-def _differences(metrics: Sequence[str], runs: list[Run], others: list[Run]) -> dict[str, Difference]:
+def _differences(
+    metrics: Sequence[str], runs: list[ComparedRun], others: list[ComparedRun]
+) -> dict[str, FigureDifference]:
     found = {name: difference(_finals(runs, name), _finals(others, name)) for name in metrics}
     return {name: each for name, each in found.items() if each is not None}
 
 
-def _finals(runs: list[Run], metric: str) -> Mapping[int, float]:
+def _finals(runs: list[ComparedRun], metric: str) -> Mapping[int, float]:
     return {run.seed: run.finals[metric] for run in runs if metric in run.finals}
 
 
-def _at_equal(runs: list[Run], others: list[Run]) -> dict[str, Difference]:
+def _at_equal(runs: list[ComparedRun], others: list[ComparedRun]) -> dict[str, FigureDifference]:
     """The difference of losses at equal tokens, time and bytes; an axis along which one of them has no way is left
     out."""
-    found: dict[str, Difference] = {}
+    found: dict[str, FigureDifference] = {}
     for axis in AXES:
         mine, theirs = dict[int, float](), dict[int, float]()
         pairs = {run.seed: run for run in others}
@@ -341,5 +349,5 @@ def _at_equal(runs: list[Run], others: list[Run]) -> dict[str, Difference]:
     return found
 
 
-def _figure(runs: list[Run], of: Callable[[Run], Any]) -> Figure:
+def _figure(runs: list[ComparedRun], of: Callable[[ComparedRun], Any]) -> Figure:
     return Figure(*spread([value for run in runs if (value := of(run)) is not None]))

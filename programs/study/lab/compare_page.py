@@ -36,8 +36,16 @@ from isthmus.programs.engine.report.charts_lines import Chart, Curve
 from isthmus.programs.engine.report.page import rendered
 from isthmus.programs.engine.results.record import LOSS
 from isthmus.programs.engine.results.words import UNKNOWN, decimal, percent, seconds, size
-from isthmus.programs.study.lab.compare_outcome import AXES, Comparison, Difference, Figure, Run, Side, between
-from isthmus.programs.study.lab.compare_runs import News
+from isthmus.programs.study.lab.compare_outcome import (
+    AXES,
+    ComparedRun,
+    Comparison,
+    Figure,
+    FigureDifference,
+    Side,
+    between,
+)
+from isthmus.programs.study.lab.compare_runs import RunEvent
 from isthmus.programs.study.terminal.figures import Column, fitted
 from isthmus.runtime.system.files import write_bytes
 
@@ -101,7 +109,7 @@ def _colour(index: int, side: Side) -> str:
     return "muted" if side.is_control else learner_class(index)
 
 
-def _mean_curve(side: Side, colour: str, runs: Sequence[Run], metric: str) -> Curve:
+def _mean_curve(side: Side, colour: str, runs: Sequence[ComparedRun], metric: str) -> Curve:
     """The mean over seeds at equal shares of the tokens."""
     values, along = list[float](), [list[float]() for _ in AXES]
     known = [[place for place in run.places if metric in place.values] for run in runs]
@@ -158,7 +166,7 @@ def intervals(comparison: Comparison) -> Markup | None:
     return drawing(_WIDTH, height, f"differences of the loss from {comparison.reference}", *parts)
 
 
-def _interval(side: Side, found: Difference, scale: Scale, y: float) -> Markup:
+def _interval(side: Side, found: FigureDifference, scale: Scale, y: float) -> Markup:
     told = f"{side.name}: {found.mean:+.4f}"
     parts = [text(0, y + 4, side.name, "name")]
     if found.low is not None and found.high is not None:
@@ -174,7 +182,7 @@ _DISPENSABLE: Final = ("in a merge", "goodput", "merged", "sent", "time", "runs"
 
 
 @final
-class Progress:
+class RunsProgress:
     """Shows on standard error which runs go on: on a terminal in one line that changes, elsewhere in a line a run."""
 
     def __init__(self) -> None:
@@ -183,7 +191,7 @@ class Progress:
         self._made = 0
         self._done = "no"
 
-    def hear(self, news: News | Places) -> None:
+    def hear(self, news: RunEvent | Places) -> None:
         """Show it."""
         if isinstance(news, Places):
             self._line(placed(news))
@@ -211,7 +219,7 @@ class Progress:
         """Print that the comparison was interrupted, and how to continue it."""
         self._line(f"{self._done} runs are done; the same command goes on with the others.")
 
-    def _left(self, news: News) -> str:
+    def _left(self, news: RunEvent) -> str:
         left = (time.monotonic() - self._begun) / self._made * (news.many - news.done)
         return f"; about {seconds(left)} left" if left else ""
 
@@ -296,11 +304,11 @@ def notes(comparison: Comparison) -> Iterator[str]:
                 yield f"{side.name}, seed {run.seed}, is judged failed, and counts all the same: {run.remark}"
 
 
-def _mean_words(found: Difference | None) -> str:
+def _mean_words(found: FigureDifference | None) -> str:
     return "" if found is None else f"{found.mean:+.3f}"
 
 
-def _ends(found: Difference | None) -> str:
+def _ends(found: FigureDifference | None) -> str:
     return "" if found is None or found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
 
 

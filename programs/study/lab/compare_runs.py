@@ -24,14 +24,14 @@ from isthmus.programs.engine.run.in_process import Watch
 from isthmus.programs.engine.run.in_processes import run_processes, submit_apart
 from isthmus.programs.engine.run.interrupts import interrupts
 from isthmus.programs.study.lab import compare
-from isthmus.programs.study.lab.compare import Pacing, Plan, Variant, request_of
+from isthmus.programs.study.lab.compare import ComparisonPlan, Pacing, Variant, request_of
 from isthmus.runtime.errors import RequestError, RunError
 
 LOOK_SECONDS: Final = 0.1
 LOG: Final = "virtual.log"
 
 
-class Order(msgspec.Struct, frozen=True):
+class VirtualOrder(msgspec.Struct, frozen=True):
     """The order to a process that runs one run in virtual time."""
 
     variant: Variant
@@ -42,7 +42,7 @@ class Order(msgspec.Struct, frozen=True):
 
 @final
 @dataclass(frozen=True, slots=True)
-class News:
+class RunEvent:
     """Progress while runs go on: `done` of `many`, and the news of one run.
 
     The news is its begin, its `failure`, or its `summary`; `share` is its share of the tokens, if known.
@@ -56,7 +56,7 @@ class News:
     summary: dict[str, Any] | None = None
 
 
-def carry_out(folder: Path, plan: Plan, seeds: int, hear: Callable[[News | Places], None]) -> int:
+def carry_out(folder: Path, plan: ComparisonPlan, seeds: int, hear: Callable[[RunEvent | Places], None]) -> int:
     """Make every run that is not done; how many failed. KeyboardInterrupt at a signal.
 
     `hear` is called with the places of runs in virtual time, before the first, and with the news of every run.
@@ -76,7 +76,7 @@ def carry_out(folder: Path, plan: Plan, seeds: int, hear: Callable[[News | Place
 class _Tally:
     """Counts runs, and reports them."""
 
-    def __init__(self, hear: Callable[[News | Places], None], done: int, many: int) -> None:
+    def __init__(self, hear: Callable[[RunEvent | Places], None], done: int, many: int) -> None:
         self._hear, self._done, self._many = hear, done, many
         self.failed = 0
 
@@ -84,13 +84,13 @@ class _Tally:
         self._hear(where)
 
     def begun(self, variant: Variant, seed: int, share: float | None = None) -> None:
-        self._hear(News(self._done, self._many, _named(variant, seed), share))
+        self._hear(RunEvent(self._done, self._many, _named(variant, seed), share))
 
     def ended(self, variant: Variant, seed: int, run: Path, failure: str) -> None:
         self._done += not failure
         self.failed += bool(failure)
         told = None if failure else compare.summary(run)
-        self._hear(News(self._done, self._many, _named(variant, seed), failure=failure, summary=told))
+        self._hear(RunEvent(self._done, self._many, _named(variant, seed), failure=failure, summary=told))
 
 
 def _named(variant: Variant, seed: int) -> str:
@@ -147,7 +147,7 @@ def _virtual(folder: Path, left: list[tuple[Variant, int]], pacing: Pacing, tall
                 if waiting and free is not None:
                     variant, seed = waiting.pop(0)
                     tally.begun(variant, seed)
-                    order = Order(variant, seed, str(compare.free(folder, variant, seed)), pacing)
+                    order = VirtualOrder(variant, seed, str(compare.free(folder, variant, seed)), pacing)
                     busy[free] = _Process(order, where.environments[free])
                     continue
                 for place, process in [(place, each) for place, each in busy.items() if each.is_over()]:
@@ -164,7 +164,7 @@ def _virtual(folder: Path, left: list[tuple[Variant, int]], pacing: Pacing, tall
 class _Process:
     """A process that runs one run in virtual time, with these variables; it ends with this one, whose pipe it holds."""
 
-    def __init__(self, order: Order, environment: Mapping[str, str]) -> None:
+    def __init__(self, order: VirtualOrder, environment: Mapping[str, str]) -> None:
         self.order = order
         self._run = Path(order.folder)
         self._run.mkdir(parents=True)

@@ -30,8 +30,8 @@ from random import Random
 from statistics import fmean, stdev
 from typing import Any, Final, NamedTuple, final
 
-from isthmus.programs.engine.report.charts_lines import Line, draw_lines
-from isthmus.programs.engine.report.page import Part, Sheet
+from isthmus.programs.engine.report.charts_lines import ChartLine, draw_lines
+from isthmus.programs.engine.report.page import PageSection, Sheet
 from isthmus.programs.engine.results.words import percent, scaled
 from isthmus.runtime.errors import ConfigError, Fault
 
@@ -42,7 +42,7 @@ UPTIME_STEPS: Final = 3
 
 @final
 @dataclass(frozen=True, slots=True)
-class Terms:
+class FailureTerms:
     """Durations in seconds.
 
     A learner's work is merged once in `interval_seconds`, a fragment after the other, and unmerged work is lost with a
@@ -59,7 +59,7 @@ class Terms:
     slice_chips: int = 256
 
 
-class Stall(NamedTuple):
+class LearnerStall(NamedTuple):
     """A time in which a learner does not step; `failed` are the failures that it is about, none in an upscale."""
 
     begin: float
@@ -82,7 +82,7 @@ class Lived:
     """The history of one learner."""
 
     works: tuple[Work, ...]
-    stalls: tuple[Stall, ...]
+    stalls: tuple[LearnerStall, ...]
 
     def good_seconds(self) -> float:
         """Seconds of work that was not lost, weighted by the share of its chips."""
@@ -98,9 +98,9 @@ def failures(rng: Random, mean_seconds: float, seconds: float) -> list[float]:
     return found
 
 
-def lived(failed: Sequence[float], terms: Terms, slices: float, seconds: float) -> Lived:
+def lived(failed: Sequence[float], terms: FailureTerms, slices: float, seconds: float) -> Lived:
     """The history, over `seconds`, of a learner of `slices` slices, one of which fails at each instant of `failed`."""
-    works, stalls = list[Work](), list[Stall]()
+    works, stalls = list[Work](), list[LearnerStall]()
     away = list[float]()  # When each slice that is away will be repaired, in this order.
     now, index, stalled = 0.0, 0, 0.0
     # Each turn is a failure, or an upscale, of which there is at most one for a failure; or the end.
@@ -122,7 +122,7 @@ def lived(failed: Sequence[float], terms: Terms, slices: float, seconds: float) 
         away = [at for at in away if at > stalled]
         while away and len(away) >= slices:
             stalled = away.pop(0)
-        stalls.append(Stall(end, stalled, index - before))
+        stalls.append(LearnerStall(end, stalled, index - before))
         now, index = stalled, bisect_right(failed, stalled, during)
     return Lived(tuple(works), tuple(stalls))
 
@@ -133,7 +133,7 @@ def unmerged(worked: float, interval: float) -> float:
     return worked - worked**2 / (2 * interval) if worked < interval else interval / 2
 
 
-def uptime(lives: Iterable[Lived], terms: Terms, seconds: float) -> float:
+def uptime(lives: Iterable[Lived], terms: FailureTerms, seconds: float) -> float:
     """The share of the time, from the end of the first step, at which some learner has just finished a step."""
     works = sorted(chain.from_iterable(life.works for life in lives))
     up, reached = 0.0, terms.step_seconds
@@ -148,9 +148,9 @@ DATA_PARALLEL: Final = "data-parallel"
 ELASTIC: Final = "elastic-data-parallel"
 DECOUPLED: Final = "decoupled-diloco"
 TERMS: Final = {
-    DATA_PARALLEL: Terms(stall_seconds=82.0, repair_seconds=0.0),
-    ELASTIC: Terms(),
-    DECOUPLED: Terms(),
+    DATA_PARALLEL: FailureTerms(stall_seconds=82.0, repair_seconds=0.0),
+    ELASTIC: FailureTerms(),
+    DECOUPLED: FailureTerms(),
 }
 """Calibrated. Data-parallel training begins again from its last snapshot, with a spare slice: 82 s a failure."""
 SECONDS: Final = 86_400.0
@@ -199,7 +199,7 @@ def cells(learners: Sequence[int], chips: Sequence[int], seeds: int) -> list[Cel
 
 
 def goodput_of(
-    terms: Terms, learners: int, chips: int, seed: int, failures_per_year: float = 1.0, seconds: float = SECONDS
+    terms: FailureTerms, learners: int, chips: int, seed: int, failures_per_year: float = 1.0, seconds: float = SECONDS
 ) -> tuple[float, float]:
     """Goodput and uptime, over `seconds`, of `learners` that share `chips`, each with `failures_per_year`.
 
@@ -273,7 +273,7 @@ def table(cells: Sequence[Cell]) -> str:
 def sheet(cells: Sequence[Cell], seeds: int) -> Sheet:
     """The page."""
     lines = [
-        Line(
+        ChartLine(
             name,
             [(many, cell.goodput) for many, cell in sorted(row.items())],
             [(many, cell.published) for many, cell in sorted(row.items()) if cell.published is not None],
@@ -301,9 +301,11 @@ def sheet(cells: Sequence[Cell], seeds: int) -> Sheet:
         "Goodput when chips fail",
         f"Means of {days} for each cell, in which a chip fails once a year. Nothing was trained.",
         [
-            Part("Goodput", drawing, notes=[f"Lines: the model. Rings: published in {SOURCE}.", *_summary(cells)]),
-            Part("Cells", None, columns, rows, ["The deviation is that of one day."]),
-            Part("Calibrated", None, ("program", *names), terms, [CALIBRATED]),
+            PageSection(
+                "Goodput", drawing, notes=[f"Lines: the model. Rings: published in {SOURCE}.", *_summary(cells)]
+            ),
+            PageSection("Cells", None, columns, rows, ["The deviation is that of one day."]),
+            PageSection("Calibrated", None, ("program", *names), terms, [CALIBRATED]),
         ],
     )
 

@@ -27,14 +27,14 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.recorder.roles import least_replicas, resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
-from isthmus.programs.engine.report.charts_lines import Line, draw_lines
-from isthmus.programs.engine.report.page import Part, Sheet
+from isthmus.programs.engine.report.charts_lines import ChartLine, draw_lines
+from isthmus.programs.engine.report.page import PageSection, Sheet
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.results.words import percent, seconds
 from isthmus.programs.study.simulation import toy_task
 from isthmus.programs.study.simulation.universe import FOLDER
-from isthmus.programs.study.simulation.virtual_run import Pace
+from isthmus.programs.study.simulation.virtual_run import VirtualPace
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.host.contract import Span, Trace
@@ -59,7 +59,7 @@ def measured(
     *,
     learners: int,
     steps: int,
-    pace: Pace,
+    pace: VirtualPace,
     faults: Iterable[SimulatedFault] = (),
     boot_seconds: float = BOOT_SECONDS,
     seed: int = 0,
@@ -113,7 +113,7 @@ BORROWED_PUBLISHED: Final = {0.25: (1.07, 0.90), 0.5: (1.09, 0.83), 1.0: (1.02, 
 (arXiv 2604.21428)."""
 BORROWED_LEARNERS_MAX: Final = 16
 """64 in all with three times as many on top."""
-_PACE: Final = Pace(step_ms=1000.0, jitter=0.1)
+_PACE: Final = VirtualPace(step_ms=1000.0, jitter=0.1)
 
 
 @final
@@ -203,7 +203,7 @@ def mixed(learners: int, slower: float, steps: int, seed: int) -> list[Mixed]:
     speeds = tuple(1.0 if slot < (learners + 1) // 2 else slower for slot in range(learners))
     found = []
     for case, program in CASES.items():
-        pace = Pace(speeds, step_ms=1000.0, jitter=JITTER)
+        pace = VirtualPace(speeds, step_ms=1000.0, jitter=JITTER)
         run = measured(program, learners=learners, steps=steps, pace=pace, seed=seed)
         figures = (run.summary[name] for name in ("goodput", "contributors_mean", "wall_seconds"))
         found.append(Mixed(case, program.name, _stepping(run, learners), SPEEDS_PUBLISHED[case], *figures))
@@ -253,11 +253,11 @@ def table(found: Sequence[Mixed]) -> str:
 
 def sheet(found: Sequence[Mixed], slower: float) -> Sheet:
     """The page."""
-    lines = [Line(each.case, [(at, each.goodput)], [(at, each.published)]) for at, each in enumerate(found)]
+    lines = [ChartLine(each.case, [(at, each.goodput)], [(at, each.published)]) for at, each in enumerate(found)]
     drawing = draw_lines(lines, "Goodput", lambda at: str(int(at) + 1), percent, low=0.5, high=1.0)
     lead = f"Half of the learners step at {slower:g} times the speed of the others. Virtual time."
     notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _NOTE]
-    return Sheet("Mixed speeds", lead, [Part("Goodput", drawing, _COLUMNS, list(map(_row, found)), notes)])
+    return Sheet("Mixed speeds", lead, [PageSection("Goodput", drawing, _COLUMNS, list(map(_row, found)), notes)])
 
 
 def _row(of: Mixed) -> tuple[str, ...]:
@@ -286,10 +286,10 @@ def borrowed_sheet(found: Sequence[Borrowed]) -> Sheet:
     """The page."""
     ours, theirs = [(each.more, each.time) for each in found], [(each.more, each.published) for each in found]
     ring = [(each.more, each.published_data_parallel) for each in found]
-    lines = [Line("decoupled-diloco", ours, theirs), Line("data-parallel (published)", ring)]
+    lines = [ChartLine("decoupled-diloco", ours, theirs), ChartLine("data-parallel (published)", ring)]
     drawing = draw_lines(lines, "Time to finish", lambda more: f"+{percent(more)}", lambda time: f"{time:.2f}", low=0.5)
     notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _HALF]
-    part = Part("Time to finish", drawing, _BORROWED, list(map(_borrowed_row, found)), notes)
+    part = PageSection("Time to finish", drawing, _BORROWED, list(map(_borrowed_row, found)), notes)
     return Sheet("Borrowed compute", "Learners that join half-way. Virtual time.", [part])
 
 

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from isthmus.programs.engine.results import why as why_words
 from isthmus.programs.engine.results import words
-from isthmus.programs.engine.results.why import Wanted, why
-from isthmus.programs.engine.results.why_merge_facts import NOT_RECORDED, Answer, MergeFacts, Why
+from isthmus.programs.engine.results.why import MergeQuery, why
+from isthmus.programs.engine.results.why_merge_facts import NOT_RECORDED, MergeFacts, RoundAnswer, Why
 from isthmus.programs.study.lab import replay as replay_words
 from isthmus.programs.study.lab.replay import Replay, replay
 from isthmus.programs.study.terminal.figures import Column, fitted
@@ -64,7 +64,7 @@ _DISPENSABLE: Final = ("life", "bytes", "steps")
 """Columns that a narrow terminal omits, in this order."""
 
 
-def show_why(folder: Path, wanted: Wanted, *, as_json: bool) -> None:
+def show_why(folder: Path, wanted: MergeQuery, *, as_json: bool) -> None:
     """Print the run folder's record of one merge."""
     told = why(folder, wanted)
     if as_json:
@@ -97,5 +97,5 @@ def _print(console: Console, merge: MergeFacts) -> None:
         console.print()
 
 
-def _answer_columns(answers: Sequence[Answer]) -> list[Column]:
+def _answer_columns(answers: Sequence[RoundAnswer]) -> list[Column]:
     return [Column(name, cells, is_text=name == "answer") for name, cells in why_words.table(answers).items()]

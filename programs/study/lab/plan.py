@@ -38,7 +38,7 @@ from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.schemas import BITS
 from isthmus.ops.kernels import averaging, coding, nesterov
 from isthmus.programs.engine.report.charts_drawing import Scale, drawing, line, rectangle, text
-from isthmus.programs.engine.report.page import Part, Sheet
+from isthmus.programs.engine.report.page import PageSection, Sheet
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
 from isthmus.programs.study.aot.figures import Target, target
 from isthmus.programs.study.lab.goodput import DATA_PARALLEL, ELASTIC, SECONDS, TERMS, YEAR_SECONDS, goodput_of
@@ -52,7 +52,7 @@ _DOING: Final = "Reading the options of `isthmus plan`"
 
 @final
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlanRequest:
     """A run: its size, its learners, and how they exchange.
 
     `push`, `update` and `gradients` are wire formats (the last of data-parallel training); `gradient_share` is the
@@ -100,14 +100,14 @@ def islands_of(names: Sequence[str], learners: int) -> tuple[Target, ...]:
     return tuple(found)
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: PlanRequest) -> None:
     """ConfigError with everything that cannot be."""
     faults = [Fault(_DOING, expected, found, do) for is_right, expected, found, do in _demands(wanted) if not is_right]
     if faults:
         raise ConfigError.of(faults)
 
 
-def _demands(of: Wanted) -> list[tuple[bool, str, str, str]]:
+def _demands(of: PlanRequest) -> list[tuple[bool, str, str, str]]:
     """Each demand as (is met, expected, found, what to do)."""
     least = f"from 1 to {of.interval}, no more than --interval"
     demands = [
@@ -140,7 +140,7 @@ def _demands(of: Wanted) -> list[tuple[bool, str, str, str]]:
     return demands
 
 
-def _fragments_max(of: Wanted) -> float:
+def _fragments_max(of: PlanRequest) -> float:
     """A fragment has a parameter at least; where there cannot be so many parameters, that says it."""
     return min(of.parameters, 1e6) if 1 <= of.parameters <= PARAMETERS_MAX else 1e6
 
@@ -156,7 +156,7 @@ LARGEST: Final = 4 / 3
 
 @final
 @dataclass(frozen=True, slots=True)
-class Links:
+class LinkLoad:
     """The load of links under one program.
 
     Mean and peak bits a second of a learner's link up and down, and of the link of each syncer shard in the busier
@@ -174,7 +174,7 @@ class Links:
     interval: float | None
 
 
-def links_of(wanted: Wanted, merge_seconds: float) -> list[Links]:
+def links_of(wanted: PlanRequest, merge_seconds: float) -> list[LinkLoad]:
     """The links of every shipped program; `merge_seconds` is the time of the largest fragment's merge."""
     return [
         _data_parallel(wanted, "data-parallel"),
@@ -185,23 +185,23 @@ def links_of(wanted: Wanted, merge_seconds: float) -> list[Links]:
     ]
 
 
-def _data_parallel(of: Wanted, program: str) -> Links:
+def _data_parallel(of: PlanRequest, program: str) -> LinkLoad:
     bits = 2 * (of.learners - 1) / of.learners * of.parameters * BITS[of.gradients]
     mean, room = bits / of.step_seconds, of.gradient_share * of.step_seconds
     wait = None if of.link_bits is None else max(0.0, bits / of.link_bits - room)
-    return Links(program, mean, mean, bits / room, None, bits / room, wait, None)
+    return LinkLoad(program, mean, mean, bits / room, None, bits / room, wait, None)
 
 
-def _diloco(of: Wanted, merge_seconds: float) -> Links:
+def _diloco(of: PlanRequest, merge_seconds: float) -> LinkLoad:
     up, down = _means(of)
     wait = None
     if of.link_bits is not None:
         ways = of.parameters * (BITS[of.push] + BITS[of.update]) / of.link_bits
         wait = ways / of.interval + _busy(of, merge_seconds) * of.step_seconds
-    return Links("diloco", up, down, None, _shard(of), None, wait, float(of.interval))
+    return LinkLoad("diloco", up, down, None, _shard(of), None, wait, float(of.interval))
 
 
-def _streaming(of: Wanted, merge_seconds: float, program: str) -> Links:
+def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
     up, down = _means(of)
     largest = LARGEST * of.fragment_values
     there_and_back = largest * (BITS[of.push] + BITS[of.update])
@@ -211,29 +211,29 @@ def _streaming(of: Wanted, merge_seconds: float, program: str) -> Links:
     if program == "decoupled-diloco":
         slower = busy if of.link_bits is None else max(busy, max(up, down) / of.link_bits)
         wait, interval = 0.0, of.interval * max(1.0, slower)
-        return Links(program, up, down, LARGEST * max(up, down), _shard(of), smallest, wait, interval)
+        return LinkLoad(program, up, down, LARGEST * max(up, down), _shard(of), smallest, wait, interval)
     late = None
     if of.link_bits is not None:
         late = max(0.0, there_and_back / of.link_bits - room) * of.fragments / of.interval
         late = max(late, (max(busy, max(up, down) / of.link_bits) - 1) * of.step_seconds)
-    return Links(program, up, down, LARGEST * max(up, down), _shard(of), smallest, late, float(of.interval))
+    return LinkLoad(program, up, down, LARGEST * max(up, down), _shard(of), smallest, late, float(of.interval))
 
 
-def _busy(of: Wanted, merge_seconds: float) -> float:
+def _busy(of: PlanRequest, merge_seconds: float) -> float:
     """The share of the time in which each shard merges: above 1, fragments arrive faster than it can merge them."""
     return of.fragments * merge_seconds / LARGEST / (of.interval * of.step_seconds * of.shards)
 
 
-def _shard(of: Wanted) -> float:
+def _shard(of: PlanRequest) -> float:
     return max(_means(of)) * of.learners / of.shards
 
 
-def _means(of: Wanted) -> tuple[float, float]:
+def _means(of: PlanRequest) -> tuple[float, float]:
     a_second = of.parameters / (of.interval * of.step_seconds)
     return a_second * BITS[of.push], a_second * BITS[of.update]
 
 
-def overlap_left(of: Wanted, merge_seconds: float) -> float:
+def overlap_left(of: PlanRequest, merge_seconds: float) -> float:
     """Seconds of the overlap that the merge of the largest fragment leaves, and its ways on the link that was given."""
     ways = 0.0
     if of.link_bits is not None:
@@ -241,7 +241,7 @@ def overlap_left(of: Wanted, merge_seconds: float) -> float:
     return of.overlap * of.step_seconds - merge_seconds - ways
 
 
-def rounds_at_once(of: Wanted) -> int:
+def rounds_at_once(of: PlanRequest) -> int:
     """The maximum number of rounds that each shard has in flight."""
     return math.ceil(of.overlap * of.fragments / (of.interval * of.shards))
 
@@ -256,7 +256,7 @@ SHARD_BYTES: Final = 12
 
 @final
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PlannedMemory:
     """Bytes: of a learner's island, of the machine it runs on, and of each shard."""
 
     island: float
@@ -264,11 +264,11 @@ class Memory:
     shard: float
 
 
-def memory_of(of: Wanted) -> Memory:
+def memory_of(of: PlanRequest) -> PlannedMemory:
     """The memory of decoupled-diloco, with a fragment on its way up, one down, and all answers of rounds in flight."""
     largest = LARGEST * of.fragment_values
     answers = rounds_at_once(of) * of.learners * largest * BITS[of.push] / 8
-    return Memory(
+    return PlannedMemory(
         STATE_BYTES * of.parameters,
         ANCHOR_BYTES * of.parameters + largest * (BITS[of.push] + BITS[of.update]) / 8,
         SHARD_BYTES * of.parameters / of.shards + answers + 2 * ANCHOR_BYTES * largest,
@@ -290,13 +290,13 @@ class Rates:
     stepped: float
     threads: int
 
-    def merge_seconds(self, of: Wanted) -> float:
+    def merge_seconds(self, of: PlanRequest) -> float:
         """Seconds of merge and outer step of the largest fragment, with every learner in it."""
         largest = LARGEST * of.fragment_values
         return of.learners * largest / self.merged + largest / self.stepped
 
 
-def measure(of: Wanted) -> Rates:
+def measure(of: PlanRequest) -> Rates:
     """The median rates of some tries, with gradients in the format that is wanted."""
     threads, count = len(os.sched_getaffinity(0)), min(of.learners, GRADIENTS_MAX)
     rows = VALUES // 1024
@@ -347,7 +347,7 @@ class Outlook:
     None if the chips are unknown; and the cost of 1000 steps that count.
     """
 
-    links: Links
+    links: LinkLoad
     step_seconds: float | None
     goodput: float | None
     uptime: float | None
@@ -356,23 +356,23 @@ class Outlook:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """`merge_seconds` and `overlap_left` are of the largest fragment; `cost_per_hour` is of all devices."""
 
-    wanted: Wanted
+    wanted: PlanRequest
     outlooks: tuple[Outlook, ...]
-    memory: Memory
+    memory: PlannedMemory
     rates: Rates
     merge_seconds: float
     overlap_left: float
     cost_per_hour: float | None
 
 
-def plan_of(wanted: Wanted, rates: Rates) -> Plan:
+def plan_of(wanted: PlanRequest, rates: Rates) -> RunPlan:
     """The prediction for a run that `check` has accepted."""
     merge = rates.merge_seconds(wanted)
     cost = _cost_per_hour(wanted)
-    return Plan(
+    return RunPlan(
         wanted,
         tuple(_outlook(wanted, links, cost) for links in links_of(wanted, merge)),
         memory_of(wanted),
@@ -383,7 +383,7 @@ def plan_of(wanted: Wanted, rates: Rates) -> Plan:
     )
 
 
-def _outlook(of: Wanted, links: Links, cost_per_hour: float | None) -> Outlook:
+def _outlook(of: PlanRequest, links: LinkLoad, cost_per_hour: float | None) -> Outlook:
     step = None if links.wait_seconds is None else of.step_seconds + links.wait_seconds
     goodput, uptime = _goodput(of, links.program) if of.chips_total is not None else (None, None)
     cost = None
@@ -394,7 +394,7 @@ def _outlook(of: Wanted, links: Links, cost_per_hour: float | None) -> Outlook:
     return Outlook(links, step, goodput, uptime, cost)
 
 
-def _goodput(of: Wanted, program: str) -> tuple[float, float]:
+def _goodput(of: PlanRequest, program: str) -> tuple[float, float]:
     """Goodput and uptime by the event model, whose terms are calibrated to the published cells."""
     chips = of.chips_total or 0
     if not of.failures_per_year:
@@ -405,7 +405,7 @@ def _goodput(of: Wanted, program: str) -> tuple[float, float]:
     return goodput_of(terms, 1 if is_one else of.learners, chips, 0, of.failures_per_year, seconds)
 
 
-def _cost_per_hour(of: Wanted) -> float | None:
+def _cost_per_hour(of: PlanRequest) -> float | None:
     """The cost of all devices per hour, by the given price, or by the known prices of all islands; else None."""
     if of.price_per_hour is not None and of.chips_total is not None:
         return of.price_per_hour * of.chips_total
@@ -430,7 +430,7 @@ _ASSUMED = (
 )
 
 
-def as_object(plan: Plan) -> dict[str, Any]:
+def as_object(plan: RunPlan) -> dict[str, Any]:
     """All figures, in bits, bytes and seconds."""
     wanted = asdict(plan.wanted) | {"islands": [island.name for island in plan.wanted.islands]}
     return {
@@ -450,7 +450,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
     }
 
 
-def table(plan: Plan) -> str:
+def table(plan: RunPlan) -> str:
     """The plan for people, without a page."""
     rows = _rows(plan)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -459,7 +459,7 @@ def table(plan: Plan) -> str:
     return "\n".join([*lines, _LEGEND, "", *facts, "", *_ASSUMED, ""])
 
 
-def sheet(plan: Plan) -> Sheet:
+def sheet(plan: RunPlan) -> Sheet:
     """The page."""
     wanted, (columns, *rows) = plan.wanted, _rows(plan)
     lead = (
@@ -470,13 +470,13 @@ def sheet(plan: Plan) -> Sheet:
         "A plan",
         lead,
         [
-            Part("Links", _drawing(plan), columns, rows, [_LEGEND]),
-            Part("Machines", None, ("what", "how much"), list(_facts(plan)), _ASSUMED),
+            PageSection("Links", _drawing(plan), columns, rows, [_LEGEND]),
+            PageSection("Machines", None, ("what", "how much"), list(_facts(plan)), _ASSUMED),
         ],
     )
 
 
-def _rows(plan: Plan) -> list[tuple[str, ...]]:
+def _rows(plan: RunPlan) -> list[tuple[str, ...]]:
     """The names of the columns, and a row for each program; with what 1000 steps that count cost, where it is known."""
     rows = [_COLUMNS, *map(_row, plan.outlooks)]
     if plan.cost_per_hour is None:
@@ -502,7 +502,7 @@ def _step(of: Outlook) -> str:
     return f"{told}, H = {raised:.0f}" if of.links.program == "decoupled-diloco" and raised is not None else told
 
 
-def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
+def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
     memory, rates = plan.memory, plan.rates
     yield "learner", f"{size(memory.island)} on its island, {size(memory.machine)} in its machine's memory"
     yield "syncer", f"{size(memory.shard)} on each of {plan.wanted.shards} shard{'s' if plan.wanted.shards > 1 else ''}"
@@ -519,7 +519,7 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "cost", f"{plan.cost_per_hour:,.2f} an hour for all devices"
 
 
-def _islands(plan: Plan) -> Iterator[dict[str, Any]]:
+def _islands(plan: RunPlan) -> Iterator[dict[str, Any]]:
     for slot, island in enumerate(plan.wanted.islands):
         memory = island.device.memory_bytes
         limit = None if memory is None else memory * island.count // island.devices_a_chip
@@ -527,7 +527,7 @@ def _islands(plan: Plan) -> Iterator[dict[str, Any]]:
         yield {"learner": slot, "island": island.name, "memory_limit_bytes": limit, "fits": fits}
 
 
-def _drawing(plan: Plan) -> Markup:
+def _drawing(plan: RunPlan) -> Markup:
     """Mean, peak and smallest link of each program, on a logarithmic scale."""
     bars = [(each.links, *named) for each in plan.outlooks for named in _bits(each.links).items()]
     known = [math.log10(bits) for _, _, bits in bars if bits]
@@ -547,5 +547,5 @@ def _drawing(plan: Plan) -> Markup:
     return drawing(width, height, "Bits a second of a learner's link", *parts)
 
 
-def _bits(links: Links) -> dict[str, float | None]:
+def _bits(links: LinkLoad) -> dict[str, float | None]:
     return {"mean": max(links.up_bits, links.down_bits), "peak": links.peak_bits, "no wait from": links.smallest_bits}

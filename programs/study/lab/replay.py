@@ -138,7 +138,7 @@ class Replay:
 NOBODY: Final = frozenset[int]()
 
 
-class Core(Protocol):
+class ReplayedCore(Protocol):
     """A state machine: events and the time go in, commands come out."""
 
     def handle(self, event: Any, now: Instant) -> list[Any]:
@@ -160,7 +160,9 @@ class Again(NamedTuple):
     difference: Difference | None
 
 
-def again(make: Callable[[], Core], segments: Iterable[Segment], plan: Plan | None = None, zero_ns: int = 0) -> Again:
+def again(
+    make: Callable[[], ReplayedCore], segments: Iterable[Segment], plan: Plan | None = None, zero_ns: int = 0
+) -> Again:
     """Feed a core with the events of a tape, and compare its commands.
 
     Arguments:
@@ -187,7 +189,7 @@ def again(make: Callable[[], Core], segments: Iterable[Segment], plan: Plan | No
     return done
 
 
-def _segment_again(done: Again, core: Core, segment: Segment, plan: Plan | None, zero_ns: int) -> Again:
+def _segment_again(done: Again, core: ReplayedCore, segment: Segment, plan: Plan | None, zero_ns: int) -> Again:
     """Feed a core with the events of a segment; `done` is the extent replayed before."""
     count, commands, merges, _ = done
     mergers = NOBODY if plan is None else _mergers(plan)
@@ -434,7 +436,7 @@ def _with_merges(folder: Path, file: TapeFile, replayed: Replayed, cast: _Cast) 
     return replace(replayed, computed=merges_again(folder, plan, file.member, cast.told.job.seed))
 
 
-def _core(file: TapeFile, plan: Plan | None, cast: _Cast) -> Core:
+def _core(file: TapeFile, plan: Plan | None, cast: _Cast) -> ReplayedCore:
     """A fresh core for a tape."""
     if plan is not None and file.member is not None:
         return Scheduler(plan, file.member)

@@ -26,7 +26,7 @@ from isthmus.runtime.ids import Member
 from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.tape import payloads
-from isthmus.runtime.tape.payloads import Firing
+from isthmus.runtime.tape.payloads import StoredFiring
 
 _AGAIN: Final = "Fetch the folder again; without its payloads as they were written its merges cannot be computed."
 _SHOWN_MAX: Final = 5
@@ -140,7 +140,7 @@ class _Life:
                 if source[0] == node.name:
                     self._queues[other.name, port, node.name].extend(item for name, item in made if name == source[1])
 
-    def _compare(self, node: NodePlan, number: int, kept: Firing, made: list[tuple[str, Any]], told: str) -> None:
+    def _compare(self, node: NodePlan, number: int, kept: StoredFiring, made: list[tuple[str, Any]], told: str) -> None:
         ports = [port for port, _, _ in kept.made], [port for port, _ in made]
         if ports[0] != ports[1]:
             raise _OtherError(OtherBytes(node.name, number, "", "", told, str(ports[0]), str(ports[1])))

@@ -18,8 +18,8 @@ from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.run.finish import leave_behind
 from isthmus.programs.engine.run.interrupts import ignore, unblock
 from isthmus.programs.study.lab.compare import request_of
-from isthmus.programs.study.lab.compare_runs import Order
-from isthmus.programs.study.simulation.virtual_run import Pace, VirtualRun
+from isthmus.programs.study.lab.compare_runs import VirtualOrder
+from isthmus.programs.study.simulation.virtual_run import VirtualPace, VirtualRun
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RequestError, RunError
 from isthmus.runtime.system.files import append_bytes, write_json
@@ -29,7 +29,7 @@ SECONDS_MAX = 1e7
 """Virtual seconds: a hundred days, more than any practical run computes."""
 
 
-def run(order: Order) -> None:
+def run(order: VirtualOrder) -> None:
     """Carry a run out, and leave its folder behind as a real run does; RequestError or RunError if it fails."""
     request = request_of(order.variant, order.seed, order.folder)
     folder = new_folder.create(request.run_dir, request.config_text, latest=False)
@@ -38,7 +38,7 @@ def run(order: Order) -> None:
         write_json(folder / "graph.json", as_json(request.graph, request.proof, request.fingerprint, placement))
         spec.write(folder, spec.of(request, zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
         pacing = order.pacing
-        ran = VirtualRun(request, Pace(pacing.speeds, pacing.step_ms, pacing.delay_ms))
+        ran = VirtualRun(request, VirtualPace(pacing.speeds, pacing.step_ms, pacing.delay_ms))
         try:
             ran.run(SECONDS_MAX)
             (folder / FOLDER).mkdir(exist_ok=True)
@@ -60,7 +60,7 @@ def main() -> None:
     """The process."""
     unblock()
     ignore()  # A terminal sends them here, too; the process that gave the order acts on them.
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=VirtualOrder)
     threading.Thread(target=_end_with_sender, daemon=True).start()
     try:
         run(order)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from isthmus.ops.syncer.merge import ranges_of
-from isthmus.programs.engine.recorder.accounts import Entry, books, entries
+from isthmus.programs.engine.recorder.accounts import LifeTokens, books, entries
 from isthmus.programs.study.simulation.taped_tokens import contradictions, of_lives, taped_of
 from isthmus.runtime.graph.plans import EdgePlan, Plan
 from isthmus.runtime.ids import Member, Replica
@@ -96,7 +96,7 @@ class BooksChecker(Checker):
             raise ViolationError(f"the books disagree, {len(differences)} times: {differences[:DIFFERENCES_SHOWN]}")
         self._check_merged(status, found)
 
-    def _check_merged(self, status: dict[str, Any], found: list[Entry]) -> None:
+    def _check_merged(self, status: dict[str, Any], found: list[LifeTokens]) -> None:
         """Compare the tokens that the books count as merged with those in the model."""
         for p in sorted({entry.fragment for entry in found} - self._unsure):
             told = [entry for entry in found if entry.fragment == p] if status["model_whole"].get(p) else []
@@ -117,7 +117,7 @@ class BooksChecker(Checker):
         return finals or [newest]
 
 
-def _life(entry: Entry) -> tuple[int, int]:
+def _life(entry: LifeTokens) -> tuple[int, int]:
     return entry.learner, entry.incarnation
 
 

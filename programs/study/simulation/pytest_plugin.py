@@ -35,7 +35,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class WorldResult:
     """The result of a run in a world.
 
     `waits` is the virtual time, in nanoseconds, that inner-steps were kept waiting by a missing item or credit; `tapes`
@@ -77,7 +77,7 @@ class Worlds:
         seconds_max: float = 3600.0,
         faults: Sequence[Fault] = (),
         keep_payloads: bool = False,
-    ) -> Result:
+    ) -> WorldResult:
         """Train until `steps` inner steps a learner (on average) are done, and the end is merged.
 
         An inner step takes `step_ms` / `speeds[slot]` (1 where none is given), any other firing a fiftieth of
@@ -89,7 +89,7 @@ class Worlds:
         """
         from isthmus.programs.engine.request import new_folder
         from isthmus.programs.engine.request.request import prepare
-        from isthmus.programs.study.simulation.virtual_run import Pace, VirtualRun
+        from isthmus.programs.study.simulation.virtual_run import VirtualPace, VirtualRun
         from isthmus.runtime.sim import Universe
 
         self._count += 1
@@ -98,11 +98,11 @@ class Worlds:
         budget |= {"keep_payloads": True} if keep_payloads else {}
         request = prepare(program, task, run=budget, run_dir=self._folder / f"run-{self._count}")
         new_folder.create(request.run_dir, request.config_text, latest=False)
-        ran = VirtualRun(request, Pace(tuple(speeds), step_ms, delay_ms, jitter), faults)
+        ran = VirtualRun(request, VirtualPace(tuple(speeds), step_ms, delay_ms, jitter), faults)
         self._open.append(ran.world)
         ran.run(seconds_max)
         world, status = ran.world, ran.status
-        return Result(
+        return WorldResult(
             summary=ran.summary,
             eval_loss=ran.summary["eval_loss_final"],
             waits=sum(report["waited"] for report in status["learners"].values()),

@@ -68,7 +68,7 @@ TWICE_SHARE: Final = 0.3
 """Share of runs in which everything dies twice."""
 
 
-class Step(NamedTuple):
+class SnapshotStep(NamedTuple):
     """The operation before which everything dies, and the names of its files; with `then`, one that follows it."""
 
     operation: str
@@ -76,20 +76,20 @@ class Step(NamedTuple):
     then: str = ""
 
 
-STEPS: Final[Mapping[str, Step]] = {
-    "before": Step("create", ".fragment-*"),
-    "fragment, write": Step("write", ".fragment-*"),
-    "fragment, sync": Step("sync", ".fragment-*"),
-    "fragment, rename": Step("rename", ".fragment-*"),
-    "fragment, keep": Step("rename", ".fragment-*", "sync_folder"),
-    "put aside": Step("rename", "manifest.json"),
-    "manifest, create": Step("create", ".manifest.json.*"),
-    "manifest, write": Step("write", ".manifest.json.*"),
-    "manifest, sync": Step("sync", ".manifest.json.*"),
-    "manifest, rename": Step("rename", ".manifest.json.*"),
-    "manifest, keep": Step("rename", ".manifest.json.*", "sync_folder"),
-    "retention": Step("remove", "fragment-*"),
-    "after": Step("rename", ".manifest.json.*", "create"),
+STEPS: Final[Mapping[str, SnapshotStep]] = {
+    "before": SnapshotStep("create", ".fragment-*"),
+    "fragment, write": SnapshotStep("write", ".fragment-*"),
+    "fragment, sync": SnapshotStep("sync", ".fragment-*"),
+    "fragment, rename": SnapshotStep("rename", ".fragment-*"),
+    "fragment, keep": SnapshotStep("rename", ".fragment-*", "sync_folder"),
+    "put aside": SnapshotStep("rename", "manifest.json"),
+    "manifest, create": SnapshotStep("create", ".manifest.json.*"),
+    "manifest, write": SnapshotStep("write", ".manifest.json.*"),
+    "manifest, sync": SnapshotStep("sync", ".manifest.json.*"),
+    "manifest, rename": SnapshotStep("rename", ".manifest.json.*"),
+    "manifest, keep": SnapshotStep("rename", ".manifest.json.*", "sync_folder"),
+    "retention": SnapshotStep("remove", "fragment-*"),
+    "after": SnapshotStep("rename", ".manifest.json.*", "create"),
 }
 """In the order in which a snapshot is taken (`programs.engine.snapshots.snapshots`)."""
 DEATH_KINDS: Final = (*(f"death of all: {name}" for name in STEPS), MoveHome.kind)

@@ -17,7 +17,7 @@ import numpy as np
 from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request.request import Program
 from isthmus.runtime.graph.template import Graph, Job, Reference, TensorSpec
@@ -60,7 +60,7 @@ class Toy:
         """The disturbance of one step."""
         return {"noise": np.float32(0.05) * at.rng().standard_normal(4, np.float32)}
 
-    def learner(self, fragments: Sequence[Fragment], *, life: Life, alpha: float) -> ToyLearner:
+    def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> ToyLearner:
         """The learner of this task."""
         return ToyLearner(self.layout, tuple(fragments), life.seed, np.float32(alpha))
 

@@ -26,7 +26,7 @@ from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import follower_plan
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
-from isthmus.programs.engine.snapshots.stored import Place
+from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.study.simulation import toy_task
 from isthmus.programs.study.simulation.invariants import checkers
 from isthmus.programs.study.simulation.invariants_books_checker import BooksChecker, TapesChecker
@@ -279,7 +279,7 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
             return milliseconds(shape.step_ms / 50)
         return milliseconds(shape.step_ms / (shape.speeds[replica.slot] if replica.slot < len(shape.speeds) else 1.0))
 
-    at = Place(str(STORE), "run", in_background=False) if shape.stores else None
+    at = StorePlace(str(STORE), "run", in_background=False) if shape.stores else None
     found = resolving(FOLDER, resolve, SNAPSHOT_SECONDS, at)
 
     def place(replica: Replica) -> str:

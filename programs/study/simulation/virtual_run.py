@@ -29,7 +29,7 @@ SECONDS_MAX: Final = 3600.0
 
 @final
 @dataclass(frozen=True, slots=True)
-class Pace:
+class VirtualPace:
     """Durations in virtual time: an inner step takes `step_ms` / `speeds[slot]` (default 1), any other firing a
     fiftieth of `step_ms`, a transfer between hosts `delay_ms`, all with `jitter`, a share."""
 
@@ -51,7 +51,7 @@ class VirtualRun:
     """A run in virtual time, carried out by `run`; then `summary` has its figures, `status` is the recorder's last."""
 
     request: Request
-    pace: Pace = Pace()
+    pace: VirtualPace = VirtualPace()
     faults: Sequence[sim.Fault] = ()
     trace: Trace = field(default_factory=Trace)
     world: AnyWorld = field(init=False)

@@ -47,7 +47,7 @@ _PHASES: Final = {
 
 
 @final
-class Figures:
+class FigureWords:
     """Turns statuses and summaries of one request's run into words; keeps past statuses for the speed."""
 
     def __init__(self, request: Request | Submitted) -> None:

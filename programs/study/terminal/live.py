@@ -42,7 +42,7 @@ from isthmus.programs.engine.results.absences import (
 )
 from isthmus.programs.engine.results.changes import change_of, is_better, sentence
 from isthmus.programs.engine.results.words import snapshot_lines, store_line
-from isthmus.programs.study.terminal.figures import Column, Figures, eval_losses, in_lines, learners_table
+from isthmus.programs.study.terminal.figures import Column, FigureWords, eval_losses, in_lines, learners_table
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.supervision.incidents import Restarted
 
@@ -64,7 +64,7 @@ class Notice(NamedTuple):
     tone: Tone
 
 
-class News:
+class NoticeFeed:
     """Follows one run. `now_ns` is the monotonic clock of the machine, on which the daemon's facts are as well."""
 
     def __init__(self, folder: Path, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -279,14 +279,14 @@ class View(Protocol):
 def watching(request: Request | Submitted, *, quiet: bool, console: Console | None = None) -> Iterator[View]:
     """A view of the request's run on standard output, or on `console`."""
     console = console or Console(highlight=False)
-    figures = Figures(request)
+    figures = FigureWords(request)
     view: View
     if quiet:
         view = LastLine(figures, console)
     elif console.is_terminal:
-        view = LiveTable(figures, News(request.run_dir), console)
+        view = LiveTable(figures, NoticeFeed(request.run_dir), console)
     else:
-        view = Lines(figures, News(request.run_dir), console)
+        view = LineView(figures, NoticeFeed(request.run_dir), console)
     try:
         yield view
     finally:
@@ -329,7 +329,7 @@ class LiveTable:
     """A terminal: a progress bar, the figures of the run, a row for each learner, and recent notices."""
 
     def __init__(
-        self, figures: Figures, news: News, console: Console, now: Callable[[], float] = time.monotonic
+        self, figures: FigureWords, news: NoticeFeed, console: Console, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._figures = figures
         self._news = news
@@ -400,11 +400,11 @@ class LiveTable:
 
 
 @final
-class Lines:
+class LineView:
     """No terminal: a line when something begins or happens to a host, and one every few seconds."""
 
     def __init__(
-        self, figures: Figures, news: News, console: Console, now: Callable[[], float] = time.monotonic
+        self, figures: FigureWords, news: NoticeFeed, console: Console, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._figures = figures
         self._news = news
@@ -446,7 +446,7 @@ class Lines:
 class LastLine:
     """Quiet: how the run ended, in one line."""
 
-    def __init__(self, figures: Figures, console: Console) -> None:
+    def __init__(self, figures: FigureWords, console: Console) -> None:
         self._figures = figures
         self._console = console
 
@@ -463,7 +463,7 @@ class LastLine:
         """Nothing is held."""
 
 
-def run_table(figures: Figures, status: Mapping[str, Any], width: int) -> RenderableType:
+def run_table(figures: FigureWords, status: Mapping[str, Any], width: int) -> RenderableType:
     """The figures of the run, each under its name; settings changed by pacers below."""
     shown = [Column(name, [value], is_text=True) for name, value in figures.shown(status)]
     changed = ", ".join(figures.pacing(status))

@@ -26,7 +26,7 @@ from isthmus.programs.engine.results.words import reason
 from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.study.terminal import figures
 from isthmus.programs.study.terminal.figures import fitted
-from isthmus.programs.study.terminal.live import News, Notice, facts, newest, notices_of, notices_table
+from isthmus.programs.study.terminal.live import Notice, NoticeFeed, facts, newest, notices_of, notices_table
 from isthmus.runtime.errors import ConfigError, nearest
 from isthmus.runtime.supervision.incidents import Delayed, incident_of
 from isthmus.runtime.system.files import read
@@ -35,7 +35,7 @@ from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import Message, without_mark
 
 if TYPE_CHECKING:
-    from isthmus.programs.engine.machine.client import Daemon
+    from isthmus.programs.engine.machine.client import DaemonClient
 
 
 LATEST: Final = Path("runs", "latest")
@@ -52,7 +52,7 @@ def folder_of(run: Path | None) -> Path:
     return folder.resolve()
 
 
-def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, Daemon | None]:
+def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, DaemonClient | None]:
     """The folder of a run, and the daemon to ask about it if the folder is not on this machine.
 
     The run is given by its folder, by the cluster file of its home, or not at all.
@@ -65,7 +65,7 @@ def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, Daemon | Non
     from isthmus.programs.engine.cluster.cluster_file import read
     from isthmus.programs.engine.machine import client as machine_client
 
-    home = machine_client.Daemon.of(read(cluster))
+    home = machine_client.DaemonClient.of(read(cluster))
     folder = machine_client.newest_run(home)
     return (folder_of(folder), None) if _is_here(folder) else (folder, home)
 
@@ -101,7 +101,7 @@ def _started(folder: Path) -> float:
         return 0.0
 
 
-def status_of(folder: Path, home: Daemon | None = None) -> dict[str, Any]:
+def status_of(folder: Path, home: DaemonClient | None = None) -> dict[str, Any]:
     """The status of a run: its daemon's answer, or, once it is over, its summary.
 
     ConfigError if the run is not over and no daemon of it answers.
@@ -123,7 +123,7 @@ def _over(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
     return {"run": str(folder), "outcome": summary["outcome"], "hosts": [], "training": {}, "summary": summary}
 
 
-def request_stop(folder: Path, home: Daemon | None = None) -> bool:
+def request_stop(folder: Path, home: DaemonClient | None = None) -> bool:
     """Ask a run to stop; returns whether this is the first request. ConfigError if it is over, or no daemon answers."""
     if home is not None:
         return bool(home.say({"type": "stop", "run": str(folder)})["is_first"])
@@ -137,19 +137,19 @@ def request_stop(folder: Path, home: Daemon | None = None) -> bool:
     return bool(answer["is_first"])
 
 
-def log_of(folder: Path, name: str, home: Daemon | None = None) -> str:
+def log_of(folder: Path, name: str, home: DaemonClient | None = None) -> str:
     """The log of a host ('learner/2') or of the daemon ('daemon'); of one that grows on another machine, its end.
 
     ConfigError, with the nearest name, without one.
     """
-    from isthmus.programs.engine.machine.client import Daemon
+    from isthmus.programs.engine.machine.client import DaemonClient
     from isthmus.programs.engine.request.spec import CLUSTER
 
     logs = {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
     if home is None and name in logs:
         return read(logs[name])
     if home is None and (folder / CLUSTER).exists() and not (folder / "over.json").exists():
-        home = Daemon.here(json.loads((folder / CLUSTER).read_text())["home"])
+        home = DaemonClient.here(json.loads((folder / CLUSTER).read_text())["home"])
     if home is None:
         raise ConfigError(f"Looking for the log of {name!r}", "a host of this run", repr(name), nearest(name, logs))
     return str(home.say({"type": "log", "run": str(folder), "name": name})["text"])
@@ -199,10 +199,10 @@ _DISPENSABLE: Final = ("cpu", "memory", "step time", "received", "stale", "sent"
 """Columns that a narrow terminal omits, in this order."""
 
 
-def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Daemon | None = None) -> None:
+def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: DaemonClient | None = None) -> None:
     """Print the status of one run, or of every run with a daemon that answers; `home` is asked for a run elsewhere."""
     folders = all_folders() if every else [folder_of(run) if home is None or run is None else run]
-    news = {folder: News(folder) for folder in folders}
+    news = {folder: NoticeFeed(folder) for folder in folders}
     if as_json:
         _show_json(news, home, every=every, watch=watch)
         return
@@ -221,7 +221,7 @@ def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Dae
             time.sleep(WATCH_SECONDS)
 
 
-def _show_json(news: Mapping[Path, News], home: Daemon | None, *, every: bool, watch: bool) -> None:
+def _show_json(news: Mapping[Path, NoticeFeed], home: DaemonClient | None, *, every: bool, watch: bool) -> None:
     """Print an object, or a list of all runs; while they are watched, one on a line at each look."""
     while True:
         found = [_complete(status) for status in _statuses(news, home, must_answer=not every)]
@@ -265,7 +265,7 @@ def with_daemon(status: Mapping[str, Any], lives: int) -> dict[str, Any]:
     return {**status, "hosts": [itself, *status["hosts"]]}
 
 
-def _statuses(news: Mapping[Path, News], home: Daemon | None, *, must_answer: bool) -> list[dict[str, Any]]:
+def _statuses(news: Mapping[Path, NoticeFeed], home: DaemonClient | None, *, must_answer: bool) -> list[dict[str, Any]]:
     statuses = []
     for folder, follower in news.items():
         with suppress(*(() if must_answer else (ConfigError,))):
@@ -277,7 +277,7 @@ def _statuses(news: Mapping[Path, News], home: Daemon | None, *, must_answer: bo
     return statuses
 
 
-def _notices(status: Mapping[str, Any], news: Mapping[Path, News]) -> Sequence[Notice]:
+def _notices(status: Mapping[str, Any], news: Mapping[Path, NoticeFeed]) -> Sequence[Notice]:
     """The notices of a run: those of its statuses so far, or, once it is over, from its files."""
     folder = Path(status["run"])
     if "summary" not in status:

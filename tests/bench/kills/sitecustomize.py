@@ -4,6 +4,6 @@ begun anew, whatever was merged of them."""
 import os
 
 if "KILLS_PLANT" in os.environ:
-    from isthmus.ops.recovery.hold import Memory
+    from isthmus.ops.recovery.hold import ShardMemory
 
-    Memory.fresh = lambda self, unborn, context: list(unborn)
+    ShardMemory.fresh = lambda self, unborn, context: list(unborn)

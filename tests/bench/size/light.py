@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.programs.study.simulation.toy_task import LAYOUT_EVEN, Toy, ToyLearner
 from isthmus.runtime.graph.template import Reference
 
@@ -38,7 +38,7 @@ class Light(Toy):
         """This file, as hosts in other processes find it."""
         return Reference(f"{Path(__file__).resolve()}:{self.name}")
 
-    def learner(self, fragments: Sequence[Fragment], *, life: Life, alpha: float) -> LightLearner:
+    def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> LightLearner:
         """The learner of this task."""
         return LightLearner(self.layout, tuple(fragments), life.seed, np.float32(alpha))
 

@@ -19,12 +19,12 @@ from isthmus.ops.exchange.adaptive import (
     RELAPSES_MAX,
     SHARE,
     Chooser,
-    Following,
-    Link,
+    FollowedSettings,
+    LinkGoodput,
+    LinkRate,
     Move,
     Needs,
-    Rate,
-    Wanted,
+    WantedSettings,
     best,
     within_reach,
 )
@@ -35,25 +35,25 @@ STEP = 100_000_000
 SIZES = (25_000,) * 8
 NEEDED = 4 * 200_000 / 2.4
 """Bytes a second of float32: 200,000 values in 24 steps of 0.1 s."""
-ALL = Wanted.of(push="auto", update="auto", interval="auto", overlap="auto")
-BUT_OVERLAP = Wanted.of(push="auto", update="auto", interval="auto", overlap=2)
+ALL = WantedSettings.of(push="auto", update="auto", interval="auto", overlap="auto")
+BUT_OVERLAP = WantedSettings.of(push="auto", update="auto", interval="auto", overlap=2)
 
 
 def needs(round_trip: float = 0.5, overlap: int = 2) -> Needs:
     return Needs(sum(SIZES), max(SIZES), STEP, round_trip, overlap)
 
 
-def links(*ways: float | tuple[float, float]) -> list[Link]:
+def links(*ways: float | tuple[float, float]) -> list[LinkGoodput]:
     """Links that carry so many times what float32 needs: both ways, or (up, down)."""
     pairs = [way if isinstance(way, tuple) else (way, way) for way in ways]
-    return [Link(slot, *(rate(way * NEEDED) for way in ways)) for slot, ways in enumerate(pairs)]
+    return [LinkGoodput(slot, *(rate(way * NEEDED) for way in ways)) for slot, ways in enumerate(pairs)]
 
 
-def rate(bytes_per_second: float) -> Rate:
-    return Rate(round(bytes_per_second), round(bytes_per_second))
+def rate(bytes_per_second: float) -> LinkRate:
+    return LinkRate(round(bytes_per_second), round(bytes_per_second))
 
 
-def followed(chooser: Chooser, turns: int, now: Sequence[Link], told: Needs | None = None) -> list[Move]:
+def followed(chooser: Chooser, turns: int, now: Sequence[LinkGoodput], told: Needs | None = None) -> list[Move]:
     return [move for _ in range(turns) for move in chooser.observe(now, told or needs(), len(SIZES))]
 
 
@@ -70,7 +70,10 @@ def test_what_was_asked_for_stays_where_the_links_carry_it() -> None:
 
 
 def test_nothing_is_decided_by_links_that_are_not_known() -> None:
-    assert followed(Chooser(ALL), 100, [Link(0, Rate(), Rate()), Link(1, Rate(), Rate())]) == []
+    assert (
+        followed(Chooser(ALL), 100, [LinkGoodput(0, LinkRate(), LinkRate()), LinkGoodput(1, LinkRate(), LinkRate())])
+        == []
+    )
     assert followed(Chooser(ALL), 100, links(0.01), Needs(sum(SIZES), max(SIZES), 0, 0.0, 2)) == []
 
 
@@ -104,7 +107,7 @@ def test_bits_are_given_up_before_steps_and_steps_only_as_far_as_needed() -> Non
 
 
 def test_only_what_is_auto_moves() -> None:
-    numbers = Wanted.of(push="int8", update="float32", interval="auto", overlap=3)
+    numbers = WantedSettings.of(push="int8", update="float32", interval="auto", overlap=3)
     chooser = Chooser(numbers)
     moves = followed(chooser, 50, links(0.5, 0.5))
     assert {move.setting for move in moves} == {"interval"}
@@ -114,11 +117,13 @@ def test_only_what_is_auto_moves() -> None:
         {0: "int8", 1: "int8"},
         3,
     )
-    assert followed(Chooser(Wanted.of(push="int4", update="int4", interval=24, overlap=2)), 50, links(0.01)) == []
+    assert (
+        followed(Chooser(WantedSettings.of(push="int4", update="int4", interval=24, overlap=2)), 50, links(0.01)) == []
+    )
 
 
 def test_where_the_interval_is_a_number_formats_are_chosen_for_what_it_has_grown_to() -> None:
-    chooser = Chooser(Wanted.of(push="auto", update="auto", interval=24, overlap=2))
+    chooser = Chooser(WantedSettings.of(push="auto", update="auto", interval=24, overlap=2))
     chooser.given(96, 24)
     assert followed(chooser, 50, links(0.6)) == []
     chooser.given(24, 2)
@@ -165,7 +170,7 @@ def test_goodputs_that_differ_by_less_than_the_hysteresis_change_nothing() -> No
 
 def test_a_link_that_promises_more_than_it_holds_is_tried_more_and_more_seldom() -> None:
     """A token bucket: what is small passes at once. Every relapse doubles the wait."""
-    chooser = Chooser(Wanted.of(push="auto", update="float32", interval=24, overlap=2))
+    chooser = Chooser(WantedSettings.of(push="auto", update="float32", interval=24, overlap=2))
     moves: list[int] = []
     for turn in range(20_000):
         small = chooser.push(0) == "int4"
@@ -178,7 +183,7 @@ def test_a_link_that_promises_more_than_it_holds_is_tried_more_and_more_seldom()
 
 def test_what_else_takes_time_is_no_reason_to_give_up_bits_nor_to_wait_with_them() -> None:
     """Of a busy machine: items take long, but the best of them shows that the link carries everything."""
-    busy = [Link(slot, Rate(round(0.3 * NEEDED), round(4 * NEEDED)), rate(9 * NEEDED)) for slot in range(3)]
+    busy = [LinkGoodput(slot, LinkRate(round(0.3 * NEEDED), round(4 * NEEDED)), rate(9 * NEEDED)) for slot in range(3)]
     assert followed(Chooser(BUT_OVERLAP), 300, busy) == []
     chooser = Chooser(BUT_OVERLAP)
     followed(chooser, 10, links(0.3, 0.3, 0.3))
@@ -226,7 +231,7 @@ class Told:
 
 
 def test_a_shard_takes_what_concerns_its_own_links_and_tells_of_changes() -> None:
-    following = Following(ALL, SIZES, Member(Replica("syncer", 1), 3))
+    following = FollowedSettings(ALL, SIZES, Member(Replica("syncer", 1), 3))
     slow = round(0.2 * NEEDED)
     learners = [
         Told(0, ("syncer", 0, 5, 5), ("syncer", 1, 10**9, 10**9)),
@@ -269,10 +274,13 @@ def test_a_shard_takes_what_concerns_its_own_links_and_tells_of_changes() -> Non
         "overlap": OVERLAP,
     }
     assert following.statistics() == {"push": {0: "float32", 2: "int4"}, "update": "float32", "changes": 1}
-    assert Following(Wanted.of(push="int4", update="bf16", interval=8, overlap=1), (), None).statistics() == {}
+    assert (
+        FollowedSettings(WantedSettings.of(push="int4", update="bf16", interval=8, overlap=1), (), None).statistics()
+        == {}
+    )
 
 
 @pytest.mark.parametrize(("interval", "overlap"), [(1, 1), (2, 2), (24, 2)])
 def test_what_overlap_begins_with_fits_the_interval(interval: int, overlap: int) -> None:
-    wanted = Wanted.of(push="float32", update="float32", interval=interval, overlap="auto")
+    wanted = WantedSettings.of(push="float32", update="float32", interval=interval, overlap="auto")
     assert wanted.overlap == overlap

@@ -21,7 +21,7 @@ from isthmus.ops.gang.meeting import join, lead
 from isthmus.ops.gang.mesh_sharding import Shard
 from isthmus.ops.gang.orders import Leader, follow
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.recipe import Recipe
 from isthmus.programs.engine.islands.gang import GangOfProcesses
 from isthmus.runtime.host.contract import Island
@@ -134,8 +134,10 @@ def main(number: int, there: str = "") -> None:
         given = lead(gang)
     task = LanguageTask()
     fragments = fragments_of(task, 3)
-    learner = Learner(task, fragments, life=Life(0, 0, 1), island=Island(("cpu",), DEVICES_EACH, gang=gang))
-    square = Learner(SquareTask(), fragments, life=Life(0, 0, 1), island=Island(("cpu",), DEVICES_EACH, gang=gang))
+    learner = Learner(task, fragments, life=LearnerLife(0, 0, 1), island=Island(("cpu",), DEVICES_EACH, gang=gang))
+    square = Learner(
+        SquareTask(), fragments, life=LearnerLife(0, 0, 1), island=Island(("cpu",), DEVICES_EACH, gang=gang)
+    )
     if number == 0:
         leader = Leader(learner, given, lambda: Step(POSITION[0]))
         leader.compile(batch(0))

@@ -18,7 +18,7 @@ from isthmus.ops.exchange.adaptive import coarser
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.gang.mesh_devices import LEVELS, DeviceCodes, coded, levels_of
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.kernels import coding
 from isthmus.ops.learner.fragment_send import FragmentSend, norms, outer_gradient
 from isthmus.ops.learner.inner_step import InnerStep
@@ -143,9 +143,9 @@ def test_a_learner_on_cpus_codes_nothing_itself_and_one_elsewhere_what_may_be_as
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task = SmallTask()
-    assert Learner(task, fragments_of(task, 2), life=Life(0, 0, 1), pushes=coarser("auto")).codes == ()
+    assert Learner(task, fragments_of(task, 2), life=LearnerLife(0, 0, 1), pushes=coarser("auto")).codes == ()
     monkeypatch.setattr(Learner, "_codes_here", lambda self: True)
     for push, formats in {"auto": ("bf16", "int4"), "int8": ("int8",), "float32": ()}.items():
-        learner = Learner(task, fragments_of(task, 2), life=Life(0, 0, 1), pushes=coarser(push))
+        learner = Learner(task, fragments_of(task, 2), life=LearnerLife(0, 0, 1), pushes=coarser(push))
         assert learner.codes == formats
         learner.compile(task.batch(At(0, 0, 0)))

@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.ops.gang.mesh_devices import IslandError, devices_of
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.runtime.host.contract import Island
 from tests.ops.bodies import SmallTask
 
@@ -21,7 +21,7 @@ from tests.ops.bodies import SmallTask
 )
 def test_another_kind_or_too_few_are_refused_by_name(island: Island, told: str) -> None:
     with pytest.raises(IslandError, match=told):
-        Learner(SmallTask(), (), life=Life(0, 0, 1), island=island)
+        Learner(SmallTask(), (), life=LearnerLife(0, 0, 1), island=island)
 
 
 def test_the_declared_kind_is_found_in_any_case() -> None:

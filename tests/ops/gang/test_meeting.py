@@ -11,7 +11,7 @@ from isthmus.ops.data.batches import Step, packed
 from isthmus.ops.data.batches_node import InOrder, _Streamed
 from isthmus.ops.gang import meeting
 from isthmus.ops.gang.meeting import GangError, join, lead
-from isthmus.ops.gang.orders import ORDER_BYTES_MAX, Following, Leader, Orders, follow
+from isthmus.ops.gang.orders import ORDER_BYTES_MAX, Following, Leader, LeaderOrders, follow
 from isthmus.programs.engine.islands.gang import GangOfProcesses
 from isthmus.runtime.ids import Member, Replica
 
@@ -45,7 +45,7 @@ def test_a_follower_goes_by_the_roster_of_its_own_life(monkeypatch: pytest.Monke
 
 def test_orders_arrive_in_order_and_what_is_none_is_refused() -> None:
     ours, theirs = socket.socketpair()
-    orders, following = Orders([ours]), Following(theirs)
+    orders, following = LeaderOrders([ours]), Following(theirs)
     assert following.next(0.01) is None
     orders.give("step", 7, 0.5)
     orders.give("extract", 1)
@@ -77,7 +77,7 @@ class Sole:
 def test_who_follows_begins_a_stream_at_the_state_that_its_leader_knows() -> None:
     ours, theirs = socket.socketpair()
     where = iter([Step(5, [3, packed(3)]), Step(6, [5, packed(5)]), Step(9)])
-    leader, following = Leader(Sole(), Orders([ours]), lambda: next(where)), Following(theirs)  # type: ignore[arg-type]
+    leader, following = Leader(Sole(), LeaderOrders([ours]), lambda: next(where)), Following(theirs)  # type: ignore[arg-type]
     stream, learner = Counting(), Sole()
     batches = InOrder(_Streamed(stream))
     for progress in (0.1, 0.2, 0.3):
@@ -132,7 +132,7 @@ def test_a_process_that_comes_for_another_form_is_not_let_in() -> None:
 
 def test_what_is_no_order_comes_whole_though_it_comes_with_one() -> None:
     ours, theirs = socket.socketpair()
-    orders, following = Orders([ours], [(0, 0), (1, 4)]), Following(theirs)
+    orders, following = LeaderOrders([ours], [(0, 0), (1, 4)]), Following(theirs)
     orders.give_one(1, "take", 1, 4)
     orders.link(1).sendall(bytes(range(200)))
     assert following.next(1.0) == ["take", 1, 4]

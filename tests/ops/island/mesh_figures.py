@@ -18,7 +18,7 @@ from isthmus.ops.exchange.fragments import Fragment, partition
 from isthmus.ops.gang.mesh_devices import LEVELS
 from isthmus.ops.island.jax_gradients import GradientLearner
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.optimizer import adamw, muon
 from isthmus.ops.island.recipe import Recipe, of_loss
 from isthmus.ops.kernels import coding
@@ -77,7 +77,7 @@ def fragments_of(task: LanguageTask, count: int) -> tuple[Fragment, ...]:
 
 
 def learner_on(task: LanguageTask, fragments: tuple[Fragment, ...], devices: int, begin: int = 0) -> Learner:
-    learner = Learner(task, fragments, life=Life(0, 0, 1), island=Island(("cpu",), devices, begin))
+    learner = Learner(task, fragments, life=LearnerLife(0, 0, 1), island=Island(("cpu",), devices, begin))
     learner.compile(task.batch(At(0, 0, 0)))
     learner.begin()
     return learner

@@ -25,11 +25,11 @@ SHARE = """
 import time
 from isthmus.ops.data.batches import At
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.programs import Task
 {task}
 batch = task.batch(At(0, 0, 0))
-learner = Learner(task, (), life=Life(0, 0, 1))
+learner = Learner(task, (), life=LearnerLife(0, 0, 1))
 learner.compile(batch)
 learner.begin()
 mine, all_of_them = time.thread_time(), time.process_time()

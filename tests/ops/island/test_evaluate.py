@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from isthmus.ops.island.evaluate import EvaluateMean, Schedule
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.evaluate import EvaluateMean, EvaluationSchedule
+from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs.study.simulation import toy_task
 from isthmus.runtime.ids import Member, Replica
@@ -70,7 +70,7 @@ def test_the_untrained_model_is_the_one_that_learners_begin_with() -> None:
 
 
 def test_a_task_that_brings_its_own_learner_begins_with_what_that_has() -> None:
-    learner = toy_task.TOY.learner((), life=Life(SEED, 0, 1), alpha=0.0)
+    learner = toy_task.TOY.learner((), life=LearnerLife(SEED, 0, 1), alpha=0.0)
     learner.begin()
     first = opened(toy_task.TOY)()
     assert first is not None
@@ -132,7 +132,7 @@ def test_a_run_that_was_stopped_before_anybody_stepped_ends_with_the_plain_mean(
 
 
 def test_a_schedule_begins_once() -> None:
-    schedule = Schedule(100, 20)
+    schedule = EvaluationSchedule(100, 20)
     assert [schedule.due(0, is_final=False) for _ in range(2)] == ["initial", None]
     assert schedule.due(50, is_final=False) == "during"
     assert schedule.due(100, is_final=True) == "final"

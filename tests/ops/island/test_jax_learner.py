@@ -16,7 +16,7 @@ from isthmus.ops.exchange.messages import Capture
 from isthmus.ops.island.functions import functions_of
 from isthmus.ops.island.jax_evaluation import Evaluation
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.recipe import LOCAL, Recipe, of_step
 from isthmus.ops.learner.fragment_send import FragmentSend
 from tests.ops.bodies import Spec
@@ -65,10 +65,10 @@ def fragments_of(task: StepTask) -> Any:
     return partition([Spec(leaf.name, leaf.shape.shape, str(leaf.shape.dtype), leaf.kind) for leaf in leaves], 2)
 
 
-FIRST = Life(7, 0, 1)
+FIRST = LearnerLife(7, 0, 1)
 
 
-def begun(task: StepTask, life: Life = FIRST) -> Learner:
+def begun(task: StepTask, life: LearnerLife = FIRST) -> Learner:
     learner = Learner(task, fragments_of(task), life=life)
     learner.compile(BATCH)
     learner.begin()
@@ -106,7 +106,13 @@ def test_a_steps_scalars_come_by_name_and_its_progress_is_the_runs() -> None:
 @pytest.mark.parametrize("name", ["drawn", "own"])
 def test_random_numbers_differ_by_slot_life_step_and_seed_and_are_the_same_again(name: str) -> None:
     task = StepTask()
-    lives = [Life(7, 0, 1), Life(7, 1, 1), Life(7, 0, 2), Life(8, 0, 1), Life(7 + (1 << 40), 0, 1)]
+    lives = [
+        LearnerLife(7, 0, 1),
+        LearnerLife(7, 1, 1),
+        LearnerLife(7, 0, 2),
+        LearnerLife(8, 0, 1),
+        LearnerLife(7 + (1 << 40), 0, 1),
+    ]
     found = [value for life in lives for value in drawn(begun(task, life), name)]
     assert len(set(found)) == len(found) == 15
     assert drawn(begun(task), name) == found[:3]
@@ -114,7 +120,7 @@ def test_random_numbers_differ_by_slot_life_step_and_seed_and_are_the_same_again
 
 def test_a_life_begins_with_the_local_leaves_of_the_runs_first_model() -> None:
     """The twin of what is merged is its twin in every slot, and not another draw."""
-    twins = [local(begun(StepTask(), life))["twin"] for life in (Life(7, 0, 1), Life(7, 3, 2))]
+    twins = [local(begun(StepTask(), life))["twin"] for life in (LearnerLife(7, 0, 1), LearnerLife(7, 3, 2))]
     first = np.asarray(jax.jit(init)(jax.random.key(7))["w"])
     for twin in twins:
         np.testing.assert_array_equal(twin, first)

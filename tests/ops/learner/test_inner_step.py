@@ -11,9 +11,9 @@ import optax
 import pytest
 
 from isthmus.ops.data.batches import At
-from isthmus.ops.exchange.messages import Progress, Report
+from isthmus.ops.exchange.messages import Progress, StepReport
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.learner.inner_step import InnerStep
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
 
@@ -121,7 +121,7 @@ def test_those_who_only_watch_hear_every_250_ms_and_of_every_change_of_phase() -
     assert watched[0] == paced[0]
     assert 4 <= len(watched) <= 10 < len(paced)
     assert told["progress"].keys() == Progress.__annotations__.keys() - {"links"}
-    assert told["report"].keys() == Report.__annotations__.keys() - {"links"}
+    assert told["report"].keys() == StepReport.__annotations__.keys() - {"links"}
 
 
 def test_no_step_is_made_once_the_budget_is_spent_and_pulls_are_still_answered() -> None:
@@ -355,7 +355,7 @@ def test_whole_trees_are_emitted_and_adopted_where_there_are_no_fragments() -> N
 
 def learner(task: SmallTask) -> tuple[Learner, Any]:
     parts = fragments_of(task, 2)
-    made = Learner(task, parts, life=Life(0, 0, 1))
+    made = Learner(task, parts, life=LearnerLife(0, 0, 1))
     made.compile(batch(task, 0))
     made.begin()
     return made, parts
@@ -372,7 +372,7 @@ def test_a_step_is_given_its_state_and_uses_it_up() -> None:
 def test_a_blending_adoption_uses_up_the_leaves_that_it_blends() -> None:
     task = SmallTask()
     parts = fragments_of(task, 2)
-    made = Learner(task, parts, life=Life(0, 0, 1), alpha=0.5)
+    made = Learner(task, parts, life=LearnerLife(0, 0, 1), alpha=0.5)
     made.begin()
     before = [made._leaves[i] for i in made._functions.touched[0]]
     values = np.asarray(made.extract(0)).copy()

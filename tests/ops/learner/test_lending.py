@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.recipe import LOCAL, Recipe, of_loss
 from isthmus.ops.learner.recovery import BORROW_STEPS
 from isthmus.ops.recovery.hold import packed, unpacked
@@ -45,7 +45,7 @@ def loan(*, to: Any = None, by: Any = None, leaves: Any = (), life: int = 1) -> 
 
 
 def lent(task: SmallTask, steps: int = 5) -> list[Any]:
-    learner = Learner(task, fragments_of(task, 2), life=Life(0, 2, 1))
+    learner = Learner(task, fragments_of(task, 2), life=LearnerLife(0, 2, 1))
     learner.compile(batch(task, 0))
     learner.begin()
     learner.restart()
@@ -121,7 +121,7 @@ def test_a_learner_whose_loss_is_not_finite_lends_nothing() -> None:
 
 
 def test_a_borrower_steps_as_the_lender_does_and_draws_its_own_random_numbers() -> None:
-    one, other = begun(StepTask(), Life(7, 0, 1)), begun(StepTask(), Life(7, 3, 2))
+    one, other = begun(StepTask(), LearnerLife(7, 0, 1)), begun(StepTask(), LearnerLife(7, 3, 2))
     drawn(one, "own")
     before = leaves_of(other)
     leaves = one.lend()
@@ -145,7 +145,7 @@ def test_of_parameters_that_are_local_nothing_is_lent() -> None:
     task = OwnHead()
     names = [leaf for leaf in task.recipe().leaves() if leaf.kind != LOCAL]
     parts = partition([Spec(leaf.name, leaf.shape.shape) for leaf in names], 2)
-    one, other = (Learner(task, parts, life=Life(7, slot, 1)) for slot in (0, 1))
+    one, other = (Learner(task, parts, life=LearnerLife(7, slot, 1)) for slot in (0, 1))
     for learner in (one, other):
         learner.compile(batch(task, 0))
         learner.begin()

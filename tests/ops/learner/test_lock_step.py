@@ -6,7 +6,7 @@ from typing import Any
 
 from isthmus.ops.data.batches import At
 from isthmus.ops.learner.inner_step import InnerStep
-from isthmus.ops.learner.lock_step import Gate, LockStep
+from isthmus.ops.learner.lock_step import LockStep, StepGate
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
 
 
@@ -33,7 +33,7 @@ class Learner:
     """A gate, and what it permitted, as short texts: 'a0' adopts a version, '.' steps, 'c1' captures fragment 1."""
 
     def __init__(self, *, fragments: int = 1, overlap: int = 0, free: int = 0) -> None:
-        self.gate = Gate(fragments=fragments, overlap=overlap, free=free)
+        self.gate = StepGate(fragments=fragments, overlap=overlap, free=free)
         self.gate.open(Context())
         self.passed: list[tuple[str, Any]] = []
         self.hear(updates=[item(p, 0) for p in range(fragments)])
@@ -113,7 +113,7 @@ def test_a_syncer_that_comes_back_is_answered_at_once_and_its_turns_count() -> N
 
 def test_a_learner_that_waits_to_begin_is_asked_at_once_for_it_takes_no_permits() -> None:
     def asked(*then: Any) -> list[tuple[str, Any]]:
-        gate = Gate(fragments=1, overlap=0, free=0)
+        gate = StepGate(fragments=1, overlap=0, free=0)
         gate.open(Context())
         gate(update={("recorder/0", 0): {**item(0, 3), "kind": "copy"}})
         request = turn(0, (1 << 32) + 1, 0, kind="recover")
@@ -128,7 +128,7 @@ def test_a_learner_that_waits_to_begin_is_asked_at_once_for_it_takes_no_permits(
 
 
 def test_before_all_fragments_are_there_everything_goes_straight_on() -> None:
-    gate = Gate(fragments=2, overlap=0, free=0)
+    gate = StepGate(fragments=2, overlap=0, free=0)
     gate.open(Context())
     first = gate(pull={("syncer/0", 0): turn(0, 1, 0, kind="initial")})
     assert [port for port, _ in first] == ["pull"]

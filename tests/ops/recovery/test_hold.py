@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.exchange.messages import copied, is_withdrawn, withdrawn
-from isthmus.ops.learner.lock_step import Gate
+from isthmus.ops.learner.lock_step import StepGate
 from isthmus.ops.recovery.hold import Hold, digest_of
 from isthmus.runtime.ids import Member, Replica
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull, update
@@ -246,8 +246,8 @@ def test_a_copy_of_what_is_final_ends_a_learner() -> None:
 # -- what a gate makes of a copy ---------------------------------------------------------------------------------------
 
 
-def gate_of(fragments: int = 2) -> Gate:
-    gate = Gate(fragments=fragments, overlap=0, free=0)
+def gate_of(fragments: int = 2) -> StepGate:
+    gate = StepGate(fragments=fragments, overlap=0, free=0)
     gate.open(Context())
     return gate
 

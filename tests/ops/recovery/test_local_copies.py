@@ -13,7 +13,7 @@ import pytest
 
 from isthmus.ops.data.batches import At
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.learner import recovery
 from isthmus.ops.learner.recovery import EVERY_NS, FIRST_NS, SHARE, LocalCopies
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
@@ -115,7 +115,7 @@ def test_a_learner_spends_a_400th_of_its_time_at_most() -> None:
 def test_a_learner_goes_on_with_the_moments_of_another() -> None:
     task = SmallTask()
     parts = fragments_of(task, 2)
-    one, other = (Learner(task, parts, life=Life(0, 0, life)) for life in (1, 2))
+    one, other = (Learner(task, parts, life=LearnerLife(0, 0, life)) for life in (1, 2))
     for learner in (one, other):
         learner.begin()
         learner.compile(task.batch(At(0, 0, 0)))

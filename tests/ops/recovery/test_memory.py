@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.exchange.schemas import HELD
-from isthmus.ops.recovery.hold import Memory
+from isthmus.ops.recovery.hold import ShardMemory
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.schemas import compiled
 from tests.ops.syncer.pacer_shard import ALL, SECOND, Shard, control, holding, lost, numbers, ready, stepping, told
@@ -33,18 +33,18 @@ def context(incarnation: int, *roles: str) -> Any:
 
 
 def test_in_the_first_life_nobody_is_waited_for() -> None:
-    assert Memory().fresh([0, 1], context(1, *ROLES)) == [0, 1]
+    assert ShardMemory().fresh([0, 1], context(1, *ROLES)) == [0, 1]
 
 
 def test_in_the_first_life_what_is_known_to_be_merged_is_left_out() -> None:
-    memory = Memory()
+    memory = ShardMemory()
     memory.hear_recorder(control([1, 1, 4]))
     memory.hear_holders(holding(("evaluator", [0, 1, 2], [2])))
     assert memory.fresh(range(4), context(1, *ROLES)) == [3], "0 and 1 are another shard's, or this one's already"
 
 
 def test_later_the_recorder_and_all_live_holders_have_to_say_that_nothing_was_merged() -> None:
-    memory, again = Memory(), context(2, *ROLES, *OTHERS)
+    memory, again = ShardMemory(), context(2, *ROLES, *OTHERS)
     assert memory.fresh([0], again) == []
     memory.hear_recorder(control())
     assert memory.fresh([0], again) == []
@@ -57,7 +57,7 @@ def test_later_the_recorder_and_all_live_holders_have_to_say_that_nothing_was_me
 @pytest.mark.parametrize("late", ROLES)
 def test_what_a_holder_said_before_it_knew_of_this_life_does_not_count(late: str) -> None:
     """What the life before had merged may have reached it since."""
-    memory, again = Memory(), context(2, *ROLES)
+    memory, again = ShardMemory(), context(2, *ROLES)
     memory.hear_recorder(control())
     memory.hear_holders(holding(*((role, []) for role in ROLES if role != late)))
     memory.hear_holders(holding((late, [], []), life=1))
@@ -69,7 +69,7 @@ def test_what_a_holder_said_before_it_knew_of_this_life_does_not_count(late: str
 @pytest.mark.parametrize("holder", ROLES)
 def test_a_first_version_that_somebody_holds_is_gone_on_from_as_long_as_the_holder_lives(holder: str) -> None:
     """It may have been merged into since, without a word to anybody who is left."""
-    memory = Memory()
+    memory = ShardMemory()
     memory.hear_recorder(control())
     memory.hear_holders(holding(*((role, [0] if role == holder else [], []) for role in ROLES)))
     assert memory.fresh([0, 1], context(2, *ROLES)) == [1]
@@ -77,7 +77,7 @@ def test_a_first_version_that_somebody_holds_is_gone_on_from_as_long_as_the_hold
 
 
 def test_nothing_is_merged_before_one_who_only_holds_the_model_has_all_of_it() -> None:
-    memory, first = Memory(), context(1, *ROLES)
+    memory, first = ShardMemory(), context(1, *ROLES)
     assert not memory.is_kept([0, 2], first)
     memory.hear_holders(holding(("recorder", [0, 1], [])))
     assert not memory.is_kept([0, 2], first)
@@ -88,8 +88,8 @@ def test_nothing_is_merged_before_one_who_only_holds_the_model_has_all_of_it() -
 
 
 def test_who_holds_the_model_is_waited_for_only_while_live_and_for_a_second() -> None:
-    assert Memory().is_kept([0], context(1, *OTHERS)), "nobody can hold it"
-    memory, first = Memory(), context(1, *ROLES)
+    assert ShardMemory().is_kept([0], context(1, *OTHERS)), "nobody can hold it"
+    memory, first = ShardMemory(), context(1, *ROLES)
     assert not memory.is_kept([0], first)
     first.clock += SECOND - 1
     assert not memory.is_kept([0], first)
@@ -98,7 +98,7 @@ def test_who_holds_the_model_is_waited_for_only_while_live_and_for_a_second() ->
 
 
 def test_a_holder_that_is_not_live_is_not_waited_for() -> None:
-    memory = Memory()
+    memory = ShardMemory()
     memory.hear_recorder(control())
     memory.hear_holders(holding(("recorder", [])))
     assert memory.fresh([0], context(2, "recorder")) == [0]
@@ -108,7 +108,7 @@ def test_a_holder_that_is_not_live_is_not_waited_for() -> None:
 @pytest.mark.parametrize("by_recorder", [True, False])
 def test_later_one_merged_fragment_keeps_all_from_beginning(*, by_recorder: bool) -> None:
     """Beside it a fragment that is begun anew would make a model of two."""
-    memory = Memory()
+    memory = ShardMemory()
     memory.hear_recorder(control([1, 1, 1]) if by_recorder else control())
     memory.hear_holders(holding(("recorder", []), ("evaluator", [1], [] if by_recorder else [1])))
     assert memory.fresh([0, 1], context(2, *ROLES)) == []
@@ -130,7 +130,7 @@ HEARD = st.lists(
 def test_what_may_begin_is_never_merged_and_later_all_or_nothing(
     heard: list[tuple[str, set[int]]], incarnation: int, live: set[str]
 ) -> None:
-    memory = Memory()
+    memory = ShardMemory()
     for who, merged in heard:
         if who == "control":
             memory.hear_recorder(control(*([p, 1, 1] for p in sorted(merged))))
@@ -150,7 +150,7 @@ def test_what_may_begin_is_never_merged_and_later_all_or_nothing(
 
 
 def test_what_nobody_but_this_shard_knows_to_be_merged_is_told_to_the_recorder_once() -> None:
-    memory, again = Memory(), context(2, *ROLES)
+    memory, again = ShardMemory(), context(2, *ROLES)
     memory.hear_holders(holding(("evaluator", [0, 1, 2], [0, 2])))
     assert memory.news(again) == [], "the recorder may know"
     memory.hear_recorder(control([2, 1, 4]))
@@ -161,7 +161,7 @@ def test_what_nobody_but_this_shard_knows_to_be_merged_is_told_to_the_recorder_o
 
 
 def test_a_first_life_tells_the_recorder_nothing() -> None:
-    memory = Memory()
+    memory = ShardMemory()
     memory.hear_recorder(control())
     memory.hear_holders(holding(("evaluator", [0], [0])))
     assert memory.news(context(1, *ROLES)) == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus.ops.syncer.pacer import OVERDUE
-from isthmus.ops.syncer.schedule import Learner
+from isthmus.ops.syncer.schedule import LearnerReport
 from isthmus.ops.syncer.terms import FINAL_MIN, FINAL_ROUND_TRIPS, FINAL_STEPS, Terms
 from tests.ops.syncer.pacer_shard import ALL, MS, SECOND, Shard, control, lost, numbers, ready, stepping, told
 from tests.ops.syncer.pacer_world import STEP, World
@@ -15,8 +15,8 @@ from tests.ops.syncer.pacer_world import STEP, World
 LATEST = round(OVERDUE * FINAL_MIN)
 
 
-def learner(slot: int, step_time: int) -> Learner:
-    return Learner(slot, 1, "stepping", step_time, 0)
+def learner(slot: int, step_time: int) -> LearnerReport:
+    return LearnerReport(slot, 1, "stepping", step_time, 0)
 
 
 # -- the bound ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.ops.syncer.schedule import MISSES_MAX, Roster
+from isthmus.ops.syncer.schedule import MISSES_MAX, LearnerRoster
 from tests.effort import examples
 
 PHASES = ("ready", "stepping", "final")
@@ -25,12 +25,12 @@ def report(slot: int, incarnation: int = 1, phase: str = "stepping", step_time: 
     }
 
 
-def lists(roster: Roster) -> list[list[Any]]:
+def lists(roster: LearnerRoster) -> list[list[Any]]:
     return [getattr(roster, name)() for name in LISTS]
 
 
 def test_lists_are_the_same_objects_until_a_life_begins_changes_its_phase_or_is_gone() -> None:
-    roster = Roster()
+    roster = LearnerRoster()
     roster.hear(report(1))
     roster.hear(report(0))
     before = lists(roster)
@@ -57,7 +57,7 @@ events = st.one_of(
 @settings(max_examples=examples(300))
 @given(st.lists(events, max_size=40))
 def test_lists_are_what_the_last_reports_say(told: list[tuple[str, int, int, Any]]) -> None:
-    roster, known = Roster(), dict[int, tuple[int, str, int]]()
+    roster, known = LearnerRoster(), dict[int, tuple[int, str, int]]()
     for kind, slot, incarnation, phase in told:
         own = known.get(slot, (0, "", 0))
         if kind == "hear":

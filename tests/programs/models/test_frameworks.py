@@ -20,7 +20,7 @@ import pytest
 
 from isthmus.ops.data.batches import At
 from isthmus.ops.island.jax_learner import Learner
-from isthmus.ops.island.life import Life
+from isthmus.ops.island.life import LearnerLife
 from isthmus.programs import Program, Task, train
 from tests.effort import soaked
 
@@ -66,7 +66,7 @@ def plain_init(key: Any) -> Any:
 
 
 def losses(task: Task) -> list[float]:
-    learner = Learner(task, (), life=Life(0, 0, 1))
+    learner = Learner(task, (), life=LearnerLife(0, 0, 1))
     learner.begin()
     return [float(learner.step(task.batch(At(0, 0, i)), i / STEPS)["loss"]) for i in range(STEPS)]
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from isthmus.runtime.channels.goodput import HEARD_WITHIN, LARGE_COUNT, Goodput, Links
+from isthmus.runtime.channels.goodput import HEARD_WITHIN, LARGE_COUNT, Goodput, PeerLinks
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.ids import Member, Replica
 
@@ -126,7 +126,7 @@ def test_a_clock_that_leaps_makes_no_rate() -> None:
 
 
 def test_a_new_life_has_another_link_and_an_old_one_says_nothing_any_more() -> None:
-    links, first, second = Links(), Member(Replica("learner", 2), 1), Member(Replica("learner", 2), 2)
+    links, first, second = PeerLinks(), Member(Replica("learner", 2), 1), Member(Replica("learner", 2), 2)
 
     def carry(member: Member, at: int) -> None:
         links.carried(member, 100_000, Instant(at * 1000 * MS), Instant(at * 1000 * MS + 100 * MS))

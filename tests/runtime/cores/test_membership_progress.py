@@ -16,13 +16,13 @@ from isthmus.runtime.cores.membership_messages import (
     RemoveMember,
     Stall,
 )
-from isthmus.runtime.cores.membership_suspicion import SLOW_AFTER, Progress, phi, quantile
+from isthmus.runtime.cores.membership_suspicion import SLOW_AFTER, StepProgress, phi, quantile
 from isthmus.runtime.ids import Member, Replica
 
 
-def stepping(*times: int) -> Progress:
+def stepping(*times: int) -> StepProgress:
     """That of a life which took so long for its steps, after a first one, and tells of each."""
-    progress, busy = Progress(Instant(0)), 1000
+    progress, busy = StepProgress(Instant(0)), 1000
     assert progress.take(1, Duration(busy), Duration(0), Instant(busy), 1.0)
     for steps, time in enumerate(times, 2):
         busy += time
@@ -32,7 +32,7 @@ def stepping(*times: int) -> Progress:
 
 @pytest.mark.parametrize(("steps", "busy"), [(9, 100), (9, 200), (12, 99)])
 def test_figures_that_go_back_teach_nothing_and_are_counted_from(steps: int, busy: int) -> None:
-    progress = Progress(Instant(0))
+    progress = StepProgress(Instant(0))
     progress.begin(10, Duration(100), Instant(5))
     assert not progress.take(steps, Duration(busy), Duration(0), Instant(50), 1.0)
     assert (progress.steps, progress.since, progress.rhythm) == (steps, 50, None)
@@ -130,7 +130,7 @@ class Stepping:
 
 
 def test_who_steps_on_while_another_firing_lasts_a_minute_is_stuck_in_that() -> None:
-    learner, twin = Stepping(seconds(1)), Progress(Instant(0))
+    learner, twin = Stepping(seconds(1)), StepProgress(Instant(0))
     assert learner.beat(0) == []
     removed = learner.lasts(FIRING_MAX)
     for steps in range(1, learner.steps + 1):

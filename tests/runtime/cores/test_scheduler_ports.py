@@ -14,9 +14,9 @@ from isthmus.runtime.cores.scheduler_ports import (
     Exit,
     Link,
     Mailbox,
+    OutgoingRoute,
     Outlet,
     QueueInlet,
-    Route,
     consumers,
     producers,
 )
@@ -116,7 +116,7 @@ def test_nobody_grants_nothing_or_less() -> None:
 
 
 def test_a_latest_edge_to_other_hosts_keeps_the_newest_item_of_each_key() -> None:
-    route = Route(LATEST, None)
+    route = OutgoingRoute(LATEST, None)
     assert route.keeps
     assert [route.keep(0, Handle(1), None), route.keep(1, Handle(2), None), route.keep(0, Handle(3), None)] == [
         None,
@@ -124,12 +124,12 @@ def test_a_latest_edge_to_other_hosts_keeps_the_newest_item_of_each_key() -> Non
         1,
     ]
     assert [handle for handle, _ in route.kept.values()] == [2, 3]
-    assert not Route(EDGE, None).keeps
-    assert not Route(replace(LATEST, is_kept=False), None).keeps
+    assert not OutgoingRoute(EDGE, None).keeps
+    assert not OutgoingRoute(replace(LATEST, is_kept=False), None).keeps
 
 
 def test_what_is_kept_is_bounded() -> None:
-    route = Route(LATEST, None)
+    route = OutgoingRoute(LATEST, None)
     let_go = [route.keep(key, Handle(key + 1), None) for key in range(KEPT_MAX + 3)]
     assert [handle for handle in let_go if handle is not None] == [1, 2, 3]
     assert len(route.kept) == KEPT_MAX

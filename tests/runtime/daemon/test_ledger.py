@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.runtime.daemon import ledger as ledgers
-from isthmus.runtime.daemon.ledger import FILE, LOST, Ledger, LedgerError, Row, living
+from isthmus.runtime.daemon.ledger import FILE, LOST, Ledger, LedgerError, LedgerRow, living
 from isthmus.runtime.system.processes import is_stopped, started_at
 from tests.runtime.supervision.supervision_stories import life, lives
 
@@ -116,9 +116,9 @@ def test_the_newest_life_of_each_replica_and_whether_its_process_is_there(ledger
     ledger.started(life("learner/0#2"), os.getpid())
     ledger.started(life("learner/1"), NOBODY)
     newest = [
-        Row(life("learner/0#2"), os.getpid(), True),
-        Row(life("learner/1"), NOBODY, False),
-        Row(life("syncer/0#3"), None, False),
+        LedgerRow(life("learner/0#2"), os.getpid(), True),
+        LedgerRow(life("learner/1"), NOBODY, False),
+        LedgerRow(life("syncer/0#3"), None, False),
     ]
     assert ledger.newest() == newest
     assert living(tmp_path) == [os.getpid()]
@@ -128,20 +128,20 @@ def test_the_newest_life_of_each_replica_and_whether_its_process_is_there(ledger
 
 def test_a_life_that_was_adopted_need_not_have_been_begun_here(ledger: Ledger) -> None:
     ledger.started(life("learner/0#5"), os.getpid())
-    assert ledger.newest() == [Row(life("learner/0#5"), os.getpid(), True)]
+    assert ledger.newest() == [LedgerRow(life("learner/0#5"), os.getpid(), True)]
 
 
 def test_a_later_life_has_no_process_before_one_is_known(ledger: Ledger, tmp_path: Path) -> None:
     ledger.started(LEARNER, os.getpid())
     ledger.begin(lives("learner/0#2"))
-    assert ledger.newest() == [Row(life("learner/0#2"), None, False)]
+    assert ledger.newest() == [LedgerRow(life("learner/0#2"), None, False)]
     assert living(tmp_path) == [os.getpid()]  # Of all lives, not of the newest ones alone.
 
 
 def test_a_pid_that_was_given_to_somebody_else_is_not_taken_for_the_process(ledger: Ledger, tmp_path: Path) -> None:
     ledger.started(LEARNER, os.getpid())
     ledger._database.execute("update lives set started = started - 1")
-    assert ledger.newest() == [Row(LEARNER, os.getpid(), False)]
+    assert ledger.newest() == [LedgerRow(LEARNER, os.getpid(), False)]
     assert living(tmp_path) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.template import Graph, Latest, Queue, Quorum
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.messages import Refusal
+from isthmus.runtime.supervision.messages import ItemRefusal
 from tests.runtime.host.worlds import Collect, Count, body_of, start
 
 
@@ -53,7 +53,7 @@ def test_what_is_wrong_never_reaches_the_body_and_holds_up_nothing(policy: Any) 
     assert [item["even"] for taken in seen for item in taken.values()] == [2, 4, 6, 8, 10]
     (refusal,) = world.hosts[Replica("there", 0)].refusals.values()
     here = Member(Replica("here", 0), 1)
-    assert refusal == Refusal(here, "source.item -> collect.item", "even", "an integer of at least 0", "'odd 1'", 5)
+    assert refusal == ItemRefusal(here, "source.item -> collect.item", "even", "an integer of at least 0", "'odd 1'", 5)
 
 
 def test_another_slot_than_the_senders_is_wrong() -> None:
@@ -106,4 +106,6 @@ def test_a_body_may_refuse_what_only_it_can_judge() -> None:
     world = start(piped((2, odd_ones_are_wrong), 2, Wary, Queue(1)), until="collect")
     host = world.hosts[Replica("there", 0)]
     (refusal,) = host.refusals.values()
-    assert refusal == Refusal(Member(Replica("here", 0), 1), "source.item -> collect.item", "even", "truth", "odd 1", 2)
+    assert refusal == ItemRefusal(
+        Member(Replica("here", 0), 1), "source.item -> collect.item", "even", "truth", "odd 1", 2
+    )

@@ -11,7 +11,7 @@ from typing import Any, Final
 from isthmus.runtime.clock import Duration, Instant, milliseconds
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Driver
-from isthmus.runtime.supervision.home_events import Cast, HomeBeat, HomeTimerFired, Places, ReportCame
+from isthmus.runtime.supervision.home_events import HomeBeat, HomeTimerFired, Places, ReportCame, RunRoles
 from isthmus.runtime.supervision.incidents import Ended, Exited, Incident, Unseen
 from isthmus.runtime.supervision.messages import Orders, Over, Report, Said
 from isthmus.runtime.supervision.station_events import (
@@ -119,7 +119,7 @@ class Computer:
 class World:
     """All computers. `started` has every life that ever became a process."""
 
-    def __init__(self, cast: Cast, places: Places) -> None:
+    def __init__(self, cast: RunRoles, places: Places) -> None:
         self.cast, self.places = cast, places
         self.now = Instant(0)
         self.is_over = self.is_healed = False

@@ -15,7 +15,6 @@ from isthmus.runtime.cores.membership_suspicion import phi, quantile
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
-    Cast,
     HomeBeat,
     HomeBegan,
     HomeCommand,
@@ -25,6 +24,7 @@ from isthmus.runtime.supervision.home_events import (
     NoteJournal,
     Places,
     ReportCame,
+    RunRoles,
     SendOrders,
     SetHomeTimer,
     WriteIncident,
@@ -37,7 +37,7 @@ from isthmus.runtime.supervision.station_events import LivesNoted, NoteLives
 KILLED: Final = Exited(signal="SIGKILL")
 BOOM: Final = Raised("data", "ValueError", "boom", "mine.py", 12)
 CRASHED: Final = Exited(1)
-CAST: Final = Cast(roles={"learner": 2, "syncer": 1, "recorder": 1}, slots_max={"learner": 4}, least={"learner": 1})
+CAST: Final = RunRoles(roles={"learner": 2, "syncer": 1, "recorder": 1}, slots_max={"learner": 4}, least={"learner": 1})
 PLACES: Final = Places(
     home="alpha",
     machines={Replica("learner", 1): "beta", Replica("syncer", 0): "beta"},
@@ -136,7 +136,7 @@ class HomeStory:
 
     def __init__(
         self,
-        cast: Cast = CAST,
+        cast: RunRoles = CAST,
         places: Places = PLACES,
         *,
         began: HomeBegan | None = None,

@@ -9,16 +9,16 @@ import pytest
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.fleet import LOST_BEATS, Fleet
-from isthmus.runtime.supervision.home_events import Cast, Places
+from isthmus.runtime.supervision.home_events import Places, RunRoles
 from isthmus.runtime.supervision.messages import Wanted
 from tests.runtime.supervision.supervision_stories import life
 
-CAST: Final = Cast(roles={"learner": 2, "syncer": 2}, slots_max={"learner": 4}, least={"learner": 1})
+CAST: Final = RunRoles(roles={"learner": 2, "syncer": 2}, slots_max={"learner": 4}, least={"learner": 1})
 FIRST, SECOND, THIRD = (Replica("learner", slot) for slot in range(3))
 SYNCER, OTHER = Replica("syncer", 0), Replica("syncer", 1)
 
 
-def fleet(cast: Cast = CAST, home_offers: tuple[str, ...] = ()) -> Fleet:
+def fleet(cast: RunRoles = CAST, home_offers: tuple[str, ...] = ()) -> Fleet:
     """Learner 1 and a syncer are on beta; gamma and delta take syncers, and epsilon nothing."""
     return Fleet(
         cast,
@@ -77,7 +77,7 @@ def test_a_replica_is_spare_while_enough_others_of_its_role_are_left() -> None:
     assert not here.is_spare(SYNCER)  # All of them are needed, where nothing is said.
     here.retired[SECOND] = "left"
     assert not here.is_spare(FIRST)
-    assert fleet(Cast(roles={"learner": 2}, least={"learner": 0})).is_spare(FIRST)
+    assert fleet(RunRoles(roles={"learner": 2}, least={"learner": 0})).is_spare(FIRST)
 
 
 def test_a_role_that_came_later_needs_one() -> None:
@@ -103,9 +103,9 @@ def test_a_machine_that_joins_has_learners_in_the_next_slots() -> None:
 
 
 def test_slots_are_counted_from_the_highest_one_and_from_nothing() -> None:
-    here = fleet(Cast(roles={"syncer": 2}, slots_max={"learner": 2}))
+    here = fleet(RunRoles(roles={"syncer": 2}, slots_max={"learner": 2}))
     assert here.join("gamma", 1) == [FIRST]
-    assert fleet(Cast(roles={"syncer": 2})).join("gamma", 1) == []
+    assert fleet(RunRoles(roles={"syncer": 2})).join("gamma", 1) == []
 
 
 def test_a_machine_that_is_taken_away_takes_its_learners_with_it() -> None:
@@ -170,7 +170,7 @@ def test_a_replica_of_a_lost_machine_goes_to_one_that_offers_its_role_and_has_le
 
 
 def test_home_is_taken_where_it_has_less() -> None:
-    here = fleet(Cast(roles={"syncer": 1}), home_offers=("syncer",))
+    here = fleet(RunRoles(roles={"syncer": 1}), home_offers=("syncer",))
     here.join("gamma", 0)
     for replica in (FIRST, SECOND, THIRD):
         here.know([replica])

@@ -11,8 +11,8 @@ from isthmus.runtime.cores.membership_suspicion import quantile
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import HomeBeat, HomeTimerFired, ReportCame, SetHomeTimer
-from isthmus.runtime.supervision.home_state import Life
-from isthmus.runtime.supervision.incidents import BodyFailed, Delayed, Ended, Exited, Restarted
+from isthmus.runtime.supervision.home_state import TrackedLife
+from isthmus.runtime.supervision.incidents import BodyRaised, Delayed, Ended, Exited, Restarted
 from isthmus.runtime.supervision.messages import Report, Seen, Stamp
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteLives
 from tests.runtime.supervision.supervision_stories import (
@@ -136,10 +136,10 @@ def test_a_machine_that_takes_no_part_is_told_that_all_is_over() -> None:
 def test_a_body_that_failed_is_written_down_once() -> None:
     story = HomeStory()
     story.serve(1)
-    failed = written("learner/0", BodyFailed(BOOM))
+    failed = written("learner/0", BodyRaised(BOOM))
     assert story.hears(2, "alpha", seen("learner/0", 2, error=BOOM)) == [failed]
     assert story.hears(2, "alpha", seen("learner/0", 3, error=BOOM)) == []
-    assert story.core.reason(LEARNER) == BodyFailed(BOOM)
+    assert story.core.reason(LEARNER) == BodyRaised(BOOM)
 
 
 def test_a_station_that_is_new_has_not_heard_its_hosts_and_they_are_known_as_before() -> None:
@@ -246,10 +246,10 @@ def test_a_life_that_is_not_the_newest_is_found() -> None:
 
 def test_a_life_that_is_known_and_not_tracked_is_found() -> None:
     story = HomeStory()
-    story.core.lives[LEARNER] = Life(life("learner/0#3"), "alpha", seen("learner/0#3"))
+    story.core.lives[LEARNER] = TrackedLife(life("learner/0#3"), "alpha", seen("learner/0#3"))
     with pytest.raises(InvariantError, match="learner/0#3 is known, and not tracked"):
         story.core.check()
-    story.core.lives[LEARNER] = Life(life("recorder/0"), "alpha", seen("recorder/0"))
+    story.core.lives[LEARNER] = TrackedLife(life("recorder/0"), "alpha", seen("recorder/0"))
     with pytest.raises(InvariantError, match="recorder/0#1 is kept as learner/0"):
         story.core.check()
 

@@ -10,13 +10,13 @@ from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.cores.membership_messages import Phase
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import (
-    Cast,
     EndAsked,
     FinishRun,
     HomeTimerFired,
     MachineJoined,
     Places,
     ReportCame,
+    RunRoles,
     SetHomeTimer,
     StopAsked,
 )
@@ -56,7 +56,7 @@ from tests.runtime.supervision.supervision_stories import (
 ALL: Final = "learner/0 learner/1@beta recorder/0 syncer/0@beta"
 AT_HOME_KILLED: Final = "learner/0! recorder/0!"
 ON_BETA_KILLED: Final = "learner/1! syncer/0!"
-HERE_CAST: Final = Cast(roles={"learner": 1, "recorder": 1})
+HERE_CAST: Final = RunRoles(roles={"learner": 1, "recorder": 1})
 HERE: Final = Places(home="alpha")
 WHY: Final = Ordered("enough")
 OVER: Final = seen("recorder/0", 9, "final", over=Over())

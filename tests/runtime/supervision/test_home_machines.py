@@ -9,7 +9,7 @@ import pytest
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.fleet import LOST_BEATS
-from isthmus.runtime.supervision.home_events import Cast, HomeBeat, MachineJoined, MachineTakenAway, Places, Taken
+from isthmus.runtime.supervision.home_events import HomeBeat, MachineJoined, MachineTakenAway, Places, RunRoles, Taken
 from isthmus.runtime.supervision.incidents import (
     Ended,
     Homeless,
@@ -127,7 +127,7 @@ def test_the_home_itself_is_never_lost() -> None:
 @pytest.mark.parametrize("home_offers", [(), ("syncer",)])
 def test_a_replica_is_moved_home_where_that_is_offered_and_else_waits(home_offers: tuple[str, ...]) -> None:
     places = Places(home="alpha", machines={SYNCER: "beta"}, home_offers=home_offers)
-    story = HomeStory(Cast(roles={"syncer": 1}), places)
+    story = HomeStory(RunRoles(roles={"syncer": 1}), places)
     silent(story, 1)
     story.at(1, HomeBeat())
     assert story.core.fleet.name(SYNCER) == ("alpha" if home_offers else "beta")
@@ -229,7 +229,7 @@ def test_a_learner_that_is_being_numbered_when_its_machine_is_taken_away_is_not_
 
 
 def test_a_replica_of_which_nothing_is_known_is_homeless_too() -> None:
-    story = HomeStory(Cast(roles={"syncer": 1}), AT_HOME_ALONE, notes=False)
+    story = HomeStory(RunRoles(roles={"syncer": 1}), AT_HOME_ALONE, notes=False)
     story.at(1, MachineTakenAway("beta", "left"))
     story.at(2, LivesNoted(lives("syncer/0")))
     assert story.core.failure == Homeless("syncer/0", Ended(Unseen()))
@@ -237,7 +237,7 @@ def test_a_replica_of_which_nothing_is_known_is_homeless_too() -> None:
 
 def test_with_the_last_learner_the_run_is_asked_to_stop() -> None:
     places = Places(home="alpha", machines={Replica("learner", 0): "beta", Replica("learner", 1): "gamma"})
-    story = HomeStory(Cast(roles={"learner": 2}), places)
+    story = HomeStory(RunRoles(roles={"learner": 2}), places)
     story.at(1, MachineTakenAway("beta", "left"))
     assert not story.core.is_stopping
     told = story.does(1, MachineTakenAway("gamma", "left"))

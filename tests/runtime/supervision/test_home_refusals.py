@@ -7,13 +7,13 @@ from typing import Final
 import pytest
 
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.home_events import Cast, HomeCommand, Places, WriteIncident
+from isthmus.runtime.supervision.home_events import HomeCommand, Places, RunRoles, WriteIncident
 from isthmus.runtime.supervision.incidents import Condemned, GivenUp, Incident, ItemRefused, Misbehaved
-from isthmus.runtime.supervision.messages import Refusal, Seen
+from isthmus.runtime.supervision.messages import ItemRefusal, Seen
 from isthmus.runtime.supervision.watch import REFUSALS_MAX
 from tests.runtime.supervision.supervision_stories import HomeStory, gone, life, seen
 
-CAST: Final = Cast(roles={"learner": 2, "syncer": 1}, least={"learner": 1})
+CAST: Final = RunRoles(roles={"learner": 2, "syncer": 1}, least={"learner": 1})
 HERE: Final = Places(home="alpha")
 EDGE: Final = "send.answer -> merge.answer"
 SYNCER: Final = "syncer/0"
@@ -21,7 +21,7 @@ SYNCER: Final = "syncer/0"
 
 def says(count: int, accused: str = "learner/1", *, edge: str = EDGE, is_vote: bool = False, beats: int = 2) -> Seen:
     """The syncer says that it has refused so many items."""
-    told = Refusal(life(accused), edge, "norms", "a list", "'x'", count, is_vote)
+    told = ItemRefusal(life(accused), edge, "norms", "a list", "'x'", count, is_vote)
     syncer = seen(SYNCER, beats)
     return Seen(syncer.member, syncer.pid, beats, said=type(syncer.said)("serving", refusals=(told,)))
 

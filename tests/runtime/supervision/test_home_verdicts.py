@@ -9,7 +9,7 @@ import pytest
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.cores.membership_messages import LongExcuse, Stall
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.home_events import Cast, HomeTimerFired, Places, ReportCame, SetHomeTimer
+from isthmus.runtime.supervision.home_events import HomeTimerFired, Places, ReportCame, RunRoles, SetHomeTimer
 from isthmus.runtime.supervision.incidents import (
     Condemned,
     Ended,
@@ -47,7 +47,7 @@ from tests.runtime.supervision.supervision_stories import (
 )
 
 LEARNER: Final = Replica("learner", 0)
-ONE: Final = Cast(roles={"learner": 1})
+ONE: Final = RunRoles(roles={"learner": 1})
 HERE: Final = Places(home="alpha")
 THERE: Final = Places(home="alpha", machines={LEARNER: "beta"})
 
@@ -175,7 +175,7 @@ def test_a_machine_without_room_is_asked_again_and_again() -> None:
 
 @pytest.mark.parametrize("least", [{}, {"learner": 2}])
 def test_where_all_are_needed_none_is_given_up(least: dict[str, int]) -> None:
-    story = HomeStory(Cast(roles=CAST.roles, least=least))
+    story = HomeStory(RunRoles(roles=CAST.roles, least=least))
     crash(story, "learner/0", 6)
     assert story.core.failure == Hopeless("learner/0", 6, Ended(CRASHED))
 

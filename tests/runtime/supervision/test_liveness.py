@@ -20,15 +20,7 @@ from isthmus.runtime.cores.membership_messages import (
 from isthmus.runtime.cores.membership_suspicion import SLOW_RATIO
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.incidents import (
-    Excused,
-    HeardAgain,
-    Hurried,
-    KeepsUp,
-    Refused,
-    Slow,
-    Suspected,
-)
+from isthmus.runtime.supervision.incidents import Excused, HeardAgain, Hurried, KeepsUp, Refused, SlowHost, Suspected
 from isthmus.runtime.supervision.liveness import HURRY, PATIENCE, Findings, Roll
 from tests.runtime.supervision.supervision_stories import GONE, SUSPECT, life, silence
 
@@ -215,8 +207,8 @@ def test_a_learner_that_becomes_slow_is_written_down_and_that_it_keeps_up_again(
             steps[index] = steps[index] + 8 // slow
             beat = HeartbeatArrived(member, "stepping", steps[index], Duration(busy[index]))
             written += story.take(now, beat).written
-    assert [(member, type(incident)) for member, incident in written] == [(LEARNER, Slow), (LEARNER, KeepsUp)]
-    paces = [incident.pace for _, incident in written if isinstance(incident, Slow | KeepsUp)]
+    assert [(member, type(incident)) for member, incident in written] == [(LEARNER, SlowHost), (LEARNER, KeepsUp)]
+    paces = [incident.pace for _, incident in written if isinstance(incident, SlowHost | KeepsUp)]
     assert paces[0].own_ns > SLOW_RATIO * paces[0].usual_ns
     assert paces[1].own_ns < SLOW_RATIO * paces[1].usual_ns
 

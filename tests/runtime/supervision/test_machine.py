@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.supervision.fleet import LOST_BEATS, SILENT_BEATS, Machine
+from isthmus.runtime.supervision.fleet import LOST_BEATS, SILENT_BEATS, MachineLives
 from isthmus.runtime.supervision.messages import Wanted
 from tests.runtime.supervision.supervision_stories import life
 
@@ -11,7 +11,7 @@ ONE, TWO = Replica("learner", 0), Replica("learner", 1)
 
 
 def test_a_life_is_tracked_from_when_it_is_wanted_until_its_end_is_known() -> None:
-    machine = Machine("beta")
+    machine = MachineLives("beta")
     machine.track(life("learner/1#2"))
     machine.track(life("learner/0"))
     assert machine.has(life("learner/1#2"))
@@ -23,7 +23,7 @@ def test_a_life_is_tracked_from_when_it_is_wanted_until_its_end_is_known() -> No
 
 
 def test_what_is_to_be_killed_is_wanted_until_its_end_is_known() -> None:
-    machine = Machine("beta")
+    machine = MachineLives("beta")
     machine.track(life("learner/0"))
     machine.track(life("learner/1"))
     machine.condemned.add(ONE)
@@ -36,7 +36,7 @@ def test_what_is_to_be_killed_is_wanted_until_its_end_is_known() -> None:
 
 
 def test_a_life_that_is_new_is_new_until_its_end() -> None:
-    machine = Machine("beta")
+    machine = MachineLives("beta")
     machine.track(life("learner/0"), is_new=True)
     machine.track(life("learner/1"))
     assert machine.wanted() == (Wanted(life("learner/0"), is_new=True), Wanted(life("learner/1")))
@@ -46,7 +46,7 @@ def test_a_life_that_is_new_is_new_until_its_end() -> None:
 
 
 def test_a_machine_is_silent_then_lost_once_and_there_again_with_its_first_word() -> None:
-    machine = Machine("beta")
+    machine = MachineLives("beta")
     for beats in range(1, LOST_BEATS):
         assert not machine.beat()
         assert machine.is_silent == (beats >= SILENT_BEATS)
@@ -60,4 +60,4 @@ def test_a_machine_is_silent_then_lost_once_and_there_again_with_its_first_word(
 
 
 def test_a_machine_that_takes_no_part_is_not_reached() -> None:
-    assert not Machine("beta", is_away=True).is_reached
+    assert not MachineLives("beta", is_away=True).is_reached

@@ -15,13 +15,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.ids import Replica, gang_number
-from isthmus.runtime.supervision.home_events import Cast, EndAsked, MachineJoined, MachineTakenAway, Places, StopAsked
+from isthmus.runtime.supervision.home_events import (
+    EndAsked,
+    MachineJoined,
+    MachineTakenAway,
+    Places,
+    RunRoles,
+    StopAsked,
+)
 from isthmus.runtime.supervision.incidents import Exited, Ordered
 from tests.effort import examples
 from tests.runtime.supervision.supervised_world import Computer, World
 from tests.runtime.supervision.supervision_stories import KILLED
 
-CAST: Final = Cast(roles={"learner": 3, "syncer": 1, "recorder": 1}, slots_max={"learner": 5}, least={"learner": 1})
+CAST: Final = RunRoles(roles={"learner": 3, "syncer": 1, "recorder": 1}, slots_max={"learner": 5}, least={"learner": 1})
 PLACES: Final = Places(
     home="alpha",
     machines={Replica("learner", 1): "beta", Replica("learner", 2): "gamma", Replica("syncer", 0): "beta"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.liveness import LAST_BEATS, UNSERVED_BEATS, Service, Unserved
+from isthmus.runtime.supervision.liveness import LAST_BEATS, UNSERVED_BEATS, Service, UnservedReplica
 from isthmus.runtime.supervision.messages import Missing, Said
 
 LEARNERS = [Member(Replica("learner", slot), 1) for slot in range(2)]
@@ -23,7 +23,7 @@ def beats_until_unserved(said: dict[Member, Said], *, is_hurried: bool = False) 
     for beat in range(1, UNSERVED_BEATS + 1):
         found = service.beat(NEEDED, said, is_hurried=is_hurried)
         if found is not None:
-            assert found == Unserved(found.replica, beat * BEAT_NS)
+            assert found == UnservedReplica(found.replica, beat * BEAT_NS)
             return beat, found.replica
     return None
 

@@ -18,7 +18,14 @@ from isthmus.runtime.wire import protocol_messages, protocol_session
 from isthmus.runtime.wire.protocol_credit import WINDOW_BYTES_MAX, Intake
 from isthmus.runtime.wire.protocol_messages import Hello
 from isthmus.runtime.wire.protocol_session import AHEAD_MAX, TRANSITIONS, Identity, Pair, Session, read_hello
-from isthmus.runtime.wire.protocol_transfers import FramesHeard, PeerUp, Refused, RelayHeard, UnreachableHeard, shipment
+from isthmus.runtime.wire.protocol_transfers import (
+    FramesHeard,
+    PeerRefused,
+    PeerUp,
+    RelayHeard,
+    UnreachableHeard,
+    shipment,
+)
 from tests.runtime.wire.session_ends import NOW, RUN, TOKEN, WINDOW, A, B, C, End, array, connected, frame_of, settle
 
 # -- a connection ------------------------------------------------------------------------------------------------------
@@ -167,7 +174,7 @@ def test_a_refusal_ends_the_connection_and_says_why() -> None:
     assert a.session is not None
     assert b.session is not None
     a.hear_control(b.session.refusal("digest", "it was damaged"))
-    assert a.events[-1] == Refused("digest", "it was damaged")
+    assert a.events[-1] == PeerRefused("digest", "it was damaged")
     assert a.session.phase == "over"
 
 

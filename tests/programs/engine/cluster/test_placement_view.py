@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from isthmus.programs.command.main import app
-from isthmus.programs.engine.cluster.placing import Compiled, answers_bytes, learner_bytes, parameter_count, placed
+from isthmus.programs.engine.cluster.placing import CompiledNeeds, answers_bytes, learner_bytes, parameter_count, placed
 from isthmus.programs.engine.cluster.prediction import ADDED_SECONDS, UTILISATION, Prediction, captions, predict, text
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request.request import Program, Request, prepare
@@ -57,10 +57,10 @@ def test_a_learner_needs_parameters_gradient_and_both_moments(request_: Request)
 
 def test_what_a_compiler_said_of_an_island_takes_the_place_of_what_is_reckoned(request_: Request) -> None:
     """Of chips it was asked for slot 0 alone: products take 2 s at all of the published FLOP/s."""
-    said = Compiled(3 * 10**9, 16 * 10**9, products_seconds=2.0, step_seconds=2.5)
+    said = CompiledNeeds(3 * 10**9, 16 * 10**9, products_seconds=2.0, step_seconds=2.5)
     topology = Topology((HUB, CORES, CHIPS))
 
-    def compiled(machine: Machine, slot: int) -> Compiled | None:
+    def compiled(machine: Machine, slot: int) -> CompiledNeeds | None:
         return said if (machine.name, slot) == ("chips", 0) else None
 
     placement = placed(request_, topology, compiled)
@@ -73,7 +73,7 @@ def test_what_a_compiler_said_of_an_island_takes_the_place_of_what_is_reckoned(r
 
 
 def test_an_island_that_a_compiler_found_too_small_is_refused(request_: Request) -> None:
-    said = Compiled(17 * 10**9, 16 * 10**9, products_seconds=2.0, step_seconds=None)
+    said = CompiledNeeds(17 * 10**9, 16 * 10**9, products_seconds=2.0, step_seconds=None)
     with pytest.raises(PlacementError, match=r"Placing learner 1 on 'chips'.*17\.0 GB, which `isthmus compile` found"):
         placed(request_, Topology((HUB, CORES, CHIPS)), lambda machine, slot: said if slot == 1 else None)
 

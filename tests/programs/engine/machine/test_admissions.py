@@ -16,7 +16,7 @@ from isthmus.programs.engine.cluster import machine_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions
 from isthmus.programs.engine.machine.admissions import Admissions
-from isthmus.programs.engine.run.private_daemon import Claim
+from isthmus.programs.engine.run.private_daemon import NameClaim
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
@@ -318,7 +318,7 @@ def test_which_daemon_admits() -> None:
     typed("admit", "beta", BETA.public, "--machine", "omega")
     several = typed("admit", "delta", DELTA.public)
     assert "found 2: alpha, omega" in several.stderr
-    claim = Claim("omega")
+    claim = NameClaim("omega")
     claim.write("tcp://127.0.0.1:1", [])
     try:
         assert "expected a daemon 'omega' with keys, found one without" in typed("admit", "delta", DELTA.public).stderr

@@ -21,7 +21,7 @@ from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.engine.request.spec import Here
-from isthmus.programs.engine.run.private_daemon import Run
+from isthmus.programs.engine.run.private_daemon import DaemonRun
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
@@ -99,7 +99,7 @@ class Alpha:
         (folder / "logs" / "daemon.log").write_text("what the daemon said\n")
         (folder / "over.json").write_text(json.dumps({"outcome": outcome, "error": None}))
         (folder / "summary.json").write_text(json.dumps({"outcome": outcome}))
-        self.do(lambda: self.daemon.adopt(Run(str(folder), is_watched=False)))
+        self.do(lambda: self.daemon.adopt(DaemonRun(str(folder), is_watched=False)))
         return str(folder)
 
     def close(self) -> None:

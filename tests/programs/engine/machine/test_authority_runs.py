@@ -17,8 +17,8 @@ import uvloop
 
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import run as collect_files
-from isthmus.programs.engine.machine.failover import Standing
-from isthmus.programs.engine.machine.links import Home, Link, Links
+from isthmus.programs.engine.machine.failover import HomeView
+from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, Outposts
 from isthmus.programs.engine.machine.run import gather
@@ -31,7 +31,7 @@ from isthmus.runtime.daemon.outpost import SHOWN_BYTES_MAX, of_orders, of_report
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.home_events import Cast, Places
+from isthmus.runtime.supervision.home_events import Places, RunRoles
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.supervision.messages import Gone, Orders, Report, Seen, Stamp, report_of
 
@@ -60,7 +60,7 @@ def gathered(folder: Path, answers: Answers) -> list[str]:
     """The lines that were logged while everything was gathered of beta, which has learner 1, and of gamma."""
     lines: list[str] = []
     machines = {"beta": {LEARNERS[1]}, "gamma": {Replica("learner", 2)}}
-    asyncio.run(gather(cast(Links, answers), "run", folder, machines, lines.append))
+    asyncio.run(gather(cast(MachineLinks, answers), "run", folder, machines, lines.append))
     return lines
 
 
@@ -171,12 +171,12 @@ class Place:
             MachineConfig(),
             tell=self.lines.append,
             on_change=lambda: None,
-            link=lambda home: cast(Link, None),
+            link=lambda home: cast(HomeLink, None),
             is_operator=lambda key: False,
             at_home=lambda link, run, term: False,
         )
         self.links = {
-            name: FakeLink(Home(name, f"tcp://127.0.0.1:{port}"))
+            name: FakeLink(HomeAddress(name, f"tcp://127.0.0.1:{port}"))
             for name, port in (("alpha", 1), ("gamma", 2), ("heir", 3))
         }
         job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1,
@@ -191,7 +191,7 @@ class Place:
         self.hear("alpha", self.called)
 
     def hear(self, home: str, message: dict[str, Any]) -> None:
-        self.outposts.hear(cast(Link, self.links[home]), message)
+        self.outposts.hear(cast(HomeLink, self.links[home]), message)
 
     def answer(self, home: str, message: dict[str, Any]) -> dict[str, Any]:
         asked = cast(Coroutine[Any, Any, dict[str, Any]], self.outposts.answer(self.links[home].home, message))
@@ -206,7 +206,7 @@ class Place:
 class FakeLink:
     """A link to a home, and what was sent there."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: HomeAddress) -> None:
         self.home, self.is_up = home, True
         self.sent: list[dict[str, Any]] = []
 
@@ -240,12 +240,12 @@ def test_only_a_machine_that_the_home_has_named_can_be_the_next_home(place: Plac
     later = {**place.called, "term": 2}
     place.hear("gamma", later)
     assert "refused what gamma says" in place.lines[-1]
-    assert place.outposts.standing("run", "heir") == Standing("alpha", 1, is_heard=True)
+    assert place.outposts.standing("run", "heir") == HomeView("alpha", 1, is_heard=True)
     place.hear("heir", {**of_orders(Orders(stamp=Stamp(2, 1, 1), home="alpha"), {}), "run": "run"})
     assert "orders of 'alpha', given by 'heir'" in place.lines[-1]
     place.hear("heir", later)
     assert "follows heir, the home of run in term 2, in place of alpha" in place.lines[-1]
-    assert place.outposts.standing("run", "heir") == Standing("heir", 2, is_heard=False)
+    assert place.outposts.standing("run", "heir") == HomeView("heir", 2, is_heard=False)
     assert [sent["type"] for sent in place.links["heir"].sent] == ["report"]
     note = json.loads((place.outposts.folders[0] / "outpost.json").read_text())
     assert (note["home"]["name"], note["term"]) == ("heir", 2)
@@ -310,7 +310,7 @@ def test_a_machine_shows_only_its_own_hosts_and_not_without_bound(tmp_path: Path
     daemon = Daemon(
         loop,
         tmp_path,
-        Cast(roles={"learner": 2, "recorder": 1}, slots_max={}, least={}),
+        RunRoles(roles={"learner": 2, "recorder": 1}, slots_max={}, least={}),
         run="run",
         name="alpha",
         listen="tcp://127.0.0.1:*",
@@ -351,7 +351,7 @@ def test_the_answer_of_a_machine_that_is_none_is_refused() -> None:
     loop = asyncio.new_event_loop()
 
     async def asked(answer: Any) -> None:
-        links = Links(
+        links = MachineLinks(
             loop, lambda peer, message: links.hear_response("beta", {"number": message["number"], "message": answer})
         )
         links.hear(b"beta", {"name": "beta", "instance": "1"})

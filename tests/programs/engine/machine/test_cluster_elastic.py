@@ -63,7 +63,7 @@ def test_an_elastic_island_goes_on_without_a_machine_and_takes_it_back(place: Pl
     accounts_add_up(summary)
 
 
-def waits_on_others(folder: Path, member: Member) -> list[tapes.Wait]:
+def waits_on_others(folder: Path, member: Member) -> list[tapes.HostWait]:
     """When a life of a learner waited for another host, by its tape."""
     plan = lower(spec.load(folder).graph())["learner"]
     [file] = [each for each in tapes.found(folder)[0] if each.member == member]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.runtime.supervision.incidents import Ended, Joined, MachineTaken, Slow
+from isthmus.runtime.supervision.incidents import Ended, Joined, MachineTaken, SlowHost
 from tests.patience import PATIENCE
 from tests.programs.engine.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place, fake_daemon
@@ -82,7 +82,7 @@ def test_a_machine_joins_and_is_expelled_and_nobody_else_notices(place: Place) -
     accounts_add_up(summary)
     assert all(account["pending"] == 0 for account in summary["fragment_accounts"])
     # A learner may be slow on a machine that is busy; nothing else happened to anybody.
-    told = [each for each in machines.incidents() if not isinstance(each, Slow)]
+    told = [each for each in machines.incidents() if not isinstance(each, SlowHost)]
     assert told == [Joined("gamma"), Ended(MachineTaken("gamma", "expelled"))]
     assert set(told) <= set(machines.incidents("learner/2#1"))
     report = (place.folder / "run" / "report.html").read_text()

@@ -14,7 +14,7 @@ from isthmus.programs.engine.machine import failover
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Manifest
-from isthmus.programs.engine.snapshots.stored import FolderStore, Place, StoredSnapshots
+from isthmus.programs.engine.snapshots.stored import FolderStore, StoredSnapshots, StorePlace
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import DISK
 
@@ -32,7 +32,7 @@ def told() -> dict[str, Any]:
             "argv": [], "zero_ns": 0, "cpu_seconds": 0.0, "here": here, "job": job}  # fmt: skip
 
 
-def stored(folder: Path, *without: str) -> Place:
+def stored(folder: Path, *without: str) -> StorePlace:
     """A store with one snapshot, an hour into the run, without some of its files."""
     files = {"spec.json": told(), "config.toml": "", "graph.json": {}, spec.CLUSTER: CLUSTER}
     data = {name: b"" if value == "" else json.dumps(value).encode() for name, value in files.items()}
@@ -40,7 +40,7 @@ def stored(folder: Path, *without: str) -> Place:
     writer = StoredSnapshots(FolderStore(folder, DISK), "run-1", "elsewhere:/run", 1, 1)
     manifest = Manifest(format=1, number=1, fragments=[])
     list(writer.writing(manifest, lambda file: b"", lambda: given, {("learner", 0): 3}, HOUR))
-    return Place(str(folder))
+    return StorePlace(str(folder))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_what_has_no_spec_or_no_snapshot_is_refused(tmp_path: Path, aside: Path)
     with pytest.raises(ConfigError, match=r"no spec\.json"):
         failover.fetched(stored(tmp_path / "store", spec.SPEC), aside, "Trying")
     with pytest.raises(ConfigError, match="found none"):
-        failover.fetched(Place(str(tmp_path / "nothing")), aside, "Trying")
+        failover.fetched(StorePlace(str(tmp_path / "nothing")), aside, "Trying")
 
 
 @pytest.mark.parametrize("url", ["/tmp", "file:///tmp", "local:///tmp", ""])

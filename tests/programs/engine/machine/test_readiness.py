@@ -7,17 +7,17 @@ from typing import Any, cast
 
 import pytest
 
-from isthmus.programs.engine.cluster.handover import Site
+from isthmus.programs.engine.cluster.handover import MachineSite
 from isthmus.programs.engine.machine import readiness
 from isthmus.programs.engine.machine.client import patience
 from isthmus.programs.engine.machine.daemon import ANSWERED_SHARE
-from isthmus.programs.engine.machine.failover import Standing
-from isthmus.programs.engine.machine.links import Home, answered
-from isthmus.programs.engine.machine.readiness import Asked, standings
+from isthmus.programs.engine.machine.failover import HomeView
+from isthmus.programs.engine.machine.links import HomeAddress, answered
+from isthmus.programs.engine.machine.readiness import LinkRequest, standings
 from isthmus.runtime.errors import ConfigError
 
-HERE = Home("beta", "tcp://beta:1", "")
-NONE = Standing("", 0, is_heard=False)
+HERE = HomeAddress("beta", "tcp://beta:1", "")
+NONE = HomeView("", 0, is_heard=False)
 
 
 class Linked:
@@ -38,8 +38,8 @@ class Linked:
         return answer
 
 
-def found(links: Linked) -> tuple[dict[str, Standing], dict[str, str]]:
-    asked = [Asked(Site("gamma"), HERE, {"type": "check"})]
+def found(links: Linked) -> tuple[dict[str, HomeView], dict[str, str]]:
+    asked = [LinkRequest(MachineSite("gamma"), HERE, {"type": "check"})]
     return asyncio.run(standings(cast(Any, links), asked, None, ("beta", lambda: NONE)))
 
 
@@ -71,7 +71,7 @@ def test_what_is_refused_and_what_is_malformed_is_answered(error: Exception) -> 
 def test_machines_are_asked_again_while_one_hears_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "UP_SECONDS", 0.0)
     links = Linked(said(is_heard=True), said(is_heard=False), said(is_heard=True))
-    assert found(links) == ({"gamma": Standing("alpha", 2, is_heard=False), "beta": NONE}, {})
+    assert found(links) == ({"gamma": HomeView("alpha", 2, is_heard=False), "beta": NONE}, {})
     links = Linked(*[said(is_heard=True)] * readiness.HEARD_TRIES)
     assert found(links)[0]["gamma"].is_heard
     asked = readiness.HEARD_TRIES * (max(links.seconds) + readiness.LINK_SECONDS_MAX + patience("machine"))

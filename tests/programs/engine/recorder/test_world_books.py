@@ -11,7 +11,7 @@ import pytest
 from isthmus.ops.exchange.token_accounts import FATES
 from isthmus.programs import Program, Task
 from isthmus.programs.engine.request.request import prepare
-from isthmus.programs.study.simulation.pytest_plugin import Result, Worlds
+from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.programs.study.simulation.taped_tokens import contradictions, of_lives, taped_of
 from isthmus.runtime.sim import Blackout, Cut, Kill
 from tests.programs.study.simulation.test_world import LINEAR
@@ -65,16 +65,16 @@ def test_what_the_books_lack_is_told(world: Worlds, linear: Task) -> None:
     ]
 
 
-def said_otherwise(result: Result, task: Task, merges: Sequence[Mapping[str, Any]]) -> list[str]:
+def said_otherwise(result: WorldResult, task: Task, merges: Sequence[Mapping[str, Any]]) -> list[str]:
     """What tapes and books contradict each other in."""
     return contradictions(taped_of(prepare(PROGRAM, task).plans, of_lives(result.tapes)), result.summary, merges)
 
 
-def lines_of(result: Result) -> list[dict[str, Any]]:
+def lines_of(result: WorldResult) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (result.folder / "merges.jsonl").read_text().splitlines()]
 
 
-def assert_sound(result: Result, task: Task) -> None:
+def assert_sound(result: WorldResult, task: Task) -> None:
     """Nothing contradicts anything, tapes included; of a life that ended no more is known than its tape has; and all
     that is known is in the accounts, to the token."""
     summary, books = result.summary, result.summary["books"]

@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from isthmus.programs.engine.report.charts_drawing import Scale, element, share_level
-from isthmus.programs.engine.report.charts_graph import Drawn, Edge, Node, Role, draw_graph
+from isthmus.programs.engine.report.charts_graph import DrawnEdge, DrawnGraph, DrawnNode, DrawnRole, draw_graph
 from isthmus.programs.engine.report.charts_lines import charts
-from isthmus.programs.engine.report.charts_timeline import Window
+from isthmus.programs.engine.report.charts_timeline import TimeWindow
 from isthmus.programs.engine.report.page import load
-from isthmus.programs.engine.results.record import Evaluation, Progress, Report, by_learner, unbroken, without_loss
+from isthmus.programs.engine.results.record import (
+    EvaluationLine,
+    ReportLine,
+    TokenProgress,
+    by_learner,
+    unbroken,
+    without_loss,
+)
 from isthmus.programs.engine.results.words import decimal, percent, progress, scaled, seconds, whole
 from tests.programs.engine.results.made_up_run import build
 
@@ -51,7 +58,7 @@ def test_the_curve_of_the_global_model_has_every_evaluation(folder: Path) -> Non
 
 def test_the_pace_is_that_of_the_reports(folder: Path) -> None:
     record = load(folder)
-    pace = charts(record, Window(4.0, 5.0))[-1]
+    pace = charts(record, TimeWindow(4.0, 5.0))[-1]
     for slot, curve in enumerate(pace.curves):
         reports = by_learner(record.reports)[slot]
         overall = (reports[-1].step - reports[0].step) / (reports[-1].time - reports[0].time)
@@ -64,8 +71,8 @@ def test_the_pace_is_that_of_the_reports(folder: Path) -> None:
 def test_an_axis_is_logarithmic_only_where_that_shows_more(folder: Path) -> None:
     record = load(folder)
     assert charts(record, None)[0].is_logarithmic
-    flat = [Evaluation(time=at, tokens=at, eval_loss=2.0 + at / 10) for at in range(3)]
-    below = [Evaluation(time=at, tokens=at, eval_loss=at - 1.0) for at in range(3)]
+    flat = [EvaluationLine(time=at, tokens=at, eval_loss=2.0 + at / 10) for at in range(3)]
+    below = [EvaluationLine(time=at, tokens=at, eval_loss=at - 1.0) for at in range(3)]
     for evaluations in (flat, below):
         (chart,) = charts(replace(record, reports=[], evaluations=evaluations), None)
         assert not chart.is_logarithmic
@@ -80,7 +87,7 @@ def test_a_report_without_loss_counts_only_while_stepping() -> None:
     phases = ["ready", "stepping", "stepping", "stepping", "final"]
     steps, losses = [0, 1, 9, 18, 19], [None, None, 2.0, None, None]
     rows = [
-        Report(time=i, phase=phase, step=step, loss=loss)
+        ReportLine(time=i, phase=phase, step=step, loss=loss)
         for i, (phase, step, loss) in enumerate(zip(phases, steps, losses, strict=True))
     ]
     assert without_loss(rows) == 1
@@ -102,7 +109,7 @@ def test_a_learner_that_was_away_has_two_parts(folder: Path) -> None:
 
 def test_progress_is_the_sum_over_learners(folder: Path) -> None:
     record = load(folder)
-    progress = Progress(record.reports)
+    progress = TokenProgress(record.reports)
     newest = {report.learner: report.tokens for report in record.reports}
     assert progress.at(-1.0) == 0
     assert progress.at(record.wall_seconds + 1) == sum(newest.values())
@@ -164,7 +171,7 @@ def test_names_of_edges_stand_apart() -> None:
         "syncer": ["pacer", "merge", "outer-step"],
         "evaluator": ["evaluate", "hold-evaluator"],
     }
-    nodes = [Node(name, role) for role, names in of.items() for name in names]
+    nodes = [DrawnNode(name, role) for role, names in of.items() for name in names]
     ends = [
         each.split()
         for each in (
@@ -183,7 +190,9 @@ def test_names_of_edges_stand_apart() -> None:
             "hold-evaluator.held pacer.held",
         )
     ]
-    chart = ET.fromstring(draw_graph(Drawn([Role(role) for role in of], nodes, [Edge(*each) for each in ends])))
+    chart = ET.fromstring(
+        draw_graph(DrawnGraph([DrawnRole(role) for role in of], nodes, [DrawnEdge(*each) for each in ends]))
+    )
     names = [item for item in chart.iter("text") if "label" in item.get("class", "").split()]
     assert len(names) == len(ends)
     for first, second in combinations(names, 2):

@@ -13,13 +13,13 @@ import pytest
 from isthmus.programs.engine.report.charts_absence import draw_absence
 from isthmus.programs.engine.report.charts_lines import charts
 from isthmus.programs.engine.report.charts_merges import draw_merges
-from isthmus.programs.engine.report.charts_timeline import Window, close_ups, steps_between, windows
+from isthmus.programs.engine.report.charts_timeline import TimeWindow, close_ups, steps_between, windows
 from isthmus.programs.engine.report.page import absence_svg, load, page, write_report
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import RunRecord
 from isthmus.runtime.cores.membership_messages import Pace
 from isthmus.runtime.supervision.incidents import (
-    BodyFailed,
+    BodyRaised,
     Ended,
     Exited,
     GivenUp,
@@ -30,7 +30,7 @@ from isthmus.runtime.supervision.incidents import (
     NumbersLost,
     Raised,
     Restarted,
-    Slow,
+    SlowHost,
 )
 from tests.programs.engine.results import made_up_deaths
 from tests.programs.engine.results.event_lines import KILLED, silent
@@ -269,7 +269,7 @@ def test_what_hosts_say_is_only_text(tmp_path: Path) -> None:
     host = "<script>alert(0)/0"
     made_up_deaths.apart(
         run,
-        (1.0, host, 1, BodyFailed(Raised("data", "ValueError", hostile, "", 0))),
+        (1.0, host, 1, BodyRaised(Raised("data", "ValueError", hostile, "", 0))),
         (1.0, host, 1, KILLED),
         (2.0, "evaluator/0", 1, KILLED),
         (3.0, "learner/1", 1, Joined(hostile)),
@@ -290,7 +290,7 @@ def test_what_is_no_absence_is_told_for_itself(tmp_path: Path) -> None:
     made_up_deaths.apart(
         run,
         (0.1, "learner/3", 1, Joined("gamma")),
-        (0.2, "learner/2", 1, Slow(slow)),
+        (0.2, "learner/2", 1, SlowHost(slow)),
         (0.3, "learner/2", 1, KeepsUp(slow)),
         (0.4, "daemon/0", 1, NumbersLost(1_000_001)),
         (0.5, "learner/3", 1, taken),
@@ -353,7 +353,7 @@ def test_many_deaths_stay_small(tmp_path: Path) -> None:
 
 def test_an_empty_window_is_no_accident(folder: Path) -> None:
     record = load(folder)
-    chart = ET.fromstring(draw_absence(record, Window(5.0, 6.0), [], 530))
+    chart = ET.fromstring(draw_absence(record, TimeWindow(5.0, 6.0), [], 530))
     assert not [item for item in chart.iter() if item.get("class") == "absent"]
 
 

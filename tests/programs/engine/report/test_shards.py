@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.programs.engine.report.charts_absence import draw_absence
 from isthmus.programs.engine.report.charts_merges import draw_merges
-from isthmus.programs.engine.report.charts_timeline import Window
+from isthmus.programs.engine.report.charts_timeline import TimeWindow
 from isthmus.programs.engine.report.page import load, write_report
 from isthmus.programs.study.terminal import figures
 from isthmus.runtime.supervision.incidents import Restarted
@@ -49,7 +49,7 @@ def test_only_the_rows_of_the_shard_that_was_away_are_framed(folder: Path) -> No
 
 def test_each_shard_has_a_lane_around_a_death(folder: Path) -> None:
     record = load(folder)
-    chart = ET.fromstring(draw_absence(record, Window(GONE - 1, BACK + 1), record.absences))
+    chart = ET.fromstring(draw_absence(record, TimeWindow(GONE - 1, BACK + 1), record.absences))
     names = [item for item in chart.iter() if item.get("class") == "name" and item.text.startswith("syncer")]
     heights = {item.text: float(item.get("y")) - 13 for item in names}
     assert list(heights) == ["syncer 0", "syncer 1"]

@@ -20,7 +20,7 @@ from isthmus.programs.engine.results.absences import (
 from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Stall
 from isthmus.runtime.supervision.incidents import (
     Adopted,
-    BodyFailed,
+    BodyRaised,
     Condemned,
     Delayed,
     Ended,
@@ -39,7 +39,7 @@ from isthmus.runtime.supervision.incidents import (
     Raised,
     Refused,
     Restarted,
-    Slow,
+    SlowHost,
     Superseded,
     Suspected,
 )
@@ -74,7 +74,7 @@ def test_lives_that_never_work_belong_to_one_absence() -> None:
     (absence,) = fold(
         (10, "learner/2", 1, KILLED),
         (10, "learner/2", 2, RESTARTED),
-        (12, "learner/2", 2, BodyFailed(Raised("data", "ValueError", "no such file. Make one.", "mine.py", 3))),
+        (12, "learner/2", 2, BodyRaised(Raised("data", "ValueError", "no such file. Make one.", "mine.py", 3))),
         (12, "learner/2", 2, crash),
         (13, "learner/2", 3, RESTARTED),
         (17, "learner/2", 3, WORKS),
@@ -196,7 +196,7 @@ def test_a_syncer_comes_back_under_an_epoch_and_says_what_it_lost() -> None:
         HEARD,
         WORKS,
         Joined("gamma"),
-        Slow(Pace(410e6, 42e6, 3)),
+        SlowHost(Pace(410e6, 42e6, 3)),
         KeepsUp(Pace(45.5e6, 42e6, 1)),
         GivenUp(6, KILLED),
         Delayed("no room"),

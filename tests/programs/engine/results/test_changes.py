@@ -10,8 +10,8 @@ from isthmus.programs.engine.recorder.accounts import FIELDS, LAST_COUNT, Change
 from isthmus.programs.engine.report import sections
 from isthmus.programs.engine.results.changes import ChangeRecord, in_use, is_better, read, sentence, settings
 from isthmus.programs.engine.results.reading import load
-from isthmus.programs.engine.results.why import Wanted, rows, why
-from isthmus.programs.study.terminal.live import News
+from isthmus.programs.engine.results.why import MergeQuery, rows, why
+from isthmus.programs.study.terminal.live import NoticeFeed
 
 PUSH: dict[str, Any] = {
     "shard": 0,
@@ -110,7 +110,7 @@ def test_why_report_and_live_view_tell_of_them(tmp_path: Path) -> None:
     merge = {"time": 3.0, "fragment": 2, "round": 10, "kind": "merge", "version": [1, 4], "voters": [0], "asked": asked}
     (tmp_path / "merges.jsonl").write_text(json.dumps(merge))
     assert read(tmp_path) == [record(each, at) for at, each in enumerate((PUSH, UPDATE, INTERVAL))]
-    found = why(tmp_path, Wanted(2))
+    found = why(tmp_path, MergeQuery(2))
     shown = list(rows(found.merge))
     assert ("settings", settings(asked)) in shown
     changed = [text for word, text in shown if word == "changed"]
@@ -123,7 +123,7 @@ def test_why_report_and_live_view_tell_of_them(tmp_path: Path) -> None:
     assert part.shown is not None
     assert part.shown["count"] == 3
     assert part.shown["rows"][2]["told"] == "interval: 24 -> 31"
-    news = News(tmp_path, lambda: 0)
+    news = NoticeFeed(tmp_path, lambda: 0)
     status = {"changes": {"last": [{name: line[name] for name in ("time", *FIELDS)} for line in lines[:2]]}}
     assert [notice.text for notice in news.update(status)] == [sentence(record(each)) for each in (PUSH, UPDATE)]
     assert news.update(status) == []

@@ -15,7 +15,7 @@ from isthmus.runtime.cores import membership_messages as presence
 from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Silence, Stall
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import (
-    BodyFailed,
+    BodyRaised,
     Condemned,
     CutOff,
     Delayed,
@@ -41,7 +41,7 @@ from isthmus.runtime.supervision.incidents import (
     Reached,
     RecorderFailed,
     Refused,
-    Slow,
+    SlowHost,
     Starved,
     Superseded,
     Suspected,
@@ -158,7 +158,7 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
             "is reached again, after it was cut off for 12.0 s",
         ),
         (
-            Slow(Pace(38.5e6, 6.2e6, 2)),
+            SlowHost(Pace(38.5e6, 6.2e6, 2)),
             "slow: 38.5 ms a step, the others 6.20 ms",
             "is slow: 38.5 ms a step, the others 6.20 ms",
         ),
@@ -177,7 +177,7 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
             "data is the bottleneck: a firing of frames takes 300 ms, a step 2.00 ms",
             "waits for its data: a firing of frames takes 300 ms, a step 2.00 ms",
         ),
-        (BodyFailed(WRONG), "failed: ValueError: no (mine.py:3)", "failed: ValueError: no (mine.py:3)"),
+        (BodyRaised(WRONG), "failed: ValueError: no (mine.py:3)", "failed: ValueError: no (mine.py:3)"),
         (
             Condemned(STALL),
             "killed: stuck: no step for 14.5 s, in one firing of node 'data': 253 ms +- 2.00 s are usual, phi is 12.4",

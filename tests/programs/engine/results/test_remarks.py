@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.programs.engine.results.absences import Fact, Waiting, Works, remark
 from isthmus.runtime.cores.membership_messages import Pace
-from isthmus.runtime.supervision.incidents import KeepsUp, Restarted, Slow
+from isthmus.runtime.supervision.incidents import KeepsUp, Restarted, SlowHost
 from tests.programs.engine.results.event_lines import KILLED, silent
 
 FREE, RING = Waiting("go on", False), Waiting("wait", False)
@@ -18,7 +18,7 @@ SLOW = "learner 2 is slow: 410 ms a step, the others 42.0 ms"
     [(None, SLOW), (FREE, f"{SLOW}; nobody waits for it"), (RING, f"{SLOW}; the others wait for it")],
 )
 def test_who_is_slow_is_said_to_be_waited_for_as_the_graph_has_it(waiting: Waiting | None, text: str) -> None:
-    assert remark(Fact(10, "learner/2", 1, Slow(Pace(410e6, 42e6, 3))), waiting) == (10, "pace", "odd", text)
+    assert remark(Fact(10, "learner/2", 1, SlowHost(Pace(410e6, 42e6, 3))), waiting) == (10, "pace", "odd", text)
 
 
 def test_who_keeps_up_again_is_told_of() -> None:

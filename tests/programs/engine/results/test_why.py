@@ -16,7 +16,7 @@ from isthmus.programs import Program
 from isthmus.programs.command.main import app
 from isthmus.programs.engine.report.page import write_report
 from isthmus.programs.engine.results import why as words
-from isthmus.programs.engine.results.why import Wanted, why
+from isthmus.programs.engine.results.why import MergeQuery, why
 from isthmus.programs.engine.results.why_merge_facts import Came, Closing, MergeFacts, TapedRound, merge_facts
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.sim import Kill
@@ -295,7 +295,7 @@ def test_the_report_has_the_same_words_for_a_merge_that_is_clicked(hasty: Path) 
         found = shown[f"{line['fragment']}-{line['round']}"]
         if line["version"] is None:
             continue
-        wanted = Wanted.of(line["fragment"], words.dotted(line["version"]), is_last=False)
+        wanted = MergeQuery.of(line["fragment"], words.dotted(line["version"]), is_last=False)
         merge = why(hasty, wanted).merge
         assert (found["head"], found["table"]) == (
             words.head(merge),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from isthmus.runtime.cores.membership_messages import Stall
-from isthmus.runtime.supervision.incidents import Condemned, Slow
+from isthmus.runtime.supervision.incidents import Condemned, SlowHost
 from tests.programs.engine.run.process_run import TASK, Run
 
 pytestmark = [pytest.mark.process, pytest.mark.soak]
@@ -38,7 +38,7 @@ def test_who_hangs_is_replaced_and_who_is_slow_is_not(start: Callable[..., Run])
     run.wait_for_merges(20)
     run.wait_for(lambda: run.host("learner/2").get("state") == "slow", 40)
     told = run.incident("learner/2")
-    assert isinstance(told, Slow)
+    assert isinstance(told, SlowHost)
     assert (told.pace.others, told.pace.own_ns >= 3 * told.pace.usual_ns) == (2, True)
     (stall,) = run.wait_for(lambda: stalls(run), 60)
     assert stall.node == "data"

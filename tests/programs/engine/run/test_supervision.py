@@ -20,10 +20,10 @@ from isthmus.runtime.clock import Duration, seconds
 from isthmus.runtime.cores import membership_messages as presence
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import FILE
-from isthmus.runtime.host.own_process import Silence
+from isthmus.runtime.host.own_process import DaemonSilence
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision import liveness, lives, station, watch
-from isthmus.runtime.supervision.home_events import Cast
+from isthmus.runtime.supervision.home_events import RunRoles
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     Condemned,
@@ -47,7 +47,7 @@ from tests.programs.engine.results.event_lines import incidents_in
 pytestmark = [pytest.mark.process]
 
 HOST = Path(__file__).with_name("supervised_host.py")
-CAST = Cast(roles={"learner": 2, "recorder": 1}, least={"learner": 1})
+CAST = RunRoles(roles={"learner": 2, "recorder": 1}, least={"learner": 1})
 HOSTS = ("learner/0", "learner/1", "recorder/0")
 PAUSE = threading.Event()
 SECONDS_MAX = 300.0
@@ -369,7 +369,7 @@ def test_the_next_daemon_of_a_run_that_is_over_starts_nothing(supervise: Callabl
 
 
 def test_what_a_process_slept_itself_is_not_the_daemons_silence() -> None:
-    silence = Silence(0.0, 0.25)
+    silence = DaemonSilence(0.0, 0.25)
     assert silence.beat(0.25) == 0.25
     assert silence.beat(0.5) == 0.5
     assert silence.beat(100.75) == 0.75  # A hundred seconds late.

@@ -22,14 +22,14 @@ from isthmus.programs.engine.snapshots.keeping import (
     ThreadCourier,
     fetch,
 )
-from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Entry, Manifest, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, FragmentEntry, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import (
     HEAD,
     VALUES,
     FolderStore,
-    Head,
-    Place,
+    SnapshotHead,
     StoredSnapshots,
+    StorePlace,
     encoded,
     head_name,
     newest,
@@ -74,7 +74,7 @@ def read(disk: SimulatedDisk) -> tuple[int, dict[int, Any], list[str]]:
     """The number of the snapshot that is read, its items as the next home has them, and what is wrong with others."""
     near = SimulatedDisk("next")
 
-    def take(head: Head, entry: Entry, data: bytes) -> None:
+    def take(head: SnapshotHead, entry: FragmentEntry, data: bytes) -> None:
         file = Mount(near).create(RUN / FOLDER / entry.file)
         file.write(data)
 
@@ -257,7 +257,7 @@ class Hold:
     def __init__(self, near: SimulatedDisk, mount: Any = None) -> None:
         self.near = near
         self.hold = KeptHold(
-            RUN, 15.0, Place(f"{AWAY}", "run-1", in_background=False), role="syncer", shards=1, sizes=SIZES
+            RUN, 15.0, StorePlace(f"{AWAY}", "run-1", in_background=False), role="syncer", shards=1, sizes=SIZES
         )
         self.context: Any = Context("recorder", incarnation=1)
         self.context.disk = mount or Mount(near)
@@ -330,7 +330,7 @@ def fetched(disk: SimulatedDisk, folder: Path) -> list[str]:
             (far / path.name).write_bytes(data)
     near = folder / "near"
     near.mkdir()
-    fetch(Place(str(far)), near, DISK, "Resuming")
+    fetch(StorePlace(str(far)), near, DISK, "Resuming")
     return sorted(str(path.relative_to(near)) for path in near.rglob("*") if path.is_file())
 
 

@@ -13,7 +13,7 @@ from isthmus.ops.exchange.messages import ShardState
 from isthmus.programs.engine.snapshots import stored
 from isthmus.programs.engine.snapshots.keeping import fetch
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, Snapshots
-from isthmus.programs.engine.snapshots.stored import Place, StoredSnapshots, UrlStore, check, newest, place_of
+from isthmus.programs.engine.snapshots.stored import StoredSnapshots, StorePlace, UrlStore, check, newest, place_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import DISK
 from tests.effort import soaked
@@ -73,7 +73,7 @@ class Home:
 
 def found(url: str, folder: Path, size: int = SIZE) -> dict[int, ShardState]:
     folder.mkdir()
-    fetch(Place(url), folder, DISK, "Resuming")
+    fetch(StorePlace(url), folder, DISK, "Resuming")
     return Snapshots(folder / FOLDER, (size, size), DISK).read().held
 
 
@@ -115,7 +115,7 @@ def test_objects_are_listed_and_removed(port: int) -> None:
     store.remove("a")
     store.remove("a")
     assert store.names() == ["b"]
-    check(Place(f"s3://{BUCKET}/objects"), DISK)
+    check(StorePlace(f"s3://{BUCKET}/objects"), DISK)
     assert store.names() == ["b"]
 
 
@@ -127,8 +127,8 @@ def test_other_filesystems_of_fsspec_do_as_well(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_reached_through_the_disk(tmp_path: Path) -> None:
-    assert place_of("there", tmp_path) == Place(str(tmp_path / "there"))
-    assert place_of(f"file://{tmp_path}/x/../there") == Place(str(tmp_path / "there"))
+    assert place_of("there", tmp_path) == StorePlace(str(tmp_path / "there"))
+    assert place_of(f"file://{tmp_path}/x/../there") == StorePlace(str(tmp_path / "there"))
     place = place_of(f"file://{tmp_path}/there")
     check(place, DISK)
     assert os.listdir(tmp_path / "there") == []
@@ -156,24 +156,24 @@ def test_a_place_that_cannot_be_written_is_said(port: int, tmp_path: Path, monke
     (tmp_path / "file").write_text("")
     for text, told in ((f"s3://no-{BUCKET}/x", "bucket does not exist"), (f"{tmp_path}/file/x", "Not a directory")):
         with pytest.raises(ConfigError, match=told):
-            check(Place(text), DISK)
+            check(StorePlace(text), DISK)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="Unable to locate credentials"):
-        check(Place(f"s3://{BUCKET}/x"), DISK)
+        check(StorePlace(f"s3://{BUCKET}/x"), DISK)
 
 
 def test_a_server_that_is_not_there_is_said(way: Way) -> None:
     way.close()
     with pytest.raises(ConfigError, match=r"(?i)connect"):
-        check(Place(f"s3://{BUCKET}/x"), DISK)
+        check(StorePlace(f"s3://{BUCKET}/x"), DISK)
 
 
 def test_the_place_of_another_run_is_not_taken(port: int, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/taken"
     Home(tmp_path, url).store(1)
-    check(Place(url), DISK, run="run-1")
+    check(StorePlace(url), DISK, run="run-1")
     for run in ("", "run-2"):
         with pytest.raises(ConfigError, match="those of run-1"):
-            check(Place(url), DISK, run=run)
+            check(StorePlace(url), DISK, run=run)

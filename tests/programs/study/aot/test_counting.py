@@ -29,7 +29,7 @@ COUNT = """
     import msgspec
     from pathlib import Path
     from isthmus.programs.study.aot.worker import counted
-    from isthmus.programs.study.aot.figures import Kept
+    from isthmus.programs.study.aot.figures import KeptFigures
     from isthmus.programs.study.aot.figures import Target
     from isthmus.programs.study.aot.worker import calls
     from isthmus.programs.engine.request import spec
@@ -44,7 +44,7 @@ COUNT = """
     request = prepare(program, task_settings=settings)
     told = spec.read(json.loads(json.dumps(spec.of(request, zero_ns=0, cpu_seconds=0.0))))
     devices = tuple(jax.devices()[:count])
-    target, kept = Target("cpu", find("cpu", "testing"), count, {}), Kept(folder / "kept")
+    target, kept = Target("cpu", find("cpu", "testing"), count, {}), KeptFigures(folder / "kept")
     rounds = [
         [counted(call, target, kept, {}) for call in calls(told, 0, devices) if call.name in sys.argv[4:]]
         for _ in range(2)

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from isthmus.programs.study.aot.compiling import told
-from isthmus.programs.study.aot.figures import Filling, Fit, Island, LargestBatch, summed, target
+from isthmus.programs.study.aot.figures import CountedIsland, Filling, Fit, LargestBatch, summed, target
 from tests.programs.study.aot.made import EXTRACT, LIMIT, MEGA, REFUSED, STEP, answer
 
 TARGET = target("v6e:2x2")
 
 
-def island(*functions: object) -> Island:
+def island(*functions: object) -> CountedIsland:
     return summed(TARGET, 1, answer(*functions))  # type: ignore[arg-type]
 
 

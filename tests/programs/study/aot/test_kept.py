@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.study.aot.figures import Kept, digest, target
+from isthmus.programs.study.aot.figures import KeptFigures, digest, target
 from tests.programs.study.aot.made import FIGURES, REFUSED
 
 TARGET = target("v6e:2x2")
@@ -16,11 +16,11 @@ KEY = digest("module", TARGET, VERSIONS)
 
 
 def test_what_is_kept_is_found(tmp_path: Path) -> None:
-    kept, folder = Kept(tmp_path / "ahead"), tmp_path / "ahead"
+    kept, folder = KeptFigures(tmp_path / "ahead"), tmp_path / "ahead"
     assert kept.find(KEY) is None
     for figures in (FIGURES, REFUSED):
         kept.keep(KEY, figures)
-        assert Kept(folder).find(KEY) == figures
+        assert KeptFigures(folder).find(KEY) == figures
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_of_anything_else_there_are_other_figures(other: str) -> None:
 @pytest.mark.parametrize("content", ["", "{", '{"compiled": {"memory": 3}}', "[]"])
 def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path, content: str) -> None:
     (tmp_path / f"{KEY}.json").write_text(content)
-    kept = Kept(tmp_path)
+    kept = KeptFigures(tmp_path)
     assert kept.find(KEY) is None
     kept.keep(KEY, FIGURES)
     assert kept.find(KEY) == FIGURES
@@ -47,6 +47,6 @@ def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path, content: 
 
 def test_a_folder_that_takes_nothing_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for kept in (Kept(tmp_path / "file"), Kept(None)):
+    for kept in (KeptFigures(tmp_path / "file"), KeptFigures(None)):
         kept.keep(KEY, FIGURES)
         assert kept.find(KEY) is None

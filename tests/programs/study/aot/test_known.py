@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.engine.cluster.placing import Compiled
+from isthmus.programs.engine.cluster.placing import CompiledNeeds
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.study.aot import compiling
 from isthmus.programs.study.aot.compiling import finder, keep
-from isthmus.programs.study.aot.figures import Island, summed, target
+from isthmus.programs.study.aot.figures import CountedIsland, summed, target
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Machine
 from tests.programs.study.aot.made import EXTRACT, LIMIT, MEGA, STEP, answer
@@ -39,7 +39,7 @@ def request_of(text: str, **task: Any) -> Request:
     return prepare("decoupled-diloco", run={"learners": 2}, task_settings={"data": [text], **task})
 
 
-def island() -> Island:
+def island() -> CountedIsland:
     return summed(TARGET, 1, answer(STEP, EXTRACT))
 
 
@@ -47,7 +47,7 @@ def test_it_is_found_by_the_same_run_slot_and_kind_of_island_alone(text: str, ca
     request = request_of(text)
     assert finder(request)(CHIPS, 1) is None
     keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {1: (TARGET, island())})
-    found = Compiled(406 * MEGA, LIMIT, island().predicted_products_seconds, island().predicted_step_seconds)
+    found = CompiledNeeds(406 * MEGA, LIMIT, island().predicted_products_seconds, island().predicted_step_seconds)
     assert finder(request)(CHIPS, 1) == found
     assert finder(request)(CHIPS, 0) == found, "its batch is the same"
     assert finder(request)(replace(CHIPS, devices=8), 1) is None

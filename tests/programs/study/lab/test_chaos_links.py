@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.study.lab.chaos_strikes import Conditions, Links, comes_about
+from isthmus.programs.study.lab.chaos_strikes import LinkProxy, WayConditions, comes_about
 from tests.patience import PATIENCE
 
 DATA = os.urandom(40_000)
@@ -50,13 +50,13 @@ def echo() -> Iterator[Echo]:
 
 
 @pytest.fixture
-def links() -> Iterator[Links]:
-    made = Links(lambda pid: "learner/0" if pid == os.getpid() else f"process {pid}", Conditions())
+def links() -> Iterator[LinkProxy]:
+    made = LinkProxy(lambda pid: "learner/0" if pid == os.getpid() else f"process {pid}", WayConditions())
     yield made
     made.close()
 
 
-def dialled(links: Links, port: int) -> socket.socket:
+def dialled(links: LinkProxy, port: int) -> socket.socket:
     """A connection to a port, through the proxy."""
     address, _, own = links.address.rpartition(":")
     client = socket.create_connection((address, int(own)), timeout=PATIENCE)
@@ -79,14 +79,14 @@ def there_and_back(client: socket.socket, data: bytes) -> tuple[bytes, float]:
 @pytest.mark.parametrize(
     ("conditions", "seconds_min"),
     [
-        (Conditions(), 0.0),
-        (Conditions(latency=0.2), 0.4),
-        (Conditions(kbits=1000.0), 0.6),  # 320 kbit there, and back while the last of it is still on its way there.
-        (Conditions(share=0.3), 0.2),
+        (WayConditions(), 0.0),
+        (WayConditions(latency=0.2), 0.4),
+        (WayConditions(kbits=1000.0), 0.6),  # 320 kbit there, and back while the last of it is still on its way there.
+        (WayConditions(share=0.3), 0.2),
     ],
 )
 def test_what_passes_is_whole_in_order_and_as_late_as_it_has_to_be(
-    links: Links, echo: Echo, conditions: Conditions, seconds_min: float
+    links: LinkProxy, echo: Echo, conditions: WayConditions, seconds_min: float
 ) -> None:
     way = links.way("learner/0")
     way.conditions = conditions
@@ -95,21 +95,21 @@ def test_what_passes_is_whole_in_order_and_as_late_as_it_has_to_be(
     assert data == DATA
     assert took >= 0.5 * seconds_min if conditions.kbits else took >= seconds_min
     assert comes_about(lambda: way.passed_bytes == 2 * len(DATA))
-    assert (way.held_bytes > 0) == (conditions != Conditions())
+    assert (way.held_bytes > 0) == (conditions != WayConditions())
     assert (way.lost_segments > 0) == (conditions.share > 0)
 
 
-def test_of_a_mute_way_nothing_passes_and_nothing_is_missing(links: Links, echo: Echo) -> None:
+def test_of_a_mute_way_nothing_passes_and_nothing_is_missing(links: LinkProxy, echo: Echo) -> None:
     way = links.way("learner/0")
     with dialled(links, echo.port) as client:
         assert there_and_back(client, b"before")[0] == b"before"
-        way.conditions = Conditions(is_mute=True)
+        way.conditions = WayConditions(is_mute=True)
         client.sendall(DATA)
         client.settimeout(0.3)
         with pytest.raises(TimeoutError):
             client.recv(1)
         assert way.passed_bytes == 12
-        way.conditions = Conditions()
+        way.conditions = WayConditions()
         client.settimeout(60)
         assert there_and_back(client, b"")[0] == b""
         found = b""
@@ -119,7 +119,7 @@ def test_of_a_mute_way_nothing_passes_and_nothing_is_missing(links: Links, echo:
     assert way.held_bytes > 0
 
 
-class SlowToEnd(Links):
+class SlowToEnd(LinkProxy):
     """Directions of a connection take a while to end, so that `close` comes in the middle of it."""
 
     async def _pass(self, *args: Any) -> None:
@@ -129,7 +129,7 @@ class SlowToEnd(Links):
             await asyncio.sleep(0.2)
 
 
-def left_open(links: Links) -> list[object]:
+def left_open(links: LinkProxy) -> list[object]:
     """What is found unclosed after the proxy's end; of warnings that are errors."""
     found: list[object] = []
     with pytest.MonkeyPatch.context() as patched:
@@ -141,7 +141,7 @@ def left_open(links: Links) -> list[object]:
 
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_closing_leaves_no_connection_open_that_was_being_hung_up(echo: Echo) -> None:
-    links = SlowToEnd(lambda pid: "learner/0", Conditions())
+    links = SlowToEnd(lambda pid: "learner/0", WayConditions())
     with dialled(links, echo.port) as client:
         there_and_back(client, DATA)
     time.sleep(0.3)  # The way up has ended after 0.2 s, the way down is still ending.
@@ -150,7 +150,7 @@ def test_closing_leaves_no_connection_open_that_was_being_hung_up(echo: Echo) ->
 
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_closing_leaves_no_connection_open_that_was_just_accepted() -> None:
-    links = Links(lambda pid: "learner/0", Conditions())
+    links = LinkProxy(lambda pid: "learner/0", WayConditions())
     address, _, own = links.address.rpartition(":")
     links._loop.call_soon_threadsafe(time.sleep, 0.2)
     time.sleep(0.05)
@@ -160,7 +160,7 @@ def test_closing_leaves_no_connection_open_that_was_just_accepted() -> None:
         assert client.recv(1) == b""
 
 
-def test_what_is_no_connect_of_socks_is_hung_up_on(links: Links) -> None:
+def test_what_is_no_connect_of_socks_is_hung_up_on(links: LinkProxy) -> None:
     address, _, own = links.address.rpartition(":")
     with socket.create_connection((address, int(own)), timeout=PATIENCE) as client:
         client.sendall(b"\x05\x01\x00" + b"\x05\x02\x00\x01" + bytes(6))

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.study.lab.compare import Pacing, Plan, Variant
-from isthmus.programs.study.lab.compare_outcome import Place, Run, between, comparison
+from isthmus.programs.study.lab.compare import ComparisonPlan, Pacing, Variant
+from isthmus.programs.study.lab.compare_outcome import ComparedRun, EvaluatedPlace, between, comparison
 from isthmus.programs.study.lab.compare_page import charts, write_page
 
 SIDES = {"plain": 2.0, "<fancy>": 1.5, "alone on 500 tokens": 2.25}
 """What each comes to at seed 0; a seed adds a tenth, and to the fancy one a hundredth more."""
 
 
-def _plan(margin: float | None = 0.1) -> Plan:
+def _plan(margin: float | None = 0.1) -> ComparisonPlan:
     def side(number: int, name: str) -> Variant:
         is_control = name.startswith("alone")
         run = {"program": "diloco", "learners": 1 if is_control else 2, "tokens": 500 if is_control else 1000}
         control = "" if is_control else "alone on 500 tokens"
         return Variant(name, f"{number:02}", {"run": run, "program": {}, "task": {}}, "0" * 32, control)
 
-    return Plan(tuple(side(*each) for each in enumerate(SIDES)), 0, 1000, Pacing((1.0,)), margin)
+    return ComparisonPlan(tuple(side(*each) for each in enumerate(SIDES)), 0, 1000, Pacing((1.0,)), margin)
 
 
 @pytest.fixture
@@ -73,7 +73,17 @@ def test_figures_are_those_of_the_runs(folder: Path) -> None:
 
 def test_a_value_between_evaluations() -> None:
     assert [between([(0.0, 1.0), (2.0, 3.0)], at) for at in (-1.0, 0.0, 0.5, 2.0, 9.0)] == [1.0, 1.0, 1.5, 3.0, 3.0]
-    run = Run(0, "", {}, None, None, None, None, None, [Place(0, 0, 0, {"loss": 4.0}), Place(10, 5, 8, {"loss": 2.0})])
+    run = ComparedRun(
+        0,
+        "",
+        {},
+        None,
+        None,
+        None,
+        None,
+        None,
+        [EvaluatedPlace(0, 0, 0, {"loss": 4.0}), EvaluatedPlace(10, 5, 8, {"loss": 2.0})],
+    )
     assert run.value("loss", "bytes", 4.0) == 3.0
     assert run.value("loss", "time", 6.0) is None  # It was not there.
     assert run.value("accuracy", "time", 1.0) is None

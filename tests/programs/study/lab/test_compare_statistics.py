@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from isthmus.programs.study.lab.compare_outcome import Difference, difference, quantile, spread, verdict
+from isthmus.programs.study.lab.compare_outcome import FigureDifference, difference, quantile, spread, verdict
 
 
 def test_a_difference_is_the_t_interval_of_the_pairs() -> None:
@@ -35,7 +35,7 @@ def test_pairing_takes_out_what_seeds_do_to_both() -> None:
 
 
 def test_one_pair_has_no_interval_and_none_no_difference() -> None:
-    assert difference({3: 2.0}, {3: 1.5, 4: 0.0}) == Difference((3,), 0.5)
+    assert difference({3: 2.0}, {3: 1.5, 4: 0.0}) == FigureDifference((3,), 0.5)
     assert difference({3: 2.0}, {4: 1.5}) is None
     assert spread([]) == (None, None)
     assert spread([2.0]) == (2.0, None)
@@ -64,7 +64,7 @@ def test_nineteen_of_twenty_intervals_hold_the_truth() -> None:
     ],
 )
 def test_a_verdict_is_about_the_whole_interval(low: float, high: float, said: str) -> None:
-    found = Difference((0, 1), (low + high) / 2, 0.1, low, high)
+    found = FigureDifference((0, 1), (low + high) / 2, 0.1, low, high)
     assert verdict(found, 0.1) == said
     assert verdict(found, None) is None
-    assert verdict(Difference((0,), low), 0.1) is None
+    assert verdict(FigureDifference((0,), low), 0.1) is None

@@ -10,16 +10,16 @@ import pytest
 
 from isthmus.programs.engine.request.settings import Text
 from isthmus.programs.study.lab import compare
-from isthmus.programs.study.lab.compare import Pacing, Plan, Wanted, plan, request_of
+from isthmus.programs.study.lab.compare import ComparisonPlan, ComparisonRequest, Pacing, plan, request_of
 from isthmus.runtime.errors import ConfigError
 from tests.programs.study.lab.comparing import written
 
 
-def asked(task: str, *programs: str, sweeps: Any = None, **more: Any) -> Wanted:
+def asked(task: str, *programs: str, sweeps: Any = None, **more: Any) -> ComparisonRequest:
     sections = {"run": {"tokens": 25_600, "learners": 2}, "program": {}, "task": {}}
     for name, values in more.pop("sections", {}).items():
         sections[name].update(values)
-    return Wanted(programs or ("decoupled-diloco",), task, sections, sweeps or {}, **more)
+    return ComparisonRequest(programs or ("decoupled-diloco",), task, sections, sweeps or {}, **more)
 
 
 @pytest.fixture
@@ -154,8 +154,8 @@ def test_one_that_is_judged_failed_counts_if_it_came_to_its_end(
     assert compare.has_ended(tmp_path, side) == counts
 
 
-def _with(made: Plan, **changes: Any) -> Plan:
-    return Plan(**{name: getattr(made, name) for name in made.__struct_fields__} | changes)
+def _with(made: ComparisonPlan, **changes: Any) -> ComparisonPlan:
+    return ComparisonPlan(**{name: getattr(made, name) for name in made.__struct_fields__} | changes)
 
 
 def _resourced(side: Any) -> Any:

@@ -16,16 +16,16 @@ from typing import Final
 import pytest
 
 from isthmus.programs.engine.request.request import Program
-from isthmus.programs.study.lab.goodput import Lived, Terms, failures, lived, uptime
+from isthmus.programs.study.lab.goodput import FailureTerms, Lived, failures, lived, uptime
 from isthmus.programs.study.lab.mixtures import Measured, measured
-from isthmus.programs.study.simulation.virtual_run import Pace
+from isthmus.programs.study.simulation.virtual_run import VirtualPace
 from isthmus.runtime.host.contract import Span
 from isthmus.runtime.sim import Kill
 
 LEARNERS: Final = 4
 STEP: Final = 4.0
 INTERVAL: Final = 24
-PACE: Final = Pace(step_ms=1e3 * STEP, jitter=0.1)
+PACE: Final = VirtualPace(step_ms=1e3 * STEP, jitter=0.1)
 OVERLAP: Final = 2
 BOOT: Final = 14.0
 """Of a process, on average; with what follows, some 20 s until it steps again."""
@@ -38,7 +38,7 @@ def test_the_model_predicts_what_real_cores_do(case: tuple[float, int, int]) -> 
     set_by = [(slot, 60.0 + 38 * life + 9 * slot) for life in range(3) for slot in range(LEARNERS)]
     before = ran(28, set_by)
     zero = before.summary["start_seconds"]
-    terms = Terms(STEP, stall(before, set_by), repair_seconds=math.inf, interval_seconds=INTERVAL * STEP)
+    terms = FailureTerms(STEP, stall(before, set_by), repair_seconds=math.inf, interval_seconds=INTERVAL * STEP)
 
     failed = [failures(Random(f"{seed} {slot}"), mean_seconds, steps * STEP) for slot in range(LEARNERS)]
     stalls = [(slot, each) for slot, life in enumerate(lives(failed, terms, steps * STEP)) for each in life.stalls]
@@ -55,7 +55,7 @@ def test_the_model_predicts_what_real_cores_do(case: tuple[float, int, int]) -> 
     assert uptime(predicted, terms, wall) == pytest.approx(run.summary["uptime"], abs=0.02)
 
 
-def lives(failed: Sequence[Sequence[float]], terms: Terms, seconds: float) -> list[Lived]:
+def lives(failed: Sequence[Sequence[float]], terms: FailureTerms, seconds: float) -> list[Lived]:
     """What the model says of each learner; of slices without number, so that all that counts is when it stalls."""
     return [lived(each, terms, math.inf, seconds) for each in failed]
 

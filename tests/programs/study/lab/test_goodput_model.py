@@ -15,7 +15,7 @@ from isthmus.programs.study.lab.goodput import (
     PUBLISHED,
     PUBLISHED_CHIPS,
     TERMS,
-    Terms,
+    FailureTerms,
     Work,
     cells,
     goodput_of,
@@ -24,7 +24,7 @@ from isthmus.programs.study.lab.goodput import (
     uptime,
 )
 
-QUICK = Terms(step_seconds=1.0, stall_seconds=10.0, upscale_seconds=5.0, calm_seconds=20.0, repair_seconds=30.0)
+QUICK = FailureTerms(step_seconds=1.0, stall_seconds=10.0, upscale_seconds=5.0, calm_seconds=20.0, repair_seconds=30.0)
 
 
 def test_a_failure_stalls_at_the_end_of_its_step_and_its_slice_comes_back_in_an_upscale() -> None:
@@ -43,7 +43,7 @@ def test_a_failure_during_a_stall_costs_its_slice_only() -> None:
 def test_slices_that_are_repaired_come_back_with_any_stall() -> None:
     life = lived([4.5, 33.2], QUICK, 10, 60.0)
     assert [work.share for work in life.works] == [1.0, 0.9, 0.9]  # The second failed just before the first was back.
-    assert lived([4.5, 33.2], Terms(1.0, 10.0, 5.0, 20.0, 20.0), 10, 60.0).works[1].share == 0.9
+    assert lived([4.5, 33.2], FailureTerms(1.0, 10.0, 5.0, 20.0, 20.0), 10, 60.0).works[1].share == 0.9
 
 
 def test_a_learner_without_slices_waits_for_the_first() -> None:
@@ -54,7 +54,9 @@ def test_work_that_is_in_no_merge_dies_where_the_state_does() -> None:
     assert unmerged(0.0, 10.0) == 0.0
     assert unmerged(10.0, 10.0) == unmerged(50.0, 10.0) == 5.0
     assert unmerged(7.0, 0.0) == 0.0
-    assert lived([4.5], Terms(1.0, 10.0, interval_seconds=8.0), inf, 20.0).works[0] == Work(0.0, 5.0, 1.0, 5 - 25 / 16)
+    assert lived([4.5], FailureTerms(1.0, 10.0, interval_seconds=8.0), inf, 20.0).works[0] == Work(
+        0.0, 5.0, 1.0, 5 - 25 / 16
+    )
 
 
 def test_uptime_ends_some_steps_after_the_last_learner_stalled() -> None:

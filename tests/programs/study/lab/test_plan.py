@@ -11,14 +11,14 @@ from typer.testing import CliRunner, Result
 
 from isthmus.ops.exchange.schemas import BITS
 from isthmus.programs.command.main import app
-from isthmus.programs.study.lab.plan import Links, Wanted, links_of, memory_of, overlap_left
+from isthmus.programs.study.lab.plan import LinkLoad, PlanRequest, links_of, memory_of, overlap_left
 
-SMALL = Wanted(2400.0, 4, 1.0)
+SMALL = PlanRequest(2400.0, 4, 1.0)
 """Fragments of 100 values, one of which is merged in every step."""
 BF16: dict[str, Any] = {"push": "bf16", "update": "bf16", "gradients": "bf16"}
 
 
-def of(wanted: Wanted, program: str, merge_seconds: float = 0.0) -> Links:
+def of(wanted: PlanRequest, program: str, merge_seconds: float = 0.0) -> LinkLoad:
     return next(links for links in links_of(wanted, merge_seconds) if links.program == program)
 
 
@@ -34,12 +34,12 @@ def test_a_fragment_goes_there_is_merged_and_comes_back_within_the_overlap() -> 
     assert of(SMALL, "decoupled-diloco", 0.5).smallest_bits == pytest.approx(400 / 3 * 64 / 1.5)
     assert of(SMALL, "decoupled-diloco", 2.5).smallest_bits is None
     assert overlap_left(SMALL, 0.5) == 1.5
-    linked = Wanted(2400.0, 4, 1.0, link_bits=6400.0)
+    linked = PlanRequest(2400.0, 4, 1.0, link_bits=6400.0)
     assert overlap_left(linked, 0.5) == pytest.approx(1.5 - 4 / 3)
 
 
 def test_a_link_that_is_too_small_lengthens_the_interval_or_the_step() -> None:
-    slow = Wanted(2400.0, 4, 1.0, link_bits=1600.0)
+    slow = PlanRequest(2400.0, 4, 1.0, link_bits=1600.0)
     assert (of(slow, "decoupled-diloco").wait_seconds, of(slow, "decoupled-diloco").interval) == (0.0, 48.0)
     assert of(slow, "streaming-diloco").wait_seconds == pytest.approx(400 / 3 * 64 / 1600 - 2)
     assert of(slow, "data-parallel").wait_seconds == 3600 * 32 / 1600 - 1
@@ -57,29 +57,29 @@ def test_memory_by_hand() -> None:
 
 
 def test_equal_bytes_give_at_most_twice_the_interval() -> None:
-    many = Wanted(1e9, 1000, 1.0)
+    many = PlanRequest(1e9, 1000, 1.0)
     assert 47.9 < of(many, "data-parallel").up_bits / of(many, "decoupled-diloco").up_bits < 48
 
 
 def test_the_published_figures_follow_from_the_settings_that_the_documentation_states() -> None:
-    eight = Wanted(12e9, 8, 9.5, gradient_share=0.1786, **BF16)
+    eight = PlanRequest(12e9, 8, 9.5, gradient_share=0.1786, **BF16)
     assert of(eight, "data-parallel").peak_bits == pytest.approx(198e9, rel=0.01)
     assert of(eight, "decoupled-diloco").up_bits == pytest.approx(0.84e9, rel=0.01)
-    four = Wanted(2.6e9, 4, 1.0, gradient_share=0.6, **BF16)
+    four = PlanRequest(2.6e9, 4, 1.0, gradient_share=0.6, **BF16)
     assert of(four, "data-parallel").peak_bits == pytest.approx(104e9, rel=0.01)
     assert of(four, "decoupled-diloco").up_bits == pytest.approx(1.7e9, rel=0.03)
     assert ratio(four) == pytest.approx(60)
-    rushed = Wanted(2.6e9, 4, 1.0, gradient_share=0.1488, **BF16)
+    rushed = PlanRequest(2.6e9, 4, 1.0, gradient_share=0.1488, **BF16)
     assert ratio(rushed) == pytest.approx(242, rel=0.01)
     assert ratio(rushed) * BITS["bf16"] / BITS["int4"] == pytest.approx(1000, rel=0.07)
-    regions = [Wanted(12e9, 4, step, **BF16) for step in (4.0, 1.6)]
+    regions = [PlanRequest(12e9, 4, step, **BF16) for step in (4.0, 1.6)]
     assert [of(each, "decoupled-diloco").up_bits for each in regions] == pytest.approx([2e9, 5e9])
-    weak = Wanted(107e9, 2, 9.6, link_bits=1e9, push="int4", update="int4")
+    weak = PlanRequest(107e9, 2, 9.6, link_bits=1e9, push="int4", update="int4")
     assert (of(weak, "data-parallel").wait_seconds or 0) / 9.6 == pytest.approx(357, rel=0.01)
     assert of(weak, "decoupled-diloco").interval == pytest.approx(46, abs=0.1)
 
 
-def ratio(wanted: Wanted) -> float:
+def ratio(wanted: PlanRequest) -> float:
     return (of(wanted, "data-parallel").peak_bits or 0) / of(wanted, "decoupled-diloco").up_bits
 
 

@@ -201,7 +201,7 @@ def late_orders_obeyed(patch: pytest.MonkeyPatch) -> None:
 
 def lost_machine_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What was on a machine that is lost counts as being there."""
-    patch.setattr(fleet.Machine, "beat", lambda self: False)
+    patch.setattr(fleet.MachineLives, "beat", lambda self: False)
 
 
 def stopped_hosts_killed(patch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def ledger_believed(patch: pytest.MonkeyPatch) -> None:
 
 def model_begun_anew(patch: pytest.MonkeyPatch) -> None:
     """A shard that comes back lets learners begin fragments that were merged, where none of them holds them."""
-    patch.setattr(hold.Memory, "fresh", lambda self, unborn, context: unborn)
+    patch.setattr(hold.ShardMemory, "fresh", lambda self, unborn, context: unborn)
 
 
 def equal_weights(patch: pytest.MonkeyPatch) -> None:
@@ -242,8 +242,8 @@ def recovered_from_the_first(patch: pytest.MonkeyPatch) -> None:
 
 def recovered_from_one(patch: pytest.MonkeyPatch) -> None:
     """A shard that comes back asks one learner only."""
-    holding = schedule.Roster.holding
-    patch.setattr(schedule.Roster, "holding", lambda self, fragment: holding(self, fragment)[:1])
+    holding = schedule.LearnerRoster.holding
+    patch.setattr(schedule.LearnerRoster, "holding", lambda self, fragment: holding(self, fragment)[:1])
 
 
 def work_since_dropped(patch: pytest.MonkeyPatch) -> None:
@@ -318,9 +318,9 @@ def joiner_not_in_the_final_round(patch: pytest.MonkeyPatch) -> None:
 
 def newcomer_not_in_the_final_round(patch: pytest.MonkeyPatch) -> None:
     """A final round is of those learners only that are in their first life."""
-    finishing = schedule.Roster.finishing
+    finishing = schedule.LearnerRoster.finishing
     patch.setattr(
-        schedule.Roster, "finishing", lambda self: [each for each in finishing(self) if each.incarnation == 1]
+        schedule.LearnerRoster, "finishing", lambda self: [each for each in finishing(self) if each.incarnation == 1]
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.programs import Program
-from isthmus.programs.study.simulation.pytest_plugin import Result, Worlds
+from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.cores.scheduler_events import HostRecord
 from isthmus.runtime.sim import Cut, Fault, Kill
 from isthmus.runtime.tape.reading import read
@@ -22,7 +22,7 @@ PROGRAMS = [
 NAMES = [program.reference for program in PROGRAMS]
 
 
-def run(world: Worlds, program: Program, *faults: Fault) -> tuple[Result, list[float]]:
+def run(world: Worlds, program: Program, *faults: Fault) -> tuple[WorldResult, list[float]]:
     """A run, and the milliseconds at which a fragment of it was published: first its first version, then each merge."""
     result = world.run(program, task=ADAM, learners=LEARNERS, steps=60, faults=faults)
     steps = [each for each in result.spans if (each.host, each.name, each.peer) == ("syncer/0", "outer-step", "")]

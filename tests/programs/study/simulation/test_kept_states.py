@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.programs import Program
 from isthmus.programs.engine.results.changes import objects
-from isthmus.programs.study.simulation.pytest_plugin import Result, Worlds
+from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.sim import Kill
 from tests.effort import soaked
@@ -22,12 +22,12 @@ STEP = LEARNERS * 16
 ALL = [Kill(f"learner/{slot}", at_step=40) for slot in range(LEARNERS)]
 
 
-def run(world: Worlds, name: str, faults: list[Kill], seconds: float = 0.3) -> Result:
+def run(world: Worlds, name: str, faults: list[Kill], seconds: float = 0.3) -> WorldResult:
     program = Program(name, snapshot_seconds=seconds)
     return world.run(program, task=ADAM, learners=LEARNERS, steps=STEPS, faults=faults)
 
 
-def evaluations(result: Result) -> dict[tuple[int, str], list[float]]:
+def evaluations(result: WorldResult) -> dict[tuple[int, str], list[float]]:
     """(tokens, kind) -> the losses of all evaluations there."""
     found: dict[tuple[int, str], list[float]] = {}
     for line in objects(result.folder / "evaluations.jsonl"):
@@ -82,7 +82,7 @@ def hosts(name: str, at: float) -> list[Kill]:
     return [Kill(each, at=at) for each in (*(f"learner/{slot}" for slot in range(LEARNERS)), *others)]
 
 
-def same_model(calm: Result, struck: Result) -> bool:
+def same_model(calm: WorldResult, struck: WorldResult) -> bool:
     """Whether the final models have equal bytes; there is one."""
     files = sorted(path.name for path in (calm.folder / "snapshots" / "final").iterdir())
     folders = [result.folder / "snapshots" / "final" for result in (calm, struck)]
@@ -139,7 +139,7 @@ def test_learners_in_lock_step_go_on_from_a_cut_with_the_bits_of_a_run_without_d
     program, trained = Program(name, **settings, outer_lr=0.7, outer_momentum=0.9), task(_following())
     faults = [each for at in deaths for each in hosts("elastic", at)]
 
-    def ran(faults: list[Kill]) -> Result:
+    def ran(faults: list[Kill]) -> WorldResult:
         return world.run(program, task=trained, learners=LEARNERS, steps=STEPS, step_ms=1000, seed=seed, faults=faults)
 
     calm, struck = ran([]), ran(faults)

@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.programs import Program
 from isthmus.programs.engine.request.request import Request, prepare
-from isthmus.programs.study.simulation.virtual_run import Pace, VirtualRun
+from isthmus.programs.study.simulation.virtual_run import VirtualPace, VirtualRun
 from isthmus.runtime.sim import Clog, Universe
 from isthmus.runtime.sim.universe import HOME, digest
 from tests.effort import soaked
@@ -43,7 +43,7 @@ class Cut:
         return prepare(self.program, ADAM, run=budget, run_dir=self.folder)
 
     def begun(self, request: Request) -> VirtualRun:
-        ran = VirtualRun(request, Pace((1.0, 0.7, 0.9), step_ms=1000), NOTHING)
+        ran = VirtualRun(request, VirtualPace((1.0, 0.7, 0.9), step_ms=1000), NOTHING)
         self._open.append(self.universe(ran))
         return ran
 

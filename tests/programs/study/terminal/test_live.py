@@ -83,7 +83,7 @@ def text_of(console: Console) -> str:
 def test_a_line_says_how_far_how_fast_and_how_well(watched: Request) -> None:
     console = plain()
     now = [0.0]
-    lines = live.Lines(live.Figures(watched), live.News(watched.run_dir), console, now=lambda: now[0])
+    lines = live.LineView(live.FigureWords(watched), live.NoticeFeed(watched.run_dir), console, now=lambda: now[0])
     lines.update(dict(EARLY))
     now[0] = 6.0
     lines.update(dict(STATUS))
@@ -99,7 +99,7 @@ def test_a_line_says_how_far_how_fast_and_how_well(watched: Request) -> None:
 
 def test_a_learner_whose_loss_was_not_finite_is_told_once_a_life_and_step(watched: Request) -> None:
     console = plain()
-    lines = live.Lines(live.Figures(watched), live.News(watched.run_dir), console, now=lambda: 0.0)
+    lines = live.LineView(live.FigureWords(watched), live.NoticeFeed(watched.run_dir), console, now=lambda: 0.0)
     well, first = {"incarnation": 1, "sick_step": 0}, {"incarnation": 1, "sick_step": 50}
     again, next_life = {"incarnation": 1, "sick_step": 90}, {"incarnation": 2, "sick_step": 90}
     for report in (well, first, {**first, "sick": False}, again, next_life):
@@ -113,7 +113,7 @@ def test_books_that_disagree_are_told_at_the_end_and_the_reason_of_a_failure_com
     sampled = {"kind": "merges", "shards": 7, "recorded": 5, "difference": 2}
     steps = {"kind": "steps", "learner": 1, "incarnation": 2, "steps": 5, "tokens_by_steps": 40, "tokens_reported": 48}
     books = {"differences": [sampled, {**steps, "difference": 8}], "unreported_estimate": 0}
-    rows = live.Figures(watched).ending({**SUMMARY, "error": "no learner is left", "books": books})
+    rows = live.FigureWords(watched).ending({**SUMMARY, "error": "no learner is left", "books": books})
     assert rows[0] == ("error", "no learner is left")
     assert [text for word, text in rows if word == "books"] == [
         "learner 1, life 2: 48 tokens reported, its 5 steps make 40"
@@ -123,7 +123,7 @@ def test_books_that_disagree_are_told_at_the_end_and_the_reason_of_a_failure_com
 def test_lines_come_every_few_seconds_and_when_a_phase_begins(watched: Request) -> None:
     console = plain()
     now = [0.0]
-    lines = live.Lines(live.Figures(watched), live.News(watched.run_dir), console, now=lambda: now[0])
+    lines = live.LineView(live.FigureWords(watched), live.NoticeFeed(watched.run_dir), console, now=lambda: now[0])
     for at, phase in (
         (0, "starting"),
         (1, "starting"),
@@ -140,7 +140,7 @@ def test_lines_come_every_few_seconds_and_when_a_phase_begins(watched: Request) 
 
 def test_the_start_takes_a_line_for_each_thing_that_begins(watched: Request) -> None:
     console = plain()
-    lines = live.Lines(live.Figures(watched), live.News(watched.run_dir), console, now=lambda: 0.0)
+    lines = live.LineView(live.FigureWords(watched), live.NoticeFeed(watched.run_dir), console, now=lambda: 0.0)
     for phases in ("gg", "sg", "cg", "cc", "cr", "rr"):
         known = {
             "g": ("gone", "gone"),
@@ -158,20 +158,20 @@ def test_the_start_takes_a_line_for_each_thing_that_begins(watched: Request) -> 
 
 
 def test_the_end_of_a_run_without_fragments_is_not_called_a_merge(watched: Request) -> None:
-    assert live.Figures(watched).phase({"phase": "final", "tokens": 1_000}) == "coming to the end"
+    assert live.FigureWords(watched).phase({"phase": "final", "tokens": 1_000}) == "coming to the end"
 
 
 def test_training_has_begun_when_there_are_tokens(watched: Request) -> None:
     console = plain()
-    lines = live.Lines(live.Figures(watched), live.News(watched.run_dir), console, now=lambda: 0.0)
+    lines = live.LineView(live.FigureWords(watched), live.NoticeFeed(watched.run_dir), console, now=lambda: 0.0)
     lines.update({"phase": "training", "tokens": 0})
     lines.update({"phase": "training", "tokens": 8})
     assert [line.split(",")[0].split(":")[0] for line in text_of(console).splitlines()[1:]] == ["starting", "training"]
 
 
 def test_a_status_without_anything_is_shown(watched: Request) -> None:
-    figures, news = live.Figures(watched), live.News(watched.run_dir)
-    for kind in (live.Lines, live.LiveTable, live.LastLine):
+    figures, news = live.FigureWords(watched), live.NoticeFeed(watched.run_dir)
+    for kind in (live.LineView, live.LiveTable, live.LastLine):
         console = plain()
         view = kind(figures, console) if kind is live.LastLine else kind(figures, news, console)
         view.update({})
@@ -191,13 +191,13 @@ report     runs/a/report.html
 
 def test_the_end_is_told(watched: Request) -> None:
     console = plain()
-    lines = live.Lines(live.Figures(watched), live.News(watched.run_dir), console)
+    lines = live.LineView(live.FigureWords(watched), live.NoticeFeed(watched.run_dir), console)
     lines.close(dict(SUMMARY))
     assert text_of(console) == ENDING
 
 
 def test_a_run_without_a_syncer_tells_of_no_merges(watched: Request) -> None:
-    rows = dict(live.Figures(watched).ending({**SUMMARY, "outer_steps": 0, "eval_loss_initial": None}))
+    rows = dict(live.FigureWords(watched).ending({**SUMMARY, "outer_steps": 0, "eval_loss_initial": None}))
     assert "merged" not in rows
     assert rows["eval loss"] == "- -> 1.625"
 
@@ -244,7 +244,7 @@ def test_the_terminal_is_given_back_when_a_run_fails(watched: Request) -> None:
 
 def test_output_that_is_no_terminal_gets_lines(watched: Request) -> None:
     with live.watching(watched, quiet=False, console=plain()) as view:
-        assert isinstance(view, live.Lines)
+        assert isinstance(view, live.LineView)
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def test_hosts_that_end_with_the_run_are_not_gone(watched: Request) -> None:
 
 def test_lines_tell_of_deaths_at_once(watched: Request) -> None:
     console, now = plain(), [0.0]
-    lines = live.Lines(live.Figures(watched), live.News(watched.run_dir), console, now=lambda: now[0])
+    lines = live.LineView(live.FigureWords(watched), live.NoticeFeed(watched.run_dir), console, now=lambda: now[0])
     lines.update(dict(DEADLY))
     die(watched)
     lines.update(dict(DEADLY))
@@ -348,13 +348,13 @@ def test_lines_tell_of_deaths_at_once(watched: Request) -> None:
     ],
 )
 def test_the_start_is_told_step_by_step(watched: Request, hosts: list[dict[str, Any]], words: str) -> None:
-    assert live.Figures(watched).phase({"phase": "starting", "hosts": hosts}) == f"starting: {words}"
+    assert live.FigureWords(watched).phase({"phase": "starting", "hosts": hosts}) == f"starting: {words}"
 
 
 def test_the_table_says_for_how_long_it_has_been_starting(watched: Request) -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     now = [100.0]
-    table = live.LiveTable(live.Figures(watched), live.News(watched.run_dir), console, now=lambda: now[0])
+    table = live.LiveTable(live.FigureWords(watched), live.NoticeFeed(watched.run_dir), console, now=lambda: now[0])
     now[0] = 112.0
     table.update({"hosts": apart(learner1="compiling")})
     table.end()
@@ -362,7 +362,7 @@ def test_the_table_says_for_how_long_it_has_been_starting(watched: Request) -> N
 
 
 def test_time_left_is_that_of_late(watched: Request) -> None:
-    figures = live.Figures(watched)
+    figures = live.FigureWords(watched)
     for second in range(40):
         figures.speed({"time": float(second), "tokens": 1_000 * (second + 1)})
     for second in range(40, 61):
@@ -384,7 +384,7 @@ def test_what_is_prepared_is_said_and_wiped_away() -> None:
 
 def test_deaths_and_errors_are_told_at_the_end(watched: Request) -> None:
     learners = [{"stall_seconds": 0.25, "restarts": 2, "tokens_lost": 1234.4}, {"stall_seconds": 0.5, "restarts": 0}]
-    rows = dict(live.Figures(watched).ending({**SUMMARY, "per_learner": learners, "error": "learner/0 is broken"}))
+    rows = dict(live.FigureWords(watched).ending({**SUMMARY, "per_learner": learners, "error": "learner/0 is broken"}))
     assert rows["restarts"] == "2; 1.23 k tokens died with learners"
     assert rows["error"] == "learner/0 is broken"
 

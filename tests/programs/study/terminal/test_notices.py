@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from isthmus.programs.engine.results.absences import Absence
-from isthmus.programs.study.terminal.live import News, newest, notices_of
+from isthmus.programs.study.terminal.live import NoticeFeed, newest, notices_of
 from isthmus.runtime.cores.membership_messages import Pace
 from isthmus.runtime.supervision.incidents import (
     Adopted,
-    BodyFailed,
+    BodyRaised,
     Ended,
     Exited,
     GivenUp,
@@ -24,7 +24,7 @@ from isthmus.runtime.supervision.incidents import (
     NumbersLost,
     Raised,
     Restarted,
-    Slow,
+    SlowHost,
     Starved,
 )
 from tests.programs.engine.results import event_lines
@@ -41,7 +41,7 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         self.folder, self.seconds = folder, 0.0
         (folder / "spec.json").write_text(json.dumps({"zero_ns": SUBMITTED}))
-        self.news = News(folder, lambda: SUBMITTED + round(self.seconds * SECOND))
+        self.news = NoticeFeed(folder, lambda: SUBMITTED + round(self.seconds * SECOND))
 
     def write(self, at: float, host: str, life: int, incident: Incident, end: str = "\n") -> None:
         line = event_lines.line(SUBMITTED + round(at * SECOND), host, life, incident)
@@ -78,7 +78,7 @@ def test_a_death_is_told_once_and_so_is_the_return(watched: Watched) -> None:
 
 
 def test_a_learner_that_is_slow_is_told_of_and_that_it_keeps_up_again(watched: Watched) -> None:
-    watched.write(15, "learner/2", 1, Slow(Pace(410e6, 42e6, 3)))
+    watched.write(15, "learner/2", 1, SlowHost(Pace(410e6, 42e6, 3)))
     assert watched.told(15.5) == ["10.0 odd learner 2 is slow: 410 ms a step, the others 42.0 ms"]
     watched.write(25, "learner/2", 1, KeepsUp(Pace(45e6, 42e6, 3)))
     assert watched.told(26) == ["20.0 good learner 2 keeps up again: 45.0 ms a step, the others 42.0 ms"]
@@ -172,7 +172,7 @@ def test_a_new_daemon_that_knows_nothing_yet_costs_no_time(watched: Watched) -> 
 
 
 def test_a_run_in_one_process_has_no_news(tmp_path: Path) -> None:
-    assert News(tmp_path).update({"hosts": [host("learner/0", "stepping", 2)]}) == []
+    assert NoticeFeed(tmp_path).update({"hosts": [host("learner/0", "stepping", 2)]}) == []
 
 
 def test_a_run_that_is_over_is_told_in_order() -> None:
@@ -186,9 +186,9 @@ def test_a_run_that_is_over_is_told_in_order() -> None:
 
 
 def test_an_error_is_told_once_and_then_only_that_it_came_again(watched: Watched) -> None:
-    boom = BodyFailed(Raised("data", "ValueError", "row 31", "mine.py", 5))
-    alike = BodyFailed(Raised("data", "ValueError", "row 32", "mine.py", 5))
-    other = BodyFailed(Raised("data", "ValueError", "row 31", "mine.py", 6))
+    boom = BodyRaised(Raised("data", "ValueError", "row 31", "mine.py", 5))
+    alike = BodyRaised(Raised("data", "ValueError", "row 32", "mine.py", 5))
+    other = BodyRaised(Raised("data", "ValueError", "row 31", "mine.py", 6))
     for at, name, error in ((15, "learner/0", boom), (16, "learner/1", alike), (17, "learner/2", other)):
         watched.write(at, name, 1, error)
         watched.write(at, name, 1, Ended(Exited(1), error=error.error))
