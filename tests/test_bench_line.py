@@ -257,7 +257,7 @@ def test_it_loads_no_package_that_a_machine_with_a_gpu_may_lack(text: Path) -> N
     """The packages of the project, without what jax brings and the one that divides the text."""
     code = (
         "import sys; import bench_line; bench_line.read(None, bench_line.SIZES['tiny']); "
-        "print(sorted({'optax', 'numba', 'msgpack', 'msgspec', 'zmq', 'safetensors', 'typer', 'rich', 'fsspec', "
+        "print(sorted({'optax', 'numba', 'msgspec', 'zmq', 'safetensors', 'typer', 'rich', 'fsspec', "
         "'uvloop', 'jinja2', 'setproctitle'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=BENCH, capture_output=True, text=True, check=False)

@@ -73,7 +73,7 @@ def test_what_follows_links_that_carry_everything_is_float32(world: Worlds) -> N
         result = _run(world, "decoupled-diloco", quorum=4, push="auto", update="auto", interval="auto", **OUTER)
     assert result.summary["changes"] == 0
     with recorded() as fixed:
-        _run(world, "decoupled-diloco", quorum=4, push="float32", **OUTER)
+        _run(world, "decoupled-diloco", quorum=4, push="float32", interval=24, **OUTER)
     assert len(fixed.updates[0]) > 3
     assert following.updates == fixed.updates
     assert following.answers == fixed.answers

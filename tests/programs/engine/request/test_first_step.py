@@ -131,7 +131,7 @@ def test_a_script_starts_no_accelerator_unless_the_run_is_in_it(
 ) -> None:
     named: dict[str, str] = {}
     monkeypatch.setattr(taken, "has_backend", lambda: False)
-    monkeypatch.setattr(taken.accelerators, "find", lambda: Accelerators("cuda", ("0",)))
+    monkeypatch.setattr(taken.environment, "find", lambda: Accelerators("cuda", ("0",)))
     monkeypatch.setattr(taken, "set_environment", named.update)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
 

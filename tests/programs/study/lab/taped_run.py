@@ -20,6 +20,9 @@ from isthmus.runtime.sim.faults import Fault
 TOKENS = 32
 
 
+INTERVALS = Program("decoupled-diloco", interval=24)
+
+
 def _loss(params: dict[str, jax.Array], batch: dict[str, jax.Array]) -> jax.Array:
     return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
 
@@ -41,7 +44,7 @@ TASK = Task(
 
 def taped_run(
     world: Worlds,
-    program: Program | str = "decoupled-diloco",
+    program: Program | str = INTERVALS,
     *,
     learners: int = 3,
     steps: int = 60,
