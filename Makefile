@@ -50,13 +50,14 @@ quick: .venv/installed-test
 .typing/isthmus: .venv/installed-check
 	mkdir -p $@
 	for part in runtime ops programs; do ln -sfn ../../$$part $@/$$part; done
+	for part in __init__.py testing.py py.typed; do ln -sfn ../../programs/face/$$part $@/$$part; done
 	touch $@
 
 check: .typing/isthmus
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p isthmus.runtime -p isthmus.ops -p isthmus.programs
-	$(BIN)/lint-imports
+	$(BIN)/mypy -p isthmus
+	PYTHONPATH=.typing $(BIN)/lint-imports  # Of an editable installation it would see the face alone.
 
 # All examples and seeds, and then what takes longer than `make test` may, one at a time.
 soak: .venv/installed-test

@@ -13,10 +13,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from isthmus import Task
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
-from isthmus.programs import Task
 
 BENCH = Path(__file__).parent / "bench"
 STAGES = {"extract", "answer", "way to the shard", "merge", "outer step", "way back", "adopt", "round"}

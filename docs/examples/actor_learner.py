@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import optax
 
-from isthmus.ops.data.batches import At
-from isthmus.runtime.graph import AnyOf, Graph, Job, Latest, Queue
+from isthmus import AnyOf, At, Graph, Job, Latest, Queue
 
 
 class Act:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from isthmus.programs import Task
+from isthmus import Task
 
 optimizer = optax.adamw(1e-2)
 

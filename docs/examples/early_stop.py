@@ -8,9 +8,7 @@ the evaluator is the graph's own, so that what it finds may lead anywhere; witho
 
 from gossip import build as gossip
 
-from isthmus.ops import EvaluateMean
-from isthmus.runtime.clock import milliseconds
-from isthmus.runtime.graph import Every, Graph, Job, Latest
+from isthmus import EvaluateMean, Every, Graph, Job, Latest, milliseconds
 
 
 class EarlyStop:

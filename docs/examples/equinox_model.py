@@ -7,7 +7,7 @@ Above the line is a script for one device without its loop, below it what isthmu
 
 import equinox as eqx, jax, jax.numpy as jnp, optax
 from sklearn.datasets import load_digits
-from isthmus.programs import Task
+from isthmus import Task
 
 DROPOUT = 0.1
 X, Y = load_digits(return_X_y=True)

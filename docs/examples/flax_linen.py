@@ -11,7 +11,7 @@ import jax, jax.numpy as jnp, optax
 from flax import linen as nn
 from flax.training import train_state
 from sklearn.datasets import load_digits
-from isthmus.programs import Task
+from isthmus import Task
 
 DROPOUT = 0.1
 X, Y = load_digits(return_X_y=True)

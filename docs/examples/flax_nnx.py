@@ -8,7 +8,7 @@ Above the line is a script for one device without its loop, below it what isthmu
 import jax.numpy as jnp, optax
 from flax import nnx
 from sklearn.datasets import load_digits
-from isthmus.programs import Task
+from isthmus import Task
 
 DROPOUT = 0.1
 X, Y = load_digits(return_X_y=True)

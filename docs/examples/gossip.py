@@ -1,5 +1,4 @@
-from isthmus.ops import Batches, InnerStep, tree_mean
-from isthmus.runtime.graph import Graph, Job, Latest, Queue
+from isthmus import Batches, Graph, InnerStep, Job, Latest, Queue, tree_mean
 
 def average(mine, neighbour=None):              # required; sampled: the newest, or None
     return mine if neighbour is None else tree_mean(mine, neighbour)

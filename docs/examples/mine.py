@@ -1,5 +1,5 @@
 import jax, jax.numpy as jnp, numpy as np, optax
-from isthmus.programs import Task, decoupled_diloco, train
+from isthmus import Task, decoupled_diloco, train
 
 def init(key): return {"w": jax.random.normal(key, (32, 1)), "b": jnp.zeros(1)}
 def loss(params, batch): return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)

@@ -10,7 +10,7 @@ average is merged as a mean of values, so that every learner's is of the merged 
 
 import jax, jax.numpy as jnp, optax
 from sklearn.datasets import load_digits
-from isthmus.programs import Task
+from isthmus import Task
 
 DECAY, EVERY = 0.9, 2
 X, Y = load_digits(return_X_y=True)

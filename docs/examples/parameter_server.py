@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import optax
 
-from isthmus.ops import Batches
-from isthmus.runtime.graph import AnyOf, Graph, Job, Latest, Queue
+from isthmus import AnyOf, Batches, Graph, Job, Latest, Queue
 
 
 class Worker:

@@ -9,7 +9,7 @@ The second reports what is trained, and nobody gives a model: such a run ends as
 
 import numpy as np
 
-from isthmus.runtime.graph import Graph, Job, Queue
+from isthmus import Graph, Job, Queue
 
 WIDTH = 8
 UNDER_WAY = 3

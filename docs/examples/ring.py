@@ -5,8 +5,7 @@
 The edge to the next learner is a Queue in a cycle, so it needs an initial item: without it nobody could ever begin.
 """
 
-from isthmus.ops import Batches, InnerStep, tree_mean
-from isthmus.runtime.graph import Graph, Job, Latest, Queue
+from isthmus import Batches, Graph, InnerStep, Job, Latest, Queue, tree_mean
 
 NOTHING_YET = 0
 

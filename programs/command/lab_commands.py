@@ -37,7 +37,7 @@ def chaos(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Strike the processes of real runs, and show what that costs.
+    """Kill processes of real runs, and measure what that costs.
 
     Each program is trained twice: once undisturbed, and once under the faults of the plan.
 
@@ -86,7 +86,7 @@ def plan(
     page: Page = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a run would need of links, memory and money, by program.
+    """Estimate bandwidth, memory, failures and cost before renting.
 
     Only the merge is measured, on this machine; everything else is computed.
     """
@@ -119,12 +119,12 @@ def plan(
     typer.echo(json.dumps(plan.as_object(found), indent=2) if as_json else plan.table(found), nl=as_json)
 
 
-simulate_commands = typer.Typer(cls=Commands, help="Try runs that never happened.")
+simulate_commands = typer.Typer(cls=Commands, help="Simulate runs, or their goodput, without any machine.")
 
 
 @simulate_commands.callback(invoke_without_command=True)
 def simulations(ctx: typer.Context) -> None:
-    """Try runs that never happened: nothing is trained, nothing is left behind."""
+    """Simulate runs, or their goodput, without any machine: nothing is left behind."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 

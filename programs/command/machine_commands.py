@@ -25,7 +25,7 @@ def daemon(
         typer.Option("--config", metavar="machine.toml", help="Which modules it may load, its key, whom it admits."),
     ] = None,
 ) -> None:
-    """Be the daemon of this machine, and supervise its runs.
+    """Run the daemon of this machine, which supervises its runs.
 
     It takes runs that `isthmus train --cluster` hands over, and does its part in those of other machines.
 
@@ -38,7 +38,7 @@ def daemon(
 
 @commands.command(rich_help_panel=PANEL)
 def keygen(name: Annotated[str, typer.Argument(metavar="NAME", help="The machine's name.")]) -> None:
-    """Make a key for a machine: NAME.key, which stays there, and NAME.pub."""
+    """Make a key pair for a machine: NAME.key (secret) and NAME.pub."""
     from isthmus.programs.engine.machine import admissions
 
     typer.echo(admissions.keygen(name))
@@ -55,7 +55,7 @@ def admit(
         bool, typer.Option("--operator", help="Its key may also start, watch and stop runs here.")
     ] = False,
 ) -> None:
-    """Let another machine connect to the daemon of this one.
+    """Allow another machine to connect to the daemon of this one.
 
     It may offer islands to the runs here, and, as an operator, start, watch and stop them.
     """
@@ -96,7 +96,7 @@ def expel(
         typer.Option("--machine", metavar="NAME", help="Whose runs it leaves, where several daemons are here."),
     ] = None,
 ) -> None:
-    """Take a machine away from the runs that have their home here.
+    """Remove a machine from the runs that have their home here.
 
     Its hosts end, and its key is admitted no longer.
     """

@@ -31,7 +31,7 @@ app.add_typer(
     lab_commands.simulate_commands,
     name="simulate",
     rich_help_panel=run_commands.PANEL,
-    help="Try runs that never happened.",
+    help="Simulate runs, or their goodput, without any machine.",
 )
 
 
@@ -40,7 +40,7 @@ def isthmus(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
-    """Train models as dataflow graphs, which say who waits for whom."""
+    """Train models as dataflow graphs."""
     if version:
         typer.echo(f"isthmus {metadata.version('isthmus')}")
         raise typer.Exit

@@ -103,7 +103,7 @@ def resume(
     ] = None,
     run_dir: options.RunDir = None,
 ) -> None:
-    """Make another machine the home of a run whose home was lost.
+    """Move a run whose home machine was lost to another home.
 
     It goes on from its last snapshot, of a URL in a new run folder there, and from what hosts on other machines hold,
     which go on as they are.
@@ -137,7 +137,7 @@ def graph(
     ] = "text",
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the graph of a program, and who can hold up whom.
+    """Show the graph of a program, and which node can delay which.
 
     Its roles, nodes and edges, and what is proved of every node. Nothing is started.
     """
@@ -175,7 +175,7 @@ def compile_ahead(
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compile a run for TPU islands that are not here: what fits there.
+    """Compile a run for absent TPUs: memory and cost of a step.
 
     What fills the memory, and what a step costs: of the functions of its learners, by libtpu, which needs no TPU.
 
@@ -242,7 +242,7 @@ def compare(
     config: options.Config = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train by several programs, over seeds: do they differ?
+    """Train by several programs over several seeds, and compare the losses.
 
     With intervals of differences, and one learner alone as the control.
 
@@ -269,7 +269,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Again and again, until the run is over.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the processes of a run, and how it goes."""
+    """Show the processes and the progress of a run."""
     from isthmus.programs.study.terminal import status
     from isthmus.programs.study.terminal import status as status_view
 
@@ -281,7 +281,7 @@ def status(
 
 @commands.command(rich_help_panel=PANEL)
 def stop(run: Run = None, cluster: Cluster = None) -> None:
-    """Bring a run to its end: the model is written, and the report."""
+    """End a run early, with its model and its report."""
     from isthmus.programs.study.terminal import status
 
     folder, home = status.place_of(run, cluster)
@@ -297,7 +297,7 @@ def logs(
     run: Run = None,
     cluster: Cluster = None,
 ) -> None:
-    """Print what a host of a run, or its daemon, wrote to its log."""
+    """Print the log of a host or a daemon of a run."""
     from isthmus.programs.study.terminal import status
 
     folder, home = status.place_of(run, cluster)
@@ -335,7 +335,7 @@ def why(
     last: Annotated[bool, typer.Option("--last", help="The newest of all; the default.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Explain one merge: who was in it, who came too late, and why.
+    """Explain one merge: its contributors, late answers, and reasons.
 
     From merges.jsonl, the tape of the syncer, trace.json and events.jsonl.
 
@@ -351,7 +351,7 @@ def why(
 
 @past_commands.command(rich_help_panel=PANEL)
 def replay(run: Run = None, as_json: AsJson = False) -> None:
-    """Let the cores of a run decide again, from its tapes: is it the same?
+    """Replay the tapes of a run, and check that its cores decide the same.
 
     A tape has what a host or a daemon was told, and what its core decided.
 
@@ -364,3 +364,38 @@ def replay(run: Run = None, as_json: AsJson = False) -> None:
 
     if not replay_view.show_replay(status.folder_of(run), as_json=as_json):
         raise typer.Exit(FAILED)
+
+
+@past_commands.command(rich_help_panel=PANEL)
+def report(
+    run: Run = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option("--pictures", metavar="DIR", help="Write timeline.svg there, and absence.svg if a host was away."),
+    ] = None,
+) -> None:
+    """Write the report of a run again, from the files that are there.
+
+    Also of a run that goes on, or that ended without one.
+    """
+    from isthmus.programs.engine.report.page import absence_svg, timeline_svg, write_report
+    from isthmus.programs.study.terminal import status
+
+    folder = status.folder_of(run)
+    try:
+        written = [write_report(folder)]
+        if pictures is not None:
+            pictures.mkdir(parents=True, exist_ok=True)
+            for name, draw in (("timeline.svg", timeline_svg), ("absence.svg", absence_svg)):
+                try:
+                    drawing = draw(folder)
+                except ValueError as error:
+                    typer.echo(f"not drawn: {error}")
+                else:
+                    (pictures / name).write_text(drawing, encoding="utf-8")
+                    written.append(pictures / name)
+    except OSError as error:
+        found = f"{error.strerror or error}: {error.filename}"
+        do = "Make room there, or write elsewhere."
+        raise ConfigError(f"Writing the report of {folder}", "files that can be written", found, do) from None
+    typer.echo("\n".join(map(str, written)))

@@ -86,9 +86,9 @@ def _dequantize(
 
 def one_run(form: str, seed: int, tokens: int) -> dict[str, float]:
     """One run in this process: its loss, payload bytes by kind, steps and CPU seconds."""
+    from isthmus import Program, train
     from isthmus.ops.learner.fragment_send import FragmentSend
     from isthmus.ops.syncer.outer_step import OuterStep
-    from isthmus.programs import Program, train
 
     sent: list[int] = []
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from isthmus.programs import Program, Task, train
+from isthmus import Program, Task, train
 
 LEARNERS = 4
 

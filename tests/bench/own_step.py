@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from isthmus.programs import Task
+from isthmus import Task
 from isthmus.programs.language_model import task
 
 

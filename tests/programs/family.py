@@ -16,9 +16,9 @@ import optax
 import pytest
 from safetensors.numpy import load_file
 
+from isthmus import Task
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.programs import Task
 
 WIDTHS = (8, 6, 5, 7, 3, 4)
 

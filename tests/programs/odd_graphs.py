@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.ops import Batches, InnerStep
+from isthmus import Batches, InnerStep
 from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.graph.template import Every, Graph, Job, Latest, Queue
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isthmus import Program
 from isthmus.ops.island.optimizer import adamw
-from isthmus.programs import Program
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.programs.update_settings import INTERVAL_MAX, outer_settings

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isthmus import Program
 from isthmus.ops.recovery.hold import ShardMemory
-from isthmus.programs import Program
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime import sim
 from isthmus.runtime.clock import milliseconds

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isthmus.programs import Program, Task, load
+from isthmus import Program, Task, load
 from isthmus.programs.engine.report.charts_lines import charts
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.task_in_hand import differences

@@ -12,7 +12,7 @@ import optax
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from isthmus.programs import Program, Task, load, train
+from isthmus import Program, Task, load, train
 from isthmus.runtime.errors import ConfigError
 
 ROWS, WIDTH = 6, 4

@@ -17,7 +17,7 @@ import optax
 import pytest
 from safetensors.numpy import save_file
 
-from isthmus.programs import Task, decoupled_diloco, train
+from isthmus import Task, decoupled_diloco, train
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.training import read_final
 from isthmus.runtime.errors import ConfigError, RunError
@@ -121,9 +121,7 @@ def test_a_wrong_request_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_a_module_that_trains_when_it_is_imported_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "unguarded.py").write_text(
-        "from isthmus.programs import train\ntrain('decoupled-diloco', tokens=100)\n"
-    )
+    (tmp_path / "unguarded.py").write_text("from isthmus import train\ntrain('decoupled-diloco', tokens=100)\n")
     with pytest.raises(ConfigError, match="if __name__ ==") as caught:
         train("decoupled-diloco", "unguarded.py:task", tokens=1000)
     assert "unguarded.py:2" in str(caught.value)
@@ -132,7 +130,7 @@ def test_a_module_that_trains_when_it_is_imported_is_told_so(tmp_path: Path) -> 
 MINE = """
 import time
 import jax.numpy as jnp, numpy as np, optax
-from isthmus.programs import Task, decoupled_diloco, train
+from isthmus import Task, decoupled_diloco, train
 
 def init(key): return {"w": jnp.zeros((4, 1))}
 def loss(params, batch): return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)

@@ -260,10 +260,30 @@ class Program:
 def decoupled_diloco(**settings: Any) -> Program:
     """Decoupled DiLoCo (arXiv 2604.21428): learners that never wait, and a syncer that merges what has arrived.
 
-    `settings` are the keys of section `program.`: interval=24, fragments=8, quorum=1, and the others that
+    `settings` are the keys of section `program.`: fragments, interval, quorum, push, and the others that
     `isthmus.programs.decoupled` describes.
     """
     return Program("decoupled-diloco", **settings)
+
+
+def streaming_diloco(**settings: Any) -> Program:
+    """Streaming DiLoCo (arXiv 2501.18512): one fragment after another, and learners that wait for each in its turn."""
+    return Program("streaming-diloco", **settings)
+
+
+def diloco(**settings: Any) -> Program:
+    """DiLoCo (arXiv 2311.08105): inner steps alone, then all learners wait for the mean of their outer gradients."""
+    return Program("diloco", **settings)
+
+
+def data_parallel(**settings: Any) -> Program:
+    """Data-parallel training: learners average their gradients at every step, and wait for each other."""
+    return Program("data-parallel", **settings)
+
+
+def elastic_data_parallel(**settings: Any) -> Program:
+    """Data-parallel training that goes on with the learners that are left."""
+    return Program("elastic-data-parallel", **settings)
 
 
 SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
@@ -564,7 +584,7 @@ def find_task(task: Task | str | None, settings: Mapping[str, Any], run: Mapping
     doing = f"Loading the task {text!r}"
     found = reference.load(text, doing)
     if not isinstance(found, Task):
-        do = "Name a Task, made with isthmus.programs.Task(init, loss, batch, ...)."
+        do = "Name a Task, made with isthmus.Task(init, loss, batch, ...)."
         raise ConfigError(doing, "a Task", reference.kind(found), do)
     return Subject(Reference(text), found, {})
 

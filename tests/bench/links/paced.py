@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from isthmus.programs import Task
+from isthmus import Task
 
 ROWS = 4
 STEP_SECONDS = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.programs import Task
+from isthmus import Task
 from isthmus.programs.language_model import task
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isthmus.programs import At, Task
+from isthmus import At, Task
 
 COLUMNS = 1000
 

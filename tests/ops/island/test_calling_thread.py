@@ -26,7 +26,7 @@ import time
 from isthmus.ops.data.batches import At
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
-from isthmus.programs import Task
+from isthmus import Task
 {task}
 batch = task.batch(At(0, 0, 0))
 learner = Learner(task, (), life=LearnerLife(0, 0, 1))

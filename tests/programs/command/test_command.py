@@ -47,7 +47,7 @@ number = 3
 
 MINE = """
 import jax.numpy as jnp, numpy as np, optax
-from isthmus.programs import Task
+from isthmus import Task
 
 def init(key): return {"w": jnp.zeros((4, 2)), "b": jnp.zeros(2)}
 def loss(params, batch): return jnp.mean((batch @ params["w"] + params["b"]) ** 2)

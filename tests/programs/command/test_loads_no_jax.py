@@ -25,14 +25,16 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "jaxlib"
 @pytest.mark.parametrize(
     "code",
     [
-        "import isthmus.programs, isthmus.ops, isthmus.runtime",
+        "import isthmus.testing, isthmus\n[getattr(isthmus, name) for name in isthmus.__all__]",
         COMMAND.format(arguments=["--help"]),
         COMMAND.format(arguments=["train", "--help"]),
         COMMAND.format(arguments=["status", "--all"]),
-        "from isthmus.ops import Batches, Evaluate, FragmentSend, InnerStep, Merge, OuterStep, Pacer",
+        "import isthmus.ops.data.batches_node, isthmus.ops.island.evaluate, isthmus.ops.learner.inner_step, "
+        "isthmus.ops.learner.fragment_send, isthmus.ops.syncer.merge, isthmus.ops.syncer.outer_step, "
+        "isthmus.ops.syncer.pacer",
         "import isthmus.programs.decoupled, isthmus.programs.streaming_diloco, isthmus.programs.elastic_data_parallel",
     ],
-    ids=["packages", "help", "help of train", "status", "bodies", "programs"],
+    ids=["face", "help", "help of train", "status", "bodies", "programs"],
 )
 def test_this_loads_no_jax(code: str, tmp_path: Path) -> None:
     done = subprocess.run(

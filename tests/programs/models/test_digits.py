@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from isthmus import Program, train
 from isthmus.ops.data.batches import At
-from isthmus.programs import Program, train
 from isthmus.programs.digits import HELD_OUT, digits, evaluate, images, logits, task
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.reference import load

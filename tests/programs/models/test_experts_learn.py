@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs import Program, train
+from isthmus import Program, train
 from isthmus.programs.language_model import task
 
 PROGRAMS = [Program("decoupled-diloco", interval=12, fragments=4), Program("data-parallel")]

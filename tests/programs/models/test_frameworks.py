@@ -18,10 +18,10 @@ import numpy as np
 import optax
 import pytest
 
+from isthmus import Program, Task, train
 from isthmus.ops.data.batches import At
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
-from isthmus.programs import Program, Task, train
 from tests.effort import soaked
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"

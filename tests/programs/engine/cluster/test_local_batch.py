@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from isthmus import Program, Task
 from isthmus.ops.data.batches import At, of_slot
-from isthmus.programs import Program, Task
 from isthmus.programs.command.main import app
 from isthmus.programs.engine.cluster.placing import placed
 from isthmus.programs.engine.cluster.prediction import paced, predict, shares
@@ -93,7 +93,7 @@ def test_what_cannot_keep_pace_is_told() -> None:
 
 OWN = """
 import jax.numpy as jnp, numpy as np, optax
-from isthmus.programs import Task
+from isthmus import Task
 
 def init(key): return {"w": jnp.zeros(4)}
 def loss(params, batch): return jnp.sum(batch @ params["w"])

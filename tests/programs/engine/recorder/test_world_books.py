@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from isthmus import Program, Task
 from isthmus.ops.exchange.token_accounts import FATES
-from isthmus.programs import Program, Task
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.programs.study.simulation.taped_tokens import contradictions, of_lives, taped_of

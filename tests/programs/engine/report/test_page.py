@@ -15,7 +15,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from isthmus.programs.command.main import app
 from isthmus.programs.engine.report.charts_lines import charts
 from isthmus.programs.engine.report.charts_timeline import choose_window, longest_pause, visible_rounds
 from isthmus.programs.engine.report.page import load, timeline_svg, write_report
@@ -481,3 +483,13 @@ def test_an_installation_has_every_file_of_the_page() -> None:
     ]
     assert len(needed) > 10
     assert [path for path in needed if not any(path.match(pattern) for pattern in patterns)] == []
+
+
+def test_the_command_writes_report_and_drawings(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", steps=60)
+    done = CliRunner().invoke(app, ["report", str(run), "--pictures", str(tmp_path / "drawings")])
+    assert done.exit_code == 0, done.output
+    assert (run / "report.html").stat().st_size > 10_000
+    ET.fromstring((tmp_path / "drawings" / "timeline.svg").read_text())
+    assert not (tmp_path / "drawings" / "absence.svg").exists()
+    assert "not drawn: drawing who was away" in done.output

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.programs import Program
+from isthmus import Program
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.request import fingerprint, sources
 from isthmus.runtime.errors import GraphError
@@ -64,7 +64,7 @@ def of_ring(job: Job = JOB) -> str:
 
 def test_processes_agree_whatever_their_hash_seed_and_folder(folder: Path) -> None:
     code = (
-        "from isthmus.programs import Program\n"
+        "from isthmus import Program\n"
         "from isthmus.programs.engine.request.request import fingerprint\n"
         "from isthmus.runtime.graph.template import Job, Reference, TensorSpec\n"
         f"job = {JOB!r}\n"

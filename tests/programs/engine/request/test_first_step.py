@@ -11,7 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from isthmus.programs import Task, training
+from isthmus import Task
+from isthmus.programs import training
 from isthmus.programs.engine.islands import taken
 from isthmus.programs.engine.islands.environment import Accelerators
 from isthmus.programs.engine.request import layout

@@ -215,7 +215,7 @@ def test_a_module_that_fails_is_told_with_its_line(ring: Path, source: str, foun
 
 def test_a_request_error_at_import_keeps_its_faults_and_gets_the_line(ring: Path) -> None:
     path = ring.parent / "failing.py"
-    path.write_text("from isthmus.programs import Task\n\ntask = Task(1, 2, 3, tokens_per_batch=0, optimizer=None)\n")
+    path.write_text("from isthmus import Task\n\ntask = Task(1, 2, 3, tokens_per_batch=0, optimizer=None)\n")
     with pytest.raises(ConfigError) as caught:
         reference.load("failing.py:task", "Testing")
     assert len(caught.value.faults) == 5

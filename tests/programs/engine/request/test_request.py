@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from isthmus.programs import Program, Task
+from isthmus import Program, Task
 from isthmus.programs.engine.request import new_folder, reference, settings
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.request.request import NAMELESS_TASK, Request, prepare
@@ -39,7 +39,7 @@ def build(job, *, interval: int = 24, blocks: bool = False):
 
 MINE = """
 import jax.numpy as jnp, numpy as np, optax
-from isthmus.programs import Task
+from isthmus import Task
 
 def init(key): return {"w": jnp.zeros((4, 2)), "b": jnp.zeros(2)}
 def loss(params, batch): return jnp.mean((batch @ params["w"] + params["b"]) ** 2)

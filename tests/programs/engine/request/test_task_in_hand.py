@@ -14,7 +14,7 @@ from typing import Any
 import optax
 import pytest
 
-from isthmus.programs import Task
+from isthmus import Task
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.task_in_hand import check_importable, differences
 from isthmus.runtime.errors import ConfigError
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.process
 MADE = """
 import dataclasses, sys
 import jax, jax.numpy as jnp, numpy as np, optax
-from isthmus.programs import Task, decoupled_diloco, train
+from isthmus import Task, decoupled_diloco, train
 
 def make(lr=0.01, width=8, shift=0.0):
     offset = np.full(width, shift, np.float32)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from isthmus import Program
 from isthmus.ops.syncer.terms import Conditions, Terms
-from isthmus.programs import Program
 from isthmus.programs.command.main import app
 from isthmus.programs.engine.report.page import write_report
 from isthmus.programs.engine.results import why as words

@@ -28,7 +28,7 @@ PAUSE = threading.Event()
 TASK = """
 import time
 import jax, jax.numpy as jnp, numpy as np, optax
-from isthmus.programs import Task
+from isthmus import Task
 
 def init(key): return {"w": jax.random.normal(key, (32, 1)), "b": jnp.zeros(1)}
 def loss(params, batch): return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 TASK = """
 import jax, jax.numpy as jnp, numpy as np, optax
-from isthmus.programs import Task
+from isthmus import Task
 
 def init(key): return {"w": jax.random.normal(key, (32, 1)), "b": jnp.zeros(1)}
 def loss(params, batch):

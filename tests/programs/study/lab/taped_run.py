@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from isthmus.programs import Program, Task
+from isthmus import Program, Task
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.study.simulation.pytest_plugin import Worlds

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from isthmus import Program
 from isthmus.ops.kernels import nesterov
-from isthmus.programs import Program
 from isthmus.programs.command.main import app
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.ids import Member, Replica

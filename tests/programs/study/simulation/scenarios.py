@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from isthmus.programs import Program
+from isthmus import Program
 from isthmus.programs.study.simulation.toy_task import TOY, Toy
 from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.graph.plans import EdgePlan

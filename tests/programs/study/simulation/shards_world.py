@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from isthmus import Program, Task
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
-from isthmus.programs import Program, Task
 from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.engine.request import new_folder

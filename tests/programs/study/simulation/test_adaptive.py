@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs import Program
+from isthmus import Program
 from isthmus.programs.study.simulation.seeds import shape_of
 from isthmus.programs.study.simulation.toy_task import EVEN, WIDE, Toy
 from isthmus.programs.study.simulation.universe import Outcome, Shape, hosts_of, outcome_of

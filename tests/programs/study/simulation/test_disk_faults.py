@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs import Program, Task
+from isthmus import Program, Task
 from isthmus.programs.engine.recorder import node as recorder
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of

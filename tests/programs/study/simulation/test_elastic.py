@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from isthmus.programs import Program
+from isthmus import Program
 from isthmus.programs.study.simulation.universe import Shape, outcome_of
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import Climate, Kill, Universe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs import Program
+from isthmus import Program
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.cores.scheduler_events import HostRecord
 from isthmus.runtime.sim import Cut, Fault, Kill

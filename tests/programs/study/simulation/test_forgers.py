@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from isthmus import Program
 from isthmus.ops.kernels.bounds import MERGES_MIN
 from isthmus.ops.syncer.merge import Voices
-from isthmus.programs import Program
 from isthmus.programs.study.simulation.toy_task import TOKENS_PER_BATCH
 from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.sim import Checker, Climate, Forge, Kill, Universe

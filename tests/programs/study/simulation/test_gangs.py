@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from isthmus.programs import Program
+from isthmus import Program
 from isthmus.programs.command import lab as shown
 from isthmus.programs.study.simulation import searches
 from isthmus.programs.study.simulation.universe import Shape, outcome_of

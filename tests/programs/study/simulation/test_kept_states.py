@@ -8,7 +8,7 @@ import jax
 import optax
 import pytest
 
-from isthmus.programs import Program
+from isthmus import Program
 from isthmus.programs.engine.results.changes import objects
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import RunError

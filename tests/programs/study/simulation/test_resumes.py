@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs import Program
+from isthmus import Program
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.study.simulation.virtual_run import VirtualPace, VirtualRun
 from isthmus.runtime.sim import Clog, Universe

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.programs import Program, Task
+from isthmus import Program, Task
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from tests.effort import examples
 from tests.programs.study.simulation.shards_world import Death, Mortals

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs import Program, Task
+from isthmus import Program, Task
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from tests.patience import PATIENCE
 
 LINEAR = """
 import jax, jax.numpy as jnp, numpy as np, optax
-from isthmus.programs import Task
+from isthmus import Task
 
 def init(key):
     return {"w": jax.random.normal(key, (32, 1)), "b": jnp.zeros(1), "v": jnp.ones((4, 3)), "scalar": jnp.zeros(())}

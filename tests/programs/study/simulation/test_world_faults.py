@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs import Program, Task
+from isthmus import Program, Task
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.sim import Blackout, Cut, Kill, Pause

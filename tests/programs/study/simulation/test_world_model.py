@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs import Program, Task
+from isthmus import Program, Task
 from isthmus.programs.language_model import task
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.sim import Blackout, Cut, Fault, Join, Kill, Reset

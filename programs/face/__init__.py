@@ -1,0 +1,107 @@
+"""isthmus: training graphs on islands of unlike accelerators. This is what a program of yours imports.
+
+    from isthmus import Task, decoupled_diloco, train
+
+Names are imported when they are first used: none of them imports jax or numba before it needs an array. What is not
+listed here is not public, and may change without notice; faults and checks for tests are in `isthmus.testing`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from isthmus.ops.data.batches import At, LoaderStream, Stream
+    from isthmus.ops.data.batches_node import Batches
+    from isthmus.ops.exchange.parameter_trees import tree_mean
+    from isthmus.ops.island.evaluate import EvaluateMean
+    from isthmus.ops.learner.inner_step import InnerStep
+    from isthmus.programs.engine.request.request import (
+        Program,
+        data_parallel,
+        decoupled_diloco,
+        diloco,
+        elastic_data_parallel,
+        streaming_diloco,
+    )
+    from isthmus.programs.task import Task
+    from isthmus.programs.trained import load
+    from isthmus.programs.training import Result, train
+    from isthmus.runtime.clock import milliseconds
+    from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Job, Latest, Queue, Quorum
+
+    __version__: str
+
+_MODULES: Final = {
+    "AllOf": "runtime.graph.template",
+    "AnyOf": "runtime.graph.template",
+    "At": "ops.data.batches",
+    "Batches": "ops.data.batches_node",
+    "EvaluateMean": "ops.island.evaluate",
+    "Every": "runtime.graph.template",
+    "Graph": "runtime.graph.template",
+    "InnerStep": "ops.learner.inner_step",
+    "Job": "runtime.graph.template",
+    "Latest": "runtime.graph.template",
+    "LoaderStream": "ops.data.batches",
+    "Program": "programs.engine.request.request",
+    "Queue": "runtime.graph.template",
+    "Quorum": "runtime.graph.template",
+    "Result": "programs.training",
+    "Stream": "ops.data.batches",
+    "Task": "programs.task",
+    "data_parallel": "programs.engine.request.request",
+    "decoupled_diloco": "programs.engine.request.request",
+    "diloco": "programs.engine.request.request",
+    "elastic_data_parallel": "programs.engine.request.request",
+    "load": "programs.trained",
+    "milliseconds": "runtime.clock",
+    "streaming_diloco": "programs.engine.request.request",
+    "train": "programs.training",
+    "tree_mean": "ops.exchange.parameter_trees",
+}
+
+__all__ = [
+    "AllOf",
+    "AnyOf",
+    "At",
+    "Batches",
+    "EvaluateMean",
+    "Every",
+    "Graph",
+    "InnerStep",
+    "Job",
+    "Latest",
+    "LoaderStream",
+    "Program",
+    "Queue",
+    "Quorum",
+    "Result",
+    "Stream",
+    "Task",
+    "__version__",
+    "data_parallel",
+    "decoupled_diloco",
+    "diloco",
+    "elastic_data_parallel",
+    "load",
+    "milliseconds",
+    "streaming_diloco",
+    "train",
+    "tree_mean",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("isthmus")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"isthmus.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
