@@ -242,7 +242,7 @@ def compare(
     config: options.Config = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train by several programs over several seeds, and compare the losses.
+    """Train by several programs and seeds, and compare the losses.
 
     With intervals of differences, and one learner alone as the control.
 
