@@ -253,6 +253,8 @@ def make_site(folder: Path, wheels: Sequence[Path]) -> None:
     (folder / "isthmus").mkdir(parents=True)
     for package in PACKAGES:
         (folder / "isthmus" / package).symlink_to(ROOT / package)
+    for file in (ROOT / "programs" / "face").glob("*.py"):
+        (folder / "isthmus" / file.name).symlink_to(file)
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     version = parser["metadata"]["version"]

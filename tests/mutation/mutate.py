@@ -121,6 +121,8 @@ def lay_out(place: Path, modules: list[str], tests: tuple[str, ...]) -> None:
     bytecode = shutil.ignore_patterns("__pycache__")
     for part in ("runtime", "ops", "programs"):
         shutil.copytree(ROOT / part, place / "src/isthmus" / part, ignore=bytecode)
+    for file in (ROOT / "programs" / "face").glob("*.py"):
+        shutil.copy(file, place / "src/isthmus")
     for part in ("runtime", "ops"):
         shutil.copytree(ROOT / "tests" / part, place / "tests" / part, ignore=bytecode)
     for name in ("__init__", "effort"):
