@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 import pytest
 
-import isthmus.programs
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.request import SHIPPED, Program, decoupled_diloco
 from isthmus.runtime.errors import ConfigError, GraphError
@@ -81,13 +80,6 @@ def test_a_function_names_the_shipped_program_with_settings() -> None:
     program = decoupled_diloco(interval=12)
     assert (program.reference, dict(program.settings)) == ("decoupled-diloco", {"interval": 12})
     assert program.schema().read(program.settings)["interval"] == 12
-
-
-def test_the_package_names_a_user_needs_are_lazy() -> None:
-    assert isthmus.programs.decoupled_diloco is decoupled_diloco
-    assert set(isthmus.programs.__all__) <= set(dir(isthmus.programs))
-    with pytest.raises(AttributeError, match="no attribute 'decoupled'"):
-        isthmus.programs.__getattr__("decoupled")
 
 
 def test_a_file_or_a_module_is_a_program(ring: Path) -> None:

@@ -232,12 +232,6 @@ def test_a_wrong_setting_is_found_without_jax(folder: Path) -> None:
     assert done.stdout == "2 False\n"
 
 
-def test_importing_the_programs_imports_no_jax() -> None:
-    code = "import sys, isthmus.programs as p; p.Program; p.Task; p.train; print('jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
 # -- the run folder ----------------------------------------------------------------------------------------------------
 
 
