@@ -20,9 +20,11 @@ a copy.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import TypeAlias
 
 import numpy as np
@@ -58,7 +60,7 @@ class _Shelf:
                 best = min(fitting, key=len)
                 self._blocks = [each for each in self._blocks if each[0] is not best]
                 return best
-        return np.empty(size_bytes, np.uint8)
+        return _mapped(size_bytes) if size_bytes > _LARGE_BYTES else np.empty(size_bytes, np.uint8)
 
     def put(self, block: NDArray[np.uint8]) -> None:
         with self._lock:
@@ -84,6 +86,17 @@ class _Shelf:
             self._is_looking = False
             if any(len(block) > _LARGE_BYTES for block, _ in self._blocks):
                 self._look_later()
+
+
+def _mapped(size_bytes: int) -> NDArray[np.uint8]:
+    """Memory that goes back to the kernel with its last reference.
+
+    Not malloc's: where its heap has a free range of that size, malloc takes the block from there, and keeps it there.
+    """
+    block = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # A kernel without huge pages. NumPy asks for them, too.
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(block, np.uint8)
 
 
 _shelf = _Shelf()

@@ -49,7 +49,11 @@ def test_memory_returns_when_the_last_view_goes() -> None:
 
 
 def test_a_large_block_that_nothing_takes_goes_to_the_kernel() -> None:
-    """And smaller ones stay: they are taken from the shelf, where the large one is not."""
+    """Though malloc has room for it, and smaller ones stay: they are taken from the shelf, where the large one is not."""
+    np.empty(31 << 20, np.uint8)[:] = 1  # Freed, it lets malloc keep blocks of up to 31 MiB in its heap from now on.
+    apart = [np.ones(8 << 20, np.uint8) for _ in range(8)]
+    above = np.ones(1 << 20, np.uint8)  # What is below it stays in the heap when it is free.
+    del apart
     large, small = empty(2**23 + 2), empty(LARGE)
     large[:], small[:] = 1.0, 1.0
     where, resident = address(small), own_bytes()  # Not from before: the large one may be a block of another test.
@@ -59,6 +63,7 @@ def test_a_large_block_that_nothing_takes_goes_to_the_kernel() -> None:
         assert time.monotonic() < until
         time.sleep(0.05)
     assert where in [address(each) for each in [empty(LARGE) for _ in range(8)]]
+    assert above.all()
 
 
 def test_what_jax_was_given_is_not_written_again() -> None:
