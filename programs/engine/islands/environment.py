@@ -1,18 +1,18 @@
-"""The accelerators that this machine has and its jax can use, found without jax: by device files and installed plugins.
+"""The devices of this machine, and those that each process of a run gets: the environment that it sets for its jax.
 
-The process that starts a backend has the devices: on a TPU no other can then, on a GPU most of its memory is taken. So
-only the hosts that compute start one, and facts that are needed before that are looked up here. The user's environment
-variables for platforms and visible devices are a bound.
+Accelerators are found without jax, by device files and installed plugins, because the process that starts a backend has
+the devices: on a TPU no other can then, on a GPU most of its memory is taken. The user's variables for platforms and
+visible devices are a bound.
 
-The environment of a host: the platform that its jax starts, and the devices that it sees.
+The environment of a host is a pure function of its role, the declared contents of its machine, and the devices found
+there. Nothing falls back: a host that is to have an accelerator names its platform alone, so that jax fails, with the
+reason, where it cannot use it. Islands are numbered on their machine. Each has devices of its own, in the order of
+their numbers; where learners outnumber GPUs and the number of devices of an island is not set, several share one, and
+its memory. The evaluator is on the CPU unless requested otherwise, and then shares the devices of the first island.
 
-A pure function of the host's role, the declared contents of its machine, and the devices found there. Nothing falls
-back: a host that is to have an accelerator names its platform alone, so that jax fails, with the reason, where it
-cannot use it.
-
-Islands are numbered on their machine. Each has devices of its own, in the order of their numbers; where learners
-outnumber GPUs and the number of devices of an island is not set, several share one, and its memory. The evaluator is on
-the CPU unless requested otherwise, and then shares the devices of the first island.
+A process that carries out a whole run has all of its learners, so one device is its island. A GPU is shared by a few
+such processes, each with an equal part of its memory; a TPU chip has one. A run in the user's own process takes all
+devices that there are.
 """
 
 from __future__ import annotations
@@ -81,6 +81,10 @@ MEMORY_SHARE: Final = 0.9
 MEMORY: Final = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
 """Variables for the share of a GPU's memory that a process takes at its start; jax refuses the first beside the
 second."""
+PROCESSES_PER_GPU_MAX: Final = 4
+"""Enough to keep a GPU busy while some of them compute on their core; more would have less of its memory each. Not
+measured: no GPU was at hand."""
+_PLATFORMS: Final = "JAX_PLATFORMS"
 _CHIP_BOUNDS: Final = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 """Layout of that many chips on one TPU host."""
 _DOING: Final = "Opening an island"
@@ -186,3 +190,44 @@ def _chips(ids: Sequence[str], total: int) -> dict[str, str]:
         "TPU_CHIPS_PER_PROCESS_BOUNDS": _CHIP_BOUNDS[len(ids)],
         "TPU_PROCESS_BOUNDS": "1,1,1",
     }
+
+
+class ProcessPlaces(NamedTuple):
+    """Places for processes that each carry out a whole run: `environments` has the variables that each sets.
+
+    `platform` is None if jax decides, by the user's `JAX_PLATFORMS` if given; `devices` are those that are used, of an
+    accelerator; `share` is the part of one's memory that a process has, None if nothing is set.
+    """
+
+    environments: tuple[Mapping[str, str], ...]
+    platform: Platform | str | None
+    devices: int = 0
+    share: float | None = None
+
+
+def process_places(found: Accelerators | None, cores: int, runs: int, given: Mapping[str, str]) -> ProcessPlaces:
+    """The places for `runs` processes on a machine with `cores`, at most one a core; `given` are the user's variables.
+
+    Without accelerators processes compute on the CPU, unless the user names another platform.
+    """
+    count = max(min(cores, runs), 1)
+    if found is None:
+        own = {} if given.get(_PLATFORMS) else {_PLATFORMS: "cpu"}
+        return ProcessPlaces((own,) * count, own.get(_PLATFORMS))
+    total = len(found.ids)
+    count = min(count, total * (1 if found.platform == "tpu" else PROCESSES_PER_GPU_MAX))
+    sharing = -(-count // total)
+    islands = Islands(found.platform, tuple((found.ids[place % total],) for place in range(count)), sharing, 1)
+    environments = tuple(
+        learner_environment(islands, place, total, has_evaluator=False, given=given) for place in range(count)
+    )
+    share = environments[0].get(MEMORY[0])
+    return ProcessPlaces(environments, found.platform, min(count, total), None if share is None else float(share))
+
+
+def process_environment(found: Accelerators | None, given: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this process, if it carries out a run with all accelerators that were `found`.
+
+    The CPU is named behind them, for what is computed there; that jax cannot use what comes first stays an error.
+    """
+    return {} if found is None or given.get(_PLATFORMS) else {_PLATFORMS: f"{found.platform},cpu"}

@@ -24,9 +24,9 @@ from isthmus.programs.engine.islands.environment import (
     islands_of,
     learner_environment,
     platform_of,
+    process_environment,
 )
 from isthmus.programs.engine.islands.gang import ElasticHost, GangOfProcesses
-from isthmus.programs.engine.islands.whole_runs import process_environment
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.runtime.errors import ConfigError

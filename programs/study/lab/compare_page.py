@@ -21,7 +21,7 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
-from isthmus.programs.engine.islands.whole_runs import Places
+from isthmus.programs.engine.islands.environment import ProcessPlaces
 from isthmus.programs.engine.report.charts_drawing import (
     Scale,
     drawing,
@@ -191,9 +191,9 @@ class RunsProgress:
         self._made = 0
         self._done = "no"
 
-    def hear(self, news: RunEvent | Places) -> None:
+    def hear(self, news: RunEvent | ProcessPlaces) -> None:
         """Show it."""
-        if isinstance(news, Places):
+        if isinstance(news, ProcessPlaces):
             self._line(placed(news))
             return
         self._done = f"{news.done} of {news.many}"
@@ -229,7 +229,7 @@ class RunsProgress:
         sys.stderr.flush()
 
 
-def placed(where: Places) -> str:
+def placed(where: ProcessPlaces) -> str:
     """The devices of runs in virtual time, in words."""
     count = len(where.environments)
     runs = "one run at a time" if count == 1 else f"{count} runs at once"

@@ -1,7 +1,7 @@
 """Carries out the runs of a comparison, in real or in virtual time.
 
 In real time they run one after another, each as by `isthmus train`; in virtual time several at once, each in a process
-of its own, on the devices that there are (`islands.whole_runs`). A run that fails is reported, and the others go on.
+of its own, on the devices that there are (`islands.environment`). A run that fails is reported, and the others go on.
 Ctrl-C ends all that are in progress; the next call tries these again.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final, final
 import msgspec
 
 from isthmus.programs.engine.islands import environment
-from isthmus.programs.engine.islands.whole_runs import Places, places
+from isthmus.programs.engine.islands.environment import ProcessPlaces, process_places
 from isthmus.programs.engine.run.in_process import Watch
 from isthmus.programs.engine.run.in_processes import run_processes, submit_apart
 from isthmus.programs.engine.run.interrupts import interrupts
@@ -56,7 +56,7 @@ class RunEvent:
     summary: dict[str, Any] | None = None
 
 
-def carry_out(folder: Path, plan: ComparisonPlan, seeds: int, hear: Callable[[RunEvent | Places], None]) -> int:
+def carry_out(folder: Path, plan: ComparisonPlan, seeds: int, hear: Callable[[RunEvent | ProcessPlaces], None]) -> int:
     """Make every run that is not done; how many failed. KeyboardInterrupt at a signal.
 
     `hear` is called with the places of runs in virtual time, before the first, and with the news of every run.
@@ -76,11 +76,11 @@ def carry_out(folder: Path, plan: ComparisonPlan, seeds: int, hear: Callable[[Ru
 class _Tally:
     """Counts runs, and reports them."""
 
-    def __init__(self, hear: Callable[[RunEvent | Places], None], done: int, many: int) -> None:
+    def __init__(self, hear: Callable[[RunEvent | ProcessPlaces], None], done: int, many: int) -> None:
         self._hear, self._done, self._many = hear, done, many
         self.failed = 0
 
-    def placed(self, where: Places) -> None:
+    def placed(self, where: ProcessPlaces) -> None:
         self._hear(where)
 
     def begun(self, variant: Variant, seed: int, share: float | None = None) -> None:
@@ -136,7 +136,7 @@ def _virtual(folder: Path, left: list[tuple[Variant, int]], pacing: Pacing, tall
     if not left:
         return
     waiting, busy = list(left), dict[int, _Process]()
-    where = places(environment.find(), len(os.sched_getaffinity(0)), len(left), os.environ)
+    where = process_places(environment.find(), len(os.sched_getaffinity(0)), len(left), os.environ)
     tally.placed(where)
     with interrupts() as interrupted:
         try:

@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.engine.islands.environment import MEMORY, Accelerators
-from isthmus.programs.engine.islands.whole_runs import PROCESSES_PER_GPU_MAX, places, process_environment
+from isthmus.programs.engine.islands.environment import (
+    MEMORY,
+    PROCESSES_PER_GPU_MAX,
+    Accelerators,
+    process_environment,
+    process_places,
+)
 from isthmus.programs.study.lab.compare_page import placed
 
 
@@ -20,7 +25,7 @@ def gpus(count: int) -> Accelerators:
 
 
 def test_one_gpu_is_shared_by_a_few_processes_and_its_memory_by_as_many() -> None:
-    where = places(gpus(1), 16, 100, {})
+    where = process_places(gpus(1), 16, 100, {})
     assert where.environments == (
         {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0", "XLA_CLIENT_MEM_FRACTION": "0.23"},
     ) * (PROCESSES_PER_GPU_MAX)
@@ -29,37 +34,37 @@ def test_one_gpu_is_shared_by_a_few_processes_and_its_memory_by_as_many() -> Non
 
 @pytest.mark.parametrize(("cores", "runs", "count", "share"), [(2, 9, 2, "0.45"), (16, 3, 3, "0.30"), (16, 1, 1, None)])
 def test_as_many_as_cores_and_runs_that_are_left(cores: int, runs: int, count: int, share: str | None) -> None:
-    where = places(gpus(1), cores, runs, {})
+    where = process_places(gpus(1), cores, runs, {})
     assert [each.get("XLA_CLIENT_MEM_FRACTION") for each in where.environments] == [share] * count
 
 
 def test_several_gpus_are_taken_in_turn_each_by_one_first() -> None:
-    many = places(gpus(3), 16, 5, {})
+    many = process_places(gpus(3), 16, 5, {})
     assert [each["CUDA_VISIBLE_DEVICES"] for each in many.environments] == ["0", "1", "2", "0", "1"]
-    few = places(gpus(8), 4, 9, {})
+    few = process_places(gpus(8), 4, 9, {})
     assert [each["CUDA_VISIBLE_DEVICES"] for each in few.environments] == ["0", "1", "2", "3"]
     assert (few.devices, few.share) == (4, None)
-    some = places(Accelerators("cuda", ("2", "5")), 2, 2, {})
+    some = process_places(Accelerators("cuda", ("2", "5")), 2, 2, {})
     assert [each["CUDA_VISIBLE_DEVICES"] for each in some.environments] == ["2", "5"]
 
 
 @pytest.mark.parametrize("name", MEMORY)
 def test_what_the_user_says_of_memory_holds(name: str) -> None:
-    where = places(gpus(1), 4, 4, {name: "0.1"})
+    where = process_places(gpus(1), 4, 4, {name: "0.1"})
     assert where.environments == ({"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0"},) * 4
     assert where.share is None
 
 
 def test_a_tpu_chip_has_one_process() -> None:
-    where = places(Accelerators("tpu", ("0", "1", "2", "3")), 16, 9, {})
+    where = process_places(Accelerators("tpu", ("0", "1", "2", "3")), 16, 9, {})
     assert [each["TPU_VISIBLE_CHIPS"] for each in where.environments] == ["0", "1", "2", "3"]
     assert {each["TPU_CHIPS_PER_PROCESS_BOUNDS"] for each in where.environments} == {"1,1,1"}
-    assert places(Accelerators("tpu", ("0",)), 16, 9, {}).environments == ({"JAX_PLATFORMS": "tpu"},)
+    assert process_places(Accelerators("tpu", ("0",)), 16, 9, {}).environments == ({"JAX_PLATFORMS": "tpu"},)
 
 
 def test_without_accelerators_the_cpu_unless_the_user_names_something_else() -> None:
-    assert places(None, 2, 9, {}).environments == ({"JAX_PLATFORMS": "cpu"},) * 2
-    assert places(None, 2, 9, {"JAX_PLATFORMS": "rocm"}).environments == ({}, {})
+    assert process_places(None, 2, 9, {}).environments == ({"JAX_PLATFORMS": "cpu"},) * 2
+    assert process_places(None, 2, 9, {"JAX_PLATFORMS": "rocm"}).environments == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_without_accelerators_the_cpu_unless_the_user_names_something_else() -> 
     ],
 )
 def test_what_is_chosen_is_said(found: Any, cores: int, given: dict[str, str], words: str) -> None:
-    assert placed(places(found, cores, 9, given)).startswith(words)
+    assert placed(process_places(found, cores, 9, given)).startswith(words)
 
 
 def test_a_run_in_this_process_names_what_was_found_and_the_user_may_name_another() -> None:
