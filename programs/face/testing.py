@@ -1,12 +1,16 @@
-"""What tests of yours import beside the `world` fixture: faults that it injects, and the suite for a channel.
+"""What tests of yours import beside the `world` fixture: the faults that it injects, and the suite for a channel.
 
     def test_a_learner_that_dies_comes_back(world):
         world.run(..., faults=[Kill("learner/1", at=0.5)])
 
-Importing this module imports no pytest: `channel_conformance` does, at its first use.
+`channel_conformance` is the suite that every transport passes: derive from its `ChannelConformance`. It imports pytest,
+at its first use.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from isthmus.runtime.sim.faults import (
     Blackout,
@@ -40,6 +44,9 @@ from isthmus.runtime.sim.faults import (
     Throttle,
 )
 
+if TYPE_CHECKING:
+    from isthmus.runtime.channels import conformance as channel_conformance
+
 __all__ = [
     "Blackout",
     "BreakDisk",
@@ -70,4 +77,11 @@ __all__ = [
     "Stick",
     "Stop",
     "Throttle",
+    "channel_conformance",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "channel_conformance":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("isthmus.runtime.channels.conformance")

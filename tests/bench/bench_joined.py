@@ -28,7 +28,7 @@ from isthmus.ops.learner.recovery import Inheritance
 from isthmus.ops.recovery.lend import Lend
 from isthmus.programs import language_model
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
-from isthmus.runtime.sim import Join
+from isthmus.runtime.sim.faults import Join
 
 LEARNERS, JOINED, AT = 3, 3, 2.2
 HOW = "anew", "lent", "given"

@@ -26,7 +26,7 @@ from isthmus.runtime.cores.scheduler_events import Event, FiringEnded, NodeOpene
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Latest, Queue
 from isthmus.runtime.ids import Handle, Member, Replica
-from isthmus.runtime.sim import World
+from isthmus.runtime.sim.world import World
 from isthmus.runtime.tape.writing import Tape
 
 FIRINGS_BAR, RATIO_BAR = 100_000, 0.10

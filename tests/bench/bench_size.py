@@ -28,11 +28,12 @@ from isthmus.programs.engine.recorder.roles import least_replicas, resolving
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.study.simulation import toy_task
-from isthmus.runtime import sim
 from isthmus.runtime.clock import Instant, milliseconds
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.machine import HostClock
+from isthmus.runtime.sim.network import Climate
+from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.tape.writing import SEGMENT_BYTES
 from tests.bench.size import ordered
 from tests.bench.size.light import STEP_SECONDS
@@ -81,14 +82,14 @@ def simulated(learners: int) -> dict[str, Any]:
         mock.patch("isthmus.runtime.sim.host.HostClock", TimedClock),
         mock.patch("isthmus.runtime.sim.host.SEGMENT_BYTES", SEGMENT_BYTES),  # As long as those of a real run.
     ):
-        universe = sim.Universe(
+        universe = Universe(
             lower(graph),
             roster_counts(graph, learners),
             seed=1,
             resolve=resolving(Path("/run"), resolve, 15.0, None),
             duration=lambda _, node: milliseconds(1e3 * STEP_SECONDS if node == "inner-step" else 1),
             jitter=0.05,
-            climate=sim.Climate(latency=0.001, jitter=0.001, gbits=1.0),
+            climate=Climate(latency=0.001, jitter=0.001, gbits=1.0),
             least=least_replicas(graph),
         )
         universe.run(lambda: universe.outcome is not None, seconds_max=600.0)

@@ -18,7 +18,7 @@ from isthmus.programs.engine.request.request import Program, prepare
 from isthmus.runtime.clock import Instant, milliseconds, seconds
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim import World
+from isthmus.runtime.sim.world import World
 from tests.effort import soaked
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -19,7 +19,7 @@ from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Job, Reference
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim import World
+from isthmus.runtime.sim.world import World
 from isthmus.runtime.system.files import read_tensors
 from tests.effort import soaked
 from tests.patience import PATIENCE

@@ -7,10 +7,13 @@ import importlib.metadata
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import isthmus
+from isthmus import testing
+from isthmus.testing import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 FACE = ROOT / "programs" / "face"
@@ -63,3 +66,11 @@ def blocks() -> Iterator[tuple[str, str]]:
 def test_examples_use_the_face_and_nothing_deeper(name: str, source: str) -> None:
     pattern = r"^\s*(?:from|import)\s+(isthmus[\w.]*)"  # By text: some blocks are pieces of a file.
     assert set(re.findall(pattern, source, re.MULTILINE)) <= set(PUBLIC)
+
+
+def test_every_fault_and_the_suite_for_channels_are_there_for_tests() -> None:
+    kinds = {kind.__name__ for kind in get_args(Fault)}
+    assert {*testing.__all__} == {*kinds, "Fault", "channel_conformance"}
+    assert testing.channel_conformance.ChannelConformance.__name__ == "ChannelConformance"
+    with pytest.raises(AttributeError, match="has no attribute 'Krill'"):
+        _ = testing.Krill

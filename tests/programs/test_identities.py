@@ -13,9 +13,10 @@ import pytest
 
 from isthmus import Program
 from isthmus.ops.recovery.hold import ShardMemory
+from isthmus.programs.study.simulation import virtual_run
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
-from isthmus.runtime import sim
 from isthmus.runtime.clock import milliseconds
+from isthmus.runtime.sim.world import World
 from tests.programs.family import ADAM, SGD, final_model, recorded
 
 STEPS = 96
@@ -27,14 +28,14 @@ OUTER = {"outer_lr": 0.7, "outer_momentum": 0.5}
 def _delays(monkeypatch: pytest.MonkeyPatch, answer_ms: float) -> None:
     """Let answers travel for `answer_ms`, and everything else for a millisecond."""
 
-    class Uneven(sim.World):
+    class Uneven(World):
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
             def delay(edge: str, size_bytes: int) -> Any:
                 return milliseconds(answer_ms if edge.startswith("fragment-send.answer") else 1.0)
 
             super().__init__(*arguments, **{**keywords, "delay": delay})
 
-    monkeypatch.setattr(sim, "World", Uneven)
+    monkeypatch.setattr(virtual_run, "World", Uneven)
 
 
 def _run(world: Worlds, program: str, task: Any = ADAM, steps: int = STEPS, **settings: Any) -> WorldResult:

@@ -20,9 +20,9 @@ from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.task_in_hand import differences
 from isthmus.programs.engine.results import reading
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
-from isthmus.runtime import sim
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import TensorSpec
+from isthmus.testing import Kill
 from tests.effort import soaked
 from tests.programs.family import SGD, final_model
 
@@ -63,7 +63,7 @@ def test_a_run_with_deaths_goes_on_and_is_the_same_again(world: Worlds) -> None:
     """Of a learner that comes back the local leaves begin anew, and what was merged stays; items cross a wire."""
 
     def run() -> Any:
-        death = sim.Kill("learner/1", at=0.5)
+        death = Kill("learner/1", at=0.5)
         return world.run(Program("decoupled-diloco", interval=12), task=TASK, learners=3, steps=STEPS, faults=[death])
 
     first, second = run(), run()

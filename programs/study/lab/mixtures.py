@@ -39,9 +39,10 @@ from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim import Climate, Join, Universe
-from isthmus.runtime.sim import Fault as SimulatedFault
-from isthmus.runtime.sim.universe import BOOT_SECONDS
+from isthmus.runtime.sim.faults import Fault as SimulatedFault
+from isthmus.runtime.sim.faults import Join
+from isthmus.runtime.sim.network import Climate
+from isthmus.runtime.sim.universe import BOOT_SECONDS, Universe
 
 
 @final

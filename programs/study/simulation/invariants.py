@@ -16,7 +16,8 @@ from isthmus.programs.study.simulation.invariants_model import BytesChecker, Mod
 from isthmus.programs.study.simulation.invariants_recoveries import ASKED_NS
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.sim import Checker, Forge, ViolationError
+from isthmus.runtime.sim.checkers import Checker, ViolationError
+from isthmus.runtime.sim.faults import Forge
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
 

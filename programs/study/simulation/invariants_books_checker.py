@@ -16,7 +16,7 @@ from isthmus.programs.engine.recorder.accounts import LifeTokens, books, entries
 from isthmus.programs.study.simulation.taped_tokens import contradictions, of_lives, taped_of
 from isthmus.runtime.graph.plans import EdgePlan, Plan
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.sim import Checker, ViolationError
+from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
 

@@ -36,7 +36,8 @@ from isthmus.programs.engine.request.request import DEFAULT
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.host.own_process import Row
 from isthmus.runtime.ids import LEARNER, Member, Replica
-from isthmus.runtime.sim import Checker, Forge, ViolationError
+from isthmus.runtime.sim.checkers import Checker, ViolationError
+from isthmus.runtime.sim.faults import Forge
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.machine import SimulatedDisk
 from isthmus.runtime.sim.universe import Universe

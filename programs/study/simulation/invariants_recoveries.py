@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member
-from isthmus.runtime.sim import Checker, ViolationError
+from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
 

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Program
     from isthmus.programs.task import Task
     from isthmus.runtime.host.contract import Span
-    from isthmus.runtime.sim import Fault, Universe, World
+    from isthmus.runtime.sim.faults import Fault
+    from isthmus.runtime.sim.universe import Universe
+    from isthmus.runtime.sim.world import World
+
+
+pytest.register_assert_rewrite("isthmus.runtime.channels.conformance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class Worlds:
         from isthmus.programs.engine.request import new_folder
         from isthmus.programs.engine.request.request import prepare
         from isthmus.programs.study.simulation.virtual_run import VirtualPace, VirtualRun
-        from isthmus.runtime.sim import Universe
+        from isthmus.runtime.sim.universe import Universe
 
         self._count += 1
         tokens = steps * learners * task.tokens_mean(learners)

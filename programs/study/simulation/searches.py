@@ -47,20 +47,8 @@ from isthmus.programs.study.simulation.universe import Outcome, Shape, hosts_of,
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import LEARNER, Replica, follower
-from isthmus.runtime.sim import (
-    Blackout,
-    Cut,
-    DieAll,
-    Fault,
-    Hang,
-    Kill,
-    KillDaemon,
-    MoveHome,
-    Pause,
-    SlowStarts,
-    machine_of,
-)
-from isthmus.runtime.sim.universe import HOME
+from isthmus.runtime.sim.faults import Blackout, Cut, DieAll, Fault, Hang, Kill, KillDaemon, MoveHome, Pause, SlowStarts
+from isthmus.runtime.sim.universe import HOME, machine_of
 
 MOVED_SHARE: Final = 0.25
 """Share of runs whose home moves."""

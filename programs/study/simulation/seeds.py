@@ -37,13 +37,13 @@ from isthmus.programs.study.simulation.universe import (
     trial_of,
 )
 from isthmus.runtime.ids import LEARNER, Replica
-from isthmus.runtime.sim import (
+from isthmus.runtime.sim.faults import (
     Blackout,
     BreakDisk,
-    Climate,
     Clog,
     Crash,
     Cut,
+    DaemonFault,
     End,
     Fault,
     FillDisk,
@@ -66,10 +66,9 @@ from isthmus.runtime.sim import (
     Stick,
     Stop,
     Throttle,
-    machine_of,
 )
-from isthmus.runtime.sim.faults import DaemonFault
-from isthmus.runtime.sim.universe import HOME
+from isthmus.runtime.sim.network import Climate
+from isthmus.runtime.sim.universe import HOME, machine_of
 
 LEARNERS_MIN: Final = 3
 """With two, neither is more than half, so the wrong one cannot be told."""

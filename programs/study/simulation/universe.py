@@ -42,7 +42,10 @@ from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph
 from isthmus.runtime.ids import LEARNER, Replica, follower
-from isthmus.runtime.sim import Checker, Climate, Fault, Universe, ViolationError, digest, machine_of, runtime_checkers
+from isthmus.runtime.sim.checkers import Checker, ViolationError, runtime_checkers
+from isthmus.runtime.sim.faults import Fault
+from isthmus.runtime.sim.network import Climate
+from isthmus.runtime.sim.universe import Universe, digest, machine_of
 from isthmus.runtime.wire.peers import Limits
 
 Settings: TypeAlias = dict[str, Any]

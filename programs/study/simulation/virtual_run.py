@@ -15,14 +15,16 @@ from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Request
-from isthmus.runtime import sim
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.host.contract import Trace
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim.universe import HOME
+from isthmus.runtime.sim.faults import Fault as SimulatedFault
+from isthmus.runtime.sim.network import Climate
+from isthmus.runtime.sim.universe import HOME, Universe
+from isthmus.runtime.sim.world import World
 
-AnyWorld: TypeAlias = sim.World | sim.Universe
+AnyWorld: TypeAlias = World | Universe
 SECONDS_MAX: Final = 3600.0
 """Virtual seconds that a run may take."""
 
@@ -52,7 +54,7 @@ class VirtualRun:
 
     request: Request
     pace: VirtualPace = VirtualPace()
-    faults: Sequence[sim.Fault] = ()
+    faults: Sequence[SimulatedFault] = ()
     trace: Trace = field(default_factory=Trace)
     world: AnyWorld = field(init=False)
     status: dict[str, Any] = field(init=False, default_factory=dict)
@@ -66,7 +68,7 @@ class VirtualRun:
         `seconds_max` virtual seconds."""
         world, request = self.world, self.request
         world.run(lambda: ("recorder/0", "record") in world.ended, seconds_max=seconds_max)
-        if isinstance(world, sim.Universe):
+        if isinstance(world, Universe):
             world.disks[HOME].copy_to(request.run_dir)
             if world.injector.missed:
                 raise RunError(f"the run was over before these happened: {'; '.join(world.injector.missed)}")
@@ -92,18 +94,18 @@ class VirtualRun:
         found = resolving(request.run_dir, resolve)
         counts = roster_counts(request.graph, request.job.learners)
         if self.faults:
-            return sim.Universe(
+            return Universe(
                 request.plans,
                 counts,
                 seed=request.job.seed,
                 resolve=found,
                 duration=pace.duration,
                 jitter=pace.jitter,
-                climate=sim.Climate(latency=pace.delay_ms / 1e3, jitter=pace.jitter * pace.delay_ms / 1e3),
+                climate=Climate(latency=pace.delay_ms / 1e3, jitter=pace.jitter * pace.delay_ms / 1e3),
                 faults=self.faults,
                 trace=self.trace,
             )
-        return sim.World(
+        return World(
             request.plans,
             counts,
             seed=request.job.seed,

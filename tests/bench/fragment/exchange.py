@@ -16,7 +16,7 @@ from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
-from isthmus.runtime.graph import AnyOf, Graph, Job, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 SEEN = 1 << 16
 

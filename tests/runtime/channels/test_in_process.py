@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import uvloop
 
-from isthmus.runtime.channels.contract import Channel
-from isthmus.runtime.channels.in_process import Network
-from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds, seconds
-from isthmus.runtime.host.threads import LoopClock
-from isthmus.runtime.host.virtual_time import VirtualClock
-from isthmus.runtime.ids import Member
-from tests.loops import run_until
-from tests.runtime.channels.channel_conformance import (
+from isthmus.runtime.channels.conformance import (
     KIB,
     QUEUE,
     A,
@@ -26,6 +19,13 @@ from tests.runtime.channels.channel_conformance import (
     block,
     parcel,
 )
+from isthmus.runtime.channels.contract import Channel
+from isthmus.runtime.channels.in_process import Network
+from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds, seconds
+from isthmus.runtime.host.threads import LoopClock
+from isthmus.runtime.host.virtual_time import VirtualClock
+from isthmus.runtime.ids import Member
+from tests.loops import run_until
 
 
 class InprocEnds(Ends):

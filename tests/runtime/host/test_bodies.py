@@ -17,7 +17,7 @@ from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Node, Queue, Reference
 from isthmus.runtime.host.contract import STORY_SIZE_MAX, Context
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim import World
+from isthmus.runtime.sim.world import World
 from isthmus.runtime.tape.reading import read
 from tests.runtime.cores.scheduler_stories import life
 from tests.runtime.host.worlds import Collect, Count, Merge, Remember, body_of, pipe, rounds, start

@@ -22,7 +22,7 @@ from isthmus.runtime.host.driver import REFUSED_MAX, Host
 from isthmus.runtime.host.one_process import LocalRun
 from isthmus.runtime.ids import Handle, Member, Replica
 from isthmus.runtime.items.encoding import encode
-from isthmus.runtime.sim import World
+from isthmus.runtime.sim.world import World
 from isthmus.runtime.tape.reading import read
 from tests.runtime.cores.naive_scheduler import NaiveScheduler
 from tests.runtime.cores.scheduler_stories import life

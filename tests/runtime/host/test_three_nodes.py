@@ -8,7 +8,7 @@ from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Graph, Latest, Queue
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim import World
+from isthmus.runtime.sim.world import World
 
 
 class Count:

@@ -10,7 +10,7 @@ from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Graph, Latest, Queue, Quorum
 from isthmus.runtime.host.contract import Context
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim import World
+from isthmus.runtime.sim.world import World
 
 Do = Callable[..., Any]
 

@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.host.virtual_time import VirtualClock
-from isthmus.runtime.sim import Kill
+from isthmus.runtime.sim.faults import Kill
 from isthmus.runtime.sim.machine import HostClock
 
 

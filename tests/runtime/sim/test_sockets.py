@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.runtime.channels.contract import Channel, Endpoints
-from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
-from isthmus.runtime.host.virtual_time import VirtualClock
-from isthmus.runtime.ids import Member
-from isthmus.runtime.sim.network import UNHEARD, Ether, EtherSocket, EtherSockets
-from isthmus.runtime.wire.channel import WireChannel
-from isthmus.runtime.wire.peers import Limits
-from tests.runtime.channels.channel_conformance import (
+from isthmus.runtime.channels.conformance import (
     LATEST,
     QUEUE,
     A,
@@ -29,6 +22,13 @@ from tests.runtime.channels.channel_conformance import (
     block,
     parcel,
 )
+from isthmus.runtime.channels.contract import Channel, Endpoints
+from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
+from isthmus.runtime.host.virtual_time import VirtualClock
+from isthmus.runtime.ids import Member
+from isthmus.runtime.sim.network import UNHEARD, Ether, EtherSocket, EtherSockets
+from isthmus.runtime.wire.channel import WireChannel
+from isthmus.runtime.wire.peers import Limits
 from tests.runtime.cores.scheduler_stories import life
 
 HUB = life("hub/0")

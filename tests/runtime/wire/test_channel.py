@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isthmus.runtime.channels.conformance import A, B, C, ChannelConformance, Ends, MakeEnds, Recorder
 from isthmus.runtime.channels.contract import Channel, Endpoints, Parcel
 from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.errors import LocalProtocolError
@@ -21,7 +22,6 @@ from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import AcceptedLink, DialledLink, Limits
 from isthmus.runtime.wire.zmq_sockets import ZmqSocket
 from tests.procfs import listening, open_files
-from tests.runtime.channels.channel_conformance import A, B, C, ChannelConformance, Ends, MakeEnds, Recorder
 from tests.runtime.wire.cables import LEARNERS, MIB, PATIENT, SYNCER, End, World, connected, floats, pair
 from tests.runtime.wire.key_rings import keyed
 

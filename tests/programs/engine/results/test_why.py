@@ -19,7 +19,7 @@ from isthmus.programs.engine.results import why as words
 from isthmus.programs.engine.results.why import MergeQuery, why
 from isthmus.programs.engine.results.why_merge_facts import Came, Closing, MergeFacts, TapedRound, merge_facts
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
-from isthmus.runtime.sim import Kill
+from isthmus.runtime.sim.faults import Kill
 from tests.programs.engine.results import made_up_run
 from tests.programs.study.lab.taped_run import TOKENS, taped_run
 

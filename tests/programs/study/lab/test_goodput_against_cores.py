@@ -20,7 +20,7 @@ from isthmus.programs.study.lab.goodput import FailureTerms, Lived, failures, li
 from isthmus.programs.study.lab.mixtures import Measured, measured
 from isthmus.programs.study.simulation.virtual_run import VirtualPace
 from isthmus.runtime.host.contract import Span
-from isthmus.runtime.sim import Kill
+from isthmus.runtime.sim.faults import Kill
 
 LEARNERS: Final = 4
 STEP: Final = 4.0

@@ -24,9 +24,9 @@ from isthmus.ops.syncer import merge, pacer, schedule
 from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.runtime.cores import quorum_core as quorum
 from isthmus.runtime.host import own_process as meetings
-from isthmus.runtime.sim import KillDaemon, Stop
 from isthmus.runtime.sim import host as life
 from isthmus.runtime.sim import machine as sim_ledger
+from isthmus.runtime.sim.faults import KillDaemon, Stop
 from isthmus.runtime.sim.universe import HOME
 from isthmus.runtime.supervision import fleet, home, lives, station, watch
 from isthmus.runtime.wire import connections, protocol_credit, protocol_messages, protocol_session

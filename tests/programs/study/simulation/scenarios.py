@@ -11,8 +11,11 @@ from isthmus.programs.study.simulation.toy_task import TOY, Toy
 from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member
-from isthmus.runtime.sim import Checker, Climate, Fault, Universe
+from isthmus.runtime.sim.checkers import Checker
+from isthmus.runtime.sim.faults import Fault
 from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.network import Climate
+from isthmus.runtime.sim.universe import Universe
 
 
 class Witness(Checker):

@@ -16,8 +16,10 @@ from isthmus.programs.study.simulation.toy_task import EVEN, WIDE, Toy
 from isthmus.programs.study.simulation.universe import Outcome, Shape, hosts_of, outcome_of
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member
-from isthmus.runtime.sim import Climate, Fault, Kill, Throttle, machine_of
+from isthmus.runtime.sim.faults import Fault, Kill, Throttle
 from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.network import Climate
+from isthmus.runtime.sim.universe import machine_of
 from tests.effort import soaked
 from tests.programs.study.simulation.scenarios import Witness, assert_exact
 

@@ -11,7 +11,7 @@ from isthmus.programs.engine.snapshots.snapshots import Found, Snapshots
 from isthmus.programs.study.simulation.searches import DEATH_KINDS, STEPS, deadly, rare_steps, run_deadly
 from isthmus.programs.study.simulation.seeds import shape_of
 from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
-from isthmus.runtime.sim import DieAll, Fault, MoveHome
+from isthmus.runtime.sim.faults import DieAll, Fault, MoveHome
 from isthmus.runtime.sim.universe import HOME
 from isthmus.runtime.supervision import lives
 from tests.effort import examples, soaked

@@ -13,8 +13,9 @@ from isthmus import Program, Task
 from isthmus.programs.engine.recorder import node as recorder
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
-from isthmus.runtime.sim import Blackout, BreakDisk, Climate, Fault, FillDisk
+from isthmus.runtime.sim.faults import Blackout, BreakDisk, Fault, FillDisk
 from isthmus.runtime.sim.machine import Mount, SimulatedFile
+from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.system import files
 from isthmus.runtime.system import files as store
 from tests.effort import soaked

@@ -9,7 +9,9 @@ import pytest
 from isthmus import Program
 from isthmus.programs.study.simulation.universe import Shape, outcome_of
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim import Climate, Kill, Universe
+from isthmus.runtime.sim.faults import Kill
+from isthmus.runtime.sim.network import Climate
+from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.incidents import Happened, Incident, ProcessBack, ProcessLost, Reformed
 from tests.effort import soaked
 from tests.programs.study.simulation.scenarios import assert_exact, survive

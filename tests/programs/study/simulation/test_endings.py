@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.runtime.sim import Kill, Stop
+from isthmus.runtime.sim.faults import Kill, Stop
 from tests.programs.study.simulation.scenarios import Witness, assert_exact, survive
 
 

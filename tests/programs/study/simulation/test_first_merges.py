@@ -7,7 +7,7 @@ import pytest
 from isthmus import Program
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.cores.scheduler_events import HostRecord
-from isthmus.runtime.sim import Cut, Fault, Kill
+from isthmus.runtime.sim.faults import Cut, Fault, Kill
 from isthmus.runtime.tape.reading import read
 from tests.effort import soaked
 from tests.programs.family import ADAM

@@ -11,7 +11,10 @@ from isthmus.ops.kernels.bounds import MERGES_MIN
 from isthmus.ops.syncer.merge import Voices
 from isthmus.programs.study.simulation.toy_task import TOKENS_PER_BATCH
 from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
-from isthmus.runtime.sim import Checker, Climate, Forge, Kill, Universe
+from isthmus.runtime.sim.checkers import Checker
+from isthmus.runtime.sim.faults import Forge, Kill
+from isthmus.runtime.sim.network import Climate
+from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.incidents import Condemned, GivenUp, Happened, ItemRefused, Misbehaved
 from tests.effort import soaked
 from tests.programs.study.simulation.scenarios import Witness, survive

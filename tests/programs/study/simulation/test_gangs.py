@@ -14,7 +14,10 @@ from isthmus.programs.study.simulation import searches
 from isthmus.programs.study.simulation.universe import Shape, outcome_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica, leader
-from isthmus.runtime.sim import Blackout, Checker, Climate, Cut, Fault, Kill, KillDaemon, Pause, Universe
+from isthmus.runtime.sim.checkers import Checker
+from isthmus.runtime.sim.faults import Blackout, Cut, Fault, Kill, KillDaemon, Pause
+from isthmus.runtime.sim.network import Climate
+from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.incidents import Bereft, Condemned, Happened
 from tests.effort import soaked
 from tests.programs.study.simulation.scenarios import assert_exact, survive

@@ -11,8 +11,8 @@ from isthmus.ops.recovery.hold import unpacked
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.sim import Checker, Clog, Cut, Join, Kill
-from isthmus.runtime.sim.faults import check
+from isthmus.runtime.sim.checkers import Checker
+from isthmus.runtime.sim.faults import Clog, Cut, Join, Kill, check
 from isthmus.runtime.sim.host import Life
 from tests.programs.study.simulation.scenarios import Witness, assert_exact, survive
 

@@ -12,7 +12,7 @@ from isthmus import Program
 from isthmus.programs.engine.results.changes import objects
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import RunError
-from isthmus.runtime.sim import Kill
+from isthmus.runtime.sim.faults import Kill
 from tests.effort import soaked
 from tests.programs.family import ADAM, task
 

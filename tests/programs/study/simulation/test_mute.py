@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.runtime.sim import Checker, Kill, Mute, RefuseStarts, Universe
+from isthmus.runtime.sim.checkers import Checker
+from isthmus.runtime.sim.faults import Kill, Mute, RefuseStarts
+from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.incidents import (
     Condemned,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.ops.exchange import token_accounts
-from isthmus.runtime.sim import Cut, Fault, Kill
+from isthmus.runtime.sim.faults import Cut, Fault, Kill
 from tests.programs.study.simulation.scenarios import Witness, assert_exact, survive
 
 MINUTES = 600.0

@@ -13,7 +13,8 @@ from isthmus.programs.engine.request.request import Program
 from isthmus.programs.study.simulation.invariants_recoveries import PositionsChecker
 from isthmus.programs.study.simulation.toy_task import STREAMED, ToyLearner
 from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
-from isthmus.runtime.sim import Climate, Kill
+from isthmus.runtime.sim.faults import Kill
+from isthmus.runtime.sim.network import Climate
 
 KILLS = 20
 PROGRAMS = (

@@ -13,8 +13,8 @@ import pytest
 from isthmus import Program
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.programs.study.simulation.virtual_run import VirtualPace, VirtualRun
-from isthmus.runtime.sim import Clog, Universe
-from isthmus.runtime.sim.universe import HOME, digest
+from isthmus.runtime.sim.faults import Clog
+from isthmus.runtime.sim.universe import HOME, Universe, digest
 from tests.effort import soaked
 from tests.programs.family import ADAM
 

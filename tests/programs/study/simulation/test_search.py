@@ -19,8 +19,10 @@ from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.programs.study.simulation.universe import Outcome, outcome_of
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member
-from isthmus.runtime.sim import Checker, Kill, Universe
+from isthmus.runtime.sim.checkers import Checker
+from isthmus.runtime.sim.faults import Kill
 from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.universe import Universe
 from tests.effort import soaked
 
 

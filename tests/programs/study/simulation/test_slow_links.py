@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.programs.study.simulation.toy_task import WIDE
-from isthmus.runtime.sim import Slow, Throttle
+from isthmus.runtime.sim.faults import Slow, Throttle
 from tests.programs.study.simulation.scenarios import Witness, assert_exact, survive
 
 WINDOW_BYTES = 64 << 10

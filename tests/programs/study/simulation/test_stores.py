@@ -14,7 +14,7 @@ from isthmus.programs.engine.snapshots.stored import heads, newest
 from isthmus.programs.study.simulation.seeds import shape_of
 from isthmus.programs.study.simulation.universe import FOLDER, STORE, outcome_of
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.sim import Checker, ViolationError
+from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.machine import SimulatedDisk
 from isthmus.runtime.sim.universe import HOME, Universe
 from tests.effort import soaked

@@ -7,7 +7,7 @@ import pytest
 from isthmus import Program, Task
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import RunError
-from isthmus.runtime.sim import Blackout, Cut, Kill, Pause
+from isthmus.runtime.sim.faults import Blackout, Cut, Kill, Pause
 from tests.programs.study.simulation.test_world import LINEAR
 
 PROGRAM = Program("decoupled-diloco", fragments=2)

@@ -10,7 +10,7 @@ import pytest
 from isthmus import Program, Task
 from isthmus.programs.language_model import task
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
-from isthmus.runtime.sim import Blackout, Cut, Fault, Join, Kill, Reset
+from isthmus.runtime.sim.faults import Blackout, Cut, Fault, Join, Kill, Reset
 
 WORLDS: tuple[tuple[Fault, ...], ...] = (
     (Kill("learner/1", at_step=10), Kill("syncer/0", at_step=14)),

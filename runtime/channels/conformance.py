@@ -25,11 +25,11 @@ from msgspec.structs import replace
 
 from isthmus.runtime.channels.contract import Channel, Parcel
 from isthmus.runtime.cores.scheduler_events import Fields
-from isthmus.runtime.ids import Member
+from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
-from tests.runtime.cores.scheduler_stories import life
 
-A, B, C = life("left/0"), life("right/0"), life("right/1")
+A, B, C = Member(Replica("left", 0), 1), Member(Replica("right", 0), 1), Member(Replica("right", 1), 1)
+_STRANGER = Member(Replica("nobody", 0), 1)
 QUEUE, OTHER_QUEUE, LATEST, OTHER_LATEST = 0, 1, 2, 3
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -511,8 +511,8 @@ class ChannelConformance:
 
     def test_an_item_for_nobody_is_dropped_and_counted(self, ends: MakeEnds) -> None:
         pair = Pair(ends(MIB))
-        pair.a.send(life("nobody/0"), parcel(QUEUE, block(1)), replaces=False)
-        pair.a.grant(life("nobody/0"), QUEUE, 1)
+        pair.a.send(_STRANGER, parcel(QUEUE, block(1)), replaces=False)
+        pair.a.grant(_STRANGER, QUEUE, 1)
         pair.queue(2)
         pair.arrive(1)
         assert pair.at_b.numbers() == [2]
