@@ -1,24 +1,19 @@
-"""The fingerprint of a run's graph: hosts that do not agree on it do not run together.
+"""Conversion of a request to a verified job: the one way to a run, for the command line, Python and tests.
 
-It covers the job (settings, layout, budget), roles, nodes, ports, edges and policies as the builder made them, and the
-sources of the program and of every body. It does not cover the paths of files: two machines may keep them in different
-folders. Nothing in it depends on the process: no addresses, no hash seeds, no order of sets.
-
-Theory of operation. Everything becomes *canonical*: nested lists of text and numbers, whose JSON is hashed (SHA-256, of
-which 128 bits are kept). An object that is no plain data is its class and its attributes; a function is its name, and
-its source is among the sources.
-
-The program of a run: a graph's builder by name, and the settings for its call.
-
-A Program is frozen data, as a job is: its builder is imported when the graph is built, on the submitting machine and on
-every host. Here is also the list of the programs that come with the package.
-
-Conversion of a request to a verified job: the one way to a run, for the command line, Python and tests.
+A `Program` is a graph's builder by name, and the settings for its call: frozen data, as a job is. Its builder is
+imported when the graph is built, on the submitting machine and on every host. `SHIPPED` lists those of the package.
 
 `prepare` imports the modules that the request names, reads its settings, runs the task on shapes, builds the graph,
 proves it sound and compiles it into plans. Nothing is started or written. Faults are found in three steps, and each
 step shows all of its faults together: those of settings, references, data and the run folder; then those of the task
 when it is run on shapes; then those of the graph. The first step needs no jax, unless a file of the user's imports it.
+
+The `fingerprint` of a graph tells hosts apart that must not run together. It covers the job (settings, layout, budget),
+roles, nodes, ports, edges and policies as the builder made them, and the sources of the program and of every body; not
+the paths of files, which differ between machines, nor anything of the process: addresses, hash seeds, the order of
+sets. Everything becomes *canonical*: nested lists of text and numbers, whose JSON is hashed (SHA-256, of which 128 bits
+are kept). An object that is no plain data is its class and its attributes; a function is its name, and its source is
+among the sources.
 """
 
 from __future__ import annotations
