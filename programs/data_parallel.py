@@ -17,20 +17,22 @@ from isthmus.ops.exchange.messages import SECONDS
 from isthmus.ops.exchange.ring import START, Ring
 from isthmus.ops.island.evaluate import EvaluateModel
 from isthmus.ops.learner.gradient_step import NO_MEAN, GradientStep
-from isthmus.programs.update_settings import check_gradients
+from isthmus.programs.settings import checked
+from isthmus.programs.update_settings import SnapshotSeconds, check_gradients, subject
 from isthmus.runtime.graph.template import Graph, Job, Latest, Queue, Route
 
 EVALUATIONS: Final = 20
 """Models that a learner sends in a run."""
 
 
-def build(job: Job, *, snapshot_seconds: float = SECONDS) -> Graph:
-    """The graph. ConfigError for a task whose gradients cannot be averaged, and for seconds that are not above 0.
+NAME: Final = "data-parallel"
 
-    - `snapshot_seconds`: between two snapshots of the state.
-    """
-    check_gradients(job, "data-parallel", snapshot_seconds)
-    graph = Graph("data-parallel")
+
+@checked(subject(NAME))
+def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
+    """The graph; ConfigError for a task whose gradients cannot be averaged, and for settings out of range."""
+    check_gradients(job, NAME)
+    graph = Graph(NAME)
     learner = graph.role("learner", replicas=(job.learners, job.learners))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 

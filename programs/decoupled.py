@@ -12,69 +12,132 @@ free-running. A syncer shard s owns the fragments p with p mod S = s.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.adaptive import AUTO, first_interval
-from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, partition, units_max
+from isthmus.ops.exchange.fragments import count_default, partition, units_max
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default
-from isthmus.programs.update_settings import LEARNERS_MAX, Format, format_faults, outer_settings, to_learner, updates_in
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.programs.update_settings import (
+    LEARNERS_MAX,
+    PUSH,
+    UPDATE,
+    Format,
+    Fragments,
+    MergeRule,
+    OuterLr,
+    OuterMomentum,
+    fragment_faults,
+    fragments_of,
+    outer_settings,
+    subject,
+    to_learner,
+    updates_in,
+)
+from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
-Rule = Literal["rda", "average"]
+NAME: Final = "decoupled-diloco"
 
 
+def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
+    """Faults of settings that depend on the model, the learners, or each other."""
+
+    def fault(name: str, expected: str, remedy: str) -> Fault:
+        return Fault(subject(NAME).format(name), expected, repr(values[name]), remedy)
+
+    yield from fragment_faults(job, values["fragments"], subject(NAME))
+    interval, overlap = _interval(job, values["interval"], values["overlap"]), values["overlap"]
+    if (interval == AUTO or interval >= 1) and overlap != AUTO and not 0 <= overlap <= first_interval(interval):
+        expected = f"0 to interval = {first_interval(interval)} inner steps, or 'auto'"
+        yield fault("overlap", expected, "Lower the overlap, or raise the interval.")
+    if not 1 <= values["quorum"] <= job.learners:
+        yield fault("quorum", f"1 to the number of learners, {job.learners}", "Lower the quorum, or add learners.")
+    parts, units = fragments_of(job, values["fragments"]), units_max(job.layout)
+    shards_max = parts if 1 <= parts <= units else count_default(job.layout)
+    if not 1 <= values["shards"] <= shards_max:
+        yield fault("shards", f"1 to the number of fragments, {shards_max}", "A shard needs a fragment to serve.")
+
+
+@checked(subject(NAME), _rules)
 def build(
     job: Job,
     *,
-    fragments: Cut | None = None,
-    interval: int | Literal["auto"] | None = None,
-    overlap: int | Literal["auto"] = 2,
-    quorum: int = 1,
-    grace: bool = True,
-    late: Literal["count", "refuse"] = "count",
-    gamma: float = 0.8,
-    shards: int = 1,
-    merge: Rule = "rda",
-    alpha: float = 0.0,
-    bounded: bool = True,
-    push: Format | Literal["auto"] = "int4",
-    update: Format | Literal["auto"] = "float32",
-    outer_lr: float | None = None,
-    outer_momentum: float | None = None,
+    fragments: Fragments = None,
+    interval: Annotated[
+        int | Literal["auto"] | None,
+        Setting(
+            "H, the inner steps between two merges of one fragment; 'auto': by the links. Default: 24, or fewer in a "
+            "run of few sweeps.",
+            ge=1,
+            expected="at least 1 inner step, or 'auto'",
+            remedy="The published interval is 24.",
+            resumes=True,
+        ),
+    ] = None,
+    overlap: Annotated[
+        int | Literal["auto"],
+        Setting("tau, the inner steps that a round may take, at most `interval`; 'auto': by the links.", resumes=True),
+    ] = 2,
+    quorum: Annotated[int, Setting("K, the answers that a round needs, at most one a learner.", resumes=True)] = 1,
+    grace: Annotated[
+        bool, Setting("The syncer waits for more answers while that costs no learner anything.", resumes=True)
+    ] = True,
+    late: Annotated[
+        Literal["count", "refuse"],
+        Setting("An answer too late for its round counts in the next of its fragment, or is refused, as published."),
+    ] = "count",
+    gamma: Annotated[
+        float,
+        Setting(
+            "The safety margin of `grace`.",
+            gt=0,
+            lt=1,
+            expected="a safety margin above 0 and below 1",
+            remedy="The default is 0.8.",
+            resumes=True,
+        ),
+    ] = 0.8,
+    shards: Annotated[int, Setting("S, the number of syncers, at most one a fragment.")] = 1,
+    merge: MergeRule = "rda",
+    alpha: Annotated[
+        float,
+        Setting(
+            "Always 0: an update replaces the learner's fragment.",
+            ge=0,
+            le=0,
+            expected="0: every update replaces the learner's fragment",
+            remedy="Leave it out: what survived would be merged later, and booked as overwritten. streaming-diloco "
+            "mixes.",
+            resumes=True,
+        ),
+    ] = 0.0,
+    bounded: Annotated[
+        bool,
+        Setting("One learner's answer counts only as far as its length is in proportion to the others'.", resumes=True),
+    ] = True,
+    push: Annotated[Format | Literal["auto"], PUSH] = "int4",
+    update: Annotated[Format | Literal["auto"], UPDATE] = "float32",
+    outer_lr: OuterLr = None,
+    outer_momentum: OuterMomentum = None,
 ) -> Graph:
-    """The graph. ConfigError, with every fault, for settings out of range.
+    """The graph; ConfigError, with every fault, for settings out of range.
 
-    - `fragments`: P; by the size of the model if absent; 'layer' or 'tensor': one for each.
-    - `interval`: H, inner steps between two merges of one fragment; if absent 24, or fewer (`programs.sweeps`).
-    - `overlap`: tau, the inner steps that a round may take. `quorum`: K, the answers that a round needs.
-    - `grace`: whether the syncer waits for more answers while that costs nothing; `gamma`: its safety margin, below 1.
-    - `late`: an answer that is late for its round counts in the next of its fragment, or is refused, as published.
-    - `shards`: S, syncers. `merge`: 'rda' or 'average'. `alpha`: 0, because the accounts have no work that survives.
-    - `bounded`: one learner's answer counts only as far as its length is in proportion to others'.
-    - `push`, `update`: the wire formats of outer gradients and of published versions: 'float32', 'bf16', 'int8' or
-      'int4'; these, `interval` and `overlap` may be 'auto': they follow the links (`ops.exchange`).
-    - `outer_lr`, `outer_momentum`: eta and mu; by the number of sweeps of the run if absent.
+    `push`, `update`, `interval` and `overlap` follow the links where they are 'auto' (`ops.exchange.adaptive`).
     """
-    if interval is None:
-        interval = interval_default(job, least=overlap if isinstance(overlap, int) else 1)
-    settings = dict(locals())
-    settings.pop("job")
-    faults = list(_faults(job, settings))
-    if faults:
-        raise ConfigError.of(faults)
-    parts = partition(job.layout, fragments if fragments is not None else count_default(job.layout))
+    interval = _interval(job, interval, overlap)
+    parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
     steps = first_interval(interval)
     lr, momentum = outer_settings(job, steps, outer_lr, outer_momentum, OUTER_DECOUPLED)
-    graph = Graph("decoupled-diloco")
+    graph = Graph(NAME)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(shards, shards))
     evaluator = graph.role("evaluator", replicas=(1, 1))
@@ -143,37 +206,10 @@ def build(
     return graph
 
 
-def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
-    """Everything that is out of range."""
-
-    def fault(name: str, expected: str, do: str) -> Fault:
-        return Fault(f"setting program.{name} of decoupled-diloco", expected, repr(settings[name]), do)
-
-    fragments, units = settings["fragments"], units_max(job.layout)
-    if isinstance(fragments, int) and not 1 <= fragments <= units:
-        expected = f"1 to {units}, the units of this model, or 'layer' or 'tensor'"
-        yield fault("fragments", expected, "Choose one of these, or leave it out.")
-    interval, overlap = settings["interval"], settings["overlap"]
-    if interval != AUTO and interval < 1:
-        yield fault("interval", "at least 1 inner step, or 'auto'", "The published interval is 24.")
-    elif overlap != AUTO and not 0 <= overlap <= first_interval(interval):
-        expected = f"0 to interval = {first_interval(interval)} inner steps, or 'auto'"
-        yield fault("overlap", expected, "Lower the overlap, or raise the interval.")
-    if not 1 <= settings["quorum"] <= job.learners:
-        yield fault("quorum", f"1 to the number of learners, {job.learners}", "Lower the quorum, or add learners.")
-    if not 0 < settings["gamma"] < 1:
-        yield fault("gamma", "a safety margin above 0 and below 1", "The default is 0.8.")
-    parts = count_default(job.layout) if fragments is None else fragments_count(job.layout, fragments)
-    shards_max = parts if 1 <= parts <= units else count_default(job.layout)
-    if not 1 <= settings["shards"] <= shards_max:
-        yield fault("shards", f"1 to the number of fragments, {shards_max}", "A shard needs a fragment to serve.")
-    if settings["merge"] not in get_args(Rule):
-        yield fault("merge", "'rda' or 'average'", "Choose one of them.")
-    yield from format_faults("decoupled-diloco", settings, others=(AUTO,))
-    if settings["alpha"]:
-        do = "Leave it out: what survived would be merged later, and booked as overwritten. streaming-diloco mixes."
-        yield fault("alpha", "0: every update replaces the learner's fragment", do)
-    if settings["outer_lr"] is not None and not settings["outer_lr"] > 0:
-        yield fault("outer_lr", "a number above 0", "Leave it out for the default.")
-    if settings["outer_momentum"] is not None and not 0 <= settings["outer_momentum"] < 1:
-        yield fault("outer_momentum", "at least 0 and below 1", "Leave it out for the default.")
+def _interval(
+    job: Job, interval: int | Literal["auto"] | None, overlap: int | Literal["auto"]
+) -> int | Literal["auto"]:
+    """The interval, or the default one."""
+    if interval is not None:
+        return interval
+    return interval_default(job, least=overlap if isinstance(overlap, int) else 1)

@@ -10,6 +10,8 @@ outer step is done: so every learner waits for the slowest, and for the transfer
 
 from __future__ import annotations
 
+from typing import Annotated, Final
+
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.island.evaluate import Evaluate
@@ -18,39 +20,44 @@ from isthmus.ops.learner.lock_step import LockStep, StepGate
 from isthmus.ops.syncer.conductor import TICK_NS, Conductor, Tick
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.settings import checked
 from isthmus.programs.sweeps import interval_default
-from isthmus.programs.update_settings import LEARNERS_MAX, Format, Rule, faults, outer_settings, to_learner, updates_in
+from isthmus.programs.update_settings import (
+    LEARNERS_MAX,
+    PUSH,
+    UPDATE,
+    Format,
+    Interval,
+    MergeRule,
+    OuterLr,
+    OuterMomentum,
+    outer_settings,
+    subject,
+    to_learner,
+    updates_in,
+)
 from isthmus.runtime.clock import Duration
-from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Quorum
 
+NAME: Final = "diloco"
 
+
+@checked(subject(NAME))
 def build(
     job: Job,
     *,
-    interval: int | None = None,
-    merge: Rule = "average",
-    push: Format = "float32",
-    update: Format = "float32",
-    outer_lr: float | None = None,
-    outer_momentum: float | None = None,
+    interval: Interval = None,
+    merge: MergeRule = "average",
+    push: Annotated[Format, PUSH] = "float32",
+    update: Annotated[Format, UPDATE] = "float32",
+    outer_lr: OuterLr = None,
+    outer_momentum: OuterMomentum = None,
 ) -> Graph:
-    """The graph. ConfigError, with every fault, for settings out of range.
-
-    - `interval`: H, inner steps between two outer steps; if absent 24, or fewer (`programs.sweeps`).
-    - `merge`: 'average' (weighted by tokens) or 'rda'.
-    - `push`, `update`: the wire formats of outer gradients and of published versions: 'float32', 'bf16', 'int8' or
-      'int4'.
-    - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of outer steps of the run if absent.
-    """
+    """The graph; ConfigError, with every fault, for settings out of range."""
     interval = interval_default(job) if interval is None else interval
-    given = dict(locals())
-    given.pop("job")
-    if found := list(faults("diloco", given)):
-        raise ConfigError.of(found)
     parts = partition(job.layout, 1)
     lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum)
-    graph = Graph("diloco")
+    graph = Graph(NAME)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(1, 1))
     evaluator = graph.role("evaluator", replicas=(1, 1))

@@ -19,20 +19,22 @@ from isthmus.ops.exchange.messages import SECONDS
 from isthmus.ops.island.evaluate import EvaluateModel
 from isthmus.ops.learner.gradient_step import ElasticStep
 from isthmus.ops.syncer.elastic_rounds import Average, Caller
-from isthmus.programs.update_settings import LEARNERS_MAX, check_gradients
+from isthmus.programs.settings import checked
+from isthmus.programs.update_settings import LEARNERS_MAX, SnapshotSeconds, check_gradients, subject
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 EVALUATIONS: Final = 20
 """Models that the learners send in a run."""
 
 
-def build(job: Job, *, snapshot_seconds: float = SECONDS) -> Graph:
-    """The graph. ConfigError for a task whose gradients cannot be averaged, and for seconds that are not above 0.
+NAME: Final = "elastic-data-parallel"
 
-    - `snapshot_seconds`: between two snapshots of the state.
-    """
-    check_gradients(job, "elastic-data-parallel", snapshot_seconds)
-    graph = Graph("elastic-data-parallel")
+
+@checked(subject(NAME))
+def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
+    """The graph; ConfigError for a task whose gradients cannot be averaged, and for settings out of range."""
+    check_gradients(job, NAME)
+    graph = Graph(NAME)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(1, 1))
     evaluator = graph.role("evaluator", replicas=(1, 1))

@@ -7,66 +7,134 @@ module imports no jax, so that a wrong setting is found in no time.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from types import NoneType
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches import Windows
 from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, find, load
+from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, Fault
 
 
+def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
+    """Faults of settings that depend on each other, of values that may be out of range."""
+    width, heads = values["width"], values["heads"]
+    if _are_counts(width, heads) and (width % heads or width // heads % 2):
+        remedy = f"Set task.width to a multiple of {2 * heads}, or change task.heads."
+        expected = "a width that divides into heads of even size"
+        yield Fault("Setting task.width and task.heads", expected, f"width {width} and {heads} heads", remedy)
+    experts, chosen = values["experts"], values["experts_chosen"]
+    if _are_counts(experts, chosen) and experts < chosen:
+        remedy = "Set task.experts_chosen to fewer of them, or task.experts to more."
+        yield Fault("Setting task.experts_chosen", f"from 1 to {experts}, for there are so many", str(chosen), remedy)
+    if not isinstance(batch := values["batch"], int) and batch is not None and not (batch and _are_counts(*batch)):
+        yield Fault("Setting task.batch", BATCH, repr(batch), REMEDY.format("batch"))
+
+
+def _are_counts(*values: Any) -> bool:
+    return all(type(value) is int and value >= 1 for value in values)
+
+
+COUNT: Final = "an integer of at least 1"
+BATCH: Final = "an integer of at least 1, or a list of them, one for each slot"
+REMEDY: Final = "Change task.{0}, or leave it out."
+
+
+@checked("Setting task.{}", _rules, remedy=REMEDY)
 def task(
     *,
-    layers: int = 2,
-    width: int = 64,
-    heads: int = 4,
-    context: int = 64,
-    tied: bool = False,
-    dtype: str = "float32",
-    batch: int | tuple[int, ...] | None = None,
-    lr: float | None = None,
-    warmup: float = 0.2,
-    weight_decay: float = 0.1,
-    clip: float = 1.0,
-    optimizer: str = "muon",
-    data: tuple[str, ...] = (),
-    vocabulary: int | None = None,
-    token_dtype: str = "uint16",
-    experts: int = 0,
-    experts_chosen: int = 2,
-    experts_slack: float = 1.25,
-    experts_balance: float = 0.01,
-    stacked: bool = False,
-    checkpoint: bool = False,
+    layers: Annotated[int, Setting("Layers of the model.", ge=1, expected=COUNT)] = 2,
+    width: Annotated[int, Setting("Width of the model: a multiple of twice `heads`.", ge=1, expected=COUNT)] = 64,
+    heads: Annotated[int, Setting("Heads of attention of each layer.", ge=1, expected=COUNT)] = 4,
+    context: Annotated[int, Setting("Tokens of a sequence.", ge=1, expected=COUNT)] = 64,
+    tied: Annotated[bool, Setting("The output head is the token embedding.")] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], Setting("The dtype of the computation; parameters are float32.")
+    ] = "float32",
+    batch: Annotated[
+        int | tuple[int, ...] | None,
+        Setting(
+            "Sequences a batch, or a list with those of each slot; slots beyond its end have the last. Default: 8, or "
+            "fewer in a run that would merge too seldom.",
+            ge=1,
+            expected=BATCH,
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        Setting(
+            "The peak of the learning rate. Default: by optimizer, width and batch.",
+            gt=0,
+            expected="a number above 0",
+            resumes=True,
+        ),
+    ] = None,
+    warmup: Annotated[
+        float,
+        Setting(
+            "The share of the run in which the learning rate rises to its peak.",
+            ge=0,
+            lt=1,
+            expected="a number from 0 to below 1, a share of the run",
+            resumes=True,
+        ),
+    ] = 0.2,
+    weight_decay: Annotated[
+        float, Setting("Weight decay of matrices.", ge=0, expected="a number of at least 0", resumes=True)
+    ] = 0.1,
+    clip: Annotated[
+        float, Setting("The largest global norm of a gradient.", gt=0, expected="a number above 0", resumes=True)
+    ] = 1.0,
+    optimizer: Annotated[
+        Literal["adamw", "muon"],
+        Setting("Muon for the matrices of the layers (routers apart), with AdamW for all else; or AdamW for all."),
+    ] = "muon",
+    data: Annotated[
+        tuple[str, ...],
+        Setting("Files and folders, read as bytes; or .npy and .bin files of token ids. Default: Python's library."),
+    ] = (),
+    vocabulary: Annotated[
+        int | None,
+        Setting("How many token ids there are, for files of them.", ge=2, lt=1 << 31, expected="from 2 to 2^31 - 1"),
+    ] = None,
+    token_dtype: Annotated[Literal["uint16", "uint32"], Setting("The dtype of .bin files.")] = "uint16",
+    experts: Annotated[
+        int,
+        Setting(
+            "Experts in the feed-forward half of each layer; 0 makes it dense.",
+            ge=0,
+            expected="an integer of at least 0",
+        ),
+    ] = 0,
+    experts_chosen: Annotated[int, Setting("The experts to which each token goes.", ge=1, expected=COUNT)] = 2,
+    experts_slack: Annotated[
+        float,
+        Setting(
+            "The room of an expert, in even shares of the tokens of a sequence.", gt=0, expected="a number above 0"
+        ),
+    ] = 1.25,
+    experts_balance: Annotated[
+        float,
+        Setting(
+            "The weight in the training loss of the imbalance of tokens over experts, reported as `balance`.",
+            ge=0,
+            expected="a number of at least 0",
+        ),
+    ] = 0.01,
+    stacked: Annotated[
+        bool, Setting("All layers are rows of the same tensors, compiled once: for deep models.")
+    ] = False,
+    checkpoint: Annotated[
+        bool, Setting("The backward pass computes each layer again, instead of keeping its activations.")
+    ] = False,
 ) -> Task:
     """The language model as a Task. ConfigError, with every fault, for a setting out of range and for wrong data.
 
-    - `layers`, `width`, `heads`, `context` (tokens), `tied` (the output head is the token embedding), `dtype`
-      ("float32" or "bfloat16", of the computation: parameters are float32): the model.
-    - `batch`: sequences a batch, or a tuple with those of each slot; slots beyond its end have the last; if absent 8,
-      or fewer in a run that would merge too seldom (`programs.sweeps`). `lr`: the peak of the learning rate; if absent
-      by optimizer, width and batch (`rate_default`); `warmup`: the share of the run in which it rises to there;
-      `weight_decay` of matrices; `clip`: the largest global norm of a gradient. `optimizer`: "muon" for the matrices of
-      the layers (routers of experts apart), with AdamW for all else, or "adamw" for everything.
-    - `data`: files and folders, read as bytes, or `.npy` and `.bin` files of token ids with their `vocabulary` size;
-      `token_dtype`: "uint16" or "uint32", of `.bin` files. Nothing is the standard library.
-    - `experts`: how many the feed-forward half of every layer has; 0 makes it dense. Each token goes to
-      `experts_chosen` of them; an expert has room for `experts_slack` times its even share of a sequence;
-      `experts_balance` is the weight, in the training loss, of the imbalance of tokens over experts ("balance",
-      reported beside the loss).
-    - `stacked`: all layers are rows of the same tensors, and compiled once: for deep models. `checkpoint`: the backward
-      pass computes each layer again, in place of keeping its activations.
-
     The evaluation is 256 windows of held-out text (or the next multiple of `batch`), the same in every run.
     """
-    faults = list(_faults(dict(locals())))
-    if faults:
-        raise ConfigError.of(faults)
     try:
         corpus = _load(find(data), vocabulary, token_dtype)
         sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
@@ -109,11 +177,14 @@ def task(
     )
 
 
-def chosen(settings: Mapping[str, Any], *, tokens: int, learners: int) -> dict[str, Any]:
+def chosen(settings: Mapping[str, Any], tokens: int, learners: int) -> dict[str, Any]:
     """The batch and the rate for a run of so many tokens, as far as `settings`, all of the task's, have None there."""
     batch = settings["batch"] or batch_default(tokens, learners, settings["context"])
     values = {"batch": batch, "lr": rate_default(settings["optimizer"], settings["width"], batch)}
     return {key: value for key, value in values.items() if settings[key] is None}
+
+
+RATE_POWER: Final = 0.5
 
 
 def rate_default(optimizer: str, width: int, batch: int | Sequence[int]) -> float:
@@ -125,73 +196,6 @@ def rate_default(optimizer: str, width: int, batch: int | Sequence[int]) -> floa
     sequences = batch if isinstance(batch, int) else sum(batch) / len(batch)
     peak = 0.012 if optimizer == "muon" else 0.384 / width
     return float(f"{peak * min(sequences / BATCHES[0], 1.0) ** RATE_POWER:.3g}")
-
-
-class _Rule(NamedTuple):
-    """The rule for a setting: its types, a predicate, and both in words."""
-
-    types: tuple[type, ...]
-    holds: Callable[[Any], bool]
-    expected: str
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-RATE_POWER: Final = 0.5
-_COUNT = _Rule((int,), lambda value: value >= 1, "an integer of at least 1")
-_NUMBER = (int, float)
-_DTYPES, _OPTIMIZERS, _TOKEN_DTYPES = ("float32", "bfloat16"), ("adamw", "muon"), ("uint16", "uint32")
-_RULES: Mapping[str, _Rule] = {
-    "layers": _COUNT,
-    "width": _COUNT,
-    "heads": _COUNT,
-    "context": _COUNT,
-    "tied": _Rule((bool,), lambda _: True, "true or false"),
-    "dtype": _Rule((str,), _DTYPES.__contains__, " or ".join(_DTYPES)),
-    "batch": _Rule(
-        (int, tuple, list, NoneType),
-        lambda value: (
-            value is None
-            or (_COUNT.holds(value) if isinstance(value, int) else bool(value) and all(map(_is_count, value)))
-        ),
-        "an integer of at least 1, or a list of them, one for each slot",
-    ),
-    "lr": _Rule((*_NUMBER, NoneType), lambda value: value is None or 0 < value < math.inf, "a number above 0"),
-    "warmup": _Rule(_NUMBER, lambda value: 0 <= value < 1, "a number from 0 to below 1, a share of the run"),
-    "weight_decay": _Rule(_NUMBER, lambda value: 0 <= value < math.inf, "a number of at least 0"),
-    "clip": _Rule(_NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),
-    "optimizer": _Rule((str,), _OPTIMIZERS.__contains__, " or ".join(_OPTIMIZERS)),
-    "data": _Rule((tuple, list), lambda paths: all(isinstance(path, str) for path in paths), "a tuple of paths"),
-    "vocabulary": _Rule((int, NoneType), lambda value: value is None or 2 <= value < 1 << 31, "from 2 to 2^31 - 1"),
-    "token_dtype": _Rule((str,), _TOKEN_DTYPES.__contains__, " or ".join(_TOKEN_DTYPES)),
-    "stacked": _Rule((bool,), lambda _: True, "true or false"),
-    "checkpoint": _Rule((bool,), lambda _: True, "true or false"),
-    "experts": _Rule((int,), lambda value: value >= 0, "an integer of at least 0"),
-    "experts_chosen": _COUNT,
-    "experts_slack": _Rule(_NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),
-    "experts_balance": _Rule(_NUMBER, lambda value: 0 <= value < math.inf, "a number of at least 0"),
-}
-
-
-def _faults(settings: Mapping[str, Any]) -> Iterator[Fault]:
-    wrong = set()
-    for name, rule in _RULES.items():
-        value = settings[name]
-        is_bool = isinstance(value, bool) and bool not in rule.types
-        if is_bool or not isinstance(value, rule.types) or not rule.holds(value):
-            wrong.add(name)
-            yield Fault(f"Setting task.{name}", rule.expected, repr(value), f"Change task.{name}, or leave it out.")
-    width, heads = settings["width"], settings["heads"]
-    if not wrong & {"width", "heads"} and (width % heads or width // heads % 2):
-        do = f"Set task.width to a multiple of {2 * heads}, or change task.heads."
-        expected = "a width that divides into heads of even size"
-        yield Fault("Setting task.width and task.heads", expected, f"width {width} and {heads} heads", do)
-    experts, chosen = settings["experts"], settings["experts_chosen"]
-    if not wrong & {"experts", "experts_chosen"} and 0 < experts < chosen:
-        do = "Set task.experts_chosen to fewer of them, or task.experts to more."
-        yield Fault("Setting task.experts_chosen", f"from 1 to {experts}, for there are so many", str(chosen), do)
 
 
 @lru_cache(maxsize=2)

@@ -12,66 +12,102 @@ still in lock-step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final
 
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, partition, units_max
+from isthmus.ops.exchange.fragments import Cut, count_default, partition, units_max
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.lock_step import LockStep, StepGate
 from isthmus.ops.syncer.conductor import TICK_NS, Conductor, Tick, open_rounds_max
 from isthmus.ops.syncer.merge import Merge
 from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import interval_default
 from isthmus.programs.update_settings import (
     LEARNERS_MAX,
+    PUSH,
+    UPDATE,
     Format,
-    Rule,
-    fault,
-    faults,
+    Fragments,
+    Interval,
+    MergeRule,
+    OuterLr,
+    OuterMomentum,
+    fragment_faults,
+    fragments_of,
     outer_settings,
+    subject,
     to_learner,
     updates_in,
 )
 from isthmus.runtime.clock import Duration
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Quorum
 
+NAME: Final = "streaming-diloco"
 
+
+def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
+    """Faults of settings that depend on the model or each other."""
+
+    def fault(name: str, expected: str, remedy: str) -> Fault:
+        value = interval if name == "interval" else values[name]
+        return Fault(subject(NAME).format(name), expected, repr(value), remedy)
+
+    yield from fragment_faults(job, values["fragments"], subject(NAME))
+    interval = _interval(job, values["interval"], values["fragments"], values["overlap"])
+    parts = fragments_of(job, values["fragments"])
+    if 1 <= interval < parts <= units_max(job.layout):
+        expected = f"at least the number of fragments, {parts}: one of them leaves at a time"
+        yield fault("interval", expected, "Raise the interval, or ask for fewer fragments.")
+    if not 0 <= values["overlap"] < max(interval, 1):
+        expected = f"0 or more, and below interval = {interval} inner steps"
+        yield fault("overlap", expected, "Lower the overlap, or raise the interval.")
+
+
+def _interval(job: Job, interval: int | None, fragments: Cut | None, overlap: int) -> int:
+    """The interval, or the default one."""
+    if interval is not None:
+        return interval
+    return interval_default(job, least=max(fragments_of(job, fragments), overlap + 1))
+
+
+@checked(subject(NAME), _rules)
 def build(
     job: Job,
     *,
-    fragments: Cut | None = None,
-    interval: int | None = None,
-    overlap: int = 2,
-    alpha: float = 0.5,
-    merge: Rule = "average",
-    push: Format = "float32",
-    update: Format = "float32",
-    outer_lr: float | None = None,
-    outer_momentum: float | None = None,
+    fragments: Fragments = None,
+    interval: Interval = None,
+    overlap: Annotated[
+        int,
+        Setting(
+            "tau, the steps between a fragment's capture and the adoption of its merged value; below `interval`.",
+            resumes=True,
+        ),
+    ] = 2,
+    alpha: Annotated[
+        float,
+        Setting(
+            "How much of a learner's own fragment survives an update.",
+            ge=0,
+            lt=1,
+            remedy="0 lets every update replace the fragment.",
+            resumes=True,
+        ),
+    ] = 0.5,
+    merge: MergeRule = "average",
+    push: Annotated[Format, PUSH] = "float32",
+    update: Annotated[Format, UPDATE] = "float32",
+    outer_lr: OuterLr = None,
+    outer_momentum: OuterMomentum = None,
 ) -> Graph:
-    """The graph. ConfigError, with every fault, for settings out of range.
-
-    - `fragments`: P; by the size of the model if absent; 'layer' or 'tensor': one for each.
-    - `interval`: H, inner steps between two merges of one fragment; if absent 24, or fewer (`programs.sweeps`).
-    - `overlap`: tau, the steps between a fragment's capture and the adoption of its merged value.
-    - `alpha`: how much of a learner's own fragment survives that. `merge`: 'average' (weighted by tokens) or 'rda'.
-    - `push`, `update`: the wire formats of outer gradients and of published versions: 'float32', 'bf16', 'int8' or
-      'int4'.
-    - `outer_lr`, `outer_momentum`: eta and mu of the outer step; by the number of sweeps of the run if absent.
-    """
-    if interval is None:
-        count = count_default(job.layout) if fragments is None else fragments_count(job.layout, fragments)
-        interval = interval_default(job, least=max(count, overlap + 1))
-    given = dict(locals())
-    given.pop("job")
-    if found := list(_faults(job, given)):
-        raise ConfigError.of(found)
-    parts = partition(job.layout, fragments if fragments is not None else count_default(job.layout))
+    """The graph; ConfigError, with every fault, for settings out of range."""
+    interval = _interval(job, interval, fragments, overlap)
+    parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
     lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum)
-    graph = Graph("streaming-diloco")
+    graph = Graph(NAME)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(1, 1))
     evaluator = graph.role("evaluator", replicas=(1, 1))
@@ -136,23 +172,3 @@ def build(
     graph.edge(step["progress"], conductor["progress"], Latest())
     graph.edge(step["progress"], gate["progress"], Latest())
     return graph
-
-
-def _faults(job: Job, settings: dict[str, Any]) -> Iterator[Fault]:
-    """Everything that is out of range."""
-    name, fragments, interval = "streaming-diloco", settings["fragments"], settings["interval"]
-    units = units_max(job.layout)
-    yield from faults(name, settings)
-    if isinstance(fragments, int) and not 1 <= fragments <= units:
-        do = "Choose one of these, or leave it out."
-        expected = f"1 to {units}, the units of this model, or 'layer' or 'tensor'"
-        yield fault(name, settings, "fragments", expected, do)
-    parts = count_default(job.layout) if fragments is None else fragments_count(job.layout, fragments)
-    if 1 <= interval < parts <= units:
-        expected = f"at least the number of fragments, {parts}: one of them leaves at a time"
-        yield fault(name, settings, "interval", expected, "Raise the interval, or ask for fewer fragments.")
-    if not 0 <= settings["overlap"] < max(interval, 1):
-        expected = f"0 or more, and below interval = {interval} inner steps"
-        yield fault(name, settings, "overlap", expected, "Lower the overlap, or raise the interval.")
-    if not 0 <= settings["alpha"] < 1:
-        yield fault(name, settings, "alpha", "at least 0 and below 1", "0 lets every update replace the fragment.")

@@ -4,19 +4,21 @@ syncer:      outer-step --state--> key-frames
 between:     outer-step ==update==> receive    key-frames ==its slot==> receive    receive ==need==> key-frames
 each role:   receive --update--> whoever takes updates, and --pull--> inner-step
 
-The settings of an outer step, which a family of programs shares, their faults, and tasks that some cannot train.
+The settings of an outer step, which a family of programs shares, and tasks that some programs cannot train.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.exchange.adaptive import first_interval
+from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, units_max
 from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.conductor import Conductor
 from isthmus.ops.syncer.outer_step import KeyFrames, OuterStep
 from isthmus.ops.syncer.pacer import Pacer
+from isthmus.programs.settings import Setting
 from isthmus.programs.sweeps import OUTER_LOCK_STEP, outer_default, sweeps_of
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Node, Port, Role
@@ -59,8 +61,6 @@ def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool) -> Node:
     return receive
 
 
-Rule = Literal["rda", "average"]
-Format = Literal["float32", "bf16", "int8", "int4"]
 LEARNERS_MAX: Final = 1024
 """256 are tried (`tests/bench/bench_size.py`); memory and links decide the number that a run can have."""
 INTERVAL_MAX: Final = 10_000
@@ -69,13 +69,61 @@ OUTER: Final = {"outer_lr": "lr", "outer_momentum": "momentum"}
 """The settings of the outer step, and the keywords of its node."""
 
 
-def check_gradients(job: Job, program: str, snapshot_seconds: float) -> None:
-    """ConfigError for a task whose gradients cannot be averaged, and for a snapshot interval that is not above 0."""
-    if not snapshot_seconds > 0:
-        settings = {"snapshot_seconds": snapshot_seconds}
-        raise ConfigError.of(
-            [fault(program, settings, "snapshot_seconds", "seconds above 0", "Leave it out for the default.")]
-        )
+LEFT_OUT: Final = "Leave it out for the default."
+Format = Literal["float32", "bf16", "int8", "int4"]
+PUSH: Final = Setting("The format on the wire of outer gradients.", resumes=True)
+UPDATE: Final = Setting("The format on the wire of published versions.", resumes=True)
+Interval = Annotated[
+    int | None,
+    Setting(
+        "H, the inner steps between two merges of one fragment. Default: 24, or fewer in a run of few sweeps.",
+        ge=1,
+        le=INTERVAL_MAX,
+        expected=f"1 to {INTERVAL_MAX} inner steps",
+        remedy="The published interval is 24.",
+        resumes=True,
+    ),
+]
+Fragments = Annotated[
+    Cut | None,
+    Setting("P, the number of fragments; 'layer' or 'tensor': one for each. Default: by the size of the model."),
+]
+MergeRule = Annotated[
+    Literal["rda", "average"],
+    Setting("How answers are merged: by length and direction, or by their weighted average.", resumes=True),
+]
+OuterLr = Annotated[
+    float | None,
+    Setting(
+        "eta, the learning rate of the outer step. Default: by the number of sweeps of the run.",
+        gt=0,
+        expected="a number above 0",
+        remedy=LEFT_OUT,
+        resumes=True,
+    ),
+]
+OuterMomentum = Annotated[
+    float | None,
+    Setting(
+        "mu, the momentum of the outer step. Default: by the number of sweeps of the run.",
+        ge=0,
+        lt=1,
+        remedy=LEFT_OUT,
+        resumes=True,
+    ),
+]
+SnapshotSeconds = Annotated[
+    float, Setting("Seconds between two snapshots of the state.", gt=0, expected="seconds above 0", remedy=LEFT_OUT)
+]
+
+
+def subject(program: str) -> str:
+    """How faults name a setting of a program, with {} for it."""
+    return f"setting program.{{}} of {program}"
+
+
+def check_gradients(job: Job, program: str) -> None:
+    """ConfigError for a task whose gradients cannot be averaged."""
     if job.has_gradients:
         return
     raise ConfigError(
@@ -84,6 +132,19 @@ def check_gradients(job: Job, program: str, snapshot_seconds: float) -> None:
         "a step of its own (Task.of_step), or parameters that are local",
         "Train it by decoupled-diloco, streaming-diloco or diloco, which merge what steps have made.",
     )
+
+
+def fragments_of(job: Job, cut: Cut | None) -> int:
+    """The number of fragments that the setting means; of one that the model cannot have, that number."""
+    return count_default(job.layout) if cut is None else fragments_count(job.layout, cut)
+
+
+def fragment_faults(job: Job, cut: Cut | None, subject: str) -> Iterator[Fault]:
+    """The fault of a number of fragments that the model cannot have."""
+    units = units_max(job.layout)
+    if isinstance(cut, int) and not 1 <= cut <= units:
+        expected = f"1 to {units}, the units of this model, or 'layer' or 'tensor'"
+        yield Fault(subject.format("fragments"), expected, repr(cut), "Choose one of these, or leave it out.")
 
 
 def outer_settings(
@@ -116,31 +177,3 @@ def _built(graph: Graph) -> Iterator[tuple[str, Any]]:
             yield "interval", node.keywords["interval"]
         if node.body is OuterStep:
             yield from ((key, node.keywords[name]) for key, name in OUTER.items())
-
-
-def faults(program: str, settings: Mapping[str, Any]) -> Iterator[Fault]:
-    """Everything that is out of range among `interval`, `merge`, `push`, `outer_lr` and `outer_momentum`."""
-    yield from format_faults(program, settings)
-    if not 1 <= settings["interval"] <= INTERVAL_MAX:
-        expected = f"1 to {INTERVAL_MAX} inner steps"
-        yield fault(program, settings, "interval", expected, "The published interval is 24.")
-    if settings["merge"] not in get_args(Rule):
-        yield fault(program, settings, "merge", "'rda' or 'average'", "Choose one of them.")
-    if settings["outer_lr"] is not None and not settings["outer_lr"] > 0:
-        yield fault(program, settings, "outer_lr", "a number above 0", "Leave it out for the default.")
-    if settings["outer_momentum"] is not None and not 0 <= settings["outer_momentum"] < 1:
-        yield fault(program, settings, "outer_momentum", "at least 0 and below 1", "Leave it out for the default.")
-
-
-def format_faults(program: str, settings: Mapping[str, Any], others: Sequence[str] = ()) -> Iterator[Fault]:
-    """Faults of the wire formats; a program may permit `others`, too."""
-    for name in ("push", "update"):
-        known = (*get_args(Format), *others)
-        if settings.get(name, "float32") not in known:
-            expected = f"one of {', '.join(known)}"
-            yield fault(program, settings, name, expected, "float32 loses nothing; the others save bytes.")
-
-
-def fault(program: str, settings: Mapping[str, Any], name: str, expected: str, do: str) -> Fault:
-    """The fault of a setting that is out of range."""
-    return Fault(f"setting program.{name} of {program}", expected, repr(settings[name]), do)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
+from isthmus.programs import settings
 from isthmus.programs.engine.cluster.cluster_file import Cluster
-from isthmus.programs.engine.request import reference, settings
-from isthmus.programs.engine.request.request import SLOTS_MAX_DEFAULT
-from isthmus.programs.engine.request.settings import Text, collecting
+from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.run_settings import SLOTS_MAX_DEFAULT
+from isthmus.programs.settings import Text, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 
 SECTIONS: Final = ("run", "program", "task")

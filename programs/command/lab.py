@@ -23,9 +23,9 @@ from typing import Any, Final
 from rich.console import Console, Group
 from rich.text import Text
 
+from isthmus.programs import settings
 from isthmus.programs.command.config import absolute
 from isthmus.programs.command.options import Options
-from isthmus.programs.engine.request import settings
 from isthmus.programs.engine.request.new_folder import choose
 from isthmus.programs.engine.request.request import DEFAULT, SHIPPED
 from isthmus.programs.engine.results.words import decimal, percent, seconds
@@ -112,8 +112,7 @@ def _hosts(order: TrainingOrder) -> list[str]:
     """The hosts at the start of a run; ConfigError with the faults of the request."""
     from isthmus.programs.engine.recorder.summary import roster_counts
 
-    sets = list(order.sets)
-    request = Options(order.program, order.task, None, None, None, None, None, sets, None, None, None, None).request()
+    request = Options(order.program, order.task, sets=list(order.sets)).request()
     counts = roster_counts(request.to_train().graph, request.job.learners)
     return [f"{role}/{slot}" for role, count in counts.items() for slot in range(count)]
 

@@ -12,18 +12,21 @@ own type decides which values are valid.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, TypeAlias, final, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
+from isthmus.programs.engine.request.run_settings import SCHEMA
+from isthmus.programs.settings import Key
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, RunError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
     from isthmus.programs.engine.request.request import Request
 
@@ -132,81 +135,10 @@ _HOW: Final = "How"
 WHERE: Final = "Where"
 SHOWN: Final = "What is shown"
 
-Program: TypeAlias = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="PROGRAM",
-        help="decoupled-diloco (the default), streaming-diloco, diloco, data-parallel, elastic-data-parallel; or your "
-        "own, as package.module:function or FILE.py:function.",
-        show_default=False,
-    ),
-]
-Task: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--task", metavar="FILE.py:NAME", help="Your own task instead of the shipped one.", rich_help_panel=_WHAT
-    ),
-]
-Data: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--data",
-        metavar="PATH",
-        help="A file or folder for the shipped task to learn; may be repeated. Default: Python's library.",
-        rich_help_panel=_WHAT,
-        show_default=False,
-    ),
-]
-Model: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="The size of the shipped task: nano (the default), micro, mini, small, gpt-124m, gpt-1.2b or gpt-12b.",
-        rich_help_panel=_WHAT,
-    ),
-]
-Learners: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--learners", metavar="N", help="How many learners. Default: 4.", rich_help_panel=_HOW),
-]
-Tokens: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--tokens", metavar="N", help="Tokens in all. Default: 4100000.", rich_help_panel=_HOW),
-]
-Seed: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--seed", metavar="N", help="The seed of everything random. Default: 0.", rich_help_panel=_HOW),
-]
-Sets: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="section.key=value",
-        help="Any key of the configuration: program.interval=12; may be repeated.",
-        rich_help_panel=_HOW,
-        show_default=False,
-    ),
-]
-Config: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE.toml", help="Keys from a file, such as a run's config.toml.", rich_help_panel=_HOW
-    ),
-]
 RunDir: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--run-dir", metavar="DIR", help="The run folder. Default: runs/PROGRAM-DATE-TIME.", rich_help_panel=WHERE
-    ),
-]
-Transport: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--transport",
-        metavar="zmq|inproc",
-        help="A process for each host, over ZeroMQ (the default), or everything in this one.",
-        rich_help_panel=WHERE,
     ),
 ]
 Cluster: TypeAlias = Annotated[
@@ -230,14 +162,6 @@ Resume: TypeAlias = Annotated[
 Detach: TypeAlias = Annotated[
     bool,
     typer.Option("--detach", help="Return once the run has started; it goes on by itself.", rich_help_panel=WHERE),
-]
-KeepPayloads: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--keep-payloads",
-        help="Keep what is merged and published, so that `isthmus replay` computes every merge again.",
-        rich_help_panel=WHERE,
-    ),
 ]
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=WHERE)
@@ -273,30 +197,90 @@ def cluster_of(file: Path | None) -> ClusterFile | None:
 @final
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a command."""
+    """What to train, and how and where: the options that commands about runs share.
 
-    program: str | None
-    task: str | None
-    data: list[str] | None
-    model: str | None
-    learners: str | None
-    tokens: str | None
-    seed: str | None
-    sets: list[str] | None
-    config: Path | None
-    run_dir: Path | None
-    transport: str | None
-    cluster: ClusterFile | None
-    keep_payloads: bool | None = None
+    `run` are the keys of section `run.` that have options of their own, as they were typed.
+    """
+
+    program: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROGRAM",
+            help="decoupled-diloco (the default), streaming-diloco, diloco, data-parallel, elastic-data-parallel; or "
+            "your own, as package.module:function or FILE.py:function.",
+            show_default=False,
+        ),
+    ] = None
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task", metavar="FILE.py:NAME", help="Your own task instead of the shipped one.", rich_help_panel=_WHAT
+        ),
+    ] = None
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="PATH",
+            help="A file or folder for the shipped task to learn; may be repeated. Default: Python's library.",
+            rich_help_panel=_WHAT,
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="The size of the shipped task: nano (the default), micro, mini, small, gpt-124m, gpt-1.2b or gpt-12b.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None
+    run: Mapping[str, str | bool] = field(default_factory=dict)
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="section.key=value",
+            help="Any key of the configuration: program.interval=12; may be repeated.",
+            rich_help_panel=_HOW,
+            show_default=False,
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE.toml", help="Keys from a file, such as a run's config.toml.", rich_help_panel=_HOW
+        ),
+    ] = None
+    run_dir: RunDir = None
+    transport: Annotated[
+        str | None,
+        typer.Option(
+            "--transport",
+            metavar="zmq|inproc",
+            help="A process for each host, over ZeroMQ (the default), or everything in this one.",
+            rich_help_panel=WHERE,
+        ),
+    ] = None
+    cluster: Cluster = None
 
     def check_resume(self, *more: str) -> None:
         """ConfigError if an option was given that a resume may not change; it may change those in `more`, too."""
-        given = [name for name in self.__slots__ if getattr(self, name) not in (None, [], ())]
-        if wrong := sorted({*given} - {"tokens", "learners", "sets", *more}):
+        resumable = [key for key in RUN_OPTIONS.values() if key.declared.resumes]
+        given = [
+            item.name for item in fields(self) if item.name != "run" and getattr(self, item.name) not in (None, [])
+        ]
+        if wrong := sorted({*given, *self.run} - {"sets", *more, *(key.name for key in resumable)}):
             found = ", ".join(f"--{name.replace('_', '-')}" if name != "program" else "PROGRAM" for name in wrong)
-            do = "A run goes on as it was configured. Leave the others out."
-            allowed = ("--tokens", "--learners", "--set", *(["--run-dir"] if "run_dir" in more else []))
-            raise ConfigError("Reading --resume", f"beside it {', '.join(allowed)}, --detach, --quiet", found, do)
+            remedy = "A run goes on as it was configured. Leave the others out."
+            allowed = (*map(_option, resumable), "--set", *(["--run-dir"] if "run_dir" in more else []))
+            raise ConfigError("Reading --resume", f"beside it {', '.join(allowed)}, --detach, --quiet", found, remedy)
+
+    @property
+    def machines(self) -> ClusterFile | None:
+        """The contents of the cluster file, if one was named; ConfigError with all its faults."""
+        return cluster_of(self.cluster)
 
     def resumed(self, folder: Path) -> Options:
         """The options of the run in a folder."""
@@ -307,7 +291,7 @@ class Options:
         from isthmus.programs.command import config
         from isthmus.programs.engine.request.request import DEFAULT, Program
 
-        sections, _ = config.read(self.config, self.model, self.keys(), self.sets or (), self.cluster)
+        sections, _ = config.read(self.config, self.model, self.keys(), self.sets or (), self.machines)
         return Program(sections.program_reference or DEFAULT).reference
 
     def with_sets(self, sets: list[str]) -> Options:
@@ -318,10 +302,11 @@ class Options:
         """The request of the options; ConfigError or GraphError, with every fault of the step that found any."""
         from isthmus.programs.command import config
         from isthmus.programs.engine.request.request import DEFAULT, Program, prepare
-        from isthmus.programs.engine.request.settings import collecting
+        from isthmus.programs.settings import collecting
         from isthmus.programs.training import check_transport
 
-        sections, faults = config.read(self.config, self.model, self.keys(), self.sets or (), self.cluster)
+        machines = self.machines
+        sections, faults = config.read(self.config, self.model, self.keys(), self.sets or (), machines)
         with collecting(faults):
             check_transport(self.transport)
 
@@ -336,29 +321,84 @@ class Options:
             )
 
         request = prepared(sections.run, sections.task)
-        if request.config["run"]["local_batch"] == "same":
+        if request.run.local_batch == "same":
             return request
         from isthmus.programs.engine.cluster.prediction import paced
 
-        batch = paced(request, None if self.cluster is None else self.cluster.topology)
+        batch = paced(request, None if machines is None else machines.topology)
         return prepared({**sections.run, "local_batch": "same"}, {**sections.task, "batch": batch})
 
     def keys(self) -> dict[tuple[str, str], tuple[str, Any]]:
         """The options that stand for keys of the configuration: (section, key) -> (name of the option, value)."""
-        from isthmus.programs.engine.request.settings import Text
+        from isthmus.programs.settings import Text
 
-        texts = {
-            "PROGRAM": ("program", self.program),
-            "--task": ("task", self.task),
-            "--learners": ("learners", self.learners),
-            "--tokens": ("tokens", self.tokens),
-            "--seed": ("seed", self.seed),
-        }
         keys: dict[tuple[str, str], tuple[str, Any]] = {
-            ("run", key): (name, Text(text)) for name, (key, text) in texts.items() if text is not None
+            ("run", name): (_option(RUN_OPTIONS[name]), Text(value) if isinstance(value, str) else value)
+            for name, value in self.run.items()
         }
-        if self.keep_payloads:
-            keys["run", "keep_payloads"] = ("--keep-payloads", True)
+        for name, value in (("PROGRAM", self.program), ("--task", self.task)):
+            if value is not None:
+                keys["run", name.strip("-").lower()] = (name, Text(value))
         if self.data:
             keys["task", "data"] = ("--data", self.data)
         return keys
+
+
+RUN_OPTIONS: Final[Mapping[str, Key]] = {name: key for name, key in SCHEMA.keys.items() if key.declared.option}
+"""The keys of section `run.` that have an option of their own."""
+
+
+def _option(key: Key) -> str:
+    return key.declared.option.partition(" ")[0]
+
+
+def _parameter(key: Key) -> Parameter:
+    """The parameter of a command that stands for a key of section `run.`: a text, or a flag."""
+    option, _, metavar = key.declared.option.partition(" ")
+    is_flag = key.type is bool
+    default = "" if is_flag else f" Default: {key.default}."
+    info = typer.Option(
+        option,
+        metavar=metavar or None,
+        help=f"{key.declared.help}{default}",
+        rich_help_panel=WHERE if is_flag else _HOW,
+        show_default=False,
+    )
+    kind: Any = bool if is_flag else str | None
+    return Parameter(
+        key.name, Parameter.KEYWORD_ONLY, default=False if is_flag else None, annotation=Annotated[kind, info]
+    )
+
+
+def takes_options(
+    *without: str, starts: bool = False
+) -> Callable[[Callable[Concatenate[Options, ...], None]], Callable[..., None]]:
+    """A command whose first parameter is made from the options that all commands about runs have.
+
+    `without`: fields of Options that it does not have. `starts`: it starts a run, and has flags of section `run.`, too.
+    """
+
+    def decorate(command: Callable[Concatenate[Options, ...], None]) -> Callable[..., None]:
+        of_run = [_parameter(key) for key in RUN_OPTIONS.values() if starts or key.type is not bool]
+        hints = get_type_hints(Options, include_extras=True)
+        shared: list[Parameter] = []
+        for item in fields(Options):
+            if item.name == "run":
+                shared += of_run
+            elif item.name not in without:
+                shared.append(Parameter(item.name, Parameter.KEYWORD_ONLY, default=None, annotation=hints[item.name]))
+        own = list(signature(command, eval_str=True).parameters.values())[1:]
+        own = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in own]
+
+        @wraps(command)
+        def call(**values: Any) -> None:
+            run = {item.name: value for item in of_run if (value := values.pop(item.name))}
+            given = {item.name: values.pop(item.name) for item in shared if item not in of_run}
+            command(Options(run=run, **given), **values)
+
+        parameters = [*shared, *own]
+        call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {item.name: item.annotation for item in parameters}
+        return call
+
+    return decorate

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from isthmus.programs.command import options
-from isthmus.programs.command.options import FAILED, AsJson, Commands
+from isthmus.programs.command.options import FAILED, AsJson, Commands, Options
 from isthmus.runtime.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -33,23 +33,12 @@ commands = typer.Typer(cls=Commands)
 
 
 @commands.command(rich_help_panel=PANEL)
+@options.takes_options(starts=True)
 def train(
-    program: options.Program = None,
-    task: options.Task = None,
-    data: options.Data = None,
-    model: options.Model = None,
-    learners: options.Learners = None,
-    tokens: options.Tokens = None,
-    seed: options.Seed = None,
-    sets: options.Sets = None,
-    config: options.Config = None,
-    run_dir: options.RunDir = None,
-    transport: options.Transport = None,
-    cluster: options.Cluster = None,
+    given: Options,
     resume: options.Resume = None,
     detach: options.Detach = False,
     quiet: options.Quiet = False,
-    keep_payloads: options.KeepPayloads = False,
 ) -> None:
     """Train a model, and watch it.
 
@@ -59,16 +48,13 @@ def train(
 
     Without --detach the run ends with this command.
     """
-    where = options.cluster_of(cluster)
-    given = (program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
-    asked = options.Options(*given, keep_payloads or None)
-    if resume is not None or transport != "inproc" or cluster is not None or detach:
+    if resume is not None or given.transport != "inproc" or given.cluster is not None or detach:
         from isthmus.programs.command import start as apart
 
         if resume is not None:
-            apart.resume(resume, asked, is_detached=detach, quiet=quiet)
+            apart.resume(resume, given, is_detached=detach, quiet=quiet)
         else:
-            apart.train(asked, is_detached=detach, quiet=quiet)
+            apart.train(given, is_detached=detach, quiet=quiet)
         return
 
     from isthmus.programs.engine.islands.taken import take_all
@@ -76,7 +62,7 @@ def train(
     from isthmus.programs.training import start
 
     take_all()  # Before the request is prepared: that may compute a first loss.
-    request = asked.request().to_train().in_one_process().with_store().with_folder()
+    request = given.request().to_train().in_one_process().with_store().with_folder()
     announce(request.chosen, request.warnings, quiet=quiet)
     with watching(request, quiet=quiet) as view:
         start(request, view)
@@ -116,19 +102,9 @@ def resume(
 
 
 @commands.command(rich_help_panel=PANEL)
+@options.takes_options()
 def graph(
-    program: options.Program = None,
-    task: options.Task = None,
-    data: options.Data = None,
-    model: options.Model = None,
-    learners: options.Learners = None,
-    tokens: options.Tokens = None,
-    seed: options.Seed = None,
-    sets: options.Sets = None,
-    config: options.Config = None,
-    run_dir: options.RunDir = None,
-    transport: options.Transport = None,
-    cluster: options.Cluster = None,
+    given: Options,
     plans: Annotated[
         bool, typer.Option("--plans", help="Also what each host will run.", rich_help_panel=options.SHOWN)
     ] = False,
@@ -143,14 +119,13 @@ def graph(
     """
     if form not in FORMATS:
         raise ConfigError("Reading --format", f"one of {', '.join(FORMATS)}", repr(form), nearest(form, FORMATS))
-    where = options.cluster_of(cluster)
-    asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, run_dir, transport, where)
-    typer.echo(_shown(asked.request(), where, "json" if as_json else form, plans=plans))
+    typer.echo(_shown(given.request(), given.machines, "json" if as_json else form, plans=plans))
 
 
 @commands.command("compile", rich_help_panel=PANEL)
+@options.takes_options("run_dir", "transport", "cluster")
 def compile_ahead(
-    program: options.Program = None,
+    given: Options,
     islands: Annotated[
         list[str] | None,
         typer.Option(
@@ -161,14 +136,6 @@ def compile_ahead(
             show_default=False,
         ),
     ] = None,
-    task: options.Task = None,
-    data: options.Data = None,
-    model: options.Model = None,
-    learners: options.Learners = None,
-    tokens: options.Tokens = None,
-    seed: options.Seed = None,
-    sets: options.Sets = None,
-    config: options.Config = None,
     fit: Annotated[
         bool,
         typer.Option("--fit", help="Find the largest batch that fits, too.", rich_help_panel=options.WHERE),
@@ -183,13 +150,14 @@ def compile_ahead(
     """
     from isthmus.programs.command.start import compile_for
 
-    asked = options.Options(program, task, data, model, learners, tokens, seed, sets, config, None, None, None)
-    if not compile_for(asked, islands or [], fit=fit, as_json=as_json):
+    if not compile_for(given, islands or [], fit=fit, as_json=as_json):
         raise typer.Exit(FAILED)
 
 
 @commands.command(rich_help_panel=PANEL)
+@options.takes_options("program", "run_dir", "transport", "cluster")
 def compare(
+    given: Options,
     programs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -198,7 +166,6 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    task: options.Task = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds, from --seed on.")] = 3,
     sweep: Annotated[
         list[str] | None,
@@ -233,13 +200,6 @@ def compare(
             rich_help_panel=options.WHERE,
         ),
     ] = None,
-    data: options.Data = None,
-    model: options.Model = None,
-    learners: options.Learners = None,
-    tokens: options.Tokens = None,
-    seed: options.Seed = None,
-    sets: options.Sets = None,
-    config: options.Config = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Train by several programs and seeds, and compare the losses.
@@ -253,7 +213,6 @@ def compare(
     from isthmus.programs.command.start import CompareOptions
     from isthmus.programs.command.start import compare as comparing
 
-    given = options.Options(None, task, data, model, learners, tokens, seed, sets, config, None, None, None)
     asked = CompareOptions(given, programs or [], sweep or [], seeds, margin, speeds, folder)
     if not comparing(asked, as_json=as_json):
         raise typer.Exit(FAILED)

@@ -38,11 +38,11 @@ from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
-from isthmus.programs.engine.request.settings import Text, collecting
 from isthmus.programs.engine.results.words import seconds
 from isthmus.programs.engine.run.in_processes import Submitted, apart, detach, submit_apart
 from isthmus.programs.engine.run.resume import check_program, is_store, resumed, resumed_from_store
 from isthmus.programs.engine.snapshots.stored import KEY
+from isthmus.programs.settings import Text, collecting
 from isthmus.programs.study.aot.compiling import check_compiler, compiled_for, finder, keep, told
 from isthmus.programs.study.aot.figures import Target, target
 from isthmus.programs.study.lab import compare as folders
@@ -58,7 +58,7 @@ from isthmus.runtime.graph.placement import Placement
 
 def train(asked: Options, *, is_detached: bool, quiet: bool) -> None:
     """Prepare the requested run, and start it; watch it unless it is detached."""
-    cluster = asked.cluster
+    cluster = asked.machines
     if asked.transport == "inproc":
         option = "--detach" if cluster is None else "--cluster"
         do = "Leave --transport out."
@@ -177,7 +177,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     sites = Sites.of(daemon.name, cluster.machines, placement.machines, found)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     told = spec.of(request, zero_ns=0, cpu_seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))
-    told["processes"] = list(placement.processes)
+    told["settings"]["processes"] = list(placement.processes)
     if not faults:
         told["elastic"] = elastic_sizes(request, cluster.topology, placement)
     message = {

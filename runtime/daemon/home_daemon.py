@@ -69,7 +69,8 @@ from isthmus.runtime.supervision.messages import Report
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system.files import Lines
-from isthmus.runtime.tape.reading import TAPE_BYTES, TapeFiles, segment_bytes
+from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
+from isthmus.runtime.tape.writing import TAPE_BYTES
 from isthmus.runtime.wire.control_messages import Message, decode, encode
 
 JOURNAL = "journal"

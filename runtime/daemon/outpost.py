@@ -21,7 +21,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.messages import Orders, Report, Stamp, orders_of, report_of
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
-from isthmus.runtime.tape.reading import TAPE_BYTES
+from isthmus.runtime.tape.writing import TAPE_BYTES
 from isthmus.runtime.wire.control_messages import Message, encode
 
 SHOWN_BYTES_MAX: Final = 64 << 10

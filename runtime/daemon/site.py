@@ -58,7 +58,8 @@ from isthmus.runtime.supervision.station_events import (
 )
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import is_stopped, started_at
-from isthmus.runtime.tape.reading import TAPE_BYTES, TapeFiles, segment_bytes
+from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
+from isthmus.runtime.tape.writing import TAPE_BYTES
 
 
 class Launch(Protocol):

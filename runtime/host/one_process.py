@@ -26,8 +26,8 @@ from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.tape.payloads import Keeper, folder_of
-from isthmus.runtime.tape.reading import TAPE_BYTES, TapeFiles, segment_bytes
-from isthmus.runtime.tape.writing import Tape
+from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
+from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 
 FLUSH_SECONDS: Final = 0.5
 """Interval at which tapes are written; a crash of the whole process loses at most this much of them."""

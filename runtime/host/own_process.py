@@ -61,8 +61,8 @@ from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.processes import ONE_THREAD, started_at
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.tape.payloads import Keeper, folder_of
-from isthmus.runtime.tape.reading import TAPE_BYTES, TapeFiles, segment_bytes
-from isthmus.runtime.tape.writing import Tape
+from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
+from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 from isthmus.runtime.wire.control_client import ControlClient
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring

@@ -25,12 +25,9 @@ import msgspec
 from isthmus.runtime.ids import Member
 from isthmus.runtime.system.disk import DISK, Disk
 from isthmus.runtime.system.files import Growing
-from isthmus.runtime.tape.writing import MARK, VERSION, Opening, Piece, frames
+from isthmus.runtime.tape.writing import MARK, TAPE_BYTES, VERSION, Opening, Piece, frames
 
 FOLDER: Final = "tape"
-TAPE_BYTES: Final = 64 << 20
-"""Default bound for the tapes of one host: six hours of a learner that makes ten steps a second."""
-TAPE_BYTES_MIN: Final = 1 << 20
 SEGMENTS: Final = 8
 """Segments within the bound: of a run that has reached it, seven eighths are kept."""
 _NAME: Final = re.compile(r"(.+)\.(\d+)\.tape")

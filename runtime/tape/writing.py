@@ -23,6 +23,9 @@ import msgspec
 
 from isthmus.runtime.clock import Instant
 
+TAPE_BYTES: Final = 64 << 20
+"""Default bound for the tapes of one host: six hours of a learner that makes ten steps a second."""
+TAPE_BYTES_MIN: Final = 1 << 20
 HEAD_SIZE: Final = 8
 BODY_SIZE_MAX: Final = 1 << 24
 """Bytes: records have handles and small fields, never payloads; the state of a core is some kilobytes."""

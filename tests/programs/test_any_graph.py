@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Any:
             request.plans,
             counts,
             seed=0,
-            resolve=resolving(request.run_dir, resolve),
+            resolve=resolving(request.run_dir, resolve, request.run.snapshot_every_seconds),
             duration=lambda replica, node: milliseconds(1000 * STEP),
             delay=lambda edge, size_bytes: milliseconds(1),
         )

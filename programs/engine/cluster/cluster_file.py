@@ -35,8 +35,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs.engine.request import settings
-from isthmus.programs.engine.request.settings import Schema, collecting
+from isthmus.programs import settings
+from isthmus.programs.settings import Schema, collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph import devices
 from isthmus.runtime.graph.devices import CATALOGUE, Device

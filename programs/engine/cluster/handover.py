@@ -346,9 +346,9 @@ class Handover:
         if not isinstance(told.run, str) or not RUN_NAME.fullmatch(told.run) or told.run in names:
             found = f"{str(told.run)[:200]!r}{', of which there is one' if told.run in names else ''}"
             raise ConfigError(doing, "a run with a name of its own", found, "Use one version everywhere.")
-        if told.snapshots and (not isinstance(told.snapshots, str) or place_of(told.snapshots).is_folder):
+        if told.settings.snapshots and place_of(told.settings.snapshots).is_folder:
             do = "Name a URL: a command names no folder of another machine."
-            raise ConfigError(doing, "run.snapshots at a URL", str(told.snapshots)[:200], do)
+            raise ConfigError(doing, "run.snapshots at a URL", told.settings.snapshots[:200], do)
         counts = [*told.roles.values(), *told.slots_max.values()]
         is_counted = all(type(count) is int and 0 <= count <= HOSTS_MAX for count in counts)
         if not is_counted or sum(told.roles.values()) > HOSTS_MAX:

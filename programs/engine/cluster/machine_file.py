@@ -25,10 +25,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, final
 
+from isthmus.programs import settings
 from isthmus.programs.engine.cluster import cluster_file
-from isthmus.programs.engine.request import reference, settings
+from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.request import SHIPPED, SHIPPED_TASK
-from isthmus.programs.engine.request.settings import Schema, collecting
+from isthmus.programs.settings import Schema, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.security_keys import KeyPair

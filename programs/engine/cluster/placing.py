@@ -159,10 +159,10 @@ def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> 
     placement = place(request.graph, counts, topology, memory_bytes={LEARNER: learner_bytes(request)})
     if faults := list(process_faults(request.plans, request.task, placement.processes, request.job.learners)):
         raise PlacementError.of(faults)
-    if request.processes:
+    if request.run.processes:
         do = 'Leave it out: machines of one island say so in the cluster file, each by island = "NAME".'
         raise PlacementError(
-            "Placing the learners", "no run.processes beside a cluster", str(list(request.processes)), do
+            "Placing the learners", "no run.processes beside a cluster", str(list(request.run.processes)), do
         )
     machines = topology.by_name()
     hosts = [(slot, machines[name]) for slot, name in enumerate(placement.of_role(LEARNER))]

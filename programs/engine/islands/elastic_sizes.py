@@ -15,12 +15,12 @@ from isthmus.runtime.errors import ConfigError, Fault
 
 def sizes_here(request: Request) -> list[list[int]]:
     """The result of `sizes_on` for a run on this machine alone; ConfigError as there."""
-    if not request.devices_min:
+    if not request.run.devices_min:
         return []
-    learners = request.job.learners + sum(request.processes) - len(request.processes)
+    learners = request.job.learners + sum(request.run.processes) - len(request.run.processes)
     each = islands_of(Here("127.0.0.1", learners), environment.find()).devices
     each = each or int(os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
-    return sizes_on(request, request.processes, [each] * len(request.processes))
+    return sizes_on(request, request.run.processes, [each] * len(request.run.processes))
 
 
 def sizes_on(request: Request, processes: Sequence[int], devices: Sequence[int]) -> list[list[int]]:
@@ -28,7 +28,7 @@ def sizes_on(request: Request, processes: Sequence[int], devices: Sequence[int])
 
     None for an island of one process, or if run.devices_min is not set. ConfigError if no number is possible.
     """
-    least = request.devices_min
+    least = request.run.devices_min
     if not least:
         return []
     doing, found = "Reading run.devices_min", []

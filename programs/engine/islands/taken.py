@@ -94,7 +94,7 @@ def take(member: Member, told: Spec) -> Island | None:
 
     The island carries a fault, if any, and the body that uses the island raises it.
     """
-    is_on_cpu = told.evaluate_on == "cpu"
+    is_on_cpu = told.settings.evaluate_on == "cpu"
     replica = leader(member.replica)
     if replica.role not in (LEARNER, EVALUATOR) or replica.role not in told.computing:
         return None

@@ -25,8 +25,8 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.request.settings import collecting
 from isthmus.programs.engine.run import private_daemon
+from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.wire import security_keys

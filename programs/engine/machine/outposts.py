@@ -230,9 +230,9 @@ class Outposts:
             send=lambda message: self._held[run].link.send(message),
             follow=lambda command: self._follow(run, command),
             turn_away=lambda command: self._turn_away(run, command),
-            lonely_seconds=told.home_away_seconds,
+            lonely_seconds=told.settings.home_away_seconds,
             on_over=lambda: self._over(run),
-            tape_bytes=told.tape_bytes,
+            tape_bytes=told.settings.tape_bytes,
         )
         held = self._held[run] = HeldOutpost(outpost, link, term, heirs, {link.home.name: link})
         self._on_change()

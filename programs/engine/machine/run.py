@@ -210,7 +210,7 @@ class MachineRun:
             places=sites.places(),
             send=self._send,
             keys=lambda: {} if keys is None else {name: key for key, name in keys.admitted.items()},
-            tape_bytes=told.tape_bytes,
+            tape_bytes=told.settings.tape_bytes,
             turn_away=self._turn_away,
         )
         loop.call_soon(self._start)

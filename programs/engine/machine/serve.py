@@ -30,10 +30,10 @@ from isthmus.programs.engine.machine import admissions as machine_keys
 from isthmus.programs.engine.machine.admissions import Admissions
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
-from isthmus.programs.engine.request.settings import collecting
 from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.interrupts import Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import DaemonRun, NameClaim
+from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, read_public

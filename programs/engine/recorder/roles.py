@@ -130,14 +130,13 @@ SNAPSHOT_SECONDS: Final = Reference("isthmus:snapshot-seconds")
 SNAPSHOT_PLACE: Final = Reference("isthmus:snapshot-place")
 OF_RUN: Final = (RUN_FOLDER, SNAPSHOT_SECONDS, SNAPSHOT_PLACE)
 """Resolved by the process that runs the recorder; not part of the program."""
-SNAPSHOT_SECONDS_DEFAULT: Final = 15.0
 PERIOD: Final = milliseconds(100)
 
 
 def resolving(
     folder: Path,
     resolve: Callable[[Reference], Any],
-    snapshot_seconds: float = SNAPSHOT_SECONDS_DEFAULT,
+    snapshot_seconds: float,
     snapshot_place: StorePlace | None = None,
 ) -> Callable[[Reference], Any]:
     """`resolve`, extended by the references OF_RUN, for a run in `folder`."""

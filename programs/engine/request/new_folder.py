@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, final
 
-from isthmus.programs.engine.request import settings
+from isthmus.programs import settings
 from isthmus.runtime.errors import ConfigError
 
 LOCK: Final = "run.lock"

@@ -27,7 +27,7 @@ from threading import RLock
 from types import CodeType, ModuleType
 from typing import Any, Final, NamedTuple
 
-from isthmus.programs.engine.request import settings
+from isthmus.programs import settings
 from isthmus.runtime.errors import ConfigError, RequestError, nearest
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import LIBRARIES

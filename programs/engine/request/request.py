@@ -30,19 +30,20 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import msgspec
 import numpy as np
 
 from isthmus import ops
 from isthmus.programs import language_model
-from isthmus.programs.engine.recorder.roles import SNAPSHOT_SECONDS_DEFAULT, with_recorder
+from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.request.faults import item_faults, process_faults
-from isthmus.programs.engine.request.settings import Schema, collecting
+from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.snapshots.stored import check, place_of
+from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
 from isthmus.programs.task import Task
 from isthmus.programs.update_settings import derived, interval_of
@@ -51,9 +52,7 @@ from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.proof import Proof
 from isthmus.runtime.graph.template import Edge, Graph, Job, Node, Reference
 from isthmus.runtime.graph.verify import verify
-from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
 from isthmus.runtime.system.disk import DISK
-from isthmus.runtime.tape.reading import TAPE_BYTES, TAPE_BYTES_MIN
 
 _DIGITS: Final = 32
 
@@ -283,21 +282,6 @@ def elastic_data_parallel(**settings: Any) -> Program:
 
 SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
 NAMELESS_TASK: Final = "a Task object that no module names"
-SLOTS_MAX_DEFAULT: Final = 16
-_SEED_MAX: Final = (1 << 63) - 1
-_OF_REQUEST: Final = (
-    "local_batch",
-    "argv",
-    "evaluate_on",
-    "snapshot_every_seconds",
-    "snapshots",
-    "tape_bytes",
-    "keep_payloads",
-    "processes",
-    "home_away_seconds",
-    "devices_min",
-)
-"""Keys of section `run.` that are of no job."""
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -314,6 +298,7 @@ class Request:
     program: Program
     task_reference: Reference
     task: Task
+    run: RunSettings
     job: Job
     graph: Graph
     proof: Proof
@@ -342,16 +327,16 @@ class Request:
 
     def in_one_process(self) -> Request:
         """This request, if one process can have all of it; ConfigError for islands of several."""
-        if self.devices_min:
+        if self.run.devices_min:
             do = "Leave --transport out, or run.devices_min."
-            found = f"run.devices_min = {self.devices_min}"
+            found = f"run.devices_min = {self.run.devices_min}"
             raise ConfigError("Reading --transport inproc", "learners of one process each", found, do)
-        if max(self.processes, default=1) > 1:
+        if max(self.run.processes, default=1) > 1:
             do = "Leave --transport out, or run.processes."
             raise ConfigError(
                 "Reading --transport inproc",
                 "learners of one process each",
-                f"run.processes = {list(self.processes)}",
+                f"run.processes = {list(self.run.processes)}",
                 do,
             )
         return self
@@ -361,19 +346,9 @@ class Request:
 
         ConfigError for a store that cannot be written, or has snapshots of another run than `run`.
         """
-        if place := self.config["run"].get("snapshots", ""):
-            check(place_of(place), DISK, run=run)
+        if self.run.snapshots:
+            check(place_of(self.run.snapshots), DISK, run=run)
         return self
-
-    @property
-    def processes(self) -> tuple[int, ...]:
-        """The processes of each learner's island, by slot; of a slot beyond the end, one."""
-        return tuple(self.config["run"].get("processes", ()))
-
-    @property
-    def devices_min(self) -> int:
-        """The least number of devices with which an island of several processes goes on; 0 if these end together."""
-        return int(self.config["run"].get("devices_min", 0))
 
     def with_folder(self) -> Request:
         """This request, with its run folder made, under another name if the name was taken meanwhile.
@@ -424,19 +399,17 @@ def prepare(
     proof = verify(graph)
     _check_learners(graph, job)
     plans = lower(graph)
-    faults = [*item_faults(graph), *process_faults(plans, parts.subject.task, parts.run["processes"], job.learners)]
+    faults = [*item_faults(graph), *process_faults(plans, parts.subject.task, parts.run.processes, job.learners)]
     if faults:
         raise ConfigError.of(faults)
-    section = {"program": program.reference, **parts.run}
-    for name in ("argv", "processes", "snapshots", "devices_min"):
-        if not section[name]:
-            del section[name]
+    section = {"program": program.reference, **parts.run.section()}
     if task is not None:
         section["task"] = job.task.text
     return Request(
         program=program,
         task_reference=job.task,
         task=parts.subject.task,
+        run=parts.run,
         job=job,
         graph=graph,
         proof=proof,
@@ -462,7 +435,7 @@ class Subject(NamedTuple):
 class _Parts(NamedTuple):
     """The parts of a request that passed the first step."""
 
-    run: Mapping[str, Any]
+    run: RunSettings
     settings: Mapping[str, Any]
     subject: Subject
     run_dir: Path
@@ -477,12 +450,12 @@ def _gather(
     faults: list[Fault],
 ) -> _Parts:
     """The first step: read each part by itself; one ConfigError with the faults of all."""
-    budget: Mapping[str, Any] = {}
+    budget = None
     with collecting(faults):
-        budget = _run(**Schema.of("run", _run).read(run))
-        if budget["argv"]:  # The user's file may read them as it is imported.
-            sys.argv = list(budget["argv"])
-        prepare_environment(budget["learners"])
+        budget = RunSettings.read(run)
+        if budget.argv:  # The user's file may read them as it is imported.
+            sys.argv = list(budget.argv)
+        prepare_environment(budget.learners)
     settings: Mapping[str, Any] = {}
     with collecting(faults):
         settings = program.schema().read(program.settings)
@@ -492,7 +465,7 @@ def _gather(
     path = None
     with collecting(faults):
         path = new_folder.choose(run_dir, _short_name(program), datetime.now())
-    if subject is None or path is None or faults:
+    if budget is None or subject is None or path is None or faults:
         raise ConfigError.of(faults)
     return _Parts(budget, settings, subject, path)
 
@@ -504,68 +477,13 @@ def _short_name(program: Program) -> str:
         return "run"
 
 
-def _run(
-    *,
-    tokens: int = 4_100_000,
-    seed: int = 0,
-    learners: int = 4,
-    slots_max: int = SLOTS_MAX_DEFAULT,
-    local_batch: Literal["same", "paced"] = "same",
-    argv: tuple[str, ...] = (),
-    evaluate_on: Literal["cpu", "island"] = "cpu",
-    snapshot_every_seconds: float = SNAPSHOT_SECONDS_DEFAULT,
-    snapshots: str = "",
-    tape_bytes: int = TAPE_BYTES,
-    keep_payloads: bool = False,
-    processes: tuple[int, ...] = (),
-    home_away_seconds: float = LONELY_BEATS * BEAT_SECONDS,
-    devices_min: int = 0,
-) -> Mapping[str, Any]:
-    """Section `run.`; ConfigError for values out of range."""
-    rules = (
-        ("tokens", tokens, 1, None, "Say how many tokens to train on in all."),
-        ("seed", seed, 0, _SEED_MAX, "Choose another seed."),
-        ("slots_max", slots_max, 1, None, f"Leave run.slots_max out for {SLOTS_MAX_DEFAULT}."),
-        ("snapshot_every_seconds", snapshot_every_seconds, 0.1, 86400, "The default is 15."),
-        ("tape_bytes", tape_bytes, TAPE_BYTES_MIN, None, f"Leave run.tape_bytes out for {TAPE_BYTES}."),
-        ("home_away_seconds", home_away_seconds, 5, 30 * 86400, "The default is 600."),
-        ("devices_min", devices_min, 0, None, "Leave it out for islands whose processes live and end together."),
-        ("learners", learners, 1, max(slots_max, 1), "Change run.learners; run.slots_max is the most there can be."),
-    )
-    faults: list[Fault] = []
-    with collecting(faults):
-        snapshots = place_of(snapshots).text if snapshots else ""
-    for name, value, least, most, do in rules:
-        if value < least or (most is not None and value > most):
-            expected = f"at least {least}" if most is None else f"from {least} to {most}"
-            faults.append(Fault(f"Reading run.{name}", expected, str(value), do))
-    if faults:
-        raise ConfigError.of(faults)
-    return {
-        "tokens": tokens,
-        "seed": seed,
-        "learners": learners,
-        "slots_max": slots_max,
-        "local_batch": local_batch,
-        "argv": argv,
-        "evaluate_on": evaluate_on,
-        "snapshot_every_seconds": snapshot_every_seconds,
-        "snapshots": snapshots,
-        "tape_bytes": tape_bytes,
-        "keep_payloads": keep_payloads,
-        "processes": processes,
-        "home_away_seconds": home_away_seconds,
-        "devices_min": devices_min,
-    }
-
-
-def find_task(task: Task | str | None, settings: Mapping[str, Any], run: Mapping[str, Any] = _NOTHING) -> Subject:
+def find_task(task: Task | str | None, settings: Mapping[str, Any], run: RunSettings | None = None) -> Subject:
     """The task that was given or named, or the shipped one, with the defaults for section `run.` if that is given."""
     if task is None:
         schema = Schema.of("task", language_model.task)
         known = schema.read(settings)
         known["data"] = tuple(os.path.abspath(path) for path in known["data"])
-        chosen = language_model.chosen(known, tokens=run["tokens"], learners=run["learners"]) if run else {}
+        chosen = language_model.chosen(known, run.tokens, run.learners) if run is not None else {}
         known |= chosen
         named = {f"task.{key}": value for key, value in chosen.items()}
         return Subject(Reference(reference.called(SHIPPED_TASK, known)), language_model.task(**known), known, named)
@@ -595,25 +513,25 @@ def _job(program: Program, parts: _Parts) -> Job:
 
     task = parts.subject.task
     _check_budget(task, parts.run)
-    tensors = layout(task, parts.run["seed"])
+    tensors = layout(task, parts.run.seed)
     return Job(
         program=program.reference,
         task=parts.subject.reference,
         layout=tensors,
-        tokens_per_batch=task.tokens_mean(parts.run["learners"]),
+        tokens_per_batch=task.tokens_mean(parts.run.learners),
         settings=MappingProxyType(dict(parts.settings)),
         tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
         has_gradients=task.loss is not None and len(tensors) == len(task.recipe().leaves()),
-        **{name: value for name, value in parts.run.items() if name not in _OF_REQUEST},
+        **parts.run.of_job(),
     )
 
 
-def _check_budget(task: Task, run: Mapping[str, Any]) -> None:
+def _check_budget(task: Task, run: RunSettings) -> None:
     """ConfigError for a budget that a first step exceeds."""
-    step = task.tokens_mean(run["learners"])
-    if run["tokens"] < step:
+    step = task.tokens_mean(run.learners)
+    if run.tokens < step:
         do = f"Train on at least {step} tokens: what one batch counts for."
-        raise ConfigError("Reading run.tokens", f"at least one step, which is {step} tokens", str(run["tokens"]), do)
+        raise ConfigError("Reading run.tokens", f"at least one step, which is {step} tokens", str(run.tokens), do)
 
 
 def _few_sweeps(graph: Graph, job: Job) -> Iterator[Fault]:
@@ -628,7 +546,7 @@ def _first_step(parts: _Parts, *, computes: bool) -> tuple[Fault, ...]:
     """Warnings about a user's task; ConfigError if its loss is not valid. The shipped one needs no check."""
     from isthmus.programs.engine.request import layout
 
-    task, seed = parts.subject.task, parts.run["seed"]
+    task, seed = parts.subject.task, parts.run.seed
     if computes:
         layout.check_first_loss(task, seed)
     return layout.warnings(task, seed)

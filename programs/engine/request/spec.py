@@ -18,23 +18,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from isthmus.programs.engine.recorder.roles import OF_RUN, SNAPSHOT_SECONDS_DEFAULT, least_replicas, with_recorder
+import msgspec
+
+from isthmus.programs.engine.recorder.roles import OF_RUN, least_replicas, with_recorder
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import follower_plan
 from isthmus.programs.engine.request.request import Program, Request, fingerprint
+from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Job, Node, Reference, TensorSpec
 from isthmus.runtime.ids import LEARNER, Replica, follower
 from isthmus.runtime.supervision.home_events import RunRoles
-from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import boot_id
-from isthmus.runtime.tape.reading import FOLDER, TAPE_BYTES, named
+from isthmus.runtime.tape.reading import FOLDER, named
 
 SPEC: Final = "spec.json"
-HOME_AWAY_SECONDS_DEFAULT: Final = LONELY_BEATS * BEAT_SECONDS
 CLUSTER: Final = "cluster.json"
 """Beside the spec of a run on several machines: these, and the placement of replicas at the start."""
 INPROC: Final = "inproc"
@@ -68,16 +69,12 @@ class Spec:
 
     - `run`: a unique name. `roles`: the replicas of each role at the start; `slots_max`: their maximum; `least`: the
       number with which the run can go on; `computing`: the roles whose hosts import jax and the task.
-    - `argv`: the arguments of the script or command, which modules of the user's may read at import.
+    - `settings`: section `run.`, with the `argv` of the command or script, which modules of the user's may read at
+      import, and the `processes` that the islands were given.
     - `zero_ns`: the instant of the machine's monotonic clock from which all times count; `cpu_seconds`: used by the
       command by then.
-    - `tokens_of_step`: the tokens of a batch, by slot (`ops.data.batches.of_slot`); `evaluate_on`: the evaluator's
-      device, "cpu" or "island".
-    - `tape_bytes`: maximum of a host's tapes; `keep_payloads`: shards keep the payloads that they merge; `snapshots`:
-      their store beside the run folder, '' for none.
-    - `transport`: hosts are processes ("zmq") or all in one ("inproc"). `processes`: how many make up the island of
-      each learner, by slot; one for slots beyond the end.
-    - `home_away_seconds`: how long hosts on other machines go on without a message from the run's home.
+    - `tokens_of_step`: the tokens of a batch, by slot (`ops.data.batches.of_slot`).
+    - `transport`: hosts are processes ("zmq") or all in one ("inproc").
     - `elastic`, by slot: how many of the processes of an island may train without the others; none if they live and end
       together.
     """
@@ -89,25 +86,18 @@ class Spec:
     slots_max: Mapping[str, int]
     least: Mapping[str, int]
     computing: tuple[str, ...]
-    argv: tuple[str, ...]
     zero_ns: int
     cpu_seconds: float
     here: Here
+    settings: RunSettings
     tokens_of_step: tuple[int, ...] = ()
-    evaluate_on: str = "cpu"
-    snapshot_every_seconds: float = SNAPSHOT_SECONDS_DEFAULT
-    snapshots: str = ""
-    tape_bytes: int = TAPE_BYTES
-    keep_payloads: bool = False
     transport: str = "zmq"
-    processes: tuple[int, ...] = ()
-    home_away_seconds: float = HOME_AWAY_SECONDS_DEFAULT
     elastic: tuple[tuple[int, ...], ...] = ()
 
     def snapshot_place(self, folder: Path) -> StorePlace | None:
         """The store of snapshots beside the run folder, if any."""
         home = f"{platform.node()}:{folder.absolute()}"
-        return StorePlace(self.snapshots, self.run, home) if self.snapshots else None
+        return StorePlace(self.settings.snapshots, self.run, home) if self.settings.snapshots else None
 
     @property
     def cast(self) -> RunRoles:
@@ -116,13 +106,14 @@ class Spec:
             roles=dict(self.roles),
             slots_max=dict(self.slots_max),
             least=dict(self.least),
-            processes=self.processes,
+            processes=self.settings.processes,
             elastic=self.elastic,
         )
 
     def processes_of(self, slot: int) -> int:
         """The number of processes that make up the island of a learner."""
-        return self.processes[slot] if slot < len(self.processes) else 1
+        processes = self.settings.processes
+        return processes[slot] if slot < len(processes) else 1
 
     def is_elastic(self, slot: int) -> bool:
         """Whether the island of a learner goes on without some of its processes."""
@@ -131,7 +122,7 @@ class Spec:
     def plans(self) -> dict[str, Plan]:
         """The plan of each kind of host; ConfigError as for `graph`."""
         plans, job = lower(self.graph()), self.job
-        for number in range(1, max(self.processes, default=1)):
+        for number in range(1, max(self.settings.processes, default=1)):
             role = follower(Replica(LEARNER, 0), number).role
             plans[role] = follower_plan(plans[LEARNER], role, job.learners, job.slots_max)
         return plans
@@ -157,7 +148,7 @@ def of(
     elastic: Sequence[Sequence[int]] = (),
 ) -> dict[str, Any]:
     """A request's spec as data, for a run on this machine alone; `elastic` as in Spec."""
-    job = request.job
+    job, processes = request.job, request.run.processes
     counts = roster_counts(request.graph, job.learners)
     most = {role.name: role.replicas_max for role in request.graph.roles}
     return {
@@ -167,20 +158,13 @@ def of(
         "slots_max": {"learner": min(job.slots_max, most["learner"])} if "learner" in counts else {},
         "least": {role: count for role, count in least_replicas(request.graph).items() if role in counts},
         "computing": list(_computing(request.graph)),
-        "argv": list(sys.argv),
         "zero_ns": zero_ns,
         "cpu_seconds": cpu_seconds,
         "tokens_of_step": [batch] if isinstance(batch := request.task.tokens_per_batch, int) else list(batch),
-        "evaluate_on": request.config["run"]["evaluate_on"],
-        "snapshot_every_seconds": request.config["run"]["snapshot_every_seconds"],
-        "snapshots": request.config["run"].get("snapshots", ""),
-        "tape_bytes": request.config["run"]["tape_bytes"],
-        "keep_payloads": request.config["run"]["keep_payloads"],
+        "settings": msgspec.to_builtins(msgspec.structs.replace(request.run, argv=tuple(sys.argv))),
         "transport": transport,
-        "home_away_seconds": request.config["run"]["home_away_seconds"],
-        "processes": list(request.processes),
         "elastic": [list(sizes) for sizes in elastic],
-        "here": asdict(Here("127.0.0.1", counts.get("learner", 0) + sum(request.processes) - len(request.processes))),
+        "here": asdict(Here("127.0.0.1", counts.get("learner", 0) + sum(processes) - len(processes))),
         "job": {
             "program": job.program,
             "task": job.task.text,
@@ -189,10 +173,6 @@ def of(
                 for tensor in job.layout
             ],
             "tokens_per_batch": job.tokens_per_batch,
-            "tokens": job.tokens,
-            "learners": job.learners,
-            "slots_max": job.slots_max,
-            "seed": job.seed,
             "settings": dict(job.settings),
             "tokens_by_slot": list(job.tokens_by_slot),
             "has_gradients": job.has_gradients,
@@ -256,13 +236,22 @@ def read(data: Mapping[str, Any]) -> Spec:
     work = dict(told.pop("job"))
     layout = tuple(TensorSpec(name, tuple(shape), *rest) for name, shape, *rest in work.pop("layout"))
     settings, by_slot = MappingProxyType(work.pop("settings")), tuple(work.pop("tokens_by_slot"))
-    computing, argv = tuple(told.pop("computing")), tuple(told.pop("argv"))
-    here = told.pop("here")
+    computing, here = tuple(told.pop("computing")), told.pop("here")
+    run = _run_settings(told.pop("settings"))
     here = Here(**{**here, "kinds": tuple(here.get("kinds", ()))})
-    told |= {name: tuple(told.get(name, ())) for name in ("tokens_of_step", "processes")}
+    told["tokens_of_step"] = tuple(told.get("tokens_of_step", ()))
     told["elastic"] = tuple(map(tuple, told.get("elastic", ())))
-    job = Job(layout=layout, task=Reference(work.pop("task")), settings=settings, tokens_by_slot=by_slot, **work)
-    return Spec(job=job, computing=computing, argv=argv, here=here, **told)
+    task = Reference(work.pop("task"))
+    job = Job(layout=layout, task=task, settings=settings, tokens_by_slot=by_slot, **run.of_job(), **work)
+    return Spec(job=job, computing=computing, here=here, settings=run, **told)
+
+
+def _run_settings(data: Mapping[str, Any]) -> RunSettings:
+    """Section `run.` of a spec, whose sender may be another machine; ValueError if it is not valid."""
+    try:
+        return RunSettings.read(data)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 def _computing(graph: Graph) -> tuple[str, ...]:

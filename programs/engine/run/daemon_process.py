@@ -97,7 +97,7 @@ def _serve(asked: argparse.Namespace) -> int:
         listen=asked.listen,
         launch=launch,
         on_over=over,
-        tape_bytes=told.tape_bytes,
+        tape_bytes=told.settings.tape_bytes,
     )
 
     def hear_command() -> None:

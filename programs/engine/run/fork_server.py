@@ -99,7 +99,7 @@ def _refusal(folder: Path) -> str:
     """Prepare every host that may be requested; returns why hosts cannot be forked, or ''."""
     try:
         told = spec.load(folder)
-        sys.argv = list(told.argv)
+        sys.argv = list(told.settings.argv)
         plans = lower(told.graph())
         for role in told.computing:
             for node in plans[role].nodes:

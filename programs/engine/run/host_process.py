@@ -67,12 +67,12 @@ def main(arguments: list[str]) -> int:
     unblock()
     prepare_environment(1)
     told = spec.load(folder)
-    sys.argv = list(told.argv)
+    sys.argv = list(told.settings.argv)
     island = take(member, told)
     settle_on_core(replica, told.here.learners)
     plan = told.plans()[replica.role]
     gang = None if island is None else island.elastic or island.gang
-    resolve = resolving(folder, reference.resolve, told.snapshot_every_seconds, told.snapshot_place(folder))
+    resolve = resolving(folder, reference.resolve, told.settings.snapshot_every_seconds, told.snapshot_place(folder))
     if island is not None and island.elastic is not None:
         begin_nursery(plan, member, island, told.job.seed, resolve)
     machines: dict[Replica, str] = {}
@@ -106,8 +106,8 @@ def main(arguments: list[str]) -> int:
             holds_strangers=True,
         ),
         island=island,
-        tape_bytes=told.tape_bytes,
-        keeps_payloads=told.keep_payloads,
+        tape_bytes=told.settings.tape_bytes,
+        keeps_payloads=told.settings.keep_payloads,
     )
     return host.run()
 

@@ -88,7 +88,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
     trace = Trace()
 
     at = spec.load(folder)
-    resolved = resolving(folder, resolve, at.snapshot_every_seconds, at.snapshot_place(folder))
+    resolved = resolving(folder, resolve, at.settings.snapshot_every_seconds, at.snapshot_place(folder))
 
     counts = roster_counts(request.graph, request.job.learners)
     run = LocalRun(
@@ -98,8 +98,8 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         seed=request.job.seed,
         resolve=resolved,
         folder=folder,
-        tape_bytes=request.config["run"]["tape_bytes"],
-        keeps_payloads=request.config["run"]["keep_payloads"],
+        tape_bytes=request.run.tape_bytes,
+        keeps_payloads=request.run.keep_payloads,
         trace=trace,
         islands=islands,
     )

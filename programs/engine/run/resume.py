@@ -28,24 +28,26 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from isthmus.programs import language_model
 from isthmus.programs.engine.islands.elastic_sizes import sizes_here
 from isthmus.programs.engine.recorder import lines
 from isthmus.programs.engine.recorder.summary import fragment_sizes
-from isthmus.programs.engine.request import new_folder, reference, spec
+from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user_of
-from isthmus.programs.engine.request.request import SHIPPED, SHIPPED_TASK, Program, Request
+from isthmus.programs.engine.request.request import SHIPPED_TASK, Program, Request
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Submitted, apart, submitted
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
 from isthmus.programs.engine.snapshots.stored import SnapshotHead, heads, place_of
+from isthmus.programs.settings import Schema
 from isthmus.runtime.daemon.home_daemon import reopen
 from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError, Fault
@@ -54,14 +56,6 @@ from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes, write_json
 
-MAY_RUN: Final = ("tokens", "learners")
-MAY_PROGRAM: Final = (
-    *("interval", "overlap", "quorum", "grace", "gamma", "merge", "alpha", "bounded", "push", "update"),
-    *("outer_lr", "outer_momentum"),
-)
-"""Settings of the shipped programs that decide how and when fragments are merged, but not their division."""
-MAY_TASK: Final = ("lr", "warmup", "weight_decay", "clip")
-"""Settings of the shipped task that decide how it is trained."""
 _DO: Final = "Leave it as it was, or start a new run."
 
 
@@ -86,16 +80,23 @@ def _fault(key: str, found: tuple[Any, Any], doing: str) -> Fault:
 
 
 def _may_change(key: str, wanted: Job) -> bool:
+    """Whether a resumed run may have another value of a setting: as its declaration says."""
     section, _, name = key.partition(".")
-    allowed = {"run": MAY_RUN, "program": MAY_PROGRAM if wanted.program in SHIPPED else (), "task": MAY_TASK}
-    return name in allowed.get(section, ())
+    schemas: dict[str, Callable[[], Schema]] = {
+        "run": lambda: run_settings.SCHEMA,
+        "program": Program(wanted.program).schema,
+        "task": lambda: Schema.of("task", language_model.task),
+    }
+    declared = schemas[section]().keys.get(name) if section in schemas else None
+    return declared is not None and declared.declared.resumes
 
 
 def _differences(told: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Each key that differs, once, with both values; and a difference in sizes that no key explains."""
     pairs: list[tuple[str, Any, Any]] = [
-        (f"run.{name}", getattr(told, name), getattr(wanted, name))
-        for name in ("program", "tokens", "learners", "slots_max", "seed")
+        (f"run.{field.name}", getattr(told, field.name), getattr(wanted, field.name))
+        for field in fields(Job)
+        if field.name == "program" or field.name in run_settings.SCHEMA.keys
     ]
     names = sorted({*told.settings, *wanted.settings})
     pairs += [(f"program.{name}", told.settings.get(name), wanted.settings.get(name)) for name in names]
@@ -258,7 +259,8 @@ def _files(
     here = {**asdict(told.here), "learners": asked["here"]["learners"]}
     if is_elsewhere:
         here = {**asked["here"], "wall_ns": told.here.wall_ns}
-    wanted = {**asked, "run": told.run, "argv": list(told.argv), "here": here}
+    run = {**asked["settings"], "argv": list(told.settings.argv)}
+    wanted = {**asked, "run": told.run, "settings": run, "here": here}
     if spec.read(json.loads(json.dumps(wanted))) == told and not is_elsewhere:
         return {}
     placement = {node.name: platform.node() for node in made.graph.nodes}

@@ -344,7 +344,7 @@ def main() -> int:
 def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> IslandFigures:
     """The answer to a request; `doing` is called with the name of each function before it is compiled."""
     told, wanted = spec.read(request["spec"]), target(request["target"])
-    sys.argv = list(told.argv)
+    sys.argv = list(told.settings.argv)
     devices = devices_of(wanted)
     versions = {name: metadata.version(name) for name in _PACKAGES}
     kept = KeptFigures(None if request["kept"] is None else Path(request["kept"]))

@@ -35,9 +35,10 @@ import msgspec
 from isthmus.programs.engine.recorder.node import TRAINED_SHARE_MIN
 from isthmus.programs.engine.request.new_folder import RUNS
 from isthmus.programs.engine.request.request import Program, Request, prepare
-from isthmus.programs.engine.request.settings import Schema, collecting
+from isthmus.programs.engine.request.run_settings import SCHEMA, RunSettings
 from isthmus.programs.engine.results.changes import objects
 from isthmus.programs.engine.results.record import as_number
+from isthmus.programs.settings import Schema, collecting
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, nearest
 from isthmus.runtime.system.files import write_bytes
 
@@ -59,9 +60,9 @@ class Variant(msgspec.Struct, frozen=True):
     control: str = ""
 
     @property
-    def learners(self) -> int:
-        """The number of learners."""
-        return int(self.config["run"]["learners"])
+    def run(self) -> RunSettings:
+        """Section `run.`."""
+        return RunSettings.read({key: value for key, value in self.config["run"].items() if key in SCHEMA.keys})
 
 
 class Pacing(msgspec.Struct, frozen=True):
@@ -204,7 +205,7 @@ def has_ended(run: Path, variant: Variant) -> bool:
     if figures.get("outcome") != "failed":
         return figures.get("outcome") == "done"
     last = objects(run / "evaluations.jsonl")[-1:]
-    is_whole = figures.get("tokens_total", 0) >= TRAINED_SHARE_MIN * variant.config["run"]["tokens"]
+    is_whole = figures.get("tokens_total", 0) >= TRAINED_SHARE_MIN * variant.run.tokens
     return is_whole and any(each.get("kind") == "final" and as_number(each.get("eval_loss")) for each in last)
 
 
@@ -240,11 +241,9 @@ def summary(run: Path) -> dict[str, Any]:
 VARIANTS_MAX: Final = 64
 """Each is a run for every seed, and a curve of its own."""
 _NOT_SWEPT: Final[Mapping[str, str]] = {
-    "run.seed": "Say how many seeds with --seeds, and the first with --seed.",
-    "run.tokens": "Programs are compared on the same tokens; compare once for each budget.",
     "run.program": "Name the programs: isthmus compare PROGRAM PROGRAM.",
     "run.task": "Compare once for each task.",
-    "run.local_batch": "Give task.batch a number for each slot.",
+    **{f"run.{name}": key.declared.sweeps for name, key in SCHEMA.keys.items() if key.declared.sweeps},
 }
 _Sections = dict[str, dict[str, Any]]
 
@@ -300,17 +299,10 @@ def _plan(wanted: ComparisonRequest, prepared: Sequence[tuple[str, Request]]) ->
     controls: dict[str, Request] = {}
     belongs: list[str] = []
     for _, request in prepared:
-        run, task = request.config["run"], request.config["task"]
-        tokens = max(run["tokens"] // run["learners"], request.task.tokens_mean(1))
-        alone = _prepared(
-            CONTROL_PROGRAM,
-            run.get("task"),
-            {
-                "run": {**_plain(run), "learners": 1, "tokens": tokens},
-                "program": dict(CONTROL_SETTINGS),
-                "task": dict(task),
-            },
-        )
+        tokens = max(request.run.tokens // request.run.learners, request.task.tokens_mean(1))
+        run = msgspec.structs.replace(request.run, learners=1, tokens=tokens)
+        sections = {"run": run.section(), "program": dict(CONTROL_SETTINGS), "task": dict(request.config["task"])}
+        alone = _prepared(CONTROL_PROGRAM, request.config["run"].get("task"), sections)
         same = next((name for name, other in controls.items() if other.config == alone.config), None)
         if same is None:
             same = control_name(tokens)
@@ -333,7 +325,7 @@ def _plan(wanted: ComparisonRequest, prepared: Sequence[tuple[str, Request]]) ->
 def request_of(variant: Variant, seed: int, run_dir: str) -> Request:
     """The request of one run."""
     config = variant.config
-    sections = {**config, "run": {**_plain(config["run"]), "seed": seed}}
+    sections = {**config, "run": msgspec.structs.replace(variant.run, seed=seed).section()}
     return _prepared(config["run"]["program"], config["run"].get("task"), sections, run_dir)
 
 
@@ -347,11 +339,6 @@ def _prepared(
         task_settings=sections["task"],
         run_dir=run_dir,
     ).to_train()
-
-
-def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Section `run.` without program and task, which are given apart."""
-    return {name: value for name, value in run.items() if name not in ("program", "task")}
 
 
 def _resolved(request: Request) -> _Sections:
@@ -381,7 +368,7 @@ def _chosen(wanted: ComparisonRequest, schema: Schema) -> Iterator[tuple[dict[st
 
 
 def _knows(schema: Schema, where: tuple[str, str]) -> bool:
-    return where[1] in schema.settings or schema.is_open
+    return where[1] in schema.keys or schema.is_open
 
 
 def _short(programs: Sequence[str]) -> list[str]:
@@ -394,8 +381,8 @@ def _sweep_faults(wanted: ComparisonRequest) -> Iterator[Fault]:
     doing = "Reading the programs to compare"
     for name in dict.fromkeys(name for name in wanted.programs if wanted.programs.count(name) > 1):
         yield Fault(doing, "each program once", f"{name!r} more than once", "Its settings are compared with --sweep.")
-    if wanted.sections.get("run", {}).get("local_batch", "same") != "same":
-        yield Fault("Reading run.local_batch", "batches of one size", "'paced'", _NOT_SWEPT["run.local_batch"])
+    if wanted.sections.get("run", {}).get(key := "local_batch", "same") != "same":
+        yield Fault(f"Reading run.{key}", "batches of one size", "'paced'", _NOT_SWEPT[f"run.{key}"])
     for (section, key), values in wanted.sweeps.items():
         where = f"{section}.{key}"
         if where in _NOT_SWEPT:
@@ -420,7 +407,7 @@ def _unknown(wanted: ComparisonRequest, schemas: Sequence[Schema]) -> Iterator[F
     swept = [key for section, key in wanted.sweeps if section == "program"]
     for key in [*wanted.sections.get("program", {}), *swept]:
         if not any(_knows(schema, ("program", key)) for schema in schemas):
-            known = {name for schema in schemas for name in schema.settings}
+            known = {name for schema in schemas for name in schema.keys}
             yield Fault(
                 f"Reading program.{key}", "a setting of a program that is compared", repr(key), nearest(key, known)
             )

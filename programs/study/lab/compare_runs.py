@@ -123,7 +123,7 @@ class _Share(Watch):
 
     def update(self, status: dict[str, Any]) -> None:
         tokens = status.get("tokens") or 0
-        self._tally.begun(self._variant, self._seed, tokens / self._variant.config["run"]["tokens"])
+        self._tally.begun(self._variant, self._seed, tokens / self._variant.run.tokens)
 
     def close(self, summary: dict[str, Any]) -> None:
         """No-op: the caller that runs it reports its end."""

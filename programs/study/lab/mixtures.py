@@ -31,6 +31,7 @@ from isthmus.programs.engine.report.charts_lines import ChartLine, draw_lines
 from isthmus.programs.engine.report.page import PageSection, Sheet
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
+from isthmus.programs.engine.request.run_settings import SNAPSHOT_SECONDS_DEFAULT
 from isthmus.programs.engine.results.words import percent, seconds
 from isthmus.programs.study.simulation import toy_task
 from isthmus.programs.study.simulation.universe import FOLDER
@@ -77,7 +78,7 @@ def measured(
         lower(graph),
         counts,
         seed=seed,
-        resolve=resolving(FOLDER, resolve),
+        resolve=resolving(FOLDER, resolve, SNAPSHOT_SECONDS_DEFAULT),
         duration=pace.duration,
         jitter=pace.jitter,
         climate=Climate(latency=pace.delay_ms / 1e3, jitter=pace.jitter * pace.delay_ms / 1e3),

@@ -91,7 +91,7 @@ class VirtualRun:
 
     def _world(self) -> AnyWorld:
         request, pace = self.request, self.pace
-        found = resolving(request.run_dir, resolve)
+        found = resolving(request.run_dir, resolve, request.run.snapshot_every_seconds)
         counts = roster_counts(request.graph, request.job.learners)
         if self.faults:
             return Universe(
@@ -114,5 +114,5 @@ class VirtualRun:
             delay=lambda edge, size_bytes: milliseconds(pace.delay_ms),
             jitter=pace.jitter,
             trace=self.trace,
-            payloads=request.run_dir if request.config["run"]["keep_payloads"] else None,
+            payloads=request.run_dir if request.run.keep_payloads else None,
         )

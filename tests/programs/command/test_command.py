@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from isthmus.programs import training
+from isthmus.programs import settings, training
 from isthmus.programs.command.config import MODELS
 from isthmus.programs.command.main import app
-from isthmus.programs.engine.request import reference, settings
-from isthmus.programs.engine.request.settings import Schema
+from isthmus.programs.engine.request import reference
+from isthmus.programs.settings import Schema
 from isthmus.runtime.errors import RunError
 
 RING = """
@@ -302,6 +302,7 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
         "tape_bytes": 64 << 20,
         "home_away_seconds": 600.0,
         "keep_payloads": False,
+        "devices_min": 0,
     }
     task = request.config["task"]
     assert (task["layers"], task["width"], task["context"]) == (1, 128, 16)

@@ -88,7 +88,7 @@ def test_each_island_is_compiled_for_a_learner(worker: Worker) -> None:
     assert [(each["target"], each["slot"]) for each in worker.asked] == [("v5p:2x2x1", 0), ("v6e:2x2", 1)]
     assert first["spec"] == second["spec"]
     job = first["spec"]["job"]
-    assert (job["program"], job["seed"]) == ("diloco", 3)
+    assert (job["program"], first["spec"]["settings"]["seed"]) == ("diloco", 3)
     assert "layers = 1" in job["task"]
     assert first["kept"] == str(Path("cache/isthmus/ahead").absolute())
     assert first["environment"] == {"JAX_PLATFORMS": "cpu"}

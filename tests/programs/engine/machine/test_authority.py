@@ -30,13 +30,17 @@ ALPHA, BETA, GAMMA, OWNER = (KeyPair.make() for _ in range(4))
 ASKED = ("machine", "call", "check", "take", "watch", "log", "stop", "end", "expel", "resume", "restore")
 NAMES = {BETA.public: "beta", GAMMA.public: "gamma", OWNER.public: "owner"}
 
+RUN = {"tokens": 1, "learners": 1, "slots_max": 1}
+"""Section `run.` of a spec."""
+
 
 def spec(**changed: Any) -> dict[str, Any]:
     """A spec as a command would hand it over."""
-    job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1, "tokens": 1,
-           "learners": 1, "slots_max": 1, "seed": 0, "settings": {}}  # fmt: skip
+    job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1,
+           "settings": {}}  # fmt: skip
     told = {"run": "run-1", "fingerprint": "", "roles": {"learner": 1}, "slots_max": {}, "least": {}, "computing": [],
-            "zero_ns": 0, "cpu_seconds": 0.0, "here": asdict(Here("127.0.0.1", 1)), "job": job}  # fmt: skip
+            "settings": RUN, "zero_ns": 0, "cpu_seconds": 0.0, "here": asdict(Here("127.0.0.1", 1)),
+            "job": job}  # fmt: skip
     return {**told, **changed}
 
 

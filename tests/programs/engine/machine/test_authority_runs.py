@@ -40,6 +40,9 @@ LEARNERS = [Replica("learner", slot) for slot in range(2)]
 
 # -- files that a machine sends home -----------------------------------------------------------------------------------
 
+RUN = {"tokens": 1, "learners": 1, "slots_max": 1}
+"""Section `run.` of a spec."""
+
 
 class Answers:
     """Links to machines that answer questions about files as each of them likes."""
@@ -180,10 +183,9 @@ class Place:
             for name, port in (("alpha", 1), ("gamma", 2), ("heir", 3))
         }
         job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1,
-               "tokens_by_slot": [], "tokens": 1, "learners": 1, "slots_max": 1, "seed": 0,
-               "settings": {}}  # fmt: skip
+               "tokens_by_slot": [], "settings": {}}  # fmt: skip
         told = {"run": "run", "fingerprint": "", "roles": {"learner": 1}, "slots_max": {}, "least": {},
-                "computing": [], "argv": [], "tokens_of_step": [1],
+                "computing": [], "settings": RUN, "tokens_of_step": [1],
                 "zero_ns": 0, "cpu_seconds": 0.0, "here": asdict(Here("127.0.0.1", 1)),
                 "job": job}  # fmt: skip
         self.called = {"type": "station", "run": "run", "spec": told, "age_ns": 0, "term": 1}

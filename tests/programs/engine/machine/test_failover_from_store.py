@@ -21,15 +21,18 @@ from isthmus.runtime.system.disk import DISK
 HOUR = 3600 * 10**9
 CLUSTER = {"home": "alpha", "sites": [], "placement": {}, "digest": "", "term": 1, "former": ""}
 
+RUN = {"tokens": 1, "learners": 1, "slots_max": 1}
+"""Section `run.` of a spec."""
+
 
 def told() -> dict[str, Any]:
     """A spec of a run that began just now, by the clock of its home."""
-    job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1, "tokens": 1,
-           "learners": 1, "slots_max": 1, "seed": 0, "settings": {}, "tokens_by_slot": [],
+    job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1,
+           "settings": {}, "tokens_by_slot": [],
            "has_gradients": False}  # fmt: skip
     here = {"address": "127.0.0.1", "learners": 1, "wall_ns": time.time_ns()}
     return {"run": "run-1", "fingerprint": "", "roles": {"learner": 1}, "slots_max": {}, "least": {}, "computing": [],
-            "argv": [], "zero_ns": 0, "cpu_seconds": 0.0, "here": here, "job": job}  # fmt: skip
+            "settings": RUN, "zero_ns": 0, "cpu_seconds": 0.0, "here": here, "job": job}  # fmt: skip
 
 
 def stored(folder: Path, *without: str) -> StorePlace:

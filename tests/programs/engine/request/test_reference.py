@@ -87,7 +87,7 @@ def test_a_file_or_a_module_is_a_program(ring: Path) -> None:
         program = Program(text)
         assert program.name == name
         assert program.build(JOB).name == "ring"
-        assert list(program.schema().settings) == ["interval"]
+        assert list(program.schema().keys) == ["interval"]
 
 
 def test_a_path_starts_in_the_folder_where_the_program_was_made(ring: Path, monkeypatch: pytest.MonkeyPatch) -> None:

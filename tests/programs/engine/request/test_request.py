@@ -14,7 +14,8 @@ import optax
 import pytest
 
 from isthmus import Program, Task
-from isthmus.programs.engine.request import new_folder, reference, settings
+from isthmus.programs import settings
+from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.request.request import NAMELESS_TASK, Request, prepare
 from isthmus.runtime.errors import ConfigError, GraphError
@@ -127,6 +128,7 @@ def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -
         "tape_bytes": 64 << 20,
         "home_away_seconds": 600.0,
         "keep_payloads": False,
+        "devices_min": 0,
     }
     assert config["program"] == {"interval": 5, "blocks": False}
     second = prepare(Program(run.pop("program"), **config["program"]), run.pop("task"), run=run)

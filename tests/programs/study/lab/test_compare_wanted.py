@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.engine.request.settings import Text
+from isthmus.programs.settings import Text
 from isthmus.programs.study.lab import compare
 from isthmus.programs.study.lab.compare import ComparisonPlan, ComparisonRequest, Pacing, plan, request_of
 from isthmus.runtime.errors import ConfigError
@@ -48,7 +48,7 @@ def test_a_sweep_is_over_the_programs_that_know_its_key(task: str) -> None:
 
 def test_the_control_is_one_learner_whose_outer_step_changes_nothing(task: str) -> None:
     control = plan(asked(task)).variants[-1]
-    assert control.learners == 1
+    assert control.run.learners == 1
     assert control.config["program"]["outer_lr"] == 1.0
     assert control.config["program"]["outer_momentum"] == 0.0
     assert control.config["run"]["tokens"] == 12_800

@@ -219,7 +219,7 @@ class Mortals:
             channel=self._network.join(member),
             executor=InlineExecutor(self.clock, lambda node: streams[node]()),
             seed=self._seed,
-            resolve=resolving(self.request.run_dir, resolve),
+            resolve=resolving(self.request.run_dir, resolve, self.request.run.snapshot_every_seconds),
             on_ended=lambda host, node: self._ended(host),
             on_failed=lambda host, node, error: self.errors.append(f"{host.member}, {node}: {error}"),
         )

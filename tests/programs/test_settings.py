@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.programs.engine.request import settings
-from isthmus.programs.engine.request.settings import Schema, Text, describe
+from isthmus.programs import settings
+from isthmus.programs.settings import Schema, Text, describe
 from isthmus.runtime.errors import ConfigError
 
 Rule = Literal["rda", "average"]

@@ -1,0 +1,148 @@
+"""Section `run.` of the configuration: what is trained on, by how many learners, and what is kept of it.
+
+This is the one place where a key of the section is declared. Files, `--set`, options of the command line, `train`, the
+reference page and the processes of a run take name, type, range and default from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from isthmus.programs.settings import Schema, Setting, collecting
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.template import Job
+from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS
+from isthmus.runtime.tape.writing import TAPE_BYTES, TAPE_BYTES_MIN
+
+_SEED_MAX: Final = (1 << 63) - 1
+SLOTS_MAX_DEFAULT: Final = 16
+_DAY: Final = 86400
+SNAPSHOT_SECONDS_DEFAULT: Final = 15.0
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of section `run.`."""
+
+    tokens: Annotated[
+        int,
+        Setting(
+            "Tokens to train on in all.",
+            ge=1,
+            remedy="Say how many tokens to train on in all.",
+            option="--tokens N",
+            resumes=True,
+            sweeps="Programs are compared on the same tokens; compare once for each budget.",
+        ),
+    ] = 4_100_000
+    seed: Annotated[
+        int,
+        Setting(
+            "The seed of everything random.",
+            ge=0,
+            le=_SEED_MAX,
+            remedy="Choose another seed.",
+            option="--seed N",
+            sweeps="Say how many seeds with --seeds, and the first with --seed.",
+        ),
+    ] = 0
+    learners: Annotated[
+        int, Setting("The number of learners: at most `slots_max`.", option="--learners N", resumes=True)
+    ] = 4
+    slots_max: Annotated[
+        int,
+        Setting(
+            "The most learners that there can be, with those that join. Of a cluster with more islands, their number.",
+            ge=1,
+            remedy=f"Leave run.slots_max out for {SLOTS_MAX_DEFAULT}.",
+        ),
+    ] = SLOTS_MAX_DEFAULT
+    local_batch: Annotated[
+        Literal["same", "paced"],
+        Setting(
+            "Batches of one size, or of sizes in proportion to the speed of each island (shipped task).",
+            sweeps="Give task.batch a number for each slot.",
+        ),
+    ] = "same"
+    argv: Annotated[tuple[str, ...], Setting("What `sys.argv` is for a task's own file.")] = ()
+    evaluate_on: Annotated[
+        Literal["cpu", "island"], Setting("Where the evaluator computes: on the CPU, or on an island of its own.")
+    ] = "cpu"
+    snapshot_every_seconds: Annotated[
+        float, Setting("Seconds between two snapshots.", ge=0.1, le=_DAY, remedy="The default is 15.")
+    ] = SNAPSHOT_SECONDS_DEFAULT
+    snapshots: Annotated[
+        str,
+        Setting("A second place for snapshots: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or https://... ."),
+    ] = ""
+    tape_bytes: Annotated[
+        int,
+        Setting(
+            "The most bytes that the tapes of one host take.",
+            ge=TAPE_BYTES_MIN,
+            remedy=f"Leave run.tape_bytes out for {TAPE_BYTES}.",
+        ),
+    ] = TAPE_BYTES
+    keep_payloads: Annotated[
+        bool,
+        Setting(
+            "Keep what is merged and published, so that `isthmus replay` computes every merge again.",
+            option="--keep-payloads",
+        ),
+    ] = False
+    processes: Annotated[
+        tuple[int, ...], Setting("The processes of each learner's island, by slot; of slots beyond the end, one.")
+    ] = ()
+    home_away_seconds: Annotated[
+        float,
+        Setting(
+            "Seconds for which hosts on other machines continue without a message from the home.",
+            ge=5,
+            le=30 * _DAY,
+            remedy="The default is 600.",
+        ),
+    ] = LONELY_BEATS * BEAT_SECONDS
+    devices_min: Annotated[
+        int,
+        Setting(
+            "The least devices with which an island of several processes continues; 0: they live and end together.",
+            ge=0,
+            remedy="Leave it out for islands whose processes live and end together.",
+        ),
+    ] = 0
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> RunSettings:
+        """The settings of a section; ConfigError with every key that is unknown, and every value that is wrong."""
+        # Not at the top: help, and a mistyped option, are answered without arrays and stores.
+        from isthmus.programs.engine.snapshots.stored import place_of
+
+        complete = SCHEMA.read(values)
+        faults = [*SCHEMA.out_of_range(complete), *_rules(cls(**complete))]
+        with collecting(faults):
+            complete["snapshots"] = place_of(complete["snapshots"]).text if complete["snapshots"] else ""
+        if faults:
+            raise ConfigError.of(faults)
+        return cls(**complete)
+
+    def section(self) -> dict[str, Any]:
+        """The keys for config.toml, empty texts and lists left out."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value not in ("", ())}
+
+    def of_job(self) -> dict[str, Any]:
+        """Those that a graph's builder may know."""
+        return {field.name: getattr(self, field.name) for field in fields(Job) if field.name in SCHEMA.keys}
+
+
+SCHEMA: Final = Schema.of("run", RunSettings)
+
+
+def _rules(run: RunSettings) -> Iterator[Fault]:
+    """Faults of settings that depend on others."""
+    most = max(run.slots_max, 1)
+    if not 1 <= run.learners <= most:
+        remedy = "Change run.learners; run.slots_max is the most there can be."
+        yield Fault("Reading run.learners", f"from 1 to {most}", str(run.learners), remedy)
