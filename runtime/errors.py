@@ -16,20 +16,20 @@ from typing import NamedTuple, Self
 class Fault(NamedTuple):
     """One thing wrong with a request: what was being done, what was expected, what was found, what to do."""
 
-    doing: str
+    action: str
     expected: str
     found: str
-    do: str
+    remedy: str
 
     def __str__(self) -> str:
-        return f"{self.doing}: expected {self.expected}, found {self.found}.\n  {self.do}"
+        return f"{self.action}: expected {self.expected}, found {self.found}.\n  {self.remedy}"
 
 
 class RequestError(Exception):
     """A request that cannot be carried out; `faults` holds everything that is wrong with it, never empty."""
 
-    def __init__(self, doing: str, expected: str, found: str, do: str) -> None:
-        self.faults: tuple[Fault, ...] = (Fault(doing, expected, found, do),)
+    def __init__(self, action: str, expected: str, found: str, remedy: str) -> None:
+        self.faults: tuple[Fault, ...] = (Fault(action, expected, found, remedy),)
         super().__init__(str(self.faults[0]))
 
     @classmethod
