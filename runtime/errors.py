@@ -74,8 +74,8 @@ class RunError(Exception):
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The hint for a mistyped `name`: the nearest of `names`, or all of them."""
-    known = sorted(names)
-    match = get_close_matches(name, known, n=1)
+    candidates = sorted(names)
+    match = get_close_matches(name, candidates, n=1)
     if match:
         return f"Did you mean {match[0]!r}?"
-    return f"There is: {', '.join(known)}." if known else "There is none."
+    return f"There is: {', '.join(candidates)}." if candidates else "There is none."

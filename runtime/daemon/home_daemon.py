@@ -57,10 +57,10 @@ from isthmus.runtime.supervision.home_events import (
 from isthmus.runtime.supervision.incidents import (
     Failure,
     Happened,
-    Homeless,
-    Hopeless,
     LedgerRemoved,
+    NoMachineLeft,
     Ordered,
+    RestartsExhausted,
     Unserved,
     as_line,
 )
@@ -202,7 +202,9 @@ class Daemon:
     def lost(self) -> Replica | None:
         """The replica that could not be replaced, if that is why the run failed."""
         failure = self.home.failure
-        return Replica.parse(failure.host) if isinstance(failure, Hopeless | Homeless | Unserved) else None
+        return (
+            Replica.parse(failure.host) if isinstance(failure, RestartsExhausted | NoMachineLeft | Unserved) else None
+        )
 
     def status(self) -> dict[str, Any]:
         """The status that `isthmus status` shows."""
@@ -328,7 +330,12 @@ class Daemon:
             shown = self._shown.get(life.member, {"published": {}, "figures": {}})
             # A recorder publishes the status of the run, not its own.
             published = shown["published"] if replica.role != "recorder" else {}
-            known = {"pid": life.seen.pid, "phase": life.seen.said.phase, **shown["figures"], "published": published}
+            known = {
+                "pid": life.seen.pid,
+                "phase": life.seen.heartbeat.phase,
+                **shown["figures"],
+                "published": published,
+            }
         return {
             "name": str(replica),
             "role": replica.role,

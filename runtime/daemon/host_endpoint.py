@@ -17,7 +17,7 @@ from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import PHASES
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import raised_of, starved_of
-from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, ItemRefusal, Missing, Over, Said
+from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Heartbeat, ItemRefusal, Missing, Over
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.control_server import ControlServer
@@ -120,7 +120,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
     if member.incarnation < 1:
         raise ValueError(f"no incarnation: {member.incarnation}")
     figures, published = dict(message["figures"]), dict(message["published"])
-    said = Said(
+    said = Heartbeat(
         phase,
         tuple(map(str, message["endpoints"])),
         _count(figures, "steps"),

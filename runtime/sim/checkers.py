@@ -31,15 +31,15 @@ from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import HOME, Universe
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.incidents import (
-    Bereft,
     Condemned,
     Ended,
+    GangMemberLost,
     GivenUp,
     Happened,
     Hurried,
     ItemRefused,
     RecorderFailed,
-    Undermanned,
+    TooFewProcesses,
     Unreached,
     Unserved,
 )
@@ -248,7 +248,7 @@ class VerdictsChecker(Checker):
                 is_stopped = bool(is_ending) and member.replica in universe.injector.touched
                 if not (is_stopped or DEAFENING & set(universe.injector.counts)):
                     raise ViolationError(f"{member} is killed, and no way was broken: {incident.verdict}")
-            case Condemned(verdict=Bereft() | Undermanned()):
+            case Condemned(verdict=GangMemberLost() | TooFewProcesses()):
                 # A process whose machine is unheard is left out, too, and may be one too many.
                 is_touched = any(leader(each) == leader(member.replica) for each in universe.injector.touched)
                 if not (is_touched or DEAFENING & set(universe.injector.counts)):

@@ -45,7 +45,7 @@ from isthmus.runtime.sim.machine import HostClock, Mount, SimulatedDisk
 from isthmus.runtime.sim.network import Ether, EtherSockets
 from isthmus.runtime.sim.world import SEGMENT_BYTES, DurationOf, durations
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed, Missing, Over, Said
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed, Heartbeat, Missing, Over
 from isthmus.runtime.supervision.station_events import HostSpoke
 from isthmus.runtime.tape.reading import TapeFiles, named
 from isthmus.runtime.tape.writing import Piece, Tape, frames
@@ -283,7 +283,7 @@ class Life:
         """Send a heartbeat to the daemon."""
         firings, published = self.host.busy.firings(self.clock.now()), self.host.published
         standing = self.channel.standing()
-        said = Said(
+        said = Heartbeat(
             phase=self.phase,
             endpoints=tuple(self.endpoints),
             steps=steps(published),

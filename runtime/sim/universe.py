@@ -34,7 +34,7 @@ from isthmus.runtime.sim.network import Climate, ControlLinks, Ether, Weather
 from isthmus.runtime.sim.world import DurationOf, a_millisecond
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import EndAsked, MachineJoined, Places, RunRoles, StopAsked
-from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Moved, Ordered
+from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Ordered, SupersededHome
 from isthmus.runtime.supervision.station_events import HostSpoke
 from isthmus.runtime.tape.writing import joined
 from isthmus.runtime.wire.peers import Limits
@@ -380,7 +380,7 @@ class Universe:
             checker.happened(self, happened)
 
     def _finished(self, machine: SimulatedMachine, home: Home) -> None:
-        if isinstance(home.failure, Moved):  # From now on it is an outpost of the run.
+        if isinstance(home.failure, SupersededHome):  # From now on it is an outpost of the run.
             machine.follows, machine.places = (home.failure.home, home.failure.term), None
             machine.book.forget()
             self.clock.call_soon(partial(self._restart_daemon, machine))

@@ -135,8 +135,8 @@ class Fleet:
     @property
     def gangs(self) -> list[list[Replica]]:
         """The islands of several processes that live and end together."""
-        found = [self.gang(Replica(LEARNER, slot)) for slot in self._processes if slot not in self._elastic]
-        return [gang for gang in found if len(gang) > 1]
+        gangs = [self.gang(Replica(LEARNER, slot)) for slot in self._processes if slot not in self._elastic]
+        return [gang for gang in gangs if len(gang) > 1]
 
     @property
     def elastic(self) -> dict[Replica, tuple[int, ...]]:
@@ -287,14 +287,14 @@ class Fleet:
 
     def check(self) -> None:
         """Raise InvariantError unless every replica has at most one life, and only on machines that take part."""
-        found: dict[Replica, str] = {}
+        machine_of: dict[Replica, str] = {}
         for name, machine in self.machines.items():
             demand(machine.condemned <= set(machine.tracked), f"{name}: condemned, and not tracked")
             demand(machine.fresh <= set(machine.tracked), f"{name}: fresh, and not tracked")
             demand(not machine.is_away or not machine.tracked, f"{name} takes no part, and has lives")
             for replica in machine.tracked:
-                demand(replica not in found, f"{replica} is on {name} and on {found.get(replica)}")
-                found[replica] = name
+                demand(replica not in machine_of, f"{replica} is on {name} and on {machine_of.get(replica)}")
+                machine_of[replica] = name
 
 
 def demand(holds: bool, broken: str) -> None:

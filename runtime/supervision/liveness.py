@@ -63,7 +63,7 @@ from isthmus.runtime.cores.membership_messages import (
 from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import Raised
-from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Said
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Heartbeat
 
 PATIENCE: Final = seconds(20)
 """A silent host is replaced after this, whatever was learned."""
@@ -84,7 +84,7 @@ class Findings:
     has_changed: bool = False
 
 
-class Roll:
+class HostLiveness:
     """The membership of one run. `timer_at` is when `fire` has to be called next."""
 
     def __init__(
@@ -126,42 +126,42 @@ class Roll:
         """Whether this life is a member whose heartbeats arrive."""
         return self.has(member) and self._core.state(member.replica) not in SILENT
 
-    def take(self, event: MembershipEvent, now: Instant, found: Findings | None = None) -> Findings:
-        found = Findings() if found is None else found
+    def handle(self, event: MembershipEvent, now: Instant, findings: Findings | None = None) -> Findings:
+        findings = Findings() if findings is None else findings
         for command in self._core.handle(event, now):
             match command:
                 case AdmitMember():
-                    found.has_changed = True
+                    findings.has_changed = True
                 case RemoveMember():
-                    found.has_changed = True
-                    found.condemned.append((command.member, command.finding))
+                    findings.has_changed = True
+                    findings.condemned.append((command.member, command.finding))
                 case SuspectMember():
-                    found.written.append((command.member, incidents.Suspected(command.finding)))
+                    findings.written.append((command.member, incidents.Suspected(command.finding)))
                 case ExcuseMember():
-                    told = incidents.Excused(command.excuse, command.silence, *self._described(command.member))
-                    found.written.append((command.member, told))
+                    incident = incidents.Excused(command.excuse, command.silence, *self._described(command.member))
+                    findings.written.append((command.member, incident))
                 case ClearSuspicion():
-                    found.written.append((command.member, incidents.HeardAgain(command.silence)))
+                    findings.written.append((command.member, incidents.HeardAgain(command.silence)))
                 case NoteSlow():
-                    found.written.append((command.member, incidents.SlowHost(command.pace)))
+                    findings.written.append((command.member, incidents.SlowHost(command.pace)))
                 case ClearSlow():
-                    found.written.append((command.member, incidents.KeepsUp(command.pace)))
+                    findings.written.append((command.member, incidents.KeepsUp(command.pace)))
                 case RefuseMember():
-                    found.written.append((command.member, incidents.Refused(command.refusal)))
+                    findings.written.append((command.member, incidents.Refused(command.refusal)))
                 case SetMembershipTimer():
                     self.timer_at = command.at
                 case _:
                     assert_never(command)
-        return found
+        return findings
 
     def fire(self, now: Instant) -> Findings:
         """Judge all silences when the timer fires."""
-        found = Findings()
+        findings = Findings()
         # The same instant for both: no member may become late between the question and the judgement.
         for member in self._core.late(now):
-            self._ask(member, "alive", now, found)
+            self._ask(member, "alive", now, findings)
         self.timer_at = None
-        return self.take(MembershipTimerFired(), now, found)
+        return self.handle(MembershipTimerFired(), now, findings)
 
     def review(self, now: Instant, *, is_hurried: bool) -> Findings:
         """Check whether the excuse of each silence still holds.
@@ -169,7 +169,7 @@ class Roll:
         `is_hurried`: the run comes to its end, and no silent learner is awaited for long, because the last rounds would
         wait for it.
         """
-        found = Findings()
+        findings = Findings()
         silent = [(member, state) for member, _, state in self._core.roster() if state in SILENT]
         self._hurried = {
             member: self._hurried.get(member, now)
@@ -178,22 +178,22 @@ class Roll:
         }
         for member, state in silent:
             if now - self._hurried.get(member, now) >= HURRY:
-                found.condemned.append((member, incidents.Hurried()))
+                findings.condemned.append((member, incidents.Hurried()))
             elif state != "suspect":
-                self._ask(member, state, now, found)
-        return found
+                self._ask(member, state, now, findings)
+        return findings
 
     def check(self) -> None:
         """Raise InvariantError unless the invariants of the membership core hold."""
         self._core.check()
 
-    def _ask(self, member: Member, state: str, now: Instant, found: Findings) -> None:
+    def _ask(self, member: Member, state: str, now: Instant, findings: Findings) -> None:
         """Start or end the excuse for the silence of a member that is in `state`."""
         excuse = self._excuse(member)
         if excuse is not None:
-            self.take(SilenceExcused(member, excuse), now, found)
+            self.handle(SilenceExcused(member, excuse), now, findings)
         elif state in ("stopped", "unheard"):
-            self.take(ExcuseEnded(member), now, found)
+            self.handle(ExcuseEnded(member), now, findings)
 
 
 TOLD_BEATS: Final = 10
@@ -219,27 +219,27 @@ class Reach:
         """Whether this member was reported as cut off."""
         return self._beats.get(member, 0) >= TOLD_BEATS
 
-    def beat(self, said: Mapping[Member, Said], *, is_hurried: bool) -> Findings:
+    def beat(self, heartbeats: Mapping[Member, Heartbeat], *, is_hurried: bool) -> Findings:
         """Count a beat.
 
-        `said` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
+        `heartbeats` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
         """
-        found = Findings()
-        cut_off = [member for member, each in said.items() if each.peers and each.unreached >= each.peers]
-        is_of_network = 2 * len(cut_off) >= sum(bool(each.peers) for each in said.values())
+        findings = Findings()
+        cut_off = [member for member, each in heartbeats.items() if each.peers and each.unreached >= each.peers]
+        is_of_network = 2 * len(cut_off) >= sum(bool(each.peers) for each in heartbeats.values())
         before, self._beats = self._beats, {}
         for member in () if is_of_network else cut_off:
             beats = self._beats[member] = before.get(member, 0) + 1
             if beats == TOLD_BEATS:
-                found.written.append((member, incidents.CutOff(said[member].peers)))
+                findings.written.append((member, incidents.CutOff(heartbeats[member].peers)))
             is_brief = is_hurried and member.replica.role == LEARNER
             if beats >= (HURRY_BEATS if is_brief else CUT_OFF_BEATS << self._times(member)):
                 lasted, times = Duration(beats * BEAT), 1 << self._times(member)
-                found.condemned.append((member, incidents.Unreached(lasted, said[member].peers, times)))
+                findings.condemned.append((member, incidents.Unreached(lasted, heartbeats[member].peers, times)))
         for member, beats in before.items():
-            if beats >= TOLD_BEATS and member in said and member not in self._beats:
-                found.written.append((member, incidents.Reached(Duration(beats * BEAT))))
-        return found
+            if beats >= TOLD_BEATS and member in heartbeats and member not in self._beats:
+                findings.written.append((member, incidents.Reached(Duration(beats * BEAT))))
+        return findings
 
     def ended(self, replica: Replica) -> None:
         """A life of a replica ended because it was cut off: its next one gets twice the time."""
@@ -308,11 +308,15 @@ class Repeats:
     def common(self, learners: Iterable[Replica]) -> Repeated | None:
         """The error by which the last life of each of these learners ended, if it is the same and was repeated."""
         rows = [self._rows.get(learner) for learner in learners]
-        known = [row for row in rows if row is not None]
-        if not known or len(known) < len(rows) or any(row.error.mistake != known[0].error.mistake for row in known):
+        repeated = [row for row in rows if row is not None]
+        if (
+            not repeated
+            or len(repeated) < len(rows)
+            or any(row.error.mistake != repeated[0].error.mistake for row in repeated)
+        ):
             return None
-        lives = max(row.lives for row in known)
-        return Repeated(known[0].error, lives) if lives >= REPEATS_MIN else None
+        lives = max(row.lives for row in repeated)
+        return Repeated(repeated[0].error, lives) if lives >= REPEATS_MIN else None
 
 
 UNSERVED_BEATS: Final = 1200
@@ -336,13 +340,13 @@ class Service:
         self._last_beats: dict[Replica, int] = {}
 
     def beat(
-        self, needed: Collection[Replica], said: Mapping[Member, Said], *, is_hurried: bool
+        self, needed: Collection[Replica], heartbeats: Mapping[Member, Heartbeat], *, is_hurried: bool
     ) -> UnservedReplica | None:
         """Count a beat; returns a `needed` replica that has not served for too long, or None.
 
-        `said` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
+        `heartbeats` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
         """
-        heard = {member.replica: each for member, each in said.items()}
+        heard = {member.replica: each for member, each in heartbeats.items()}
         idle = [replica for replica in needed if not _serves(replica, heard, needed)]
         self._beats = {replica: self._beats.get(replica, 0) + 1 for replica in idle}
         self._last_beats = {replica: self._last_beats.get(replica, 0) + is_hurried for replica in idle}
@@ -352,14 +356,14 @@ class Service:
         return None
 
 
-def _serves(replica: Replica, heard: Mapping[Replica, Said], needed: Collection[Replica]) -> bool:
-    said = heard.get(replica)
-    if said is None:
+def _serves(replica: Replica, heard: Mapping[Replica, Heartbeat], needed: Collection[Replica]) -> bool:
+    heartbeat = heard.get(replica)
+    if heartbeat is None:
         return False
-    if said.peers and said.unreached >= said.peers:
+    if heartbeat.peers and heartbeat.unreached >= heartbeat.peers:
         return False
     if replica.role != RECORDER:
         return True
-    missing = {each.member.replica for each in said.missing}
+    missing = {each.member.replica for each in heartbeat.missing}
     learners = {each for each in heard if each.role == LEARNER}
     return missing.isdisjoint(each for each in needed if each in heard) and not (learners and learners <= missing)

@@ -87,7 +87,7 @@ class Missing(Part, frozen=True):
     silence: Duration = Duration(0)
 
 
-class Said(Part, frozen=True):
+class Heartbeat(Part, frozen=True):
     """The state that a host reports: `steps`, `busy`, `firing` and `node` as in HeartbeatArrived.
 
     `starved`: its data arrive too slowly. Of its `peers` hosts it has no data connection with `unreached`, of which
@@ -132,7 +132,7 @@ class Seen(Part, frozen=True):
     beats: int = 0
     is_stopped: bool = False
     error: Raised | None = None
-    said: Said = Said()
+    heartbeat: Heartbeat = Heartbeat()
     over: Over | None = None
 
 
@@ -201,24 +201,27 @@ class Orders(Part, frozen=True):
     forms: tuple[Form, ...] = ()
 
 
-def report_of(told: Any) -> Report:
+def report_of(plain: Any) -> Report:
     """The report decoded from plain data; ValueError if it is not one, or has counts out of range."""
-    report: Report = _converted(told, Report)
-    used = [(each.said.cpu_seconds, each.said.bytes_sent, each.said.steps, each.beats) for each in report.lives]
+    report: Report = _converted(plain, Report)
+    used = [
+        (each.heartbeat.cpu_seconds, each.heartbeat.bytes_sent, each.heartbeat.steps, each.beats)
+        for each in report.lives
+    ]
     used += [(each.cpu_seconds, each.bytes_sent, 0, 0) for each in report.ended]
     if not all(isfinite(number) and 0 <= number <= COUNT_MAX for row in used for number in row):
         raise ValueError(f"a report that counts below 0, or beyond {COUNT_MAX}")
     return report
 
 
-def orders_of(told: Any) -> Orders:
+def orders_of(plain: Any) -> Orders:
     """The orders decoded from plain data; ValueError if they are not valid."""
-    orders: Orders = _converted(told, Orders)
+    orders: Orders = _converted(plain, Orders)
     return orders
 
 
-def _converted(told: Any, kind: type[Any]) -> Any:
+def _converted(plain: Any, kind: type[Any]) -> Any:
     try:
-        return msgspec.convert(told, kind)
+        return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
         raise ValueError(f"no {kind.__name__.lower()}: {error}") from None

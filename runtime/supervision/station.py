@@ -34,7 +34,7 @@ from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import NotStarted, Raised, Unseen
-from isthmus.runtime.supervision.messages import Gone, Orders, Over, Report, Said, Seen, Stamp
+from isthmus.runtime.supervision.messages import Gone, Heartbeat, Orders, Over, Report, Seen, Stamp
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
@@ -81,7 +81,7 @@ class Process:
 
     member: Member
     pid: int
-    said: Said = field(default_factory=Said)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
     beats: int = 0
     error: Raised | None = None
     over: Over | None = None
@@ -89,7 +89,7 @@ class Process:
 
     def seen(self) -> Seen:
         """Its entry in a report."""
-        return Seen(self.member, self.pid, self.beats, self.is_stopped, self.error, self.said, self.over)
+        return Seen(self.member, self.pid, self.beats, self.is_stopped, self.error, self.heartbeat, self.over)
 
 
 class Station:
@@ -134,7 +134,7 @@ class Station:
             case ProcessEnded():
                 return self._end(event)
             case HostSpoke():
-                return self._hear(event)
+                return self._on_heartbeat(event)
             case StationBeat():
                 return self._beat(event)
             case StationLeft():
@@ -157,11 +157,11 @@ class Station:
         self._is_lost, self._unsure_beats = event.is_lost, UNSURE_BEATS if event.is_lost else 0
         self._home, self._term = event.home, event.term
         commands: list[StationCommand] = []
-        for known in event.lives:
-            replica = known.member.replica
-            self._newest[replica] = max(known.member.incarnation, self._newest.get(replica, 0))
-            if known.is_alive and known.pid is not None:
-                commands += self._adopt(known.member, known.pid)
+        for remembered in event.lives:
+            replica = remembered.member.replica
+            self._newest[replica] = max(remembered.member.incarnation, self._newest.get(replica, 0))
+            if remembered.is_alive and remembered.pid is not None:
+                commands += self._adopt(remembered.member, remembered.pid)
         return commands
 
     def _follow(self, home: str, term: int) -> list[StationCommand]:
@@ -280,13 +280,13 @@ class Station:
         if life is None or life.member != event.member:
             return []
         del self.lives[event.member.replica]
-        used = life.said.cpu_seconds if event.cpu_seconds is None else event.cpu_seconds
-        self._ended[event.member.replica] = Gone(event.member, event.end, life.error, used, life.said.bytes_sent)
+        used = life.heartbeat.cpu_seconds if event.cpu_seconds is None else event.cpu_seconds
+        self._ended[event.member.replica] = Gone(event.member, event.end, life.error, used, life.heartbeat.bytes_sent)
         return [self._report(event.member.replica), *self._close_if_alone()]
 
     # -- hosts ---------------------------------------------------------------------------------------------------------
 
-    def _hear(self, event: HostSpoke) -> list[StationCommand]:
+    def _on_heartbeat(self, event: HostSpoke) -> list[StationCommand]:
         """Handle a heartbeat for a life: the present one of its replica, or another."""
         member, commands = event.member, list[StationCommand]()
         life = self.lives.get(member.replica)
@@ -304,7 +304,7 @@ class Station:
             self.refused["not the present life"] += 1
             return [*commands, DismissHost(member)]
         is_news = not life.beats or (event.error and not life.error) or event.over != life.over
-        life.said, life.beats = event.said, life.beats + 1
+        life.heartbeat, life.beats = event.heartbeat, life.beats + 1
         life.error, life.over = life.error or event.error, event.over
         if is_news:
             commands += self._tell(member)
