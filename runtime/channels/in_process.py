@@ -60,7 +60,7 @@ class Line(Generic[Entry]):
             return entry
         return None
 
-    def take(self) -> Entry:
+    def pop(self) -> Entry:
         """Remove and return the first; KeyError if there is none."""
         return self.entries.popitem(last=False)[1]
 
@@ -221,7 +221,7 @@ class InprocChannel:
             is_paced = lane.pace is None or lane.window_used <= lane.pace
             if lane.window_used and not (is_granted and is_paced):
                 return
-            lane.line.take()
+            lane.line.pop()
             lane.window_used += max(parcel.size_bytes, 1)
             now = network.clock.now()
             delay = network.delay(parcel.edge, self.member, target, parcel.size_bytes)

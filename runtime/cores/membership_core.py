@@ -124,8 +124,8 @@ class MembershipOptions:
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.phi_suspect <= self.phi_gone <= 300:
-            found = f"{self.phi_suspect} and {self.phi_gone}"
-            raise _illegal_option("0.5 <= phi_suspect <= phi_gone <= 300", found)
+            thresholds = f"{self.phi_suspect} and {self.phi_gone}"
+            raise _illegal_option("0.5 <= phi_suspect <= phi_gone <= 300", thresholds)
         if not 0.5 <= self.phi_stuck <= 300:
             raise _illegal_option("0.5 <= phi_stuck <= 300", str(self.phi_stuck))
         durations = ("interval_first", "deviation_first", "deviation_min", "silence_max", "excused_max")
@@ -243,7 +243,7 @@ class Attendance:
 DOUBLINGS_MAX: Final = 6
 """Sixty-four times the patience is at least a quarter of an hour, for a step that usually takes milliseconds."""
 
-STATE: Final = Kind(("cores", "ids"), given=(MembershipOptions,))
+STATE: Final = Kind(("cores", "ids"), arguments=(MembershipOptions,))
 
 
 class MembershipCore:
@@ -335,7 +335,7 @@ class MembershipCore:
         host = self._hosts.get(member.replica)
         if host is not None and host.member == member:
             self._counts["announcements repeated"] += 1
-            return self._hear(host, event.phase, now)
+            return self._mark_heard(host, event.phase, now)
         if member.incarnation <= self._newest.get(member.replica, 0):
             return self._refuse(member, self._history(member))
         commands = self._remove(host, "ended") if host is not None else []
@@ -365,7 +365,7 @@ class MembershipCore:
         if not host.is_excused:
             host.rhythm.learn(float(min(now - host.heard_at, self._options.silence_max)))
         was_stepping = host.is_stepping
-        commands = self._hear(host, event.phase, now)
+        commands = self._mark_heard(host, event.phase, now)
         if was_stepping and event.phase == "stepping":
             return commands + self._get_on(host, event, now)
         host.progress.begin(event.steps, event.busy, now)
@@ -375,7 +375,7 @@ class MembershipCore:
         """Judge the progress of a stepping host by its heartbeat."""
         progress, role = host.progress, host.member.replica.role
         first = float(self._options.progress_deviation_first)
-        if progress.take(event.steps, event.busy, event.firing, now, first):
+        if progress.record(event.steps, event.busy, event.firing, now, first):
             assert progress.rhythm is not None
             hang = host.hung(event.node, now, self._options)
             if hang is not None:
@@ -484,7 +484,7 @@ class MembershipCore:
         """The multiple of the usual patience that the next incarnation of a replica gets."""
         return 1 << min(self._removals[replica, cause], DOUBLINGS_MAX)
 
-    def _hear(self, host: Attendance, phase: Phase, now: Instant) -> list[MembershipCommand]:
+    def _mark_heard(self, host: Attendance, phase: Phase, now: Instant) -> list[MembershipCommand]:
         """Restart a member's silence, and clear a suspicion."""
         commands: list[MembershipCommand] = []
         if host.state in SILENT:
@@ -513,8 +513,8 @@ class MembershipCore:
             _demand(host.member.incarnation == newest, f"{host.member} is live, the newest incarnation is {newest}")
             _demand(host.phase != "gone", f"{host.member} is live in phase gone")
             _demand(host.heard_at <= self._now, f"{host.member} was heard at {host.heard_at} ns, after {self._now} ns")
-            told = f"{host.member} has {rhythm.mean} ns, {rhythm.variance} ns^2"
-            _demand(rhythm.mean >= 0 and rhythm.variance >= 0, told)
+            figures = f"{host.member} has {rhythm.mean} ns, {rhythm.variance} ns^2"
+            _demand(rhythm.mean >= 0 and rhythm.variance >= 0, figures)
             deadline = host.deadline(host.state, self._options)
             is_armed = self._timer_at is not None and self._timer_at <= deadline
             _demand(is_armed, f"{host.member} is due at {deadline} ns, the timer is at {self._timer_at} ns")

@@ -121,7 +121,7 @@ class StepProgress:
         self.steps, self._busy, self.since = steps, busy, now
         self._differs_since = None
 
-    def take(self, steps: int, busy: Duration, firing: Duration, now: Instant, deviation_first: float) -> bool:
+    def record(self, steps: int, busy: Duration, firing: Duration, now: Instant, deviation_first: float) -> bool:
         """Add a heartbeat of a stepping host; returns whether it has made steps since the one before."""
         if self._firing_since is None or firing <= self._firing:
             self._firing_since = now

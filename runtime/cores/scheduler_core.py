@@ -55,7 +55,7 @@ __all__ = ["CONSTANTS_PER_EDGE", "Scheduler", "constant"]
 
 STATE: Final = Kind(
     ("cores", "ids"),
-    given=(Plan, NodePlan, OutputPlan, EdgePlan, Quorum),
+    arguments=(Plan, NodePlan, OutputPlan, EdgePlan, Quorum),
     numbered=lambda core: core.plan.edges,
 )
 
@@ -227,16 +227,16 @@ class Scheduler:
         decision: dict[str, Any] | None = None
         flow = self._flow
         if node.rounds is not None and not node.is_idle:
-            closed = node.rounds.take()
+            closed = node.rounds.pop_closed()
             for link in closed.links:
                 flow.return_vote(link)
             inputs.extend(closed.inputs)
             decision = closed.decision
         for port, inlet, is_required in node.inlets:
             if inlet.new and not (is_required and node.is_idle):
-                entries, taken = inlet.take()
+                entries, links = inlet.take()
                 inputs.append((port, entries))
-                for link in taken:
+                for link in links:
                     flow.give_back(link)
         node.is_running = True
         node.is_due = node.is_nudged = False

@@ -131,11 +131,11 @@ class Executor(Protocol):
     def turn(self) -> AbstractContextManager[None]:
         """The lock that a thread must hold while it calls the host; it must not be entered twice."""
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Process the input that has arrived for this host; call it in a turn."""
 
     def listen(self, is_listening: bool) -> None:
-        """Process input as it arrives, or only by `hear`; call it in a turn."""
+        """Process input as it arrives, or only by `poll`; call it in a turn."""
 
     def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work` for a node, then call `done(result, error)` in the same thread."""
@@ -158,18 +158,18 @@ def pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
             return result
     elif isinstance(result, Mapping):
         return [(name, item) for name, item in result.items() if item is not None]
-    kind, found = type(body).__qualname__, type(result).__name__
+    kind, form = type(body).__qualname__, type(result).__name__
     raise LocalProtocolError(
-        f"{kind} returned a {found}: expected a dict port -> item, a list of (port, item) pairs, or None"
+        f"{kind} returned a {form}: expected a dict port -> item, a list of (port, item) pairs, or None"
     )
 
 
 def story(error: BaseException | None) -> str:
     """The full text of a body's error, with its traceback; of a long one, both ends."""
-    told = "".join(traceback.format_exception(error)).strip() if error is not None else "unknown"
-    told = told.encode(errors="backslashreplace").decode()
+    text = "".join(traceback.format_exception(error)).strip() if error is not None else "unknown"
+    text = text.encode(errors="backslashreplace").decode()
     half = STORY_SIZE_MAX // 2
-    return told if len(told) <= STORY_SIZE_MAX else f"{told[:half]} ... {told[-half:]}"
+    return text if len(text) <= STORY_SIZE_MAX else f"{text[:half]} ... {text[-half:]}"
 
 
 LENGTH_MAX: Final = 500

@@ -98,7 +98,7 @@ class Meetings:
         self._gone: dict[Replica, int] = {}
         """The latest life of each replica whose member has gone."""
 
-    def take(self, rows: Sequence[Row], keys: Mapping[str, str]) -> None:
+    def follow(self, rows: Sequence[Row], keys: Mapping[str, str]) -> None:
         """Meet the new members of a roster, and forget those that are gone. `keys` gives the public keys of machines.
 
         A daemon whose ledger was lost may name a life before one that was met: a replaced member is not met again.
@@ -351,7 +351,7 @@ class HostProcess:
         self._silence = DaemonSilence(time.monotonic(), HEARTBEAT_SECONDS)
         self._error: str | None = None
         self._is_over = self._gives_way = False
-        self._daemon = ControlClient(self._loop, daemon, self._hear)
+        self._daemon = ControlClient(self._loop, daemon, self._on_message)
 
     def run(self) -> int:
         """Serve; returns the exit status, 0 if the daemon ended this host, 1 if it failed."""
@@ -370,7 +370,7 @@ class HostProcess:
 
     # -- the daemon ----------------------------------------------------------------------------------------------------
 
-    def _hear(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         self._silence.heard(time.monotonic())
         match message["type"]:
             case "roster":
@@ -386,7 +386,7 @@ class HostProcess:
         self._machines.update((Replica.parse(name), machine) for name, _, _, machine in rows)
         if self._keys is not None:
             self._keys.replace({key: machine for machine, key in keys.items()})
-        self._meetings.take(rows, keys)
+        self._meetings.follow(rows, keys)
         if self._on_roster is not None:
             self._on_roster(rows, msgspec.convert(forms, list[Form]))
 
@@ -432,33 +432,37 @@ class HostProcess:
 
     def _phase(self, published: Mapping[str, Mapping[str, Any]]) -> str:
         """The phase that this host reports; one whose island is forming again is not stuck in a step."""
-        found = phase(self._member.replica, published, is_open=self._host.is_open)
-        return "recovering" if found == "stepping" and self._elastic is not None and self._elastic.is_forming else found
+        reported = phase(self._member.replica, published, is_open=self._host.is_open)
+        return (
+            "recovering"
+            if reported == "stepping" and self._elastic is not None and self._elastic.is_forming
+            else reported
+        )
 
     def _beat(self) -> None:
-        self._loop.hear()  # While the loop does not listen, a firing may last longer than those before it.
+        self._loop.poll()  # While the loop does not listen, a firing may last longer than those before it.
         self._host.links.look(self._channel.under_way, self._clock.now())
         silence = self._silence.beat(time.monotonic())
         if is_searching(silence) and is_orphan(silence, has_daemon=self._find_daemon()):
             self._error = f"no daemon for {ORPHAN_SECONDS:.0f} s"
             self._loop.stop()
             return
-        self._give_way()
+        self._lower_priority()
         # Repeated: the daemon that received it first may be dead, and a run that is over has to end.
         self._say("over" if self._is_over else "heartbeat")
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
 
-    def _give_way(self) -> None:
+    def _lower_priority(self) -> None:
         """Lower this session's weight once the learner steps: a host that begins leaves a slot empty meanwhile."""
         if not self._gives_way and self._phase(self._host.published) == "stepping":
             self._gives_way = True
-            processes.give_way()
+            processes.lower_priority()
 
     def _find_daemon(self) -> bool:
         """Switch to the daemon that the run folder names; returns whether its process is alive."""
         try:
-            told = json.loads((self._folder / "daemon.json").read_text())
-            endpoint, is_living = str(told["endpoint"]), started_at(told["pid"]) == int(told["started"])
+            fields = json.loads((self._folder / "daemon.json").read_text())
+            endpoint, is_living = str(fields["endpoint"]), started_at(fields["pid"]) == int(fields["started"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
         if endpoint != self._daemon.endpoint:

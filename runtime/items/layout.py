@@ -64,18 +64,18 @@ def fields(item: Any, names: Iterable[str]) -> dict[str, Any]:
     """
     if type(item) is not dict and not isinstance(item, Mapping):
         return {}
-    found = {}
+    values = {}
     for name in names:
         if name not in item:
             continue
         try:
-            found[name] = _listed(item[name])
+            values[name] = _listed(item[name])
         except TypeError:
             raise LocalProtocolError(
                 f"an item's field {name!r}, which cores read: expected integers, texts, lists of them or None, "
                 f"found {item[name]!r}. Convert NumPy's integers with int()."
             ) from None
-    return found
+    return values
 
 
 def _listed(value: Any) -> Any:

@@ -144,16 +144,16 @@ class RosterChecker(Checker):
 
     def told(self, life: Life, rows: Sequence[Row]) -> None:
         """Record the live members; a host that is not in the roster is not known yet, and ignores it."""
-        found = [Member(Replica.parse(row[0]), row[1]) for row in rows]
-        if life.member in found:
-            for member in found:
+        members = [Member(Replica.parse(row[0]), row[1]) for row in rows]
+        if life.member in members:
+            for member in members:
                 self._know(life, member)
             gone = self._gone.setdefault(life.member, set())
             self._back += [
-                f"{life.member} is told that {each} is back, which had gone" for each in found if each in gone
+                f"{life.member} is told that {each} is back, which had gone" for each in members if each in gone
             ]
-            gone |= self._live.get(life.member, set()) - set(found)
-            self._live[life.member] = set(found)
+            gone |= self._live.get(life.member, set()) - set(members)
+            self._live[life.member] = set(members)
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Check the sender."""
@@ -266,10 +266,10 @@ class VerdictsChecker(Checker):
                 if not (universe.injector.counts["crash loop"] or member.replica in universe.injector.forgeries):
                     raise ViolationError(f"{member} is given up after {incident.lives} lives, and no life had to end")
             case Ended():
-                told = universe.home_name, member
-                if told in self._told:
-                    raise ViolationError(f"{told[0]} tells the end of {member} twice")
-                self._told.add(told)
+                end = universe.home_name, member
+                if end in self._told:
+                    raise ViolationError(f"{end[0]} tells the end of {member} twice")
+                self._told.add(end)
 
 
 class EndChecker(Checker):
@@ -286,16 +286,16 @@ class EndChecker(Checker):
         if self._outcome not in (None, home.outcome):
             raise ViolationError(f"the run is over as {home.outcome!r}, and was as {self._outcome!r}")
         self._outcome = home.outcome
-        asked, has_crashed = universe.asked, universe.injector.counts["crash loop"]
+        requests, has_crashed = universe.asked, universe.injector.counts["crash loop"]
         if universe.is_stopped and home.outcome == "done":
             raise ViolationError("the run is over as 'done', and somebody was told that it stops")
-        if home.outcome == "stopped" and "stop" not in asked:
+        if home.outcome == "stopped" and "stop" not in requests:
             raise ViolationError("the run is over as 'stopped', and no one has asked for it")
         if home.outcome == "done" and universe.last(RECORDER) is None:
             raise ViolationError("the run is over as 'done', and there was no recorder")
         is_told = isinstance(home.failure, RecorderFailed)  # A program's own checkers judge whether it is right.
         is_told |= isinstance(home.failure, Unserved) and _is_barred(universe.injector.happened)
-        if home.outcome == "failed" and not ("end" in asked or has_crashed or is_told):
+        if home.outcome == "failed" and not ("end" in requests or has_crashed or is_told):
             raise ViolationError(f"the run has failed: {home.failure}")
 
     def ended(self, universe: Universe) -> None:
@@ -395,9 +395,9 @@ class ForgottenChecker(Checker):
         present = {Member(Replica.parse(row[0]), row[1]) for row in rows}
         if life.member not in present:
             return
-        known = self._known.setdefault(life.member, set())
-        self._gone.setdefault(life.member, set()).update(known - present)
-        known |= present
+        met = self._known.setdefault(life.member, set())
+        self._gone.setdefault(life.member, set()).update(met - present)
+        met |= present
 
     def connected(self, life: Life, peer: Member) -> None:
         """Check the peer of a connection that was made, or was lost, which makes a host forget."""
@@ -434,8 +434,8 @@ class WindowChecker(Checker):
         for connection in universe.ether.connections:
             is_own = connection.purpose == "data" and life.address in connection.machines
             if is_own and max(connection.under_way()) > WINDOWS_MAX * most:
-                told = f"{max(connection.under_way())} messages are under way between {connection.machines}"
-                raise ViolationError(f"{told}; a window holds {most}")
+                excess = f"{max(connection.under_way())} messages are under way between {connection.machines}"
+                raise ViolationError(f"{excess}; a window holds {most}")
 
 
 Pair: TypeAlias = tuple[Member, Member, int]
@@ -515,6 +515,6 @@ def runtime_checkers(graph: Graph) -> list[Checker]:
         role.name: frozenset(node.name for node in graph.nodes if node.role == role.name and node.free_running)
         for role in graph.roles
     }
-    made = [BoundsChecker(), RosterChecker(), ForgottenChecker(), WaitsChecker(free), TapeFilesChecker()]
-    made += [WireChecker(), CreditChecker(), WindowChecker()]
-    return [*made, *supervision_checkers()]
+    checkers = [BoundsChecker(), RosterChecker(), ForgottenChecker(), WaitsChecker(free), TapeFilesChecker()]
+    checkers += [WireChecker(), CreditChecker(), WindowChecker()]
+    return [*checkers, *supervision_checkers()]

@@ -147,16 +147,16 @@ class Acts:
         struck = partial(self._struck, number)
         match fault:
             case faults.RefuseStarts():
-                made: Any = StartTrouble(fault.count, struck)
+                trouble: Any = StartTrouble(fault.count, struck)
             case faults.SlowStarts():
-                made = StartLag(fault.lag, struck)
+                trouble = StartLag(fault.lag, struck)
             case faults.FillDisk():
-                made = Trouble(struck, room=fault.room)
+                trouble = Trouble(struck, room=fault.room)
             case faults.BreakDisk():
-                made = Trouble(struck, share=fault.share)
+                trouble = Trouble(struck, share=fault.share)
             case faults.DieAll():
-                made = Ambush(fault.operation, fault.name, partial(self._ambush, fault, number), fault.then)
-        self._troubles(fault)[number] = made
+                trouble = Ambush(fault.operation, fault.name, partial(self._ambush, fault, number), fault.then)
+        self._troubles(fault)[number] = trouble
         return number
 
     def clear(self, fault: faults.LurkingFault, number: int) -> None:

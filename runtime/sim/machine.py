@@ -456,8 +456,8 @@ class SimulatedLedger:
         """Record numbers of a home; OSError if the disk does not accept them."""
         self._mount.disk().ask(size=RECORD_BYTES)
         for member in members:
-            known = self._book.numbers.get(member.replica, 0)
-            self._book.numbers[member.replica] = max(member.incarnation, known)
+            number_before = self._book.numbers.get(member.replica, 0)
+            self._book.numbers[member.replica] = max(member.incarnation, number_before)
 
     def begin(self, members: Iterable[Member]) -> None:
         """Record lives that are about to begin here; OSError if the disk does not accept them."""

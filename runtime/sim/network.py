@@ -43,7 +43,7 @@ from typing import Any, Final, Protocol
 from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds, seconds
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.items.layout import Bytes
-from isthmus.runtime.wire.peers import Gone, Hear, Purpose
+from isthmus.runtime.wire.peers import Gone, OnMessage, Purpose
 from isthmus.runtime.wire.protocol_messages import TOKEN_BYTES
 
 LOOPBACK: Final = milliseconds(0.05)
@@ -358,9 +358,11 @@ class Connection:
 class EtherSocket:
     """A socket of a host on `machine`."""
 
-    def __init__(self, ether: Ether, machine: str, purpose: Purpose, run: Run, hear: Hear, gone: Gone) -> None:
+    def __init__(
+        self, ether: Ether, machine: str, purpose: Purpose, run: Run, on_message: OnMessage, gone: Gone
+    ) -> None:
         self.machine, self.purpose = machine, purpose
-        self._ether, self._run, self._hear, self._gone = ether, run, hear, gone
+        self._ether, self._run, self._on_message, self._gone = ether, run, on_message, gone
         self._endpoint = ""
         self._dialled: Connection | None = None
         self._accepted: dict[bytes, Connection] = {}
@@ -414,7 +416,7 @@ class EtherSocket:
 
     def _take(self, address: bytes, frames: list[Bytes]) -> None:
         if not self._is_closed:
-            self._hear(address, frames, None)
+            self._on_message(address, frames, None)
 
     def _tell(self, reason: str) -> None:
         if not self._is_closed:
@@ -430,11 +432,11 @@ class EtherSockets:
         self._ether, self._machine, self._run, self._rng = ether, machine, run, rng
         self._made: list[EtherSocket] = []
 
-    def dealer(self, purpose: Purpose, hear: Hear, gone: Gone) -> EtherSocket:
-        return self._socket(purpose, hear, gone)
+    def dealer(self, purpose: Purpose, on_message: OnMessage, gone: Gone) -> EtherSocket:
+        return self._socket(purpose, on_message, gone)
 
-    def router(self, purpose: Purpose, hear: Hear, counts: Counter[str]) -> EtherSocket:
-        return self._socket(purpose, hear, lambda reason: None)
+    def router(self, purpose: Purpose, on_message: OnMessage, counts: Counter[str]) -> EtherSocket:
+        return self._socket(purpose, on_message, lambda reason: None)
 
     def token(self) -> bytes:
         """Bytes from the seed of the world."""
@@ -445,9 +447,9 @@ class EtherSockets:
         for socket in self._made:
             socket.close()
 
-    def _socket(self, purpose: Purpose, hear: Hear, gone: Gone) -> EtherSocket:
+    def _socket(self, purpose: Purpose, on_message: OnMessage, gone: Gone) -> EtherSocket:
         self._made = [socket for socket in self._made if not socket._is_closed]
-        self._made.append(EtherSocket(self._ether, self._machine, purpose, self._run, hear, gone))
+        self._made.append(EtherSocket(self._ether, self._machine, purpose, self._run, on_message, gone))
         return self._made[-1]
 
 

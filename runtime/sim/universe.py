@@ -190,13 +190,13 @@ class Universe:
 
     def life(self, replica: Replica) -> Life | None:
         """The present life of a replica, if its process exists."""
-        found = [life for life in self.living() if life.member.replica == replica]
-        return max(found, key=lambda life: life.member.incarnation, default=None)
+        lives = [life for life in self.living() if life.member.replica == replica]
+        return max(lives, key=lambda life: life.member.incarnation, default=None)
 
     def last(self, replica: Replica) -> Life | None:
         """The last life of a replica: a former home that comes back begins others."""
-        found = [life for life in self.lives if life.member.replica == replica]
-        return max(found, key=lambda life: life.member.incarnation, default=None)
+        lives = [life for life in self.lives if life.member.replica == replica]
+        return max(lives, key=lambda life: life.member.incarnation, default=None)
 
     def living(self) -> list[Life]:
         return [life for machine in self.machines.values() for life in machine.living()]
@@ -360,9 +360,9 @@ class Universe:
         """The encoded tapes since the last call: of every life ('learner/2#1'), and of the cores of every daemon."""
         tapes = {str(life.member): joined(life.tape.news()) for life in self.lives}
         for daemon in self.daemons:
-            tapes[f"{daemon.name} station"] = b"".join(joined(tape.take()) for tape in daemon.tapes)
+            tapes[f"{daemon.name} station"] = b"".join(joined(tape.drain()) for tape in daemon.tapes)
             if daemon.homes is not None:
-                tapes[f"{daemon.name} home"] = joined(daemon.homes.tape.take())
+                tapes[f"{daemon.name} home"] = joined(daemon.homes.tape.drain())
         return tapes
 
     # -- processes -----------------------------------------------------------------------------------------------------
@@ -442,8 +442,8 @@ def _draw(rng: random.Random) -> bool:
 
 def digest(tapes: Mapping[str, bytes]) -> str:
     """SHA-256 of tapes, as hexadecimal digits."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, data in tapes.items():
-        found.update(f"{name} {len(data)}\n".encode())
-        found.update(data)
-    return found.hexdigest()
+        hasher.update(f"{name} {len(data)}\n".encode())
+        hasher.update(data)
+    return hasher.hexdigest()

@@ -48,7 +48,7 @@ from isthmus.runtime.supervision.messages import Report, Row, Stamp
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
 from isthmus.runtime.tape.state import Kind
 
-STATE: Final = Kind(("supervision", "cores", "ids"), given=(MembershipOptions,))
+STATE: Final = Kind(("supervision", "cores", "ids"), arguments=(MembershipOptions,))
 
 
 class Home:

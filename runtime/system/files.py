@@ -159,9 +159,9 @@ class Lines:
         Those `written`, `waiting` and `lost`, the `torn` ones that were found, and the `error` that lines wait for or
         were lost to, or None.
         """
-        told = self._growing
+        file = self._growing
         names = ("written", "waiting", "lost", "torn")
-        return {**{name: getattr(told, name) for name in names}, "error": told.error or told.lost_to}
+        return {**{name: getattr(file, name) for name in names}, "error": file.error or file.lost_to}
 
     def close(self) -> None:
         """Close the file; lines that the disk does not accept now are lost."""

@@ -75,7 +75,7 @@ NICENESS: Final = 5
 _GROUP: Final = Path("/proc/self/autogroup")
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Let other sessions go before this one from now on: those that have little to do, and hosts that begin."""
     with suppress(OSError, ValueError):  # No such group, or it is not to be changed here.
         niceness = int(_GROUP.read_text().rpartition(" ")[2])

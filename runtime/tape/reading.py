@@ -43,14 +43,14 @@ def segment_bytes(tape_bytes: int) -> int:
 
 def named(file: str) -> tuple[str, int] | None:
     """The name of the tape that a file belongs to, and its number; None if it is not a tape file."""
-    found = _NAME.fullmatch(file)
-    return None if found is None else (found[1], int(found[2]))
+    match = _NAME.fullmatch(file)
+    return None if match is None else (match[1], int(match[2]))
 
 
 class PieceSource(Protocol):
     """A tape whose pieces are written to files."""
 
-    def take(self) -> list[Piece]:
+    def drain(self) -> list[Piece]:
         """Pieces encoded since the last call, in order."""
 
     def renew(self) -> None:
@@ -83,7 +83,7 @@ class TapeFiles:
 
     def write(self, tape: PieceSource) -> None:
         """Write what was appended to a tape since the last call."""
-        pieces = tape.take()
+        pieces = tape.drain()
         if self._has_lost:
             if self._file is None or self._file.flush():
                 self._has_lost = False
@@ -136,8 +136,8 @@ class TapeFiles:
             sizes = self._disk.sizes(self._folder)
         except OSError:
             return []
-        known = ((named(name), name, size) for name, size in sizes.items())
-        return [(of[1], name, size) for of, name, size in known if of and self._is_of_family(of[0])]
+        entries = ((named(name), name, size) for name, size in sizes.items())
+        return [(of[1], name, size) for of, name, size in entries if of and self._is_of_family(of[0])]
 
     def _is_of_family(self, name: str) -> bool:
         return name.startswith(self._family) and name.removeprefix(self._family).isdecimal()
@@ -203,12 +203,12 @@ def read(data: bytes, kind: type[Any]) -> Reading:
 
     ForeignTapeError for what is no tape of this version, ValueError for frames that hold no such record.
     """
-    found = frames(data)
-    if not found.bodies and data and not found.is_unfinished:
+    stored = frames(data)
+    if not stored.bodies and data and not stored.is_unfinished:
         raise ForeignTapeError(f"it begins with {data[:16].hex(' ')}, which no tape does")
     segments: list[Segment] = []
     decode = msgspec.msgpack.Decoder(kind).decode
-    for number, body in enumerate(found.bodies):
+    for number, body in enumerate(stored.bodies):
         if body[1 : 1 + len(_MARKED)] == _MARKED:
             segments.append(Segment(_opening(body), []))
         elif not segments:
@@ -217,9 +217,9 @@ def read(data: bytes, kind: type[Any]) -> Reading:
             try:
                 segments[-1].records.append(decode(body))
             except _ERRORS as error:
-                begins = found.ends[number - 1]
+                begins = stored.ends[number - 1]
                 raise ValueError(f"it is damaged at byte {begins}: {error}") from None
-    return Reading(segments, found.rest, len(data) - found.end, found.is_unfinished)
+    return Reading(segments, stored.rest, len(data) - stored.end, stored.is_unfinished)
 
 
 def _opening(body: bytes) -> Opening:

@@ -134,7 +134,7 @@ class Tape:
         """Begin a segment with the next record, because some of the pieces taken were lost; from any thread."""
         self._has_lost = True
 
-    def take(self) -> list[Piece]:
+    def drain(self) -> list[Piece]:
         """Pieces encoded since the last call, in order."""
         pieces: list[Piece] = []
         parts: list[bytes] = []

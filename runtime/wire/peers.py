@@ -32,7 +32,7 @@ from isthmus.runtime.wire.security_keys import Keyring
 
 Purpose: TypeAlias = Literal["control", "data"]
 
-Hear: TypeAlias = Callable[[bytes, list[Bytes], str | None], None]
+OnMessage: TypeAlias = Callable[[bytes, list[Bytes], str | None], None]
 """Called with the address that a bound socket gave the sender (empty on a dialled one), the frames, and the machine
 whose key the sender has proved (None without keys, and on a dialled one)."""
 
@@ -63,10 +63,10 @@ class Sockets(Protocol):
     def keys(self) -> Keyring | None:
         """The keys that encrypt the sockets; None if they are not encrypted."""
 
-    def dealer(self, purpose: Purpose, hear: Hear, gone: Gone) -> Socket:
+    def dealer(self, purpose: Purpose, on_message: OnMessage, gone: Gone) -> Socket:
         """A socket that dials."""
 
-    def router(self, purpose: Purpose, hear: Hear, counts: Counter[str]) -> Socket:
+    def router(self, purpose: Purpose, on_message: OnMessage, counts: Counter[str]) -> Socket:
         """A socket to bind; `counts` gets the reasons of refusals."""
 
     def token(self) -> bytes:
@@ -236,4 +236,4 @@ class Peer:
         if self.is_expected or self.session is not None or self.held:
             return False
         pair = self.pair
-        return not (pair.outbound.line or pair.outbound.items_begun or pair.inbound.delivered or pair.grants.given)
+        return not (pair.outbound.line or pair.outbound.items_begun or pair.inbound.delivered or pair.grants.totals)

@@ -175,7 +175,7 @@ class Outbound:
             if is_new and not fits(shipment.head_bytes, sizes[0] if count else 0):
                 break
             if is_new:
-                self._begin(self.line.take())
+                self._begin(self.line.pop())
                 begun.append(shipment)
                 head_bytes += shipment.head_bytes
             # The check of its record included the first piece.
@@ -266,7 +266,7 @@ class ParcelsArrived(msgspec.Struct, frozen=True, gc=False):
     """Items (each with the sender's snapshot number) that came with one message; none of them will be sent again.
 
     The channel removes each item that it gives to the receiver, calls `Session.acknowledge` for each, and
-    `Session.take` with `cost` after all.
+    `Session.consume` with `cost` after all.
     """
 
     parcels: deque[tuple[int, Parcel]]
@@ -358,13 +358,13 @@ class Incoming:
         if len(raw) != len(batch.digests) or not (raw or batch.records):
             raise RefusalError("message", f"{len(raw)} frames, {len(batch.digests)} digests")
         if batch.transfer != self.arrived or batch.piece != self._pieces:
-            found = f"item {batch.transfer}, piece {batch.piece}"
-            raise RefusalError("sequence", f"{found} came, item {self.arrived}, piece {self._pieces} was due")
+            position = f"item {batch.transfer}, piece {batch.piece}"
+            raise RefusalError("sequence", f"{position} came, item {self.arrived}, piece {self._pieces} was due")
         items = [] if self._partial is None else [self._partial]
         claims = 0
         for record in batch.records:
             assembly = Assembly(record.tree)
-            claims += claim(record.said.size_bytes, assembly.size_bytes)
+            claims += claim(record.envelope.size_bytes, assembly.size_bytes)
             items.append((record, assembly))
         raw_bytes = sum(map(len, raw)) if raw else 0
         cost = charge(len(frames[0]) + raw_bytes, raw_bytes + claims)
@@ -390,10 +390,12 @@ class Incoming:
             if assembly.wanted:
                 self._partial = record, assembly
                 continue
-            said = record.said
-            places.append((said.edge, record.sequence, said.replaces))
-            parcel = Parcel(said.edge, said.key, assembly.item, said.fields, said.digest, said.size_bytes)
-            parcels.append((said.snapshot, parcel))
+            envelope = record.envelope
+            places.append((envelope.edge, record.sequence, envelope.replaces))
+            parcel = Parcel(
+                envelope.edge, envelope.key, assembly.item, envelope.fields, envelope.digest, envelope.size_bytes
+            )
+            parcels.append((envelope.snapshot, parcel))
             self._pieces = 0
         if used < count:
             raise RefusalError("message", f"{count - used} frames belong to no item")

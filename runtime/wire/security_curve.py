@@ -70,10 +70,10 @@ def secure_client(socket: zmq.Socket[bytes], keys: Keyring | None, server_key: s
 def user_id(frame: Any) -> str | None:
     """The public key of a frame's sender (received with copy=False); None where there is none."""
     try:
-        told = frame.get("User-Id")
+        user = frame.get("User-Id")
     except zmq.ZMQError:
         return None
-    return told if isinstance(told, str) else None
+    return user if isinstance(user, str) else None
 
 
 def watched(socket: zmq.Socket[bytes], context: zmq.Context[Any], events: int) -> zmq.Socket[bytes]:
