@@ -2,8 +2,6 @@
 
 A transfer takes the edge's delay, which is a function of edge, ends and size given to the network (zero by default).
 Under the virtual clock this is the modelled network of a test; on the real clock it is a hop of the event loop.
-
-The line of items for a peer: a newer item takes the place of the older one of its key, so no key starves.
 """
 
 from __future__ import annotations

@@ -8,30 +8,21 @@ removing the one before. An incarnation that ended, or that is older than the ne
 can fail in three ways, each with its own answer:
 
 - *dead*. A supervisor knows that the process is gone: it is removed at once. Or it is silent: every heartbeat renews it
-  and teaches the core its rhythm (`phi_accrual`), silence makes it suspect, which only informs, and then removes it. A
-  silence with a known outside cause (the process is stopped, its machine cannot be reached) is excused: such a member
-  is neither suspect nor removed before `excused_max`.
+  and teaches the core its rhythm, silence makes it suspect, which only informs, and then removes it. A silence with a
+  known outside cause (the process is stopped, its machine cannot be reached) is excused: such a member is neither
+  suspect nor removed before `excused_max`.
 - *stuck*. It sends heartbeats, reports that it is stepping, and has been in one firing for longer than its own steps
   make likely; or it steps on, and one firing of another node lasts `firing_max` and many steps: it is removed. A member
   that never made a step is judged by the steps of others in its role, and by nothing where there are none.
 - *slow*. It makes progress, and a step takes it much longer than the median of its role: that is reported, and nothing
   else.
 
-A replica that was removed for silence or for being stuck gets twice the patience in its next incarnation, because a
-deadline that was too short would never be learned otherwise: a removal ends the interval that it should have been
-learned from.
+A replica that was removed for silence or for being stuck gets twice the patience in its next incarnation: the removal
+ended the interval from which a longer deadline would have been learned.
 
 One timer serves all members. It may be early (heartbeats move deadlines, not the timer) and is then set again. If it
 fires late, this host itself was suspended for that long: its peers may have sent heartbeats meanwhile, so that time is
 not counted as their silence. Being stuck needs no timer: it is judged when a heartbeat arrives.
-
-One member as the membership core knows it: its state, its rhythm, its progress, and its deadlines.
-
-It computes deadlines and findings; the core decides what follows when a deadline passes. Times are nanoseconds.
-
-The patience of the membership core: its options, each with the reason for its default. No option needs to be set.
-
-It decides nothing; deadlines are learned from arrivals (`phi_accrual`), and these options set the confidence.
 """
 
 from __future__ import annotations
@@ -104,6 +95,8 @@ class MembershipOptions:
     removal costs a restart, and real intervals have longer tails than the normal distribution; 8 is customary, 12 is
     recommended for shared machines. `phi_stuck`: the same for steps. `interval_first`, `deviation_first`: the assumed
     rhythm of a new member.
+
+    No option needs to be set: deadlines are learned from arrivals, and these options set the confidence.
     """
 
     slots_max: Mapping[str, int]
@@ -152,6 +145,8 @@ class Attendance:
 
     `silent_times` and `stuck_times` multiply its patience, after incarnations of its replica that were removed for the
     same cause.
+
+    It computes deadlines and findings; the core decides what follows when a deadline passes. Times are nanoseconds.
     """
 
     member: Member

@@ -1,7 +1,7 @@
 """The quorum core: when a round of votes closes, with which votes, and why.
 
 It decides which votes count, when a round closes or is withdrawn, and which timers that needs. It does not know what a
-vote holds, how long a grace should be, or which body opens rounds; membership decides who is live.
+vote holds, how long a grace should be, or which body opens rounds; membership decides which voters are live.
 
 Theory of operation. A round is a key (an integer; new rounds have growing keys, and no key is used for a second round)
 with the members of its newest attempt. Everything else is a function of the members, the *live* roster and the votes:
@@ -13,32 +13,8 @@ with the members of its newest attempt. Everything else is a function of the mem
   has not voted, not before `opened_at + deadline`. A grace or deadline of None has no end: membership bounds the wait.
 
 `opened_at` is that of the first attempt, so that renewals do not move the deadline. A vote that counted stays, even if
-its voter leaves. A vote is *held* while it may be early: its round is not open yet (or withdrawn, and may come back
-with a higher attempt), or is open and its live voter is not a member yet (the renewal is under way on another edge). If
-such a vote were refused at once it would be lost for good, because a voter votes once. A held vote is released when its
-voter leaves, its round closes, or a later round opens before its own: openings arrive in order.
-
-A vote is *kept* if it comes too late for a round of a chain. It moves neither the quorum nor the end of any round; the
-next round of the chain that closes with its voter as a live member counts it, unless the voter has voted there. Of two
-kept votes of one voter in one chain the later round's stays.
-
-Memory is bounded by the constants below. Of ended rounds, the newest are remembered exactly; any older key counts as
-late.
-
-Votes that are held because they may be early: their round is not open yet, or their voter is not a member of it yet.
-
-It stores them, and bounds the number of their keys; `core` decides when one is held, counted or released. A voter has
-one vote per key.
-
-Votes that came too late for their round, and may count in the next round of its chain.
-
-It decides which late vote of a voter is kept: that of the latest round. `core` decides when a round closes and which
-voters are live, and takes the votes it needs. Memory: one vote for each chain and live voter.
-
-One open round of votes: its quorum, when it ends, and why it closes.
-
-A function of the round's members, its votes and the live replicas; it changes nothing and knows no other round. `core`
-opens, fills, settles and ends it, and documents the rules.
+its voter leaves. Memory is bounded by the constants below; of ended rounds, the newest are remembered exactly, and any
+older key counts as late.
 """
 
 from __future__ import annotations
@@ -79,7 +55,12 @@ edge, in which at most the rounds in flight can open."""
 
 @dataclass(slots=True)
 class EarlyVotes:
-    """The early votes of one quorum node."""
+    """Votes that may be early: their round is not open yet, or their voter is not a member of it yet.
+
+    The round may be withdrawn and come back with a higher attempt, or its renewal may be under way on another edge. A
+    vote refused then would be lost for good, because a voter votes once per key. A held vote is released when its voter
+    leaves, its round closes, or a later round opens before its own: openings arrive in order.
+    """
 
     _votes: dict[int, dict[Replica, Handle]] = field(default_factory=dict)
 
@@ -131,7 +112,11 @@ class LateVote(NamedTuple):
 
 @dataclass(slots=True)
 class LateVotes:
-    """The late votes of one quorum node."""
+    """Votes that came too late for their round, and may count in the next round of its chain.
+
+    A late vote moves neither the quorum nor the end of any round: the next round of the chain that closes with its
+    voter as a live member counts it, unless the voter has voted there. Memory: one vote for each chain and live voter.
+    """
 
     _chains: dict[int, dict[Replica, LateVote]] = field(default_factory=dict)
 
@@ -176,7 +161,7 @@ class OpenRound:
     """An open round; `opened` is its newest attempt, `members` maps that attempt's replicas to incarnations, sorted.
 
     `live_count` of these are live, and `missing` are those of the live that have not voted, sorted. Both are kept,
-    because every vote asks for them.
+    because every vote needs them. It changes nothing but itself, and knows no other round.
     """
 
     opened: RoundOpened

@@ -1,8 +1,8 @@
 """The scheduler core: one host's plan, from arrivals to firings.
 
-It decides when a node fires, what each firing takes and when a node ends. `flow` decides where items go and which are
-held for lack of credit, `live_links` keeps live replicas and links, `nodes` decides readiness. None of them runs
-bodies, moves payloads, measures time or knows what an item means.
+It decides when a node fires, what each firing takes and when a node ends. `scheduler_flow` decides where items go and
+which are held for lack of credit, `scheduler_live_links` keeps live replicas and links, and decides readiness. None of
+them runs bodies, moves payloads, measures time or knows what an item means.
 
 Theory of operation. A node is *running* from `RunBody` to `FiringEnded`; one firing at a time. Ready nodes are started
 at once, in the order in which they became ready, at the end of the event that made them so. An *idle* node (declared so

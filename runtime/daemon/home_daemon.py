@@ -1,12 +1,11 @@
 """The daemon of a run, on its home machine: performs the commands of the home's core, and feeds it events.
 
 It decides nothing: the core of the home does. The processes of this machine are with its site, those of other machines
-behind links. It never computes, and holds nothing that training needs: when it dies, the hosts go on, find the daemon
-that takes its place through the file `daemon.json` in the run folder, and are adopted by it.
+behind links. It never computes, and holds nothing that training needs: when it dies, the hosts continue, find the
+daemon that takes its place through the file `daemon.json` in the run folder, and are adopted by it.
 
-Reopens a run that is over, to continue it here or with another machine as its home.
-
-Its next daemon takes over as after a death. Lives and their numbers stay, so that no number is given twice. Replicas
+`reopen` and `move` prepare the ledger of a run that is over, to continue it here or with another machine as its home:
+its next daemon takes over as after a death. Lives and their numbers stay, so that no number is given twice. Replicas
 that were given up are tried again; those that get no more lives are retired.
 """
 

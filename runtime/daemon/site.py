@@ -1,12 +1,7 @@
-"""The host processes of a run on this machine: started, watched and killed.
+"""The part of a run on this machine: performs the commands of its station's core, and feeds it events.
 
-It decides nothing. It watches processes by their pidfds, so it sees at once when one ends, and never signals a process
-with a reused pid.
-
-The part of a run on this machine: performs the commands of its station's core, and feeds it events.
-
-It decides nothing. A home has one beside its own core, an outpost has one alone. The hosts' status for people goes
-along beside reports, by life, and no core sees it.
+It decides nothing. A home has one beside its own core, an outpost has one alone. The hosts' status for people travels
+beside reports, by life, and no core sees it.
 """
 
 from __future__ import annotations
@@ -92,6 +87,9 @@ class LocalProcesses:
 
     `ended(member, exited, cpu_seconds)` is called once for each; the seconds are None where it was not a child of this
     process.
+
+    It watches processes by their pidfds, so it sees at once when one ends, and never signals a process with a reused
+    pid.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[Member, Exited, float | None], None]) -> None:

@@ -1,11 +1,8 @@
-"""The bodies of one host: opened and fired in their nodes' threads; their outputs are frozen and encoded here.
+"""The bodies of one host, and the payloads of its items.
 
-Knows nothing of the core: a firing begins with its inputs and ends with its emissions. Items that a firing emits before
-its end are passed to `emitted` at once.
-
-The payloads of one host, behind handles, with the number of uses left; each is released after its last use.
-
-Decides nothing: the core decides the use of each handle. Handles below 0 are the plan's initial items, which stay.
+Bodies are opened and fired in their nodes' threads; their outputs are frozen and encoded here. Items that a firing
+emits before its end are passed to `emitted` at once. It decides nothing: the core decides when a node fires and how
+often each payload is used.
 """
 
 from __future__ import annotations
@@ -49,7 +46,10 @@ class Payload(msgspec.Struct):
 
 
 class Payloads:
-    """The payloads of the host that runs `plan`; call only in its turn."""
+    """The payloads of the host that runs `plan`; call only in its turn.
+
+    A payload is released after its last use. Handles below 0 are the plan's initial items, which stay.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

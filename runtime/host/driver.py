@@ -1,28 +1,13 @@
-"""The firings of one host: those under way, and how long any was.
-
-It measures only. A node that is not in a firing waits, for items, for credit or for nothing in particular; a node that
-is declared `may_block` may wait for another host inside a firing, so its firings do not count.
-
-The host: the only driver. It feeds events to the core and performs the commands, nothing else.
+"""The host: feeds events to its scheduler core and performs the commands, nothing else.
 
 Clock, channel and executor are arguments; the same host runs in a test under the virtual clock and in a process of its
-own. Payloads stay here, behind handles (`payloads`): the core decides the use of each handle. Every event goes to the
-core in a turn of the loop, and onto the tape with the core's commands.
+own. Payloads stay here, behind handles. Every event goes to the core in a turn of the loop, and onto the tape with the
+core's commands.
 
 The thread that ends a firing feeds its event to the core: the node's own thread, where the executor has threads, which
 takes a turn for it. So the next firing of a learner begins, its outputs leave, and arrived items are taken, without a
 detour through the loop, on warm caches. Actions outside of the core (the channel, timers, callbacks) are *deferred* to
-the end of the event, in order. While no node could use new items, none are let in (`listening`).
-
-Whether a node of this host could use new items now, or only at the end of a firing.
-
-Decides when a host need not listen. Knows neither the sources nor the kinds of its input.
-
-Theory of operation. A node that *hears* takes items of other hosts. Where all such nodes of a host are free-running,
-they wait for no other host, so their firings follow each other; items that arrive during a firing wait until its end in
-any case. So while each of them is in a firing, it is enough to check at the end, in the thread that is there. A firing
-that follows longer ones, or none, is expected to be long: then the host listens, because credit, links and long
-transfers need an answer meanwhile. One that is unexpectedly long is noticed at the next heartbeat of the owner.
+the end of the event, in order.
 """
 
 from __future__ import annotations
@@ -122,7 +107,14 @@ BRIEF_MAX: Final = milliseconds(50)
 
 
 class InputPolicy:
-    """Whether the host of one plan has to process input by itself, or bodies that fire do so soon and often."""
+    """Whether the host has to process input by itself, or bodies that fire do so soon and often.
+
+    A node that *hears* takes items of other hosts. Where all such nodes of a host are free-running, their firings
+    follow each other, and items that arrive during a firing wait until its end in any case. So while each of them is in
+    a firing, it is enough to poll at the end, in the thread that is there. A firing that follows longer ones, or none,
+    is expected to be long: then the host listens, because credit, links and long transfers need an answer meanwhile.
+    One that is unexpectedly long is noticed at the next heartbeat of the owner.
+    """
 
     def __init__(self, plan: Plan) -> None:
         hearing = [node for node in plan.nodes if _hears(plan, node)]

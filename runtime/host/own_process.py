@@ -3,30 +3,7 @@
 The main thread is the loop; bodies have threads of their own. The daemon sends rosters of live members and their
 endpoints; this host dials some of its peers, expects others to dial it, and feeds joins and leaves to its core. It
 reports four times a second. Without a message from a daemon it looks for the one that has taken over, and ends after a
-minute without any; a daemon that is silent but alive (suspended, for example) is no reason to end.
-
-The peers of a host: connects to the live members in the rosters that its daemon sends.
-
-Decides which peers to dial, to wait for, to reach through another, and to forget, and reports joins and leaves to the
-core. Does not decide which members are live, nor how a roster gets here.
-
-A roster is complete each time. A member that is missing in it is gone; one with another incarnation has been replaced.
-A member that is gone never comes back: a daemon whose disk failed may name lives that ended before it began, until it
-finds that they have. Members without an edge to or from this host are ignored, and a member that cannot be met yet is
-met with a later roster. When the relay has a new life, the members behind it are reached through that.
-
-Whether a node waits for a source on its own host: data that are too slow for the step.
-
-Judged from figures that the host measures anyway. A *source* is a node that needs no connected input, its *consumer*
-one that it feeds by a Queue within the host. The source is the bottleneck where it is in a firing nearly all of the
-time, so that it never waits for room, and the consumer waits most of the time. Both conditions matter: a source may be
-busy beside a consumer that is as busy, and a consumer may wait for another node. Decided over windows of time; the
-first begins when the consumer has waited once: before it is ready, it is idle.
-
-A host and the daemon of its machine: when it looks for another daemon, and when it ends because there is none.
-
-It decides just that. If a beat is late, this process was suspended for that long, and messages of the daemon may lie
-unread: that time does not count as silence. A daemon that is silent but alive is no reason to end.
+minute without any.
 """
 
 from __future__ import annotations
@@ -77,7 +54,14 @@ Row: TypeAlias = Sequence[Any]
 
 
 class Meetings:
-    """The peers of one host, which runs `plan` as `member`. `live` holds the members that it has met, and itself."""
+    """The peers of one host, which runs `plan` as `member`. `live` holds the members that it has met, and itself.
+
+    It decides which peers to dial, to wait for, to reach through another, and to forget, and reports joins and leaves
+    to the core. A roster is complete each time: a member that is missing in it is gone; one with another incarnation
+    has been replaced. A member that is gone never comes back: a daemon whose disk failed may name lives that ended
+    before it began. Members without an edge to or from this host are ignored; one that cannot be met yet is met with a
+    later roster. When the relay has a new life, the members behind it are reached through that.
+    """
 
     def __init__(
         self,
@@ -193,7 +177,14 @@ class _Count(NamedTuple):
 
 
 class Supply:
-    """Judges the sources of the host that runs a plan."""
+    """Judges the sources of the host that runs a plan.
+
+    A *source* is a node that needs no connected input, its *consumer* one that it feeds by a Queue within the host. The
+    source is the bottleneck where it is in a firing nearly all of the time, so that it never waits for room, and the
+    consumer waits most of the time. Both conditions matter: a source may be busy beside a consumer that is as busy, and
+    a consumer may wait for another node. The first window begins when the consumer has waited once: before it is ready,
+    it is idle.
+    """
 
     def __init__(self, plan: Plan) -> None:
         nodes = {node.index: node for node in plan.nodes}
@@ -238,7 +229,11 @@ ORPHAN_SECONDS: Final = 60.0
 
 
 class DaemonSilence:
-    """The time for which a daemon has sent nothing that could have been received; all in seconds of one clock."""
+    """The time for which a daemon has sent nothing that could have been received; all in seconds of one clock.
+
+    If a beat is late, this process was suspended for that long, and messages of the daemon may lie unread: that time
+    does not count as silence. A daemon that is silent but alive is no reason to end.
+    """
 
     def __init__(self, now: float, period: float) -> None:
         self._period, self._heard_at, self._due = period, now, now + period

@@ -1,15 +1,11 @@
 """Checkers of a universe: one small class for each invariant.
 
 A checker sees every item that leaves a host or is delivered to one, and is called periodically and at the end. It
-raises `ViolationError`, and the universe stops there. Those here hold for every program; invariants of one family of
-programs are checked where that family is known.
+raises `ViolationError`, and the universe stops there. Those here hold for every program (`runtime_checkers`, of them
+`supervision_checkers` for the supervision of hosts); invariants of one family of programs are checked where that family
+is known.
 
-Invariants of the supervision of hosts in every universe, under all faults of daemons, ledgers and links.
-
-Checkers of the wire between two hosts: what their connections may carry, and the conservation of credit.
-
-They keep accounts of their own about pairs of lives, from what each side sends and receives. `runtime_checkers` are
-those that hold for every program.
+Checkers of the wire keep accounts of their own about pairs of lives, from what each side sends and receives.
 """
 
 from __future__ import annotations

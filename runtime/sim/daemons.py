@@ -1,11 +1,8 @@
-"""Daemons of a universe: they perform the commands of the supervision cores, on simulated processes, ledgers and links.
+"""The machines of a universe and their daemons, which perform the commands of the supervision cores.
 
-Cores, driver and constants are those of real daemons. A daemon may be suspended, and may die between any two commands;
-its successor on the machine starts from the ledger.
-
-A machine of a universe: its processes, its disk, its power, and its present daemon, if it has one.
-
-It decides nothing. A process exists from when a daemon requests it, boots for a while, and is then a host.
+Cores, driver and constants are those of real daemons; processes, ledgers and links are simulated. A daemon may be
+suspended, and may die between any two commands; its successor on the machine starts from the ledger. A process exists
+from when a daemon requests it, boots for a while, and is then a host.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """One host process in a universe: the real host over the real wire, on a clock, sockets and a machine of its own.
 
-Decides nothing about the run. It sends heartbeats to the daemon of its machine, looks for the next one when that is
+It decides nothing about the run. It sends heartbeats to the daemon of its machine, looks for the next one when that is
 silent, applies its rosters, exits on its order, and shows its channel's traffic to the checkers.
-
-The tape of a simulated life: kept whole in memory, for inspection, and in files, as a real host writes it.
-
-The files are on a disk of the machine that holds nothing else, and loses power with it. After any failure, each file
-must be a beginning of its segment, whole up to a record; `check` tests that.
 """
 
 from __future__ import annotations
@@ -59,7 +54,12 @@ BYTES_MAX: Final = 1 << 40
 
 @final
 class LifeTape:
-    """The tape of one life, on `disk`."""
+    """The tape of one life, on `disk`.
+
+    It is kept whole in memory, for inspection, and in files, as a real host writes it. The disk holds nothing else, and
+    loses power with the machine. After any failure, each file must be a beginning of its segment, whole up to a record;
+    `check` tests that.
+    """
 
     def __init__(self, member: Member, disk: SimulatedDisk) -> None:
         self.tape = Tape(SEGMENT_BYTES)

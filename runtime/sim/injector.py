@@ -1,13 +1,9 @@
-"""The effects of each kind of fault on a universe: on hosts, daemons, the network between machines, and disks.
+"""Makes faults happen on hosts, daemons, the network between machines, and disks, and counts those that really did.
 
-The `injector` decides when: it is called back when a lurking fault strikes, and has the end of each act performed. An
-act returns whether it happened, or lurks.
-
-Makes faults happen, and counts those that really did.
-
-Decides when each fault of a list begins and ends. One that cannot happen yet (its host is dead at the moment, for
-example) waits until it can; one that still waits at the end has not happened, and is reported. A lurking fault, such as
-a disk's trouble, is in place from its moment on; it has happened, and begins to last, when it strikes.
+It decides when each fault of a list begins and ends (`Injector`); `Acts` has their effects. A fault that cannot happen
+yet (its host is dead at the moment, for example) waits until it can; one that still waits at the end has not happened,
+and is reported. A lurking fault, such as a disk's trouble, is in place from its moment on; it has happened, and begins
+to last, when it strikes.
 """
 
 from __future__ import annotations

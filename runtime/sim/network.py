@@ -1,30 +1,16 @@
-"""The weather of a universe: conditions of the network paths between machines, from the seed and the present faults.
+"""The network of a universe: simulated sockets in place of ZeroMQ over TCP, and the conditions of the paths.
 
-Decides latencies, bandwidth and which paths are cut. A caller that changes it must call `Ether.changed`, so that
-waiting messages may go on. Within one machine the weather is always fine.
-
-The links between the daemons of a universe: messages arrive in order, late, twice or not at all.
-
-Weather and faults decide: a message that cannot get through is lost, as on a link that is re-dialled; a repeated one
-arrives once more, later.
-
-One direction of a simulated connection: when a message arrives.
-
-Decides that from the weather of the path; knows nothing of the messages. Everything arrives complete and in order.
-While the path is cut messages wait, and after UNHEARD the connection is given up.
-
-Simulated sockets: the transport under the channels of a world, in place of ZeroMQ over TCP.
-
-Decides when a message of one side arrives at the other, and when a connection ends; knows nothing of the messages.
-`conditions` has the weather of the paths between machines.
+It decides when a message of one side arrives at the other, and when a connection ends; it knows nothing of the
+messages. `Weather` has latencies, bandwidths and cuts of the paths between machines, from the seed and the present
+faults; within one machine they are always fine.
 
 Theory of operation. A connection has two pipes, one for each direction. Messages arrive complete and in order, after
 the time that their bytes take at the pace of the link, and the latency of the path; the two sockets of a peer are two
 connections, which overtake each other. While the path is *cut* nothing arrives: messages wait, as in the buffers of
 TCP, and arrive when the path is back, unless that takes UNHEARD; then both ends give the connection up. A *reset* ends
 it at once, with everything under way. An end that is closed notifies the other one, which takes time, too; what it had
-sent is lost, or still arrives before that where it `lingers`: a kernel goes on sending for a process that has ended. So
-messages of a connection may arrive after those of a later one of the same two.
+sent is lost, or still arrives before that where it `lingers`: a kernel continues to send for a process that has ended.
+So messages of a connection may arrive after those of a later one of the same two.
 
 The end of a connection is reported as by ZeroMQ: a socket that has dialled calls `gone`, a bound one only notices that
 sending fails. `run` of a host makes its callbacks, now, later, or never: it may be paused, or dead.

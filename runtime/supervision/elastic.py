@@ -1,14 +1,12 @@
-"""The number of the present processes that train together: a pure function.
+"""One elastic island: which of its processes train together, as a numbered *form*.
 
-The core of one elastic island: which of its processes train together, as a numbered *form*.
+Theory of operation. Each process has lives of its own. The first form waits for all processes. When a process of a form
+is gone, or the leader reports that the form has failed, a form of the present processes follows at once; when a process
+comes back, a form with it follows, once no other is about to come. A form always includes the leader: while that is
+gone, the others wait for its next life and keep their part of the state. Where too few are left, the island ends and
+starts again as a whole.
 
-Theory of operation. Each process has lives of its own. The first form of an island waits for all of its processes. When
-a process of a form is gone, or the leader reports that the form has failed, a new form of the present processes follows
-at once; when a process comes back, a form with it follows, once no other is about to come. A form always includes the
-leader: while that is gone, the others wait for its next life, and keep their part of the state. Where too few are left,
-the island ends, and starts again as a whole.
-
-A silent process counts as gone, and as back when it sends a heartbeat again: to go on without it costs only seconds.
+A silent process counts as gone, and as back when it sends a heartbeat again: continuing without it costs only seconds.
 """
 
 from __future__ import annotations

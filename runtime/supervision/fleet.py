@@ -1,15 +1,8 @@
 """The machines of a run, the place of each replica, and the replicas that were retired.
 
 It decides on which machine the next life of a replica begins: where the replica was placed or, once that machine is
-lost or was taken away, on the machine with the fewest replicas among those that offer its role. A learner belongs to
-the islands of its machine, and waits for it. The core decides which replica has a next life, and when.
-
-One machine of a run, as the home knows it: the lives that are tracked there, and its beats of silence.
-
-It decides nothing about lives. A life is *tracked* from when it is wanted until its end is known; one that is to be
-killed is tracked, and *condemned*. A machine that is silent for LOST_BEATS beats is *lost*: its lives count as ended,
-even if they still run there, and are no longer wanted if it comes back. Beats are those of the home's own daemon, so
-that a suspended daemon blames no machine for its own pause.
+lost or removed, on the machine with the fewest replicas among those that offer its role. A learner belongs to the
+islands of its machine, and waits for it. The core decides which replica has a next life, and when.
 """
 
 from __future__ import annotations
@@ -31,9 +24,12 @@ SILENT_BEATS: Final = 2
 
 @dataclass(slots=True)
 class MachineLives:
-    """Lives by replica: those `tracked`, of those the `condemned`, and the `fresh` ones, numbered by this daemon.
+    """The lives on one machine, by replica, and its beats of silence.
 
-    `is_away`: the machine no longer takes part.
+    A life is `tracked` from when it is wanted until its end is known; one that is to be killed is also `condemned`; the
+    `fresh` ones were numbered by this daemon. After LOST_BEATS beats of silence the machine is lost: its lives count as
+    ended, even if they still run there, and are no longer wanted if it comes back. `is_away`: the machine no longer
+    takes part.
     """
 
     name: str

@@ -1,14 +1,13 @@
 """The core of a home: takes the events of a run, lets its parts decide, and returns all commands in order.
 
 Theory of operation. A life is numbered, recorded, tracked on its machine, seen there by a report, heard, and gone. Its
-end is followed by the next life, after a back-off (`restarts`), on the machine where its replica was placed or, once
-that is lost or taken away, on one that offers its role. A learner belongs to the islands of its machine, and waits for
-it. A member that is silent or stuck is condemned: its station kills it, and its end is then followed like any other.
+end is followed by the next life, after a back-off (`liveness.Restarts`), on the machine where its replica was placed
+or, once that is lost or removed, on one that offers its role. A learner belongs to the islands of its machine, and
+waits for it. A member that is silent or stuck is condemned: its station kills it, and its end is then followed like any
+other.
 
-A confirmed decision is in the journal before it takes effect: the request to stop, the outcome, moves of replicas,
-retirements. A daemon that takes over reads it (`takeover`).
-
-The stations of the machines (`station`) manage the processes; home has one like any other machine.
+`lives` decides about beginnings and ends, `watch` about reports and verdicts, `fleet` about places. The stations of the
+machines (`station`) manage the processes; home has one like any other machine.
 """
 
 from __future__ import annotations

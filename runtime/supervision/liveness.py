@@ -1,37 +1,13 @@
-"""Liveness of a run's hosts: the membership core, and the cause of each state.
+"""Liveness of a run's hosts: silence, loss of all peers, failures in a row, and required service.
 
-It decides which silence is excused (`excuse` returns the present cause), and which members are condemned. The core of
-the home decides what that means for a life.
+Four judges, each of one question; the core of the home decides what an answer means for a life:
 
-Hosts that are cut off: no other host hears them, though their heartbeats reach their daemon.
+- `HostLiveness`: which silence is excused, and which silent or stuck member is condemned.
+- `Reach`: which member that its daemon hears is cut off from all other hosts.
+- `Restarts` and `Repeats`: when the next life of a replica begins, and whether the program is at fault.
+- `Service`: whether a required replica has served nothing for so long that the run fails.
 
-Heartbeats pass between daemons, items between hosts, on ports of their own: a network may block one and not the other.
-This core decides which member is *cut off*, when that is reported, and when it is condemned for it. `liveness` judges
-members that are silent towards their daemon.
-
-Theory of operation. A heartbeat contains the number of a host's peers, and to how many of these it has no data
-connection; both ends give up a silent connection within five seconds. A member that has none at all is cut off, as long
-as most of the members with peers are not: where half of them are, the network between them is at fault, and no host. It
-is awaited for as long as a lost machine, because its work is lost with its life; while the run comes to its end, rounds
-wait for it, and a learner is awaited as briefly as a silent one. Its next life is on the same machine, and gets twice
-the time, and so on. Beats are those of the home, so that a suspended home condemns no member.
-
-When the next life of a replica begins: at once the first time, after a back-off where its lives end again and again.
-
-A life that served for HEALTHY resets the count of failures. After FAILURES_MAX failed lives in a row, the program is at
-fault, and another life is pointless. Where every learner ends by the same error, that is known sooner (`Repeats`).
-
-Whether the replicas that a run requires serve it, and for how long they have not.
-
-Lives that end in a row are counted elsewhere (`restarts`), and so is one that is cut off (`reach`): each is followed by
-another. But a machine may have no room for the next process, its disk may accept no number, or its interface may have
-lost its address for good, while its daemon still sends reports. Then lives follow each other, or none comes, without an
-end. This core counts how long such a replica has not served at all, and decides when the run fails for it.
-
-A replica serves if its daemon hears it and it has a data connection with some host. A recorder must have one with each
-other required replica, and with a learner, where any of them is heard: without these it never learns of the end.
-Learners are awaited for as long as their machines are, and so are replicas on a machine that is not heard. Beats are
-those of the home, so that a suspended home blames no replica.
+They count beats of the home, so that a suspended home condemns no member.
 """
 
 from __future__ import annotations
@@ -85,7 +61,11 @@ class Findings:
 
 
 class HostLiveness:
-    """The membership of one run. `timer_at` is when `fire` has to be called next."""
+    """The membership of one run. `timer_at` is when `fire` has to be called next.
+
+    It translates commands of the membership core into findings; `excuse` returns the present excuse of a member's
+    silence.
+    """
 
     def __init__(
         self,
@@ -209,7 +189,17 @@ BEAT: Final = seconds(0.5)
 
 
 class Reach:
-    """The reach of the hosts of one run."""
+    """The members that are *cut off*: no other host hears them, though their heartbeats reach their daemon.
+
+    Heartbeats pass between daemons, items between hosts, on other ports: a network may block one and not the other. A
+    heartbeat contains the number of a host's peers, and to how many of these it has no data connection. A member that
+    has none at all is cut off, as long as most members with peers are not: where half of them are, the network is at
+    fault, and no host.
+
+    A member that is cut off is awaited for as long as a lost machine, because its work is lost with its life; while the
+    run comes to its end, rounds wait for it, and a learner is awaited as briefly as a silent one. Its next life is on
+    the same machine, and gets twice the time.
+    """
 
     def __init__(self) -> None:
         self._beats: dict[Member, int] = {}
@@ -262,7 +252,11 @@ LONG: Final = seconds(600)
 
 
 class Restarts:
-    """Counts the failed lives in a row of each replica."""
+    """Counts the failed lives in a row of each replica.
+
+    A life that served for HEALTHY resets the count. After FAILURES_MAX failed lives in a row the program is at fault,
+    and another life is pointless.
+    """
 
     def __init__(self) -> None:
         self._failures: dict[Replica, int] = {}
@@ -333,7 +327,16 @@ class UnservedReplica(NamedTuple):
 
 
 class Service:
-    """The required service of one run."""
+    """The time for which required replicas have not served.
+
+    `Restarts` counts lives that end in a row, `Reach` those that are cut off: each is followed by another life. But a
+    machine may have no room for the next process, its disk may accept no number, or its interface may have lost its
+    address, while its daemon still sends reports. Then lives follow each other, or none comes, without an end.
+
+    A replica serves if its daemon hears it and it has a data connection with some host. A recorder must have one with
+    each other required replica, and with a learner, where any of these is heard: without them it never learns of the
+    end. Learners are awaited for as long as their machines are, and so are replicas on a machine that is not heard.
+    """
 
     def __init__(self) -> None:
         self._beats: dict[Replica, int] = {}

@@ -1,20 +1,13 @@
-"""The start of a replica's next life: its number is taken and recorded; then it is tracked, if it has a machine.
+"""The beginning and the end of a life, and the takeover of a run by a new daemon.
 
-Consequences of the end of a life: the next one, at once or after a back-off, a replica given up, or a failed run.
+It decides when the next life of a replica begins, with which number, and when a replica is given up. The number is
+recorded before the life is tracked on a machine. A life ends because its station reports so, because its machine is
+lost or removed, or because another life has a higher number; the cause decides how soon the next one begins.
 
-A life ends because its station reports so, because its machine is lost or taken away, or because another one has a
-higher number. The cause decides how soon the next one begins.
-
-The start of a daemon: from the records of a former one, from the lives that stations report, or from nothing.
-
-A daemon that takes over tracks the newest life of each replica, and learns from the stations which of them are running;
-it begins none of these, because whether and where each was begun is unknown. It sends no roster until all hosts that
-may be running have been heard (ADOPT), because a host that is missing in a roster counts as gone. Where the ledger was
-lost, stations and hosts report the lives that there were, and numbers continue far beyond them.
-
-Another machine that becomes the home of a run begins the next term in the same way: its copy of the ledger may be old,
-so it is trusted for everything but lives. Each term has numbers of its own, so that a former home which lives on unseen
-never gives a number that this home gives. A home that learns of a later term gives way: the run is no longer its own.
+A daemon that takes over (`begin`) tracks the newest life of each replica, and learns from the stations which of these
+are running. It starts none of them, because whether and where each was started is unknown. A ledger that was lost is
+rebuilt from what stations and hosts report (`learn`, `adopted_all`). Another machine that becomes the home begins the
+next term in the same way; the former home yields (`yield_home`).
 """
 
 from __future__ import annotations

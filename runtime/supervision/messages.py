@@ -1,13 +1,8 @@
-"""The record of items that a host has refused, by their sender.
+"""Messages between a run's home, the stations of its machines, and the hosts on them. It decides nothing.
 
-It decides nothing. It travels in a host's heartbeat (`supervision.messages`), and is stored with the incident that it
-leads to.
-
-Messages between a run's home, the stations of its machines, and the hosts on them.
-
-It decides nothing. Orders and reports carry the complete state each time: a lost one costs half a second, and a new
-daemon at either end needs nothing but the next message. Orders are numbered, because a re-dialled link may deliver
-earlier messages after later ones.
+Orders and reports carry the complete state each time: a lost one costs half a second, and a new daemon at either end
+needs only the next message. Orders are numbered, because a re-dialled link may deliver earlier messages after later
+ones.
 """
 
 from __future__ import annotations
@@ -29,6 +24,8 @@ class ItemRefusal(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
     The first was wrong at `field` ('' for the whole item): `expected` and `found` describe the difference. `is_vote`:
     rounds wait for such items.
+
+    It travels in the heartbeat of the host that refused the items, and is stored with the incident that it leads to.
     """
 
     member: Member

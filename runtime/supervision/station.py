@@ -4,22 +4,15 @@ It decides which process is started, killed, adopted or dismissed here, and what
 a run has, and when the next one of a replica begins.
 
 Theory of operation. Orders list the lives that are wanted. A running life that is not wanted is killed; a wanted one
-that is new and was never begun is begun: first its number is recorded in the ledger, then its process is started, then
-the process is recorded. A daemon that dies between any two of these steps leaves nothing that its successor could
-misread: a recorded number is never begun again, whether or not it became a process, and an unrecorded process is
-dismissed when it sends a heartbeat. The end of a life is reported again and again, until the home no longer asks for
-it.
+that is new and was never begun is begun in three steps: its number is recorded in the ledger, its process is started,
+the process is recorded. The end of a life is reported until the home no longer asks for it. A host names its own life
+in each heartbeat; one that is not the present life of its replica is dismissed.
 
-A host names its own life in each heartbeat. If that is not the present life of its replica, the station dismisses it.
 After a ledger was lost the station does not know which lives are running: for UNSURE_BEATS, and until the first orders,
-it adopts hosts by their heartbeats, and begins nothing. Then every life wanted so far counts as begun, and is recorded,
-before the ledger is relied upon again.
+it adopts hosts by their heartbeats, and begins nothing.
 
-Time is counted in beats of the daemon itself, so that a suspended daemon blames no host for its own pause. Without
-orders for `lonely_beats`, or once they declare the run over, every process is ended.
-
-A run has one home in each term. A station follows the home of the highest term that it has seen, and turns away orders
-of every other: that is a former home that has come back, or one that lost a race.
+Time is counted in beats of the daemon itself, so that a suspended daemon blames no host for its own pause. A run has
+one home in each term; a station follows the home of the highest term that it has seen, and turns away all others.
 """
 
 from __future__ import annotations

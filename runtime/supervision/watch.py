@@ -1,13 +1,11 @@
-"""Reports about the lives of a run: which are seen, which are heard, whose items are refused, and which are condemned.
+"""Reports about the lives of a run, verdicts on them, and the end of the run.
 
-A life is *seen* by a report of its station, and *heard* with its first heartbeat, when it is admitted. One that is
-silent, stuck or cut off, whose items others refuse, or that never sends a heartbeat, is condemned: its station kills
-it.
+It decides which lives are condemned: one that is silent, stuck or cut off, whose items other hosts refuse, or that
+never sends a heartbeat. A life is *seen* by a report of its station, and *heard* with its first heartbeat, when it is
+admitted.
 
-The end of a run: hosts are ordered to exit, after EXIT killed, and after ABANDON more, no machine is awaited.
-
-A run that was asked to stop comes to its end by itself. One whose outcome is *settled* is over, even if this daemon
-dies; it is finished when no life is left.
+A run that is asked to stop ends by itself. One whose outcome is *settled* is over, even if this daemon dies: hosts are
+ordered to exit, and killed after EXIT; after ABANDON more, no machine is awaited. It is finished when no life is left.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The disk interface of a host, to write files and read them, and its implementation by the kernel.
 
-Decides nothing: guarantees after a failure are built on top of it, in `files` and `append_only`. A host gets its disk
-as an argument, like its clock, so that a simulation can pass one that fills up, fails, or loses power.
+It decides nothing: guarantees after a failure are built on top of it, in `files`. A host gets its disk as an argument,
+like its clock, so that a simulation can pass one that fills up, fails, or loses power.
 """
 
 from __future__ import annotations

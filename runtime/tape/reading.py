@@ -1,12 +1,9 @@
-"""The files of a tape: one for each segment, the oldest deleted, so that all tapes of one host keep within a bound.
+"""The files of a tape, and their contents: segments, the records missing between them, and where the readable part
+ends.
 
-A file is FOLDER/NAME.NUMBER.tape. Numbers count up over all tapes of a *family* (the lives of one host, the homes or
-the stations of one machine), which shares the bound. Data that the disk does not accept waits in memory, within a bound
-(`Growing`). Data that finds no room there is lost; nothing can be replayed after the gap, so nothing more is written
-until the disk accepts the waiting data, and then a segment begins that is marked as after a loss. No disk ever stops
-the writer.
-
-Reads tapes: the segments that exist, the records missing between them, and where the readable part ends.
+A file is FOLDER/NAME.NUMBER.tape, one for each segment. Numbers count up over all tapes of a *family* (the lives of one
+host, the homes or the stations of one machine), which shares a bound: the oldest files are deleted. No disk ever stops
+the writer (`TapeFiles`).
 
 Bytes may come from anywhere: files that are no tape, or one of another version, are distinguished from damaged and from
 unfinished ones. The caller decides what follows from that; this module knows no core.
@@ -59,7 +56,12 @@ class PieceSource(Protocol):
 
 @final
 class TapeFiles:
-    """The files of tape `name` of a `family`, in `folder`."""
+    """The files of tape `name` of a `family`, in `folder`.
+
+    Data that the disk does not accept waits in memory, within a bound (`Growing`). Data that finds no room there is
+    lost; nothing can be replayed after the gap, so nothing more is written until the disk accepts the waiting data, and
+    then a segment begins that is marked as after a loss.
+    """
 
     def __init__(self, folder: Path, name: str, *, family: str, disk: Disk = DISK, bytes_max: int = TAPE_BYTES) -> None:
         self._folder, self._name, self._family, self._disk = folder, name, family, disk

@@ -1,30 +1,14 @@
 """The channel over a wire: hosts in different processes and buildings.
 
-Decides when to send: everything that a turn of the loop has for a peer goes in one message at its end, and a long
-transfer sends one chunk a turn, so that peers take turns. Its parts decide the rest: `connections` which peers to dial
-and when one is lost, `session` what a connection may carry, `transfers` what waits and in which order, `delivery` when
-the receiver gets what has come, `relaying` what is passed on, `batches` and `messages` the form in bytes.
+It decides when to send: everything that a turn of the loop has for a peer goes in one message at its end, and a long
+transfer sends one chunk a turn, so that peers take turns. `connections` decides which peers to dial and when one is
+lost, `protocol_session` what a connection may carry, `protocol_transfers` what waits and in which order, `Delivery`
+when the receiver gets what has come, `Relaying` what is passed on.
 
 Theory of operation. A host may bind (a control and a data ROUTER), may dial (a control and a data DEALER for each
 peer), or both; a host that accepts no connection from outside only dials. The channel does not know the maker of its
 sockets, ZeroMQ or a simulated world. Everything happens in turns of their loop. The channel only reports that a peer is
 up or lost; its owner decides that a member has gone for good, and then calls `forget`.
-
-Delivers arrived items to the receiver, in order, while the receiver takes any.
-
-Decides when an item is delivered, and with that when its bytes leave the sender's account. Items that the receiver does
-not take are held here, within the windows that were granted.
-
-Messages between two members that cannot reach each other, through a third that both have dialled.
-
-Decides what is passed on and to which peer. It never inspects what it passes on: the two have a session of their own,
-with its own sequence, credit and digests, whose messages travel inside those of the sessions with the third.
-
-Theory of operation. A message names source and target. Where neither is this host, it is passed on if it comes from its
-source and the target is up and near (itself not relayed); else its source is told that the target is unreachable, gives
-the connection up and tries again. The backlog is bounded, so a source that sends more than its target granted loses
-that connection, and no other peer does. Of the two ends, the lower member begins. Data overtakes control: the first
-data message of a connection, which attaches it, waits for the HELLO where it came first.
 """
 
 from __future__ import annotations
@@ -55,10 +39,12 @@ from isthmus.runtime.wire.protocol_transfers import (
 
 
 class Delivery:
-    """Delivers the items of all peers; `counts` gets what was received.
+    """Delivers the items of all peers to the receiver, in order, while the receiver takes any; `counts` gets what was
+    received.
 
-    `on_delivered(peer)` is called when held items have been delivered, `on_snapshot(member, number)` before an item
-    whose sender had that snapshot number, where it is not 0.
+    With the delivery of an item its bytes leave the sender's account; items that the receiver does not take are held
+    here, within the windows that were granted. `on_delivered(peer)` is called when held items have been delivered,
+    `on_snapshot(member, number)` before an item whose sender had that snapshot number, where it is not 0.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Connections with the peers of one host: made, kept, given up, and made again.
+"""Connections with the peers of one host: made, kept, given up, and made again; and the sockets that it has bound.
 
-Decides which peers to dial and when, which to accept, which session a message belongs to, and when a silent peer is
-lost. Does not decide what is sent, nor what follows from received messages; the owner decides that a member has gone
+It decides which peers to dial and when, which to accept, which session a message belongs to, and when a silent peer is
+lost. It does not decide what is sent, nor what follows from received messages; the owner decides that a member has gone
 for good.
 
 Theory of operation. A peer has a *route*: its endpoints, the peer that relays, or none, if it dials us. There is at
@@ -10,19 +10,6 @@ side that dialled begins another after a back-off that doubles until one succeed
 the connection of the lower one stays; of two that are relayed, the lower one dials. A member that has gone is refused
 for ever, as are its earlier incarnations. Every heartbeat sends a STATE, and ends the sessions of peers that were
 silent for too long.
-
-The sockets that a host has bound, and the peers that connect to them.
-
-Decides which session a message belongs to, by the address that ZeroMQ gave its connection, and drops what belongs to
-none. The `Listener` decides which peers to accept; with keys, `zap` decides which machines may connect at all, and here
-only that a member uses the key of the machine that it lives on.
-
-Theory of operation. ZeroMQ gives each connection to a ROUTER an address that no other one has. A peer may choose a free
-one; with keys an address therefore counts together with its machine. An address is unknown, known, or refused. The
-first message of an unknown one must be a HELLO on the control socket, or an ATTACH with the token of a HELLO on the
-data socket (either may come first). Anything else, and anything that a session does not accept, makes it refused: it
-gets the reason, once, and its messages are dropped by their address. The tables are bounded; a refused address that was
-forgotten is unknown again, and costs one more check.
 """
 
 from __future__ import annotations
@@ -72,7 +59,15 @@ MachineOf: TypeAlias = Callable[[Member], str | None]
 
 
 class Reception:
-    """A bound pair of sockets. `counts` gets the reasons of refusals. `machine_of(member)` is the member's machine."""
+    """A bound pair of sockets. `counts` gets the reasons of refusals. `machine_of(member)` is the member's machine.
+
+    ZeroMQ gives each connection to a ROUTER an address that no other one has. A peer may choose a free one; with keys
+    an address therefore counts together with its machine. An address is unknown, known, or refused. The first message
+    of an unknown one must be a HELLO on the control socket, or an ATTACH with the token of a HELLO on the data socket
+    (either may come first). Anything else, and anything that a session does not accept, makes it refused: it gets the
+    reason, once, and its messages are dropped by their address. The tables are bounded; a refused address that was
+    forgotten is unknown again, and costs one more check.
+    """
 
     def __init__(
         self,

@@ -1,16 +1,8 @@
-"""Links to a peer: sockets of our own, an address on sockets that we have bound, or through another peer.
+"""A channel's state of one peer, the kinds of links to it, and the socket interface under them.
 
-Decides nothing; a channel uses a link without knowing its kind.
-
-A channel's state of one peer: items for it and from it, the present connection, and the route to the next one.
-
-Decides how long to wait before the next attempt; everything else is the channel's business.
-
-The socket interface of a channel: `zmq_sockets` implement it on a network, `sim.network` in a simulated world.
-
-A socket dials once in its life, or is bound and outlives those that dial it. Messages of one side arrive complete and
-in order, as long as the connection lasts; two sockets overtake each other. Messages are lists of frames. All calls and
-callbacks are on the loop of the channel.
+A link is a pair of sockets of our own, an address on sockets that we have bound, or a path through another peer; a
+channel uses it without knowing its kind. `zmq_sockets` implement the socket interface on a network, `sim.network` in a
+simulated world. It decides how long to wait before the next attempt; everything else is the channel's business.
 """
 
 from __future__ import annotations

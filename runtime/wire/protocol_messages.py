@@ -1,6 +1,6 @@
 """The messages that hosts exchange, as bytes: the fields of each kind, and the limits within which it is accepted.
 
-Decides the form of every message. `session` decides when one is sent and what follows from it.
+Decides the form of every message. `protocol_session` decides when one is sent and what follows from it.
 
 Theory of operation. The first frame of every message is *sealed*: magic, protocol version, connection number and an
 xxh3 digest of the rest, in a form that no version will change, so that foreign bytes and other versions are recognized

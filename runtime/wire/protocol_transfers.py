@@ -1,17 +1,8 @@
-"""Data messages: frames made of a load of items and pieces, and items reassembled from frames.
+"""Items from one host to one other: those that wait, those under way, and those that arrived, over all connections.
 
-Decides nothing but the form: `transfers` decides which items go, `session` which message is legal when.
-
-Theory of operation. A batch is a header and raw frames. The header has the records of the items that begin in it; the
-raw frames are pieces, first of the item that was begun before, then of the new ones in turn. Both sides count the items
-of a connection and the pieces of the present item, so a header only has to state where it begins.
-
-Events that a session derives from incoming messages, for the channel to act on.
-
-Items from one host to one other: those that wait, those under way, and those that arrived, over all connections.
-
-Decides the order of items and of their pieces, what a newer item supersedes, how many bytes may be under way, and what
-is sent again on a new connection. Does not know bytes, sockets or time.
+It decides the order of items and of their pieces, what a newer item supersedes, how many bytes may be under way, what
+is sent again on a new connection, and the form of data messages. It does not know sockets or time; `protocol_session`
+decides which message is legal when.
 
 Theory of operation. A *line* holds what waits, in the order in which places were taken; a newer item of a Latest edge
 takes the place of the older one of its key, so no key starves. A *shipment* is an item on its way: it waits in the
@@ -19,6 +10,10 @@ line, begins (only then does it get a sequence number), is sent piece by piece w
 other side acknowledges it. On a new connection the other side reports what it had, per edge; those shipments are done,
 the rest go back to the front of the line, except those superseded meanwhile. Sequence numbers of a Queue edge have no
 gaps; those of a Latest edge only grow.
+
+A batch is a header and raw frames. The header has the records of the items that begin in it; the raw frames are pieces,
+first of the item that was begun before, then of the new ones in turn. Both sides count the items of a connection and
+the pieces of the present item, so a header only states where it begins.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keys: a machine's own pair, and the keys of those that it admits.
 
 Decides the form of a key, as text and in a file, which machine it belongs to, what it permits, and that no traffic
-leaves a machine without one. Does not open sockets: `zap` admits connections by a keyring, `handshakes` gives sockets
-their keys.
+leaves a machine without one. It does not open sockets: `security_curve` admits connections by a keyring, and gives
+sockets their keys.
 
 Theory of operation. A machine has one pair for CURVE, which its daemon and its hosts use. NAME.pub is one line, the
 public key in Z85 (40 characters). NAME.key is one line, the word `secret` and the secret key, so that one file cannot

@@ -127,8 +127,8 @@ def rewrite(path: Path, node: str, number: int, inputs: dict[str, Any], made: li
     Keeper(path.parent).keep(node, number, inputs, [], several=("answer",), made_here=())
     data = path.read_bytes()
     head = msgspec.msgpack.decode(payloads.frames(data).bodies[0], type=payloads.PayloadsHead)
-    told = [payloads.Item(port, None, None, digest, [], []) for port, digest, _ in made]
-    body = msgspec.msgpack.encode(msgspec.structs.replace(head, made=told))
+    entries = [payloads.Item(port, None, None, digest, [], []) for port, digest, _ in made]
+    body = msgspec.msgpack.encode(msgspec.structs.replace(head, outputs=entries))
     path.write_bytes(framed(body) + data[8 + len(payloads.frames(data).bodies[0]) :])
 
 
