@@ -140,7 +140,7 @@ def task(
         sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
         windows = Windows(corpus, sequences, length=context + 1)
     except DataError as error:
-        raise ConfigError(error.doing, error.expected, error.found, error.do) from error
+        raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 
     from isthmus.ops import transformer
     from isthmus.ops.island.optimizer import adamw, muon

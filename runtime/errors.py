@@ -16,20 +16,20 @@ from typing import NamedTuple, Self
 class Fault(NamedTuple):
     """One thing wrong with a request: what was being done, what was expected, what was found, what to do."""
 
-    doing: str
+    action: str
     expected: str
     found: str
-    do: str
+    remedy: str
 
     def __str__(self) -> str:
-        return f"{self.doing}: expected {self.expected}, found {self.found}.\n  {self.do}"
+        return f"{self.action}: expected {self.expected}, found {self.found}.\n  {self.remedy}"
 
 
 class RequestError(Exception):
     """A request that cannot be carried out; `faults` holds everything that is wrong with it, never empty."""
 
-    def __init__(self, doing: str, expected: str, found: str, do: str) -> None:
-        self.faults: tuple[Fault, ...] = (Fault(doing, expected, found, do),)
+    def __init__(self, action: str, expected: str, found: str, remedy: str) -> None:
+        self.faults: tuple[Fault, ...] = (Fault(action, expected, found, remedy),)
         super().__init__(str(self.faults[0]))
 
     @classmethod
@@ -74,8 +74,8 @@ class RunError(Exception):
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The hint for a mistyped `name`: the nearest of `names`, or all of them."""
-    known = sorted(names)
-    match = get_close_matches(name, known, n=1)
+    candidates = sorted(names)
+    match = get_close_matches(name, candidates, n=1)
     if match:
         return f"Did you mean {match[0]!r}?"
-    return f"There is: {', '.join(known)}." if known else "There is none."
+    return f"There is: {', '.join(candidates)}." if candidates else "There is none."

@@ -1,9 +1,4 @@
-"""Identifiers that outlive a process: replicas of roles and their incarnations.
-
-Names of roles that the runtime itself knows, and of the processes of an island that spans several.
-
-The base type of every core's events and commands: frozen records, compared by value and stored with their kind.
-"""
+"""Identifiers that outlive a process (replicas of roles, their incarnations), role names, and the base of records."""
 
 from __future__ import annotations
 

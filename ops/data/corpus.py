@@ -40,9 +40,9 @@ _FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 class DataError(ValueError):
     """Data that cannot be trained on: what was being done, what was expected, what was found, what to do."""
 
-    def __init__(self, doing: str, expected: str, found: str, do: str) -> None:
-        self.doing, self.expected, self.found, self.do = doing, expected, found, do
-        super().__init__(f"{doing}: expected {expected}, found {found}.\n  {do}")
+    def __init__(self, action: str, expected: str, found: str, remedy: str) -> None:
+        self.action, self.expected, self.found, self.remedy = action, expected, found, remedy
+        super().__init__(f"{action}: expected {expected}, found {found}.\n  {remedy}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,11 @@ REPLICATED_BELOW: Final = 2048
 
 
 class ShardingError(ValueError):
-    """A mesh that does not fit devices, or an array that does not fit a mesh: `expected`, `found`, and what to `do`."""
+    """A mesh that does not fit devices, or an array that does not fit a mesh: `expected`, `found` and the `remedy`."""
 
-    def __init__(self, doing: str, expected: str, found: str, do: str) -> None:
-        super().__init__(f"{doing}: expected {expected}, found {found}. {do}")
-        self.doing, self.expected, self.found, self.do = doing, expected, found, do
+    def __init__(self, action: str, expected: str, found: str, remedy: str) -> None:
+        super().__init__(f"{action}: expected {expected}, found {found}. {remedy}")
+        self.action, self.expected, self.found, self.remedy = action, expected, found, remedy
 
 
 class MeshShape(NamedTuple):

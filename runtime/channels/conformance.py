@@ -223,15 +223,15 @@ class ChannelConformance:
         assert {source for source, _ in pair.at_a.items} == {B}
 
     def test_items_that_are_sent_before_the_receiver_opens_wait(self, ends: MakeEnds) -> None:
-        made = ends(MIB)
+        channels = ends(MIB)
         at_b = Recorder()
-        a = made.join(A, Recorder())
-        b = made.join(B, None)
+        a = channels.join(A, Recorder())
+        b = channels.join(B, None)
         for number in range(3):
             a.send(B, parcel(QUEUE, block(number)), replaces=False)
-        made.rest()
+        channels.rest()
         b.open(at_b)
-        made.until(lambda: len(at_b.items) == 3)
+        channels.until(lambda: len(at_b.items) == 3)
         assert at_b.numbers() == [0, 1, 2]
 
     def test_what_a_receiver_sends_from_within_arrives(self, ends: MakeEnds) -> None:
@@ -284,10 +284,10 @@ class ChannelConformance:
         assert len(pair.at_b.items) == 12 - superseded
 
     def test_keys_edges_and_targets_do_not_supersede_each_other(self, ends: MakeEnds) -> None:
-        made = ends(128 * KIB)
-        pair = Pair(made)
+        channels = ends(128 * KIB)
+        pair = Pair(channels)
         at_c = Recorder()
-        c = made.join(C, at_c)
+        c = channels.join(C, at_c)
         pair.stall()
         c.pause()
         for number, key in enumerate((0, "0", 1, None)):
@@ -297,7 +297,7 @@ class ChannelConformance:
         pair.b.resume()
         c.resume()
         pair.arrive(10)
-        made.until(lambda: len(at_c.items) == 4)
+        channels.until(lambda: len(at_c.items) == 4)
         assert sorted(pair.at_b.numbers(LATEST)) == [0, 1, 2, 3]
         assert sorted(pair.at_b.numbers(OTHER_LATEST)) == [10, 11, 12, 13]
         assert sorted(at_c.numbers()) == [20, 21, 22, 23]
@@ -370,15 +370,15 @@ class ChannelConformance:
         assert 1 in pair.at_b.numbers(OTHER_QUEUE)
 
     def test_a_peer_that_takes_nothing_holds_up_no_other(self, ends: MakeEnds) -> None:
-        made = ends(128 * KIB)
-        pair = Pair(made)
+        channels = ends(128 * KIB)
+        pair = Pair(channels)
         at_c = Recorder()
-        made.join(C, at_c)
+        channels.join(C, at_c)
         pair.stall()
         for number in range(20):
             pair.queue(number)
             pair.a.send(C, parcel(QUEUE, block(number)), replaces=False)
-        made.until(lambda: len(at_c.items) == 20)
+        channels.until(lambda: len(at_c.items) == 20)
         assert at_c.numbers() == list(range(20))
         assert pair.at_b.items == []
 
@@ -467,17 +467,17 @@ class ChannelConformance:
         assert pair.at_a.credits == []
 
     def test_the_others_go_on_when_a_member_leaves(self, ends: MakeEnds) -> None:
-        made = ends(256 * KIB)
-        pair = Pair(made)
+        channels = ends(256 * KIB)
+        pair = Pair(channels)
         at_c = Recorder()
-        made.join(C, at_c)
+        channels.join(C, at_c)
         for number in range(6):
             pair.queue(number)
             pair.a.send(C, parcel(QUEUE, block(number)), replaces=False)
-        made.leave(B)
+        channels.leave(B)
         for number in range(6, 12):
             pair.a.send(C, parcel(QUEUE, block(number)), replaces=False)
-        made.until(lambda: len(at_c.items) == 12)
+        channels.until(lambda: len(at_c.items) == 12)
         assert at_c.numbers() == list(range(12))
 
     def test_a_receiver_may_leave_at_any_item(self, ends: MakeEnds) -> None:
@@ -533,20 +533,20 @@ class ChannelConformance:
     # -- statistics ----------------------------------------------------------------------------------------------------
 
     def test_statistics_add_up(self, ends: MakeEnds) -> None:
-        made = ends(128 * KIB)
-        pair = Pair(made)
+        channels = ends(128 * KIB)
+        pair = Pair(channels)
         at_c = Recorder()
-        c = made.join(C, at_c)
+        c = channels.join(C, at_c)
         pair.stall()
         for number in range(10):
             pair.latest(number)
             pair.a.send(C, parcel(QUEUE, block(number)), replaces=False)
         pair.b.resume()
-        made.until(lambda: bool(pair.at_b.numbers(LATEST)) and pair.at_b.numbers(LATEST)[-1] == 9)
-        made.until(lambda: len(at_c.items) == 10)
-        made.leave(C)
+        channels.until(lambda: bool(pair.at_b.numbers(LATEST)) and pair.at_b.numbers(LATEST)[-1] == 9)
+        channels.until(lambda: len(at_c.items) == 10)
+        channels.leave(C)
         pair.a.send(C, parcel(QUEUE, block(10)), replaces=False)
-        made.rest()
+        channels.rest()
         sent, got = pair.a.statistics(), [pair.b.statistics(), c.statistics()]
         received = sum(each["items_received"] for each in got)
         assert received == len(pair.at_b.items) + len(at_c.items) == sent["items_sent"]

@@ -91,7 +91,7 @@ class Goodput:
         served = now - max(begun, self._arrived) - self.way - HEARD_WITHIN
         if served > 0 and size_bytes >= LARGE_BYTES:
             most = max(1, size_bytes * 1_000_000_000 // served)
-            self.rate = Rate(*(min(known or most, most) for known in self.rate))
+            self.rate = Rate(*(min(bound or most, most) for bound in self.rate))
 
     def _note(self, size_bytes: int, served: int) -> deque[int] | deque[tuple[int, int, bool]] | None:
         """Store a sample of `size_bytes` in `served` nanoseconds; returns the samples it joined, None if unusable."""
@@ -136,10 +136,10 @@ class PeerLinks:
     def carried(self, target: Member, size_bytes: int, begun: Instant, arrived: Instant) -> None:
         """A transfer to another host is known to have arrived."""
         replica, life = target.replica, target.incarnation
-        known, link = self._links.get(replica, (0, Goodput()))
-        if known > life:
+        incarnation, link = self._links.get(replica, (0, Goodput()))
+        if incarnation > life:
             return
-        if known < life:
+        if incarnation < life:
             link = Goodput()
             self._links[replica] = life, link
             self.goodput.pop((replica.role, replica.slot), None)

@@ -2,8 +2,6 @@
 
 A transfer takes the edge's delay, which is a function of edge, ends and size given to the network (zero by default).
 Under the virtual clock this is the modelled network of a test; on the real clock it is a hop of the event loop.
-
-The line of items for a peer: a newer item takes the place of the older one of its key, so no key starves.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ class Line(Generic[Entry]):
             return entry
         return None
 
-    def take(self) -> Entry:
+    def pop(self) -> Entry:
         """Remove and return the first; KeyError if there is none."""
         return self.entries.popitem(last=False)[1]
 
@@ -221,7 +219,7 @@ class InprocChannel:
             is_paced = lane.pace is None or lane.window_used <= lane.pace
             if lane.window_used and not (is_granted and is_paced):
                 return
-            lane.line.take()
+            lane.line.pop()
             lane.window_used += max(parcel.size_bytes, 1)
             now = network.clock.now()
             delay = network.delay(parcel.edge, self.member, target, parcel.size_bytes)

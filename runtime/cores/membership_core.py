@@ -8,30 +8,21 @@ removing the one before. An incarnation that ended, or that is older than the ne
 can fail in three ways, each with its own answer:
 
 - *dead*. A supervisor knows that the process is gone: it is removed at once. Or it is silent: every heartbeat renews it
-  and teaches the core its rhythm (`phi_accrual`), silence makes it suspect, which only informs, and then removes it. A
-  silence with a known outside cause (the process is stopped, its machine cannot be reached) is excused: such a member
-  is neither suspect nor removed before `excused_max`.
+  and teaches the core its rhythm, silence makes it suspect, which only informs, and then removes it. A silence with a
+  known outside cause (the process is stopped, its machine cannot be reached) is excused: such a member is neither
+  suspect nor removed before `excused_max`.
 - *stuck*. It sends heartbeats, reports that it is stepping, and has been in one firing for longer than its own steps
   make likely; or it steps on, and one firing of another node lasts `firing_max` and many steps: it is removed. A member
   that never made a step is judged by the steps of others in its role, and by nothing where there are none.
 - *slow*. It makes progress, and a step takes it much longer than the median of its role: that is reported, and nothing
   else.
 
-A replica that was removed for silence or for being stuck gets twice the patience in its next incarnation, because a
-deadline that was too short would never be learned otherwise: a removal ends the interval that it should have been
-learned from.
+A replica that was removed for silence or for being stuck gets twice the patience in its next incarnation: the removal
+ended the interval from which a longer deadline would have been learned.
 
 One timer serves all members. It may be early (heartbeats move deadlines, not the timer) and is then set again. If it
 fires late, this host itself was suspended for that long: its peers may have sent heartbeats meanwhile, so that time is
 not counted as their silence. Being stuck needs no timer: it is judged when a heartbeat arrives.
-
-One member as the membership core knows it: its state, its rhythm, its progress, and its deadlines.
-
-It computes deadlines and findings; the core decides what follows when a deadline passes. Times are nanoseconds.
-
-The patience of the membership core: its options, each with the reason for its default. No option needs to be set.
-
-It decides nothing; deadlines are learned from arrivals (`phi_accrual`), and these options set the confidence.
 """
 
 from __future__ import annotations
@@ -104,6 +95,8 @@ class MembershipOptions:
     removal costs a restart, and real intervals have longer tails than the normal distribution; 8 is customary, 12 is
     recommended for shared machines. `phi_stuck`: the same for steps. `interval_first`, `deviation_first`: the assumed
     rhythm of a new member.
+
+    No option needs to be set: deadlines are learned from arrivals, and these options set the confidence.
     """
 
     slots_max: Mapping[str, int]
@@ -124,8 +117,8 @@ class MembershipOptions:
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.phi_suspect <= self.phi_gone <= 300:
-            found = f"{self.phi_suspect} and {self.phi_gone}"
-            raise _illegal_option("0.5 <= phi_suspect <= phi_gone <= 300", found)
+            thresholds = f"{self.phi_suspect} and {self.phi_gone}"
+            raise _illegal_option("0.5 <= phi_suspect <= phi_gone <= 300", thresholds)
         if not 0.5 <= self.phi_stuck <= 300:
             raise _illegal_option("0.5 <= phi_stuck <= 300", str(self.phi_stuck))
         durations = ("interval_first", "deviation_first", "deviation_min", "silence_max", "excused_max")
@@ -152,6 +145,8 @@ class Attendance:
 
     `silent_times` and `stuck_times` multiply its patience, after incarnations of its replica that were removed for the
     same cause.
+
+    It computes deadlines and findings; the core decides what follows when a deadline passes. Times are nanoseconds.
     """
 
     member: Member
@@ -243,7 +238,7 @@ class Attendance:
 DOUBLINGS_MAX: Final = 6
 """Sixty-four times the patience is at least a quarter of an hour, for a step that usually takes milliseconds."""
 
-STATE: Final = Kind(("cores", "ids"), given=(MembershipOptions,))
+STATE: Final = Kind(("cores", "ids"), arguments=(MembershipOptions,))
 
 
 class MembershipCore:
@@ -335,7 +330,7 @@ class MembershipCore:
         host = self._hosts.get(member.replica)
         if host is not None and host.member == member:
             self._counts["announcements repeated"] += 1
-            return self._hear(host, event.phase, now)
+            return self._mark_heard(host, event.phase, now)
         if member.incarnation <= self._newest.get(member.replica, 0):
             return self._refuse(member, self._history(member))
         commands = self._remove(host, "ended") if host is not None else []
@@ -365,7 +360,7 @@ class MembershipCore:
         if not host.is_excused:
             host.rhythm.learn(float(min(now - host.heard_at, self._options.silence_max)))
         was_stepping = host.is_stepping
-        commands = self._hear(host, event.phase, now)
+        commands = self._mark_heard(host, event.phase, now)
         if was_stepping and event.phase == "stepping":
             return commands + self._get_on(host, event, now)
         host.progress.begin(event.steps, event.busy, now)
@@ -375,7 +370,7 @@ class MembershipCore:
         """Judge the progress of a stepping host by its heartbeat."""
         progress, role = host.progress, host.member.replica.role
         first = float(self._options.progress_deviation_first)
-        if progress.take(event.steps, event.busy, event.firing, now, first):
+        if progress.record(event.steps, event.busy, event.firing, now, first):
             assert progress.rhythm is not None
             hang = host.hung(event.node, now, self._options)
             if hang is not None:
@@ -484,7 +479,7 @@ class MembershipCore:
         """The multiple of the usual patience that the next incarnation of a replica gets."""
         return 1 << min(self._removals[replica, cause], DOUBLINGS_MAX)
 
-    def _hear(self, host: Attendance, phase: Phase, now: Instant) -> list[MembershipCommand]:
+    def _mark_heard(self, host: Attendance, phase: Phase, now: Instant) -> list[MembershipCommand]:
         """Restart a member's silence, and clear a suspicion."""
         commands: list[MembershipCommand] = []
         if host.state in SILENT:
@@ -513,8 +508,8 @@ class MembershipCore:
             _demand(host.member.incarnation == newest, f"{host.member} is live, the newest incarnation is {newest}")
             _demand(host.phase != "gone", f"{host.member} is live in phase gone")
             _demand(host.heard_at <= self._now, f"{host.member} was heard at {host.heard_at} ns, after {self._now} ns")
-            told = f"{host.member} has {rhythm.mean} ns, {rhythm.variance} ns^2"
-            _demand(rhythm.mean >= 0 and rhythm.variance >= 0, told)
+            figures = f"{host.member} has {rhythm.mean} ns, {rhythm.variance} ns^2"
+            _demand(rhythm.mean >= 0 and rhythm.variance >= 0, figures)
             deadline = host.deadline(host.state, self._options)
             is_armed = self._timer_at is not None and self._timer_at <= deadline
             _demand(is_armed, f"{host.member} is due at {deadline} ns, the timer is at {self._timer_at} ns")

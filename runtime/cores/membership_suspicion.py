@@ -1,27 +1,7 @@
-"""Suspicion of a silence, from the usual intervals: the phi-accrual failure detector.
+"""Two measures of a host: the suspicion of its silence, and the progress of its steps. The membership core decides.
 
-It decides nothing: it turns a threshold into a deadline. After Hayashibara et al., The phi accrual failure detector
-(SRDS 2004): with intervals taken as normal with mean m and deviation s, the suspicion after a silence t is
-
-    phi(t) = -log10 P(interval > t) = -log10(erfc((t - m) / (s sqrt 2)) / 2),
-
-so a threshold suspects a healthy member once in 10^phi intervals. phi grows with t, so it is not evaluated while time
-passes: phi(t) = threshold is solved once, t = m + z s with z the normal quantile of 1 - 10^-threshold, and that is the
-deadline. z is rounded and the rest is +, *, sqrt, all correctly rounded: every machine finds the same nanosecond. We
-differ from the paper in that m and s^2 are exponential moving averages (no window to keep; T. Finch, Incremental
-calculation of weighted mean and variance, 2009, section 9), and in the floor under s.
-
-Progress of a host: the rhythm of its steps, and how much of its own time a step takes.
-
-It measures; the core decides which members are stuck or slow, by the two measures here. All times are nanoseconds. Only
-time in which the host computes counts, so a host that waits for others is neither stuck nor slow:
-
-- *stalled*: how long one firing has lasted without a step meanwhile. Intervals between steps define what is usual, as
-  intervals between heartbeats do for silence; they begin anew whenever nothing was firing.
-- *pace*: the time in which anything was firing, per step, as a ratio of two moving averages, so that it is the same
-  whether a heartbeat brings a hundred steps or every tenth brings one. It is compared with the median of the others.
-
-Heartbeats while a host's silence is excused, or in a phase other than stepping, are not measured.
+All times are nanoseconds. Every operation is correctly rounded (+, *, sqrt), so that every machine finds the same
+deadline.
 """
 
 from __future__ import annotations
@@ -43,7 +23,14 @@ FLOOR_PER_MEAN: Final = 0.5
 
 @dataclass(slots=True)
 class Rhythm:
-    """`mean` (ns) and `variance` (ns^2) of the intervals between recurring events."""
+    """`mean` (ns) and `variance` (ns^2) of the intervals between recurring events.
+
+    After Hayashibara et al., The phi accrual failure detector (SRDS 2004): with intervals taken as normal with mean m
+    and deviation s, the suspicion after a silence t is phi(t) = -log10(erfc((t - m) / (s sqrt 2)) / 2), so a threshold
+    suspects a healthy member once in 10^phi intervals. phi grows with t, so phi(t) = threshold is solved once: t = m +
+    z s is the deadline. We differ from the paper in that m and s^2 are exponential moving averages (no window to keep;
+    T. Finch, Incremental calculation of weighted mean and variance, 2009, section 9), and in the floor under s.
+    """
 
     mean: float
     variance: float
@@ -97,7 +84,15 @@ SLOW_AFTER: Final = seconds(5)
 
 @dataclass(slots=True)
 class StepProgress:
-    """The progress of one incarnation. `since` is when it made its last step, or could have begun to make one."""
+    """The progress of one incarnation. `since` is when it made its last step, or could have begun to make one.
+
+    Only time in which the host computes counts, so a host that waits for others is neither stuck nor slow. It is
+    *stalled* by how long one firing has lasted without a step; intervals between steps define what is usual, and begin
+    anew whenever nothing was firing. Its *pace* is the time in which anything was firing, per step, as a ratio of two
+    moving averages, so that it is the same whether a heartbeat brings a hundred steps or every tenth brings one; it is
+    compared with the median of the others. Heartbeats while its silence is excused, or in a phase other than stepping,
+    are not measured.
+    """
 
     since: Instant
     steps: int = 0
@@ -121,7 +116,7 @@ class StepProgress:
         self.steps, self._busy, self.since = steps, busy, now
         self._differs_since = None
 
-    def take(self, steps: int, busy: Duration, firing: Duration, now: Instant, deviation_first: float) -> bool:
+    def record(self, steps: int, busy: Duration, firing: Duration, now: Instant, deviation_first: float) -> bool:
         """Add a heartbeat of a stepping host; returns whether it has made steps since the one before."""
         if self._firing_since is None or firing <= self._firing:
             self._firing_since = now

@@ -1,7 +1,7 @@
 """The quorum core: when a round of votes closes, with which votes, and why.
 
 It decides which votes count, when a round closes or is withdrawn, and which timers that needs. It does not know what a
-vote holds, how long a grace should be, or which body opens rounds; membership decides who is live.
+vote holds, how long a grace should be, or which body opens rounds; membership decides which voters are live.
 
 Theory of operation. A round is a key (an integer; new rounds have growing keys, and no key is used for a second round)
 with the members of its newest attempt. Everything else is a function of the members, the *live* roster and the votes:
@@ -13,32 +13,8 @@ with the members of its newest attempt. Everything else is a function of the mem
   has not voted, not before `opened_at + deadline`. A grace or deadline of None has no end: membership bounds the wait.
 
 `opened_at` is that of the first attempt, so that renewals do not move the deadline. A vote that counted stays, even if
-its voter leaves. A vote is *held* while it may be early: its round is not open yet (or withdrawn, and may come back
-with a higher attempt), or is open and its live voter is not a member yet (the renewal is under way on another edge). If
-such a vote were refused at once it would be lost for good, because a voter votes once. A held vote is released when its
-voter leaves, its round closes, or a later round opens before its own: openings arrive in order.
-
-A vote is *kept* if it comes too late for a round of a chain. It moves neither the quorum nor the end of any round; the
-next round of the chain that closes with its voter as a live member counts it, unless the voter has voted there. Of two
-kept votes of one voter in one chain the later round's stays.
-
-Memory is bounded by the constants below. Of ended rounds, the newest are remembered exactly; any older key counts as
-late.
-
-Votes that are held because they may be early: their round is not open yet, or their voter is not a member of it yet.
-
-It stores them, and bounds the number of their keys; `core` decides when one is held, counted or released. A voter has
-one vote per key.
-
-Votes that came too late for their round, and may count in the next round of its chain.
-
-It decides which late vote of a voter is kept: that of the latest round. `core` decides when a round closes and which
-voters are live, and takes the votes it needs. Memory: one vote for each chain and live voter.
-
-One open round of votes: its quorum, when it ends, and why it closes.
-
-A function of the round's members, its votes and the live replicas; it changes nothing and knows no other round. `core`
-opens, fills, settles and ends it, and documents the rules.
+its voter leaves. Memory is bounded by the constants below; of ended rounds, the newest are remembered exactly, and any
+older key counts as late.
 """
 
 from __future__ import annotations
@@ -79,7 +55,12 @@ edge, in which at most the rounds in flight can open."""
 
 @dataclass(slots=True)
 class EarlyVotes:
-    """The early votes of one quorum node."""
+    """Votes that may be early: their round is not open yet, or their voter is not a member of it yet.
+
+    The round may be withdrawn and come back with a higher attempt, or its renewal may be under way on another edge. A
+    vote refused then would be lost for good, because a voter votes once per key. A held vote is released when its voter
+    leaves, its round closes, or a later round opens before its own: openings arrive in order.
+    """
 
     _votes: dict[int, dict[Replica, Handle]] = field(default_factory=dict)
 
@@ -97,18 +78,18 @@ class EarlyVotes:
     def hold(self, key: int, voter: Replica, handle: Handle) -> None:
         self._votes.setdefault(key, {})[voter] = handle
 
-    def take(self, key: int, voter: Replica) -> Handle:
+    def pop(self, key: int, voter: Replica) -> Handle:
         """Remove and return a held vote; KeyError if there is none."""
         handle = self._votes[key].pop(voter)
         if not self._votes[key]:
             del self._votes[key]
         return handle
 
-    def take_all(self, voter: Replica) -> list[tuple[int, Replica, Handle]]:
+    def pop_all(self, voter: Replica) -> list[tuple[int, Replica, Handle]]:
         """Remove and return all held votes of a voter, by round."""
-        return [(key, voter, self.take(key, voter)) for key in self.rounds() if voter in self._votes[key]]
+        return [(key, voter, self.pop(key, voter)) for key in self.rounds() if voter in self._votes[key]]
 
-    def take_round(self, key: int) -> list[tuple[Replica, Handle]]:
+    def pop_round(self, key: int) -> list[tuple[Replica, Handle]]:
         """Remove and return all held votes for a round, by voter."""
         return sorted(self._votes.pop(key, {}).items())
 
@@ -131,7 +112,11 @@ class LateVote(NamedTuple):
 
 @dataclass(slots=True)
 class LateVotes:
-    """The late votes of one quorum node."""
+    """Votes that came too late for their round, and may count in the next round of its chain.
+
+    A late vote moves neither the quorum nor the end of any round: the next round of the chain that closes with its
+    voter as a live member counts it, unless the voter has voted there. Memory: one vote for each chain and live voter.
+    """
 
     _chains: dict[int, dict[Replica, LateVote]] = field(default_factory=dict)
 
@@ -145,22 +130,22 @@ class LateVotes:
     def keep(self, chain: int, vote: LateVote) -> LateVote | None:
         """Keep a vote; returns the vote that it displaces, or `vote` itself if a later round's is kept, or None."""
         votes = self._chains.setdefault(chain, {})
-        known = votes.get(vote.voter)
-        if known is not None and known.key > vote.key:
+        former = votes.get(vote.voter)
+        if former is not None and former.key > vote.key:
             return vote
         votes[vote.voter] = vote
-        return known
+        return former
 
-    def take(self, chain: int, voter: Replica) -> LateVote:
+    def pop(self, chain: int, voter: Replica) -> LateVote:
         """Remove and return a kept vote; KeyError if there is none."""
         vote = self._chains[chain].pop(voter)
         if not self._chains[chain]:
             del self._chains[chain]
         return vote
 
-    def take_all(self, voter: Replica) -> list[LateVote]:
+    def pop_all(self, voter: Replica) -> list[LateVote]:
         """Remove and return all kept votes of a voter, by chain."""
-        return [self.take(chain, voter) for chain in sorted(self._chains) if voter in self._chains[chain]]
+        return [self.pop(chain, voter) for chain in sorted(self._chains) if voter in self._chains[chain]]
 
     def everybody(self) -> set[Replica]:
         """The voters with a kept vote in any chain."""
@@ -176,7 +161,7 @@ class OpenRound:
     """An open round; `opened` is its newest attempt, `members` maps that attempt's replicas to incarnations, sorted.
 
     `live_count` of these are live, and `missing` are those of the live that have not voted, sorted. Both are kept,
-    because every vote asks for them.
+    because every vote needs them. It changes nothing but itself, and knows no other round.
     """
 
     opened: RoundOpened
@@ -323,23 +308,23 @@ class QuorumCore:
             return [RefuseOpening(key, event.handle, reason)]
         commands: list[QuorumCommand] = []
         members = {member.replica: member.incarnation for member in sorted(event.members)}
-        found = self._rounds.get(key)
-        if found is not None:
+        open_round = self._rounds.get(key)
+        if open_round is not None:
             self._counts["rounds renewed"] += 1
-            commands.append(ReplaceOpening(key, found.opened.handle, event.handle))
-            found.opened, found.members = event, members
+            commands.append(ReplaceOpening(key, open_round.opened.handle, event.handle))
+            open_round.opened, open_round.members = event, members
         else:
             self._counts["rounds opened"] += 1
             self._ended.pop(key, None)
-            self._rounds[key] = found = OpenRound(event, members, now)
+            self._rounds[key] = open_round = OpenRound(event, members, now)
             if self._newest is None or key > self._newest:
                 self._newest = key
                 commands = self._refuse_overtaken()
         for voter in self._held.voters(key):
             if members.get(voter) == self._live[voter]:
-                found.votes[voter] = self._held.take(key, voter)
+                open_round.votes[voter] = self._held.pop(key, voter)
                 self._counts["votes counted"] += 1
-        found.count(self._live)
+        open_round.count(self._live)
         return commands + self._settle(key, now)
 
     def _vote(self, event: VoteArrived, now: Instant) -> list[QuorumCommand]:
@@ -348,19 +333,21 @@ class QuorumCore:
             return self._keep(event)
         if refusal is not None:
             return [self._refuse(event.key, event.voter, event.handle, refusal)]
-        found = self._rounds.get(event.key)
-        if found is None or found.members.get(event.voter) != event.incarnation:
+        open_round = self._rounds.get(event.key)
+        if open_round is None or open_round.members.get(event.voter) != event.incarnation:
             self._counts["votes held"] += 1
             self._held.hold(event.key, event.voter, event.handle)
             return []
         self._counts["votes counted"] += 1
-        found.vote(event.voter, event.handle)
+        open_round.vote(event.voter, event.handle)
         return self._settle(event.key, now)
 
     def _join(self, member: Member, now: Instant) -> list[QuorumCommand]:
-        known = self._live.get(member.replica)
-        if known is not None:
-            raise _illegal(f"{member} joining", "a replica that is not live", f"incarnation {known}", "Let it leave.")
+        incarnation = self._live.get(member.replica)
+        if incarnation is not None:
+            raise _illegal(
+                f"{member} joining", "a replica that is not live", f"incarnation {incarnation}", "Let it leave."
+            )
         if len(self._live) >= MEMBERS_MAX:
             raise _illegal(f"{member} joining", f"at most {MEMBERS_MAX} voters", "one more", "Lower slots_max.")
         self._live[member.replica] = member.incarnation
@@ -368,21 +355,21 @@ class QuorumCore:
 
     def _leave(self, member: Member, now: Instant) -> list[QuorumCommand]:
         replica = member.replica
-        known = self._live.get(replica)
-        if known != member.incarnation:
-            raise _illegal(f"{member} leaving", "a live member", f"incarnation {known}", "Report each end once.")
+        incarnation = self._live.get(replica)
+        if incarnation != member.incarnation:
+            raise _illegal(f"{member} leaving", "a live member", f"incarnation {incarnation}", "Report each end once.")
         del self._live[replica]
-        votes = [*self._held.take_all(replica), *self._late.take_all(replica)]
+        votes = [*self._held.pop_all(replica), *self._late.pop_all(replica)]
         return [self._refuse(*vote, "not live") for vote in votes] + self._settle_rounds_of(member, now)
 
     def _fire(self, event: QuorumTimerFired, now: Instant) -> list[QuorumCommand]:
         if not 0 < event.timer <= self._timers:
             raise _illegal(f"timer {event.timer} firing", f"one of 1 to {self._timers}", "another", "Fix the host.")
-        found = self._rounds.get(event.key)
-        if found is None or found.timer != event.timer:
+        open_round = self._rounds.get(event.key)
+        if open_round is None or open_round.timer != event.timer:
             self._counts["timers stale"] += 1
             return []
-        found.timer, found.timer_at = 0, None
+        open_round.timer, open_round.timer_at = 0, None
         return self._settle(event.key, now)
 
     # -- validity of openings and votes --------------------------------------------------------------------------------
@@ -414,12 +401,12 @@ class QuorumCore:
 
     def _refusal(self, event: VoteArrived) -> Refusal | None:
         """Why a vote does not count, or None if it counts or may be early."""
-        found = self._rounds.get(event.key)
-        if found is None and (reason := self._closure(event.key)) is not None:
+        open_round = self._rounds.get(event.key)
+        if open_round is None and (reason := self._closure(event.key)) is not None:
             return reason
         if self._live.get(event.voter) != event.incarnation:
             return "not live"
-        has_voted = found is not None and event.voter in found.votes
+        has_voted = open_round is not None and event.voter in open_round.votes
         return "duplicate" if has_voted or event.voter in self._held.voters(event.key) else None
 
     def _closure(self, key: int) -> Refusal | None:
@@ -446,7 +433,7 @@ class QuorumCore:
         return RefuseVote(handle, voter, reason, key)
 
     def _refuse_held(self, key: int, reason: Refusal) -> list[QuorumCommand]:
-        return [self._refuse(key, voter, handle, reason) for voter, handle in self._held.take_round(key)]
+        return [self._refuse(key, voter, handle, reason) for voter, handle in self._held.pop_round(key)]
 
     def _refuse_overtaken(self) -> list[QuorumCommand]:
         """Refuse the held votes that a new newest key has overtaken or, if it is the first, left out of reach."""
@@ -470,58 +457,58 @@ class QuorumCore:
 
     def _settle(self, key: int, now: Instant) -> list[QuorumCommand]:
         """Close or withdraw a round if its rules say so; else update its timer."""
-        found = self._rounds[key]
-        if not found.live_count and not found.votes:
+        open_round = self._rounds[key]
+        if not open_round.live_count and not open_round.votes:
             # There is nothing to cancel: a timer needs a quorum, that needs a vote, and a vote that counted stays.
-            assert not found.timer
+            assert not open_round.timer
             self._counts["rounds withdrawn"] += 1
-            listed = f"{len(found.members)} listed in attempt {found.opened.attempt}"
+            listed = f"{len(open_round.members)} listed in attempt {open_round.opened.attempt}"
             reason = f"no member is live and nobody has voted ({listed})"
-            withdraw = WithdrawRound(key, found.opened.handle, reason)
+            withdraw = WithdrawRound(key, open_round.opened.handle, reason)
             return [withdraw, *self._end(key, has_closed=False)]
-        if not found.has_quorum():
-            found.quorum_at = None
-        elif found.quorum_at is None:
-            found.quorum_at = now
-        end = found.end()
-        if found.quorum_at is None or end is None or now < end:
-            return self._move_timer(found, end)
+        if not open_round.has_quorum():
+            open_round.quorum_at = None
+        elif open_round.quorum_at is None:
+            open_round.quorum_at = now
+        end = open_round.end()
+        if open_round.quorum_at is None or end is None or now < end:
+            return self._move_timer(open_round, end)
         self._counts["rounds closed"] += 1
-        reason = found.reason()
-        refused, late = self._late_votes(found)
-        votes = tuple(sorted({**found.votes, **late}.items()))
+        reason = open_round.reason()
+        refused, late = self._late_votes(open_round)
+        votes = tuple(sorted({**open_round.votes, **late}.items()))
         voters = tuple(replica for replica, _ in votes)
-        left_out = tuple(replica for replica in found.missing if replica not in late)
+        left_out = tuple(replica for replica in open_round.missing if replica not in late)
         reason += f"; late for the round before, and counted here: {len(late)}" if late else ""
-        decision = Decision(key, reason, found.opened_at, found.quorum_at, now, voters, left_out)
-        close = CloseRound(key, found.opened.handle, votes, decision)
-        return [*self._move_timer(found, None), close, *refused, *self._end(key, has_closed=True)]
+        decision = Decision(key, reason, open_round.opened_at, open_round.quorum_at, now, voters, left_out)
+        close = CloseRound(key, open_round.opened.handle, votes, decision)
+        return [*self._move_timer(open_round, None), close, *refused, *self._end(key, has_closed=True)]
 
-    def _late_votes(self, found: OpenRound) -> tuple[list[QuorumCommand], dict[Replica, Handle]]:
+    def _late_votes(self, open_round: OpenRound) -> tuple[list[QuorumCommand], dict[Replica, Handle]]:
         """Late votes of a closing round's chain: refusals where the voter has voted in it, and the votes that count."""
-        chain = found.opened.chain
+        chain = open_round.opened.chain
         refused: list[QuorumCommand] = []
         late: dict[Replica, Handle] = {}
         for voter in self._late.voters(chain):
             assert chain is not None
-            if voter in found.votes:
-                refused.append(self._refuse(*self._late.take(chain, voter), "late"))
-            elif found.members.get(voter) == self._live[voter]:
-                late[voter] = self._late.take(chain, voter).handle
+            if voter in open_round.votes:
+                refused.append(self._refuse(*self._late.pop(chain, voter), "late"))
+            elif open_round.members.get(voter) == self._live[voter]:
+                late[voter] = self._late.pop(chain, voter).handle
                 self._counts["votes counted"] += 1
         return refused, late
 
-    def _move_timer(self, found: OpenRound, at: Instant | None) -> list[QuorumCommand]:
+    def _move_timer(self, open_round: OpenRound, at: Instant | None) -> list[QuorumCommand]:
         """Move the timer of a round to `at`; None cancels it."""
-        if found.timer_at == at:
+        if open_round.timer_at == at:
             return []
-        key = found.opened.key
-        commands: list[QuorumCommand] = [CancelQuorumTimer(key, found.timer)] if found.timer else []
-        found.timer, found.timer_at = 0, at
+        key = open_round.opened.key
+        commands: list[QuorumCommand] = [CancelQuorumTimer(key, open_round.timer)] if open_round.timer else []
+        open_round.timer, open_round.timer_at = 0, at
         if at is not None:
             self._timers += 1
-            found.timer = self._timers
-            commands.append(SetQuorumTimer(key, found.timer, at))
+            open_round.timer = self._timers
+            commands.append(SetQuorumTimer(key, open_round.timer, at))
         return commands
 
     def _end(self, key: int, *, has_closed: bool) -> list[QuorumCommand]:
@@ -544,7 +531,9 @@ class QuorumCore:
 
     def check(self) -> None:
         """Raise InvariantError unless every bound holds, every handle is accounted for, and no round is overdue."""
-        inside = len(self._held) + len(self._late) + sum(1 + len(found.votes) for found in self._rounds.values())
+        inside = (
+            len(self._held) + len(self._late) + sum(1 + len(open_round.votes) for open_round in self._rounds.values())
+        )
         counted = self._counts["handles taken"] - self._counts["handles released"]
         _demand(counted == inside, f"{counted} handles are held by the count, {inside} by the state")
         _demand(len(self._rounds) <= ROUNDS_MAX, f"{len(self._rounds)} rounds are open, {ROUNDS_MAX} may be")
@@ -558,17 +547,20 @@ class QuorumCore:
             _demand(bool(voters) and set(voters) <= self._live.keys(), f"round {key} holds votes of {voters}")
         gone = self._late.everybody() - self._live.keys()
         _demand(not gone, f"late votes are kept of {sorted(gone)}, who are not live")
-        for key, found in self._rounds.items():
-            end = found.end()
-            is_counted = found.census(self._live) == (found.live_count, found.missing)
-            _demand(is_counted, f"round {key} counts {found.live_count} live members, and misses {list(found.missing)}")
+        for key, open_round in self._rounds.items():
+            end = open_round.end()
+            is_counted = open_round.census(self._live) == (open_round.live_count, open_round.missing)
+            _demand(
+                is_counted,
+                f"round {key} counts {open_round.live_count} live members, and misses {list(open_round.missing)}",
+            )
             _demand(key not in self._ended, f"round {key} is open and ended")
             _demand(self._newest is not None and key <= self._newest, f"round {key} is above the newest")
-            _demand(bool(found.missing), f"round {key} is open with nobody to wait for")
-            _demand((found.quorum_at is not None) == found.has_quorum(), f"round {key} has a wrong quorum_at")
-            _demand(found.timer_at == end, f"round {key} waits until {end}, its timer is at {found.timer_at}")
-            _demand((found.timer > 0) == (end is not None), f"round {key} has timer {found.timer} for {end}")
-            twice = [voter for voter in self._held.voters(key) if voter in found.votes]
+            _demand(bool(open_round.missing), f"round {key} is open with nobody to wait for")
+            _demand((open_round.quorum_at is not None) == open_round.has_quorum(), f"round {key} has a wrong quorum_at")
+            _demand(open_round.timer_at == end, f"round {key} waits until {end}, its timer is at {open_round.timer_at}")
+            _demand((open_round.timer > 0) == (end is not None), f"round {key} has timer {open_round.timer} for {end}")
+            twice = [voter for voter in self._held.voters(key) if voter in open_round.votes]
             _demand(not twice, f"round {key} both counts and holds votes of {twice}")
 
 

@@ -1,6 +1,6 @@
 """Events, commands and decisions of the quorum core.
 
-It decides nothing; `core` does. A key is a round's integer, a handle stands for an item that the host holds.
+It decides nothing; `quorum_core` does. A key is a round's integer, a handle stands for an item that the host holds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The scheduler core: one host's plan, from arrivals to firings.
 
-It decides when a node fires, what each firing takes and when a node ends. `flow` decides where items go and which are
-held for lack of credit, `live_links` keeps live replicas and links, `nodes` decides readiness. None of them runs
-bodies, moves payloads, measures time or knows what an item means.
+It decides when a node fires, what each firing takes and when a node ends. `scheduler_flow` decides where items go and
+which are held for lack of credit, `scheduler_live_links` keeps live replicas and links, and decides readiness. None of
+them runs bodies, moves payloads, measures time or knows what an item means.
 
 Theory of operation. A node is *running* from `RunBody` to `FiringEnded`; one firing at a time. Ready nodes are started
 at once, in the order in which they became ready, at the end of the event that made them so. An *idle* node (declared so
@@ -55,7 +55,7 @@ __all__ = ["CONSTANTS_PER_EDGE", "Scheduler", "constant"]
 
 STATE: Final = Kind(
     ("cores", "ids"),
-    given=(Plan, NodePlan, OutputPlan, EdgePlan, Quorum),
+    arguments=(Plan, NodePlan, OutputPlan, EdgePlan, Quorum),
     numbered=lambda core: core.plan.edges,
 )
 
@@ -227,16 +227,16 @@ class Scheduler:
         decision: dict[str, Any] | None = None
         flow = self._flow
         if node.rounds is not None and not node.is_idle:
-            closed = node.rounds.take()
+            closed = node.rounds.pop_closed()
             for link in closed.links:
                 flow.return_vote(link)
             inputs.extend(closed.inputs)
             decision = closed.decision
         for port, inlet, is_required in node.inlets:
             if inlet.new and not (is_required and node.is_idle):
-                entries, taken = inlet.take()
+                entries, links = inlet.take()
                 inputs.append((port, entries))
-                for link in taken:
+                for link in links:
                     flow.give_back(link)
         node.is_running = True
         node.is_due = node.is_nudged = False

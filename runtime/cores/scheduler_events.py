@@ -3,8 +3,6 @@
 Every input of a decision is in an event, and every decision is in a command, so that the tape of both is enough to
 repeat a run. Items appear as handles with the *fields* that cores may see. Edges and nodes are indices of the graph,
 replicas are slots of the role that the edge names.
-
-A record of a host's tape: an event, and the commands that its scheduler returned for it.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ links exist. It lists the commands of an event in the order in which to perform 
 something happened that they may fire for.
 
 A firing may emit more than there is credit for. The rest is *held*, in the order of emission over all ports: the head
-of the line leaves as soon as every live consumer of it has given credit. Its consumers are determined when it leaves,
-from the links that were open when its firing began; an output without a live consumer is dropped. Held outputs are
-never reordered and never mixed with the outputs of a later firing, because the node does not fire meanwhile.
+of the line leaves as soon as every live consumer of it has given credit. Held outputs are never mixed with those of a
+later firing, because the node does not fire meanwhile. An output without a live consumer is dropped.
 
 Payloads are handles with counted uses: every use ends in exactly one RunBody, SendItem or DropItem.
 """
@@ -124,7 +123,7 @@ class Flow:
                 break
         else:
             return True
-        for link in self._queue_links(node, output):  # noqa: SIM110 -- as in `nodes`: held outputs come here every firing.
+        for link in self._queue_links(node, output):  # noqa: SIM110 -- as in `is_ready`: held outputs come here every firing.
             if not link.credit:
                 return False
         return True

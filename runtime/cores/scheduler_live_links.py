@@ -1,16 +1,9 @@
-"""Live replicas and the links that follow from them: the pairs between which an item of this host may travel.
+"""Live replicas, the links that follow from them, and whether a node of this host may fire.
 
 It decides which links exist, and which of them an item takes; not what travels on them. Edges of the plan are *routes*
 where they leave a node of this host and *arrivals* where they enter one. With every change of the live replicas, links
 are opened and closed to match the edges; a `RosterChange` returns what a closed link still held, and what a new one
 must be sent. A new incarnation is a new link, with fresh credit and fresh initial items.
-
-A node of a host while it runs: its state, its ports, and whether it may fire.
-
-It decides readiness and nothing else: the scheduler decides when to ask, and what a firing takes. A node is *ready*
-when its body is open and not running, every Queue output has credit at every live consumer, and its firing rule is
-satisfied; an *idle* one, in place of the rule, when something new is sampled or the node was nudged (opened idle, or a
-stop requested).
 """
 
 from __future__ import annotations
@@ -92,7 +85,12 @@ class NodeState:
 
 
 def is_ready(node: NodeState) -> bool:
-    """Whether a node that holds nothing is ready to fire."""
+    """Whether a node that holds nothing is ready to fire.
+
+    It is ready when its body is open and not running, every Queue output has credit at every live consumer, and its
+    firing rule is satisfied; an *idle* one, in place of the rule, when something new is sampled or the node was nudged
+    (opened idle, or a stop requested).
+    """
     if node.is_running or not node.is_open or node.is_finished:
         return False
     for outlet in node.outlets:

@@ -89,14 +89,14 @@ class QueueInlet:
     def take(self) -> tuple[tuple[Entry, ...], list[Link]]:
         """The first item of every link that has one, and the links whose producers get a credit back."""
         entries: list[Entry] = []
-        taken: list[Link] = []
+        links: list[Link] = []
         for link in self.links:
             if link.items:
                 entries.append((link.member.replica, None, link.items.popleft()))
-                taken.append(link)
+                links.append(link)
                 if not link.items:
                     self.new -= 1
-        return tuple(entries), taken
+        return tuple(entries), links
 
     def is_complete(self) -> bool:
         """Whether there are links and every one has an item."""

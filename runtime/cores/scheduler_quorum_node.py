@@ -80,7 +80,7 @@ class Rounds:
         """Whether `timer` was set by these rounds."""
         return timer & ~0xFFFFFFFF == self._timer_base
 
-    def take(self) -> Closed:
+    def pop_closed(self) -> Closed:
         """Remove and return the oldest round that is to be fired."""
         return self._closed.popleft()
 

@@ -1,12 +1,11 @@
 """The daemon of a run, on its home machine: performs the commands of the home's core, and feeds it events.
 
 It decides nothing: the core of the home does. The processes of this machine are with its site, those of other machines
-behind links. It never computes, and holds nothing that training needs: when it dies, the hosts go on, find the daemon
-that takes its place through the file `daemon.json` in the run folder, and are adopted by it.
+behind links. It never computes, and holds nothing that training needs: when it dies, the hosts continue, find the
+daemon that takes its place through the file `daemon.json` in the run folder, and are adopted by it.
 
-Reopens a run that is over, to continue it here or with another machine as its home.
-
-Its next daemon takes over as after a death. Lives and their numbers stay, so that no number is given twice. Replicas
+`reopen` and `move` prepare the ledger of a run that is over, to continue it here or with another machine as its home:
+its next daemon takes over as after a death. Lives and their numbers stay, so that no number is given twice. Replicas
 that were given up are tried again; those that get no more lives are retired.
 """
 
@@ -57,10 +56,10 @@ from isthmus.runtime.supervision.home_events import (
 from isthmus.runtime.supervision.incidents import (
     Failure,
     Happened,
-    Homeless,
-    Hopeless,
     LedgerRemoved,
+    NoMachineLeft,
     Ordered,
+    RestartsExhausted,
     Unserved,
     as_line,
 )
@@ -128,13 +127,13 @@ class Daemon:
             home=name,
             term=places.term,
             turn_away=self._turned_away,
-            report=lambda report, shown: self._hear(name, report, shown),
+            report=lambda report, shown: self._on_report(name, report, shown),
             commands=MappingProxyType(commands),
             tape_bytes=tape_bytes,
         )
         self._launch, self._ledger = launch, self._site.ledger
         self._tape_files = TapeFiles.of_daemon(folder, "home", os.getpid(), bytes_max=tape_bytes)
-        self.endpoint = self._site.gate.endpoint
+        self.endpoint = self._site.endpoint_of_hosts.endpoint
 
     # -- interface -----------------------------------------------------------------------------------------------------
 
@@ -143,9 +142,9 @@ class Daemon:
         journal, training = self._ledger.noted(JOURNAL), self._ledger.noted(TRAINING)
         if training is not None:
             self.status_last = decode(training)["training"]
-        known = None if journal is None else msgspec.msgpack.decode(journal, type=Journal)
+        former = None if journal is None else msgspec.msgpack.decode(journal, type=Journal)
         self._site.start()
-        began = HomeBegan(self._ledger.numbers(), known, self._ledger.is_lost("home"))
+        began = HomeBegan(self._ledger.numbers(), former, self._ledger.is_lost("home"))
         self._has_begun = True
         self._driver.feed(began)
         self._beat()
@@ -156,10 +155,10 @@ class Daemon:
 
     def end(self, reason: str) -> None:
         """Kill every host, and fail the run for this reason."""
-        asked = Ordered(reason)
-        self._driver.feed(EndAsked(asked) if self._has_begun else NotBegun(asked))
+        failure = Ordered(reason)
+        self._driver.feed(EndAsked(failure) if self._has_begun else NotBegun(failure))
 
-    def hear(self, machine: str, message: Message) -> None:
+    def on_message(self, machine: str, message: Message) -> None:
         """Handle a message of an outpost; KeyError, TypeError or ValueError for one that no outpost sends.
 
         Status of hosts that are not on that machine, or that is too large, is dropped.
@@ -167,7 +166,7 @@ class Daemon:
         report, shown = read_report(message)
         fleet = self.home.fleet
         shown = {member: each for member, each in shown.items() if fleet.name(member.replica) == machine}
-        self._hear(machine, report, {member: bounded(each) for member, each in shown.items()})
+        self._on_report(machine, report, {member: bounded(each) for member, each in shown.items()})
 
     def join(self, machine: str, islands: int) -> list[Replica]:
         """Admit a machine, with learners in the next free slots; returns those that found room."""
@@ -203,12 +202,14 @@ class Daemon:
     def lost(self) -> Replica | None:
         """The replica that could not be replaced, if that is why the run failed."""
         failure = self.home.failure
-        return Replica.parse(failure.host) if isinstance(failure, Hopeless | Homeless | Unserved) else None
+        return (
+            Replica.parse(failure.host) if isinstance(failure, RestartsExhausted | NoMachineLeft | Unserved) else None
+        )
 
     def status(self) -> dict[str, Any]:
         """The status that `isthmus status` shows."""
         hosts = [self._host(replica) for replica in self.home.fleet.replicas]
-        refused = self._site.gate.refused + self._site.station.refused
+        refused = self._site.endpoint_of_hosts.refused + self._site.station.refused
         error = None if self.home.failure is None else msgspec.to_builtins(self.home.failure)
         return {"run": str(self.folder), "outcome": self.outcome, "error": error, "daemon": self.name,
                 "term": self.home.term, "pid": os.getpid(), "hosts": hosts, "training": self.status_last,
@@ -226,7 +227,7 @@ class Daemon:
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def _hear(self, machine: str, report: Report, shown: Mapping[Member, Shown]) -> None:
+    def _on_report(self, machine: str, report: Report, shown: Mapping[Member, Shown]) -> None:
         for member, each in shown.items():
             self._shown[member] = each
             if member.replica.role == "recorder" and "record" in each["published"]:
@@ -264,15 +265,15 @@ class Daemon:
             self._turn_away(command.home)
 
     def _status_asked(self, peer: bytes, message: Message) -> None:
-        self._site.gate.send(peer, {"type": "status", **self.status()})
+        self._site.endpoint_of_hosts.send(peer, {"type": "status", **self.status()})
 
     def _stop_asked(self, peer: bytes, message: Message) -> None:
         is_first = not self.home.is_stopping
         self.request_stop()
-        self._site.gate.send(peer, {"type": "stopping", "is_first": is_first})
+        self._site.endpoint_of_hosts.send(peer, {"type": "stopping", "is_first": is_first})
 
     def _end_asked(self, peer: bytes, message: Message) -> None:
-        self._site.gate.send(peer, {"type": "ending"})
+        self._site.endpoint_of_hosts.send(peer, {"type": "ending"})
         self.end(str(message.get("reason", "ended by a command")))
 
     # -- commands ------------------------------------------------------------------------------------------------------
@@ -324,12 +325,17 @@ class Daemon:
 
     def _host(self, replica: Replica) -> dict[str, Any]:
         life, reason = self.home.lives.get(replica), self.home.reason(replica)
-        known: dict[str, Any] = {"pid": None, "phase": "gone"}
+        figures: dict[str, Any] = {"pid": None, "phase": "gone"}
         if life is not None:
             shown = self._shown.get(life.member, {"published": {}, "figures": {}})
             # A recorder publishes the status of the run, not its own.
             published = shown["published"] if replica.role != "recorder" else {}
-            known = {"pid": life.seen.pid, "phase": life.seen.said.phase, **shown["figures"], "published": published}
+            figures = {
+                "pid": life.seen.pid,
+                "phase": life.seen.heartbeat.phase,
+                **shown["figures"],
+                "published": published,
+            }
         return {
             "name": str(replica),
             "role": replica.role,
@@ -337,7 +343,7 @@ class Daemon:
             "incarnation": self.home.incarnation(replica),
             "state": self.home.state(replica),
             "reason": None if reason is None else msgspec.to_builtins(reason),
-            **known,
+            **figures,
         }
 
 

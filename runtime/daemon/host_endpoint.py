@@ -17,7 +17,7 @@ from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import PHASES
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import raised_of, starved_of
-from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, ItemRefusal, Missing, Over, Said
+from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Heartbeat, ItemRefusal, Missing, Over
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.control_server import ControlServer
@@ -48,7 +48,7 @@ class HostEndpoint:
         """Bind; zmq.ZMQError if the endpoint is taken."""
         self._run, self._spoke, self._commands = run, spoke, commands
         self._peers: dict[Member, bytes] = {}
-        self._server = ControlServer(loop, listen, self._hear)
+        self._server = ControlServer(loop, listen, self._on_message)
 
     @property
     def endpoint(self) -> str:
@@ -64,17 +64,17 @@ class HostEndpoint:
         """Answer a command."""
         self._server.send(peer, message)
 
-    def tell(self, told: TellHosts, keys: Mapping[str, str]) -> None:
+    def tell(self, command: TellHosts, keys: Mapping[str, str]) -> None:
         """Send hosts the roster and the run's flags; `keys` are the public keys of the machines that take part."""
         messages: list[Message] = [{"type": "beat"}]
-        if told.roster is not None:
-            forms, rows = msgspec.to_builtins(told.forms), [list(row) for row in told.roster]
+        if command.roster is not None:
+            forms, rows = msgspec.to_builtins(command.forms), [list(row) for row in command.roster]
             messages = [{"type": "roster", "members": rows, "keys": dict(keys), "forms": forms}]
-        if told.is_stopping:
+        if command.is_stopping:
             messages.append({"type": "stop"})
-        if told.is_ending:
+        if command.is_ending:
             messages.append({"type": "exit", "reason": "the run is over"})
-        for member in told.members:
+        for member in command.members:
             if member in self._peers:
                 for message in messages:
                     self._server.send(self._peers[member], message)
@@ -92,7 +92,7 @@ class HostEndpoint:
     def close(self) -> None:
         self._server.close()
 
-    def _hear(self, peer: bytes, message: Message) -> None:
+    def _on_message(self, peer: bytes, message: Message) -> None:
         kind = message["type"]
         if kind in self._commands:
             self._commands[kind](peer, message)
@@ -100,8 +100,8 @@ class HostEndpoint:
             try:
                 event, shown = _read(message, self._run)
             except (KeyError, TypeError, ValueError) as error:
-                told = f"malformed {kind}: {error}"[:200]
-                self.refused[told if len(self.refused) < REFUSED_MAX or told in self.refused else "others"] += 1
+                reason = f"malformed {kind}: {error}"[:200]
+                self.refused[reason if len(self.refused) < REFUSED_MAX or reason in self.refused else "others"] += 1
                 return
             self._peers[event.member] = peer
             self._spoke(event, shown)
@@ -114,13 +114,13 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
     if message["run"] != run:
         raise ValueError("a host of another run")
     member = Member(Replica.parse(message["replica"]), int(message["incarnation"]))
-    phase = next((known for known in PHASES if known == message["phase"]), None)
+    phase = next((name for name in PHASES if name == message["phase"]), None)
     if phase is None:
         raise ValueError(f"no phase: {message['phase']!r}")
     if member.incarnation < 1:
         raise ValueError(f"no incarnation: {member.incarnation}")
     figures, published = dict(message["figures"]), dict(message["published"])
-    said = Said(
+    heartbeat = Heartbeat(
         phase,
         tuple(map(str, message["endpoints"])),
         _count(figures, "steps"),
@@ -140,12 +140,12 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
     if message["type"] == "over":
         over = Over.of(dict(published.get("record", {})))
     failed = raised_of(message["error"]) if message["type"] == "failed" else None
-    event = HostSpoke(member, int(message["pid"]), said, failed, over)
+    event = HostSpoke(member, int(message["pid"]), heartbeat, failed, over)
     return event, {"published": published, "figures": figures}
 
 
-def _missing(told: Any) -> Missing:
-    replica, incarnation, silence = told
+def _missing(plain: Any) -> Missing:
+    replica, incarnation, silence = plain
     return Missing(Member(Replica.parse(replica), int(incarnation)), Duration(max(0, int(silence))))
 
 

@@ -252,7 +252,7 @@ def living(folder: Path) -> list[int]:
 def identity(path: Path) -> tuple[int, int] | None:
     """Device and inode of the file or folder at a path; None if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

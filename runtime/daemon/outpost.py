@@ -1,9 +1,7 @@
 """The outpost of a run on a machine that is not its home: its station there, on a link to the home.
 
-It decides nothing. Its hosts connect to it on loopback, as they would to the daemon of their home, so they need not
-know that the run is elsewhere.
-
-Orders and reports as control messages between a home and its outposts. It decides nothing.
+It decides nothing. Its hosts connect to it on loopback, as they would to the daemon of their home. The functions encode
+orders and reports as control messages.
 """
 
 from __future__ import annotations

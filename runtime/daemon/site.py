@@ -1,12 +1,7 @@
-"""The host processes of a run on this machine: started, watched and killed.
+"""The part of a run on this machine: performs the commands of its station's core, and feeds it events.
 
-It decides nothing. It watches processes by their pidfds, so it sees at once when one ends, and never signals a process
-with a reused pid.
-
-The part of a run on this machine: performs the commands of its station's core, and feeds it events.
-
-It decides nothing. A home has one beside its own core, an outpost has one alone. The hosts' status for people goes
-along beside reports, by life, and no core sees it.
+It decides nothing. A home has one beside its own core, an outpost has one alone. The hosts' status for people travels
+beside reports, by life, and no core sees it.
 """
 
 from __future__ import annotations
@@ -93,6 +88,9 @@ class LocalProcesses:
 
     `ended(member, exited, cpu_seconds)` is called once for each; the seconds are None where it was not a child of this
     process.
+
+    It watches processes by their pidfds, so it sees at once when one ends, and never signals a process with a reused
+    pid.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[Member, Exited, float | None], None]) -> None:
@@ -111,31 +109,31 @@ class LocalProcesses:
 
     def kill(self, member: Member) -> None:
         """Kill a process, which then ends soon; does nothing where it is not watched."""
-        known = self._watched.get(member)
-        if known is not None:
+        process = self._watched.get(member)
+        if process is not None:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(known.watch, signal.SIGKILL)
+                signal.pidfd_send_signal(process.watch, signal.SIGKILL)
 
     def stopped(self) -> tuple[Member, ...]:
         """Members whose process is stopped, by a signal or a debugger."""
-        return tuple(member for member, known in self._watched.items() if is_stopped(known.pid))
+        return tuple(member for member, process in self._watched.items() if is_stopped(process.pid))
 
     def close(self) -> None:
         """Release everything; the processes go on."""
-        for known in self._watched.values():
-            self._loop.remove_reader(known.watch)
-            os.close(known.watch)
+        for process in self._watched.values():
+            self._loop.remove_reader(process.watch)
+            os.close(process.watch)
         self._watched.clear()
 
     def _end(self, member: Member) -> None:
-        known = self._watched.pop(member)
-        self._loop.remove_reader(known.watch)
-        os.close(known.watch)
+        process = self._watched.pop(member)
+        self._loop.remove_reader(process.watch)
+        os.close(process.watch)
         try:
-            pid, status, used = os.wait4(known.pid, os.WNOHANG)
+            pid, status, used = os.wait4(process.pid, os.WNOHANG)
         except ChildProcessError:  # A former daemon was its parent.
             pid = 0
-        self._reap_group(known.pid)
+        self._reap_group(process.pid)
         if not pid:  # Not our child, or traced: the tracer learns its status first.
             self._ended(member, Exited(), None)
             return
@@ -198,15 +196,17 @@ class Site:
         self._driver = Driver(self.station, self._perform, now, segment_bytes=segment_bytes(tape_bytes))
         self._tape_files = TapeFiles.of_daemon(folder, "station", os.getpid(), bytes_max=tape_bytes)
         self._processes = LocalProcesses(loop, self._ended)
-        self.gate = HostEndpoint(loop, listen, run, self._spoke, commands or {})
+        self.endpoint_of_hosts = HostEndpoint(loop, listen, run, self._spoke, commands or {})
 
     def start(self) -> None:
         """Publish this daemon's endpoint, and adopt the hosts that live here."""
-        here = {"endpoint": self.gate.endpoint, "pid": os.getpid(), "started": started_at(os.getpid())}
+        here = {"endpoint": self.endpoint_of_hosts.endpoint, "pid": os.getpid(), "started": started_at(os.getpid())}
         write_json(self.folder / HERE, {**here, "name": self._name})
-        known = tuple(Remembered(*row) for row in self.ledger.newest())
-        self._launch.prepare([each.member.replica for each in known])  # What has ended meanwhile is wanted again soon.
-        self._driver.feed(StationBegan(known, self.ledger.is_lost("station"), self._home, self._term))
+        remembered = tuple(Remembered(*row) for row in self.ledger.newest())
+        self._launch.prepare(
+            [each.member.replica for each in remembered]
+        )  # What has ended meanwhile is wanted again soon.
+        self._driver.feed(StationBegan(remembered, self.ledger.is_lost("station"), self._home, self._term))
 
     def call(self, home: str, term: int) -> None:
         """A machine claims to be the home of the run."""
@@ -234,7 +234,7 @@ class Site:
         self._is_closed = True
         self._launch.close()
         self._processes.close()
-        self.gate.close()
+        self.endpoint_of_hosts.close()
         self._tape_files.write(self._driver.tape)
         self._tape_files.close()
         self.ledger.close()
@@ -254,7 +254,7 @@ class Site:
     def _ended(self, member: Member, end: Exited, cpu_seconds: float | None) -> None:
         if self._is_closed:
             return
-        self.gate.forget(member)
+        self.endpoint_of_hosts.forget(member)
         self._driver.feed(ProcessEnded(member, end, cpu_seconds))
         self.shown.pop(member, None)
 
@@ -275,9 +275,9 @@ class Site:
             case KillProcess():
                 self._processes.kill(command.member)
             case TellHosts():
-                self.gate.tell(command, self.keys)
+                self.endpoint_of_hosts.tell(command, self.keys)
             case DismissHost():
-                self.gate.dismiss(command.member)
+                self.endpoint_of_hosts.dismiss(command.member)
             case SendReport():
                 named = [seen.member for seen in command.report.lives]
                 self._report(command.report, {member: self.shown[member] for member in named if member in self.shown})
@@ -302,7 +302,7 @@ class Site:
 
     def _start_process(self, member: Member) -> None:
         try:
-            self._launch(member, self.gate.endpoint, lambda pid: self._started(member, pid))
+            self._launch(member, self.endpoint_of_hosts.endpoint, lambda pid: self._started(member, pid))
         except OSError as error:
             self._driver.feed(ProcessNotStarted(member, str(error)))
 

@@ -398,7 +398,7 @@ def verify(graph: Graph) -> Proof:
     faults += [_held_up(proof[node.name]) for node in graph.nodes if node.free_running and proof[node.name].holds]
     if faults:
         size = f"(graph {graph.name!r}, {count(graph.nodes, 'node')}, {count(graph.edges, 'edge')})"
-        raise GraphError.of([*faults[:-1], faults[-1]._replace(do=f"{faults[-1].do} {size}")])
+        raise GraphError.of([*faults[:-1], faults[-1]._replace(remedy=f"{faults[-1].remedy} {size}")])
     return proof
 
 

@@ -1,11 +1,8 @@
-"""The bodies of one host: opened and fired in their nodes' threads; their outputs are frozen and encoded here.
+"""The bodies of one host, and the payloads of its items.
 
-Knows nothing of the core: a firing begins with its inputs and ends with its emissions. Items that a firing emits before
-its end are passed to `emitted` at once.
-
-The payloads of one host, behind handles, with the number of uses left; each is released after its last use.
-
-Decides nothing: the core decides the use of each handle. Handles below 0 are the plan's initial items, which stay.
+Bodies are opened and fired in their nodes' threads; their outputs are frozen and encoded here. Items that a firing
+emits before its end are passed to `emitted` at once. It decides nothing: the core decides when a node fires and how
+often each payload is used.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from isthmus.runtime.items import layout
 from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.items.schemas import Mismatch, attested
 from isthmus.runtime.system.disk import Disk
-from isthmus.runtime.tape.payloads import Keeper, Made
+from isthmus.runtime.tape.payloads import EmittedItem, Keeper
 
 
 class Payload(msgspec.Struct):
@@ -49,7 +46,10 @@ class Payload(msgspec.Struct):
 
 
 class Payloads:
-    """The payloads of the host that runs `plan`; call only in its turn."""
+    """The payloads of the host that runs `plan`; call only in its turn.
+
+    A payload is released after its last use. Handles below 0 are the plan's initial items, which stay.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -74,7 +74,7 @@ class Payloads:
         """A held payload, without using it."""
         return self._items[handle]
 
-    def take(self, handle: Handle) -> Payload:
+    def use(self, handle: Handle) -> Payload:
         """Use a payload once; KeyError if it is not held."""
         if handle < 0:
             edge, index = divmod(-1 - handle, CONSTANTS_PER_EDGE)
@@ -111,7 +111,7 @@ class FiringResult(msgspec.Struct, frozen=True):
     is_finished: bool
 
 
-class Accusation(NamedTuple):
+class RejectedInput(NamedTuple):
     """A fault that the body of a node found in an item on one of its ports, from a (slot, incarnation)."""
 
     node: int
@@ -120,30 +120,30 @@ class Accusation(NamedTuple):
     mismatch: Mismatch
 
 
-class _Exit(NamedTuple):
-    """An output port by its number: whether its items leave the host, and the fields of them that cores may see.
+class OutputPort(NamedTuple):
+    """Output port `number` of a node: whether its items leave the host, and the fields of them that cores may see.
 
     The `attested` fields must not exceed the count of firings.
     """
 
-    port: int
+    number: int
     crosses: bool
     fields: tuple[str, ...]
     attested: tuple[str, ...]
 
 
-def _exit(plan: Plan, port: int, output: OutputPlan) -> _Exit:
+def _output_port(plan: Plan, number: int, output: OutputPlan) -> OutputPort:
     crosses = any(plan.edges[edge].route != "local" for edge in output.edges)
     fields = {name for edge in output.edges for name in attested(plan.edges[edge].schema)}
-    return _Exit(port, crosses, (*output.fields, *output.fields_optional), tuple(sorted(fields)))
+    return OutputPort(number, crosses, (*output.fields, *output.fields_optional), tuple(sorted(fields)))
 
 
 class Bodies:
     """The bodies of the host that runs `plan` for `member`, by number of their node.
 
-    `published` is the status that each has published, `accusations` the faults that they have reported since the host
-    last took them; the host sets `stop_requested`, for bodies to see. A `keeper` stores payloads of firings that can be
-    recomputed.
+    `published` is the status that each has published, `rejected_inputs` the faults that they have reported and that the
+    host has not recorded yet; the host sets `stop_requested`, for bodies to see. A `keeper` stores payloads of firings
+    that can be recomputed.
     """
 
     def __init__(
@@ -163,14 +163,14 @@ class Bodies:
         folder: Path | None = None,
     ) -> None:
         self.published: dict[str, dict[str, Any]] = {}
-        self.accusations: deque[Accusation] = deque()
+        self.rejected_inputs: deque[RejectedInput] = deque()
         self.stop_requested = False
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
         self._members, self._island, self._folder = members, island, folder
         self._keeper = keeper
-        self._exits = {
-            node.index: {output.name: _exit(plan, port, output) for port, output in enumerate(node.outputs)}
+        self._ports = {
+            node.index: {output.name: _output_port(plan, number, output) for number, output in enumerate(node.outputs)}
             for node in plan.nodes
         }
         self._bodies: dict[int, Callable[..., Any]] = {}
@@ -217,14 +217,14 @@ class Bodies:
         body = self._bodies[node.index]
         begun = self._clock.now()
         self._firings[node.index] += 1
-        given = dict(inputs) if self._keeper is not None and plans.ports(node.body) else None
+        inputs_kept = dict(inputs) if self._keeper is not None and plans.ports(node.body) else None
         result = body(**inputs)
         inputs.clear()
         if type(result) is GeneratorType:
             result = self._go_on(node, body, result)
         emissions = self._emissions(node, body, result)
-        if given is not None:
-            self._keep(node, given, emissions)
+        if inputs_kept is not None:
+            self._keep(node, inputs_kept, emissions)
         is_idle, is_finished = getattr(body, "is_idle", False), getattr(body, "is_finished", False)
         return FiringResult(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
 
@@ -249,7 +249,7 @@ class Bodies:
         self.published[node] = dict(values)
 
     def _refuse(self, node: int, port: str, sender: tuple[int, int], mismatch: tuple[str, str, str]) -> None:
-        self.accusations.append(Accusation(node, port, sender, Mismatch(*mismatch)))
+        self.rejected_inputs.append(RejectedInput(node, port, sender, Mismatch(*mismatch)))
 
     def _go_on(self, node: NodePlan, body: Callable[..., Any], firing: Generator[Any, None, Any]) -> Any:
         """Emit the items that a firing yields; returns its return value."""
@@ -264,47 +264,47 @@ class Bodies:
     def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:
         """Items of a body's result or yield, by number of output port; the only place that freezes and encodes them."""
         emissions: list[Emission] = []
-        exits = self._exits[node.index]
+        ports = self._ports[node.index]
         for name, item in pairs(body, result):
-            way_out = exits.get(name)
-            if way_out is None:
-                known = ", ".join(exits) or "none"
-                raise LocalProtocolError(f"node {node.name!r} emitted on port {name!r}; its outputs are: {known}")
-            for field in way_out.attested:
+            port = ports.get(name)
+            if port is None:
+                names = ", ".join(ports) or "none"
+                raise LocalProtocolError(f"node {node.name!r} emitted on port {name!r}; its outputs are: {names}")
+            for field in port.attested:
                 self._attest(node, name, field, item)
-            if way_out.crosses:
+            if port.crosses:
                 encoded = encode(item)
                 payload = Payload(item, encoded.digest, encoded.size_bytes, encoded)
             else:
                 layout.freeze(item)
                 payload = Payload(item)
-            fields = layout.fields(item, way_out.fields) if way_out.fields else None
-            emissions.append(Emission(way_out.port, payload, fields))
+            fields = layout.fields(item, port.fields) if port.fields else None
+            emissions.append(Emission(port.number, payload, fields))
         return emissions
 
-    def _keep(self, node: NodePlan, given: Mapping[str, Any], emissions: list[Emission]) -> None:
+    def _keep(self, node: NodePlan, inputs: Mapping[str, Any], emissions: list[Emission]) -> None:
         """Store the inputs and outputs of a firing, as far as they cannot be recomputed."""
         assert self._keeper is not None
         ports = plans.ports(node.body)
-        made = [
-            Made(port, each.payload.item, each.payload.encoded)
+        emitted = [
+            EmittedItem(port, each.payload.item, each.payload.encoded)
             for each in emissions
             if (port := node.outputs[each.port].name) in ports
         ]
         self._keeper.keep(
             node.name,
             self._firings[node.index],
-            given,
-            made,
+            inputs,
+            emitted,
             several=[port.name for port in node.inputs if not port.is_bare],
             made_here=plans.made_here(self._plan, node),
         )
 
     def _attest(self, node: NodePlan, port: str, field: str, item: Any) -> None:
         """Raise LocalProtocolError for an item whose `field` exceeds the count of its node's firings."""
-        told, most = item.get(field) if isinstance(item, Mapping) else None, self._firings[node.index]
-        if type(told) is int and told > most:
+        count, most = item.get(field) if isinstance(item, Mapping) else None, self._firings[node.index]
+        if type(count) is int and count > most:
             raise LocalProtocolError(
-                f"node {node.name!r} emitted {field} = {told} on port {port!r}: expected at most {most}, the count of "
+                f"node {node.name!r} emitted {field} = {count} on port {port!r}: expected at most {most}, the count of "
                 "its firings. Count one a firing."
             )

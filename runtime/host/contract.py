@@ -3,7 +3,7 @@
 A body is a function, or an instance that is called with its inputs by name. It returns None (nothing is emitted); a
 function otherwise returns the item for port `result`, an instance a dict port -> item, or a list of (port, item) pairs
 where one port emits several items. A call that is a generator yields such lists: yielded items leave at once, while the
-firing goes on, and returned ones at its end.
+firing continues, and returned ones at its end.
 
 A class may have `prepare()`, called before `open`, perhaps in another process, from which the hosts are then forked:
 for work that all hosts would repeat (imports, tracing), without a thread, a device, or an effect on the object itself.
@@ -11,15 +11,8 @@ for work that all hosts would repeat (imports, tracing), without a thread, a dev
 After each call the host reads two attributes, where the body has them: `is_idle` (call it again when something new is
 sampled, with None for its required inputs) and `is_finished` (never again).
 
-The origin of an exception: as a record, which travels in place of a traceback, and the line to blame.
-
-The traceback of an error in a body is mostly ours and that of libraries. The last line of it that is neither is where
-the body's author has to look; if there is none, the last line of all. The whole text goes to the host's log.
-
-A timeline for people: every firing and every transfer of a process, in memory and bounded.
-
-`as_perfetto` makes the Trace Event Format that Perfetto and chrome://tracing open: a process per host, a thread per
-node, and the transfers as slices of a thread per edge of the sending host.
+An exception of a body travels as a record, `Raised`, in place of a traceback; the whole text goes to the host's log.
+Firings and transfers may be kept as spans (`Trace`), in memory and bounded, for a timeline.
 """
 
 from __future__ import annotations
@@ -131,11 +124,11 @@ class Executor(Protocol):
     def turn(self) -> AbstractContextManager[None]:
         """The lock that a thread must hold while it calls the host; it must not be entered twice."""
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Process the input that has arrived for this host; call it in a turn."""
 
     def listen(self, is_listening: bool) -> None:
-        """Process input as it arrives, or only by `hear`; call it in a turn."""
+        """Process input as it arrives, or only by `poll`; call it in a turn."""
 
     def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work` for a node, then call `done(result, error)` in the same thread."""
@@ -158,18 +151,18 @@ def pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
             return result
     elif isinstance(result, Mapping):
         return [(name, item) for name, item in result.items() if item is not None]
-    kind, found = type(body).__qualname__, type(result).__name__
+    kind, form = type(body).__qualname__, type(result).__name__
     raise LocalProtocolError(
-        f"{kind} returned a {found}: expected a dict port -> item, a list of (port, item) pairs, or None"
+        f"{kind} returned a {form}: expected a dict port -> item, a list of (port, item) pairs, or None"
     )
 
 
 def story(error: BaseException | None) -> str:
     """The full text of a body's error, with its traceback; of a long one, both ends."""
-    told = "".join(traceback.format_exception(error)).strip() if error is not None else "unknown"
-    told = told.encode(errors="backslashreplace").decode()
+    text = "".join(traceback.format_exception(error)).strip() if error is not None else "unknown"
+    text = text.encode(errors="backslashreplace").decode()
     half = STORY_SIZE_MAX // 2
-    return told if len(told) <= STORY_SIZE_MAX else f"{told[:half]} ... {told[-half:]}"
+    return text if len(text) <= STORY_SIZE_MAX else f"{text[:half]} ... {text[-half:]}"
 
 
 LENGTH_MAX: Final = 500
@@ -184,7 +177,11 @@ LIBRARIES: Final = (
 
 
 def line_of(error: BaseException) -> tuple[str, int]:
-    """The file and line to look at; '' and 0 for an exception that was never raised."""
+    """The file and line to look at; '' and 0 for an exception that was never raised.
+
+    The traceback of an error in a body is mostly ours and that of libraries. The last line that is neither is the one
+    to correct; if there is none, the last line of all.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 0
     frames = traceback.extract_tb(error.__traceback__)
@@ -244,7 +241,11 @@ class Trace:
 
 
 def as_perfetto(spans: list[Span], zero: int = 0) -> Iterator[dict[str, Any]]:
-    """Trace events, times in microseconds since `zero`."""
+    """Trace events, times in microseconds since `zero`.
+
+    Perfetto and chrome://tracing open the result: a process per host, a thread per node, and the transfers as slices of
+    a thread per edge of the sending host.
+    """
     hosts = sorted({span.host for span in spans})
     tracks = sorted({(span.host, bool(span.peer), span.name) for span in spans})
     process = {host: number for number, host in enumerate(hosts, 1)}

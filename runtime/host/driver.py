@@ -1,28 +1,13 @@
-"""The firings of one host: those under way, and how long any was.
-
-It measures only. A node that is not in a firing waits, for items, for credit or for nothing in particular; a node that
-is declared `may_block` may wait for another host inside a firing, so its firings do not count.
-
-The host: the only driver. It feeds events to the core and performs the commands, nothing else.
+"""The host: feeds events to its scheduler core and performs the commands, nothing else.
 
 Clock, channel and executor are arguments; the same host runs in a test under the virtual clock and in a process of its
-own. Payloads stay here, behind handles (`payloads`): the core decides the use of each handle. Every event goes to the
-core in a turn of the loop, and onto the tape with the core's commands.
+own. Payloads stay here, behind handles. Every event goes to the core in a turn of the loop, and onto the tape with the
+core's commands.
 
 The thread that ends a firing feeds its event to the core: the node's own thread, where the executor has threads, which
 takes a turn for it. So the next firing of a learner begins, its outputs leave, and arrived items are taken, without a
-detour through the loop, on warm caches. Actions outside of the core (the channel, timers, callbacks) are *errands*, run
-in order at the end of the event. While no node could use new items, none are let in (`listening`).
-
-Whether a node of this host could use new items now, or only at the end of a firing.
-
-Decides when a host need not listen. Knows neither the sources nor the kinds of its input.
-
-Theory of operation. A node that *hears* takes items of other hosts. Where all such nodes of a host are free-running,
-they wait for no other host, so their firings follow each other; items that arrive during a firing wait until its end in
-any case. So while each of them is in a firing, it is enough to check at the end, in the thread that is there. A firing
-that follows longer ones, or none, is expected to be long: then the host listens, because credit, links and long
-transfers need an answer meanwhile. One that is unexpectedly long is noticed at the next heartbeat of the owner.
+detour through the loop, on warm caches. Actions outside of the core (the channel, timers, callbacks) are *deferred* to
+the end of the event, in order.
 """
 
 from __future__ import annotations
@@ -121,8 +106,15 @@ BRIEF_MAX: Final = milliseconds(50)
 """The longest delay of a channel's answers: a window of 32 MiB a peer, taken once in this time, is 5 Gbit/s."""
 
 
-class Attention:
-    """The attention of the host of one plan."""
+class InputPolicy:
+    """Whether the host has to process input by itself, or bodies that fire do so soon and often.
+
+    A node that *hears* takes items of other hosts. Where all such nodes of a host are free-running, their firings
+    follow each other, and items that arrive during a firing wait until its end in any case. So while each of them is in
+    a firing, it is enough to poll at the end, in the thread that is there. A firing that follows longer ones, or none,
+    is expected to be long: then the host listens, because credit, links and long transfers need an answer meanwhile.
+    One that is unexpectedly long is noticed at the next heartbeat of the owner.
+    """
 
     def __init__(self, plan: Plan) -> None:
         hearing = [node for node in plan.nodes if _hears(plan, node)]
@@ -219,9 +211,9 @@ class Host:
         self._timers: dict[int, Callable[[], None]] = {}
         self._waiting: dict[int, Instant] = {}
         self._now = Instant(0)
-        self._attention = Attention(plan)
+        self._input_policy = InputPolicy(plan)
         self._is_closed = False
-        self._errands: deque[Callable[[], None]] = deque()
+        self._deferred: deque[Callable[[], None]] = deque()
         self._perform: dict[type, Callable[[Any], None]] = {
             RunBody: self._run_body,
             SendItem: self._send_item,
@@ -254,8 +246,8 @@ class Host:
         """
         for command in self._decide(event, self._clock.now() if at is None else at):
             self._perform[type(command)](command)
-        while self._errands:
-            self._errands.popleft()()
+        while self._deferred:
+            self._deferred.popleft()()
 
     @property
     def is_open(self) -> bool:
@@ -315,23 +307,23 @@ class Host:
     def _refuse(self, source: Member, index: int, mismatch: Mismatch) -> None:
         """Count a refused item, by its sender."""
         edge = self.plan.edges[index]
-        known = self.refusals.get((source, index))
-        if known is not None:
-            self.refusals[source, index] = msgspec.structs.replace(known, count=known.count + 1)
+        refusal = self.refusals.get((source, index))
+        if refusal is not None:
+            self.refusals[source, index] = msgspec.structs.replace(refusal, count=refusal.count + 1)
         elif len(self.refusals) < REFUSED_MAX:
             fires = self._nodes[edge.target].fires
             is_vote = isinstance(fires, Quorum) and edge.target_port == fires.port
             self.refusals[source, index] = ItemRefusal(source, edge.name, *mismatch, is_vote=is_vote)
 
-    def _hear_accusations(self) -> None:
+    def _record_rejected(self) -> None:
         """Refuse the items that bodies have reported as wrong."""
-        while self.bodies.accusations:
-            accused = self.bodies.accusations.popleft()
+        while self.bodies.rejected_inputs:
+            rejected = self.bodies.rejected_inputs.popleft()
             for index, edge in self.plan.edges.items():
-                if (edge.target, edge.target_port) == (accused.node, accused.port):
-                    slot, incarnation = accused.sender
+                if (edge.target, edge.target_port) == (rejected.node, rejected.port):
+                    slot, incarnation = rejected.sender
                     sender = Member(Replica(edge.source_role, slot), incarnation)
-                    self._refuse(sender, index, accused.mismatch)
+                    self._refuse(sender, index, rejected.mismatch)
 
     # -- the core ------------------------------------------------------------------------------------------------------
 
@@ -344,13 +336,13 @@ class Host:
         try:
             commands = self.scheduler.handle(event, now)
         except RemoteProtocolError as error:
-            told = str(error)
-            self.refused[told if len(self.refused) < REFUSED_MAX or told in self.refused else "others"] += 1
+            reason = str(error)
+            self.refused[reason if len(self.refused) < REFUSED_MAX or reason in self.refused else "others"] += 1
             self._forget(event)
             return ()
         except (LocalProtocolError, InvariantError) as error:
             self._forget(event)
-            self._errands.append(partial(self._on_failed, self, "", str(error)))
+            self._deferred.append(partial(self._on_failed, self, "", str(error)))
             return ()
         if self._tape is not None:
             self._tape.append(now, event, commands)
@@ -377,7 +369,7 @@ class Host:
         work = partial(self.bodies.fire, node, inputs)
         if not node.may_block:
             self.busy.began(node.name, self._now)
-        self._attention.began(node.index)
+        self._input_policy.began(node.index)
         self._executor.submit(node.index, work, partial(self._fired, node))
 
     def _inputs(self, node: NodePlan, command: RunBody) -> dict[str, Any]:
@@ -386,10 +378,10 @@ class Host:
         for port, entries in command.inputs:
             plan = node.inputs[port]
             if plan.is_bare:
-                inputs[plan.name] = self._payloads.take(entries[0][2]).item
+                inputs[plan.name] = self._payloads.use(entries[0][2]).item
             else:
                 inputs[plan.name] = {
-                    (replica, key): self._payloads.take(handle).item for replica, key, handle in entries
+                    (replica, key): self._payloads.use(handle).item for replica, key, handle in entries
                 }
         if node.has_decision:
             inputs["decision"] = command.decision
@@ -415,14 +407,14 @@ class Host:
         with self._executor.turn:
             if self._is_closed:
                 return
-            if not self._attention.is_needed:
-                self._executor.hear()
+            if not self._input_policy.is_needed:
+                self._executor.poll()
             now = self._clock.now()
-            self._hear_accusations()
+            self._record_rejected()
             self.busy.ended(node.name, now)
-            self._attention.ended(node.index, Duration(0 if ended is None else now - ended.begun))
+            self._input_policy.ended(node.index, Duration(0 if ended is None else now - ended.begun))
             self.handle(self._ending(node, ended, error, now), now)
-            self._executor.listen(self._attention.is_needed)
+            self._executor.listen(self._input_policy.is_needed)
 
     def _ending(self, node: NodePlan, ended: FiringResult | None, error: BaseException | None, now: Instant) -> Event:
         """The event of the end of a firing."""
@@ -450,7 +442,7 @@ class Host:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def _send_item(self, command: SendItem) -> None:
-        self._send(command, self._payloads.take(command.handle))
+        self._send(command, self._payloads.use(command.handle))
 
     def _resend_item(self, command: ResendItem) -> None:
         self._send(command, self._payloads.look(command.handle))
@@ -458,24 +450,24 @@ class Host:
     def _send(self, command: SendItem | ResendItem, payload: Payload) -> None:
         edge: EdgePlan = self.plan.edges[command.edge]
         self.traffic.bytes_sent += payload.size_bytes
-        made = payload.digest, payload.size_bytes, payload.encoded
-        parcel = Parcel(command.edge, command.key, payload.item, command.fields, *made)
-        self._errands.append(partial(self._channel.send, command.target, parcel, replaces=edge.kind == "latest"))
+        encoding = payload.digest, payload.size_bytes, payload.encoded
+        parcel = Parcel(command.edge, command.key, payload.item, command.fields, *encoding)
+        self._deferred.append(partial(self._channel.send, command.target, parcel, replaces=edge.kind == "latest"))
 
     def _grant_credit(self, command: GrantCredit) -> None:
-        self._errands.append(partial(self._channel.grant, command.source, command.edge, command.count))
+        self._deferred.append(partial(self._channel.grant, command.source, command.edge, command.count))
 
     def _share_item(self, command: ShareItem) -> None:
         self._payloads.share(command.handle, command.uses)
 
     def _drop_item(self, command: DropItem) -> None:
-        self._payloads.take(command.handle)
+        self._payloads.use(command.handle)
 
     def _set_timer(self, command: SetTimer) -> None:
-        self._errands.append(partial(self._wind, command.timer, command.at))
+        self._deferred.append(partial(self._arm_timer, command.timer, command.at))
 
-    def _wind(self, timer: int, at: Instant) -> None:
-        self._unwind(timer)
+    def _arm_timer(self, timer: int, at: Instant) -> None:
+        self._cancel(timer)
         if not self._is_closed:
             self._timers[timer] = self._clock.call_at(at, partial(self._timer_came_due, timer))
 
@@ -484,15 +476,15 @@ class Host:
         self.handle(TimerFired(timer))
 
     def _cancel_timer(self, command: CancelTimer) -> None:
-        self._errands.append(partial(self._unwind, command.timer))
+        self._deferred.append(partial(self._cancel, command.timer))
 
-    def _unwind(self, timer: int) -> None:
+    def _cancel(self, timer: int) -> None:
         cancel = self._timers.pop(timer, None)
         if cancel is not None:
             cancel()
 
     def _end_node(self, command: EndNode) -> None:
-        self._errands.append(partial(self._on_ended, self, self._nodes[command.node].name))
+        self._deferred.append(partial(self._on_ended, self, self._nodes[command.node].name))
 
     def _fail_host(self, command: FailHost) -> None:
-        self._errands.append(partial(self._on_failed, self, self._nodes[command.node].name, command.error))
+        self._deferred.append(partial(self._on_failed, self, self._nodes[command.node].name, command.error))

@@ -3,30 +3,7 @@
 The main thread is the loop; bodies have threads of their own. The daemon sends rosters of live members and their
 endpoints; this host dials some of its peers, expects others to dial it, and feeds joins and leaves to its core. It
 reports four times a second. Without a message from a daemon it looks for the one that has taken over, and ends after a
-minute without any; a daemon that is silent but alive (suspended, for example) is no reason to end.
-
-The peers of a host: connects to the live members in the rosters that its daemon sends.
-
-Decides which peers to dial, to wait for, to reach through another, and to forget, and reports joins and leaves to the
-core. Does not decide which members are live, nor how a roster gets here.
-
-A roster is complete each time. A member that is missing in it is gone; one with another incarnation has been replaced.
-A member that is gone never comes back: a daemon whose disk failed may name lives that ended before it began, until it
-finds that they have. Members without an edge to or from this host are ignored, and a member that cannot be met yet is
-met with a later roster. When the relay has a new life, the members behind it are reached through that.
-
-Whether a node waits for a source on its own host: data that are too slow for the step.
-
-Judged from figures that the host measures anyway. A *source* is a node that needs no connected input, its *consumer*
-one that it feeds by a Queue within the host. The source is the bottleneck where it is in a firing nearly all of the
-time, so that it never waits for room, and the consumer waits most of the time. Both conditions matter: a source may be
-busy beside a consumer that is as busy, and a consumer may wait for another node. Decided over windows of time; the
-first begins when the consumer has waited once: before it is ready, it is idle.
-
-A host and the daemon of its machine: when it looks for another daemon, and when it ends because there is none.
-
-It decides just that. If a beat is late, this process was suspended for that long, and messages of the daemon may lie
-unread: that time does not count as silence. A daemon that is silent but alive is no reason to end.
+minute without any.
 """
 
 from __future__ import annotations
@@ -77,7 +54,14 @@ Row: TypeAlias = Sequence[Any]
 
 
 class Meetings:
-    """The peers of one host, which runs `plan` as `member`. `live` holds the members that it has met, and itself."""
+    """The peers of one host, which runs `plan` as `member`. `live` holds the members that it has met, and itself.
+
+    It decides which peers to dial, to wait for, to reach through another, and to forget, and reports joins and leaves
+    to the core. A roster is complete each time: a member that is missing in it is gone; one with another incarnation
+    has been replaced. A member that is gone never comes back: a daemon whose disk failed may name lives that ended
+    before it began. Members without an edge to or from this host are ignored; one that cannot be met yet is met with a
+    later roster. When the relay has a new life, the members behind it are reached through that.
+    """
 
     def __init__(
         self,
@@ -98,7 +82,7 @@ class Meetings:
         self._gone: dict[Replica, int] = {}
         """The latest life of each replica whose member has gone."""
 
-    def take(self, rows: Sequence[Row], keys: Mapping[str, str]) -> None:
+    def follow(self, rows: Sequence[Row], keys: Mapping[str, str]) -> None:
         """Meet the new members of a roster, and forget those that are gone. `keys` gives the public keys of machines.
 
         A daemon whose ledger was lost may name a life before one that was met: a replaced member is not met again.
@@ -193,7 +177,14 @@ class _Count(NamedTuple):
 
 
 class Supply:
-    """Judges the sources of the host that runs a plan."""
+    """Judges the sources of the host that runs a plan.
+
+    A *source* is a node that needs no connected input, its *consumer* one that it feeds by a Queue within the host. The
+    source is the bottleneck where it is in a firing nearly all of the time, so that it never waits for room, and the
+    consumer waits most of the time. Both conditions matter: a source may be busy beside a consumer that is as busy, and
+    a consumer may wait for another node. The first window begins when the consumer has waited once: before it is ready,
+    it is idle.
+    """
 
     def __init__(self, plan: Plan) -> None:
         nodes = {node.index: node for node in plan.nodes}
@@ -238,7 +229,11 @@ ORPHAN_SECONDS: Final = 60.0
 
 
 class DaemonSilence:
-    """The time for which a daemon has sent nothing that could have been received; all in seconds of one clock."""
+    """The time for which a daemon has sent nothing that could have been received; all in seconds of one clock.
+
+    If a beat is late, this process was suspended for that long, and messages of the daemon may lie unread: that time
+    does not count as silence. A daemon that is silent but alive is no reason to end.
+    """
 
     def __init__(self, now: float, period: float) -> None:
         self._period, self._heard_at, self._due = period, now, now + period
@@ -351,7 +346,7 @@ class HostProcess:
         self._silence = DaemonSilence(time.monotonic(), HEARTBEAT_SECONDS)
         self._error: str | None = None
         self._is_over = self._gives_way = False
-        self._daemon = ControlClient(self._loop, daemon, self._hear)
+        self._daemon = ControlClient(self._loop, daemon, self._on_message)
 
     def run(self) -> int:
         """Serve; returns the exit status, 0 if the daemon ended this host, 1 if it failed."""
@@ -370,7 +365,7 @@ class HostProcess:
 
     # -- the daemon ----------------------------------------------------------------------------------------------------
 
-    def _hear(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         self._silence.heard(time.monotonic())
         match message["type"]:
             case "roster":
@@ -386,7 +381,7 @@ class HostProcess:
         self._machines.update((Replica.parse(name), machine) for name, _, _, machine in rows)
         if self._keys is not None:
             self._keys.replace({key: machine for machine, key in keys.items()})
-        self._meetings.take(rows, keys)
+        self._meetings.follow(rows, keys)
         if self._on_roster is not None:
             self._on_roster(rows, msgspec.convert(forms, list[Form]))
 
@@ -432,33 +427,37 @@ class HostProcess:
 
     def _phase(self, published: Mapping[str, Mapping[str, Any]]) -> str:
         """The phase that this host reports; one whose island is forming again is not stuck in a step."""
-        found = phase(self._member.replica, published, is_open=self._host.is_open)
-        return "recovering" if found == "stepping" and self._elastic is not None and self._elastic.is_forming else found
+        reported = phase(self._member.replica, published, is_open=self._host.is_open)
+        return (
+            "recovering"
+            if reported == "stepping" and self._elastic is not None and self._elastic.is_forming
+            else reported
+        )
 
     def _beat(self) -> None:
-        self._loop.hear()  # While the loop does not listen, a firing may last longer than those before it.
+        self._loop.poll()  # While the loop does not listen, a firing may last longer than those before it.
         self._host.links.look(self._channel.under_way, self._clock.now())
         silence = self._silence.beat(time.monotonic())
         if is_searching(silence) and is_orphan(silence, has_daemon=self._find_daemon()):
             self._error = f"no daemon for {ORPHAN_SECONDS:.0f} s"
             self._loop.stop()
             return
-        self._give_way()
+        self._lower_priority()
         # Repeated: the daemon that received it first may be dead, and a run that is over has to end.
         self._say("over" if self._is_over else "heartbeat")
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
 
-    def _give_way(self) -> None:
+    def _lower_priority(self) -> None:
         """Lower this session's weight once the learner steps: a host that begins leaves a slot empty meanwhile."""
         if not self._gives_way and self._phase(self._host.published) == "stepping":
             self._gives_way = True
-            processes.give_way()
+            processes.lower_priority()
 
     def _find_daemon(self) -> bool:
         """Switch to the daemon that the run folder names; returns whether its process is alive."""
         try:
-            told = json.loads((self._folder / "daemon.json").read_text())
-            endpoint, is_living = str(told["endpoint"]), started_at(told["pid"]) == int(told["started"])
+            fields = json.loads((self._folder / "daemon.json").read_text())
+            endpoint, is_living = str(fields["endpoint"]), started_at(fields["pid"]) == int(fields["started"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
         if endpoint != self._daemon.endpoint:

@@ -91,13 +91,13 @@ class ThreadExecutor:
     """A thread per node. Threads are daemonic: a body that never returns cannot keep the process alive.
 
     `done` is called in the node's thread, without the turn, which the callee takes. An exception of it is raised again
-    on the loop. `turn`, `hear` and `listen` are those of the loop.
+    on the loop. `turn`, `poll` and `listen` are those of the loop.
     """
 
     has_threads: Final = True
 
     def __init__(self, loop: SharedLoop, name: str) -> None:
-        self.turn, self.hear, self.listen = loop.turn, loop.hear, loop.listen
+        self.turn, self.poll, self.listen = loop.turn, loop.poll, loop.listen
         self._loop = loop
         self._name = name
         self._works: dict[int, queue.SimpleQueue[Work | None]] = {}

@@ -99,7 +99,7 @@ class InlineExecutor:
         """There is only one thread, which always has the turn."""
         return _TURN
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Does nothing: input is processed as it arrives."""
 
     def listen(self, is_listening: bool) -> None:

@@ -1,17 +1,12 @@
-"""Items: pytrees of dicts, lists, tuples, scalars and arrays, and the fields of them that the runtime may read.
+"""The form of items: pytrees of dicts, lists, tuples, scalars and arrays, and their frames on a wire.
 
-Bodies emit NumPy arrays where items leave their host; `encoding` encodes them.
+It decides what an item may hold and how large it may be, which fields of it the runtime may read, and for which reasons
+input of a peer is refused (`REASONS`). `encoding` encodes, `decoding` decodes. It does not decide when frames are sent,
+in what order, or under what credit.
 
-Items as frames: a msgpack *spec* with the small things in it, and raw frames for the large arrays.
-
-Decides the form of an item on a wire, and how large it may be. `encoding` encodes, `decoding` decodes. Does not decide
-when frames are sent, in what order, or under what credit.
-
-Theory of operation. The spec is the item's tree in msgpack, with three extensions: a small array whole, the shape and
+Theory of operation. The *spec* is the item's tree in msgpack, with three extensions: a small array whole, the shape and
 dtype of a large one, and a mark that makes a list a tuple. Each large array follows as pieces of `CHUNK_BYTES` (the
 last may be shorter), in the order of the tree, each with an xxh3 digest.
-
-Reasons for refusing input from a peer: one list, which statistics and documents use.
 """
 
 from __future__ import annotations
@@ -64,18 +59,18 @@ def fields(item: Any, names: Iterable[str]) -> dict[str, Any]:
     """
     if type(item) is not dict and not isinstance(item, Mapping):
         return {}
-    found = {}
+    values = {}
     for name in names:
         if name not in item:
             continue
         try:
-            found[name] = _listed(item[name])
+            values[name] = _listed(item[name])
         except TypeError:
             raise LocalProtocolError(
                 f"an item's field {name!r}, which cores read: expected integers, texts, lists of them or None, "
                 f"found {item[name]!r}. Convert NumPy's integers with int()."
             ) from None
-    return found
+    return values
 
 
 def _listed(value: Any) -> Any:

@@ -57,8 +57,8 @@ Check: TypeAlias = Callable[[Any, Mapping[str, Any], Member], Mismatch | None]
 def schemas_of(body: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Mapping[str, Rule]:
     """The schemas that a body declares for a node with these arguments, by input port."""
     declared = getattr(body, "schemas", {})
-    made: Mapping[str, Rule] = declared(*arguments, **keywords) if callable(declared) else declared
-    return made
+    schemas: Mapping[str, Rule] = declared(*arguments, **keywords) if callable(declared) else declared
+    return schemas
 
 
 def compiled(rule: Rule) -> Check:
@@ -84,8 +84,8 @@ def _found(value: Any) -> str:
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is not None and shape is not None:
         return f"array of {dtype}, sizes {list(shape)}"
-    told = repr(value)
-    return told if len(told) <= FOUND_LENGTH_MAX else f"{told[: FOUND_LENGTH_MAX - 3]}..."
+    text = repr(value)
+    return text if len(text) <= FOUND_LENGTH_MAX else f"{text[: FOUND_LENGTH_MAX - 3]}..."
 
 
 def _wrong(expected: str, value: Any) -> Mismatch:
@@ -219,13 +219,13 @@ def _either(*rules: Rule) -> Check:
     checks = [compiled(rule) for rule in rules]
 
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
-        found = []
+        mismatches = []
         for each in checks:
             mismatch = each(value, item, sender)
             if mismatch is None:
                 return None
-            found.append(mismatch)
-        return _wrong(" or ".join(mismatch.expected for mismatch in found), value)
+            mismatches.append(mismatch)
+        return _wrong(" or ".join(mismatch.expected for mismatch in mismatches), value)
 
     return check
 

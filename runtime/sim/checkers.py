@@ -1,15 +1,11 @@
 """Checkers of a universe: one small class for each invariant.
 
 A checker sees every item that leaves a host or is delivered to one, and is called periodically and at the end. It
-raises `ViolationError`, and the universe stops there. Those here hold for every program; invariants of one family of
-programs are checked where that family is known.
+raises `ViolationError`, and the universe stops there. Those here hold for every program (`runtime_checkers`, of them
+`supervision_checkers` for the supervision of hosts); invariants of one family of programs are checked where that family
+is known.
 
-Invariants of the supervision of hosts in every universe, under all faults of daemons, ledgers and links.
-
-Checkers of the wire between two hosts: what their connections may carry, and the conservation of credit.
-
-They keep accounts of their own about pairs of lives, from what each side sends and receives. `runtime_checkers` are
-those that hold for every program.
+Checkers of the wire keep accounts of their own about pairs of lives, from what each side sends and receives.
 """
 
 from __future__ import annotations
@@ -31,15 +27,15 @@ from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import HOME, Universe
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.incidents import (
-    Bereft,
     Condemned,
     Ended,
+    GangMemberLost,
     GivenUp,
     Happened,
     Hurried,
     ItemRefused,
     RecorderFailed,
-    Undermanned,
+    TooFewProcesses,
     Unreached,
     Unserved,
 )
@@ -144,16 +140,16 @@ class RosterChecker(Checker):
 
     def told(self, life: Life, rows: Sequence[Row]) -> None:
         """Record the live members; a host that is not in the roster is not known yet, and ignores it."""
-        found = [Member(Replica.parse(row[0]), row[1]) for row in rows]
-        if life.member in found:
-            for member in found:
+        members = [Member(Replica.parse(row[0]), row[1]) for row in rows]
+        if life.member in members:
+            for member in members:
                 self._know(life, member)
             gone = self._gone.setdefault(life.member, set())
             self._back += [
-                f"{life.member} is told that {each} is back, which had gone" for each in found if each in gone
+                f"{life.member} is told that {each} is back, which had gone" for each in members if each in gone
             ]
-            gone |= self._live.get(life.member, set()) - set(found)
-            self._live[life.member] = set(found)
+            gone |= self._live.get(life.member, set()) - set(members)
+            self._live[life.member] = set(members)
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Check the sender."""
@@ -248,7 +244,7 @@ class VerdictsChecker(Checker):
                 is_stopped = bool(is_ending) and member.replica in universe.injector.touched
                 if not (is_stopped or DEAFENING & set(universe.injector.counts)):
                     raise ViolationError(f"{member} is killed, and no way was broken: {incident.verdict}")
-            case Condemned(verdict=Bereft() | Undermanned()):
+            case Condemned(verdict=GangMemberLost() | TooFewProcesses()):
                 # A process whose machine is unheard is left out, too, and may be one too many.
                 is_touched = any(leader(each) == leader(member.replica) for each in universe.injector.touched)
                 if not (is_touched or DEAFENING & set(universe.injector.counts)):
@@ -266,10 +262,10 @@ class VerdictsChecker(Checker):
                 if not (universe.injector.counts["crash loop"] or member.replica in universe.injector.forgeries):
                     raise ViolationError(f"{member} is given up after {incident.lives} lives, and no life had to end")
             case Ended():
-                told = universe.home_name, member
-                if told in self._told:
-                    raise ViolationError(f"{told[0]} tells the end of {member} twice")
-                self._told.add(told)
+                end = universe.home_name, member
+                if end in self._told:
+                    raise ViolationError(f"{end[0]} tells the end of {member} twice")
+                self._told.add(end)
 
 
 class EndChecker(Checker):
@@ -286,16 +282,16 @@ class EndChecker(Checker):
         if self._outcome not in (None, home.outcome):
             raise ViolationError(f"the run is over as {home.outcome!r}, and was as {self._outcome!r}")
         self._outcome = home.outcome
-        asked, has_crashed = universe.asked, universe.injector.counts["crash loop"]
+        requests, has_crashed = universe.asked, universe.injector.counts["crash loop"]
         if universe.is_stopped and home.outcome == "done":
             raise ViolationError("the run is over as 'done', and somebody was told that it stops")
-        if home.outcome == "stopped" and "stop" not in asked:
+        if home.outcome == "stopped" and "stop" not in requests:
             raise ViolationError("the run is over as 'stopped', and no one has asked for it")
         if home.outcome == "done" and universe.last(RECORDER) is None:
             raise ViolationError("the run is over as 'done', and there was no recorder")
         is_told = isinstance(home.failure, RecorderFailed)  # A program's own checkers judge whether it is right.
         is_told |= isinstance(home.failure, Unserved) and _is_barred(universe.injector.happened)
-        if home.outcome == "failed" and not ("end" in asked or has_crashed or is_told):
+        if home.outcome == "failed" and not ("end" in requests or has_crashed or is_told):
             raise ViolationError(f"the run has failed: {home.failure}")
 
     def ended(self, universe: Universe) -> None:
@@ -395,9 +391,9 @@ class ForgottenChecker(Checker):
         present = {Member(Replica.parse(row[0]), row[1]) for row in rows}
         if life.member not in present:
             return
-        known = self._known.setdefault(life.member, set())
-        self._gone.setdefault(life.member, set()).update(known - present)
-        known |= present
+        met = self._known.setdefault(life.member, set())
+        self._gone.setdefault(life.member, set()).update(met - present)
+        met |= present
 
     def connected(self, life: Life, peer: Member) -> None:
         """Check the peer of a connection that was made, or was lost, which makes a host forget."""
@@ -434,8 +430,8 @@ class WindowChecker(Checker):
         for connection in universe.ether.connections:
             is_own = connection.purpose == "data" and life.address in connection.machines
             if is_own and max(connection.under_way()) > WINDOWS_MAX * most:
-                told = f"{max(connection.under_way())} messages are under way between {connection.machines}"
-                raise ViolationError(f"{told}; a window holds {most}")
+                excess = f"{max(connection.under_way())} messages are under way between {connection.machines}"
+                raise ViolationError(f"{excess}; a window holds {most}")
 
 
 Pair: TypeAlias = tuple[Member, Member, int]
@@ -515,6 +511,6 @@ def runtime_checkers(graph: Graph) -> list[Checker]:
         role.name: frozenset(node.name for node in graph.nodes if node.role == role.name and node.free_running)
         for role in graph.roles
     }
-    made = [BoundsChecker(), RosterChecker(), ForgottenChecker(), WaitsChecker(free), TapeFilesChecker()]
-    made += [WireChecker(), CreditChecker(), WindowChecker()]
-    return [*made, *supervision_checkers()]
+    checkers = [BoundsChecker(), RosterChecker(), ForgottenChecker(), WaitsChecker(free), TapeFilesChecker()]
+    checkers += [WireChecker(), CreditChecker(), WindowChecker()]
+    return [*checkers, *supervision_checkers()]

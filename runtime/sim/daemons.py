@@ -1,11 +1,8 @@
-"""Daemons of a universe: they perform the commands of the supervision cores, on simulated processes, ledgers and links.
+"""The machines of a universe and their daemons, which perform the commands of the supervision cores.
 
-Cores, driver and constants are those of real daemons. A daemon may be suspended, and may die between any two commands;
-its successor on the machine starts from the ledger.
-
-A machine of a universe: its processes, its disk, its power, and its present daemon, if it has one.
-
-It decides nothing. A process exists from when a daemon requests it, boots for a while, and is then a host.
+Cores, driver and constants are those of real daemons; processes, ledgers and links are simulated. A daemon may be
+suspended, and may die between any two commands; its successor on the machine starts from the ledger. A process exists
+from when a daemon requests it, boots for a while, and is then a host.
 """
 
 from __future__ import annotations
@@ -151,8 +148,8 @@ class SimulatedMachine:
 
     def process(self, member: Member) -> SimulatedProcess | None:
         """The process of a life, if it exists."""
-        found = (each for each in self.processes.values() if each.member == member and not each.end)
-        return next(found, None)
+        processes = (each for each in self.processes.values() if each.member == member and not each.end)
+        return next(processes, None)
 
     def end(self, process: SimulatedProcess, how: Exited = KILLED) -> None:
         """End a process at once; the daemon of its machine sees it, if there is one."""
@@ -252,11 +249,11 @@ class SimulatedDaemon:
 
     def start(self) -> None:
         """Start, like a new process."""
-        known = []
+        remembered = []
         for member, pid in self._ledger.newest():
             process = None if pid is None else self._machine.processes.get(pid)
-            known.append(Remembered(member, pid, process is not None and process.end is None))
-        self.feed(StationBegan(tuple(known), self._ledger.is_lost("station"), *self._following()))
+            remembered.append(Remembered(member, pid, process is not None and process.end is None))
+        self.feed(StationBegan(tuple(remembered), self._ledger.is_lost("station"), *self._following()))
         if self.homes is not None:
             journal = self._ledger.noted(JOURNAL)
             began = HomeBegan(self._ledger.numbers(), journal, self._ledger.is_lost("home"))
@@ -346,10 +343,10 @@ class SimulatedDaemon:
                     if (process := machine.process(member)) is not None and process.life is not None:
                         roster, ends = command.roster, command.is_ending
                         stops, forms = command.is_stopping, command.forms
-                        process.life.hear(self, roster, stop=stops, end=ends, forms=forms)
+                        process.life.on_message(self, roster, stop=stops, end=ends, forms=forms)
             case DismissHost():
                 if (process := machine.process(command.member)) is not None and process.life is not None:
-                    process.life.hear(self, None, stop=False, end=True)
+                    process.life.on_message(self, None, stop=False, end=True)
             case SendReport():
                 self._report(command.report)
             case FollowHome():

@@ -30,8 +30,8 @@ class _Moment:
 
     def __post_init__(self) -> None:
         if [self.at, self.at_step, self.at_phase].count(None) != 2:
-            told = "say one of at=SECONDS, at_step=STEP of a learner and at_phase=PHASE of the run"
-            raise ValueError(f"{self!r}: {told}")
+            remedy = "say one of at=SECONDS, at_step=STEP of a learner and at_phase=PHASE of the run"
+            raise ValueError(f"{self!r}: {remedy}")
 
     def __str__(self) -> str:
         """As a test would write it: without fields at their defaults."""
@@ -367,13 +367,13 @@ def check(
     """ConfigError, with everything that is wrong, if a fault names a host or a machine that does not exist."""
     there, faults = list(map(str, replicas)), list(faults)
     hosts = [*there, *(fault.host for fault in faults if isinstance(fault, Join))]
-    found = [
+    wrong_faults = [
         wrong
         for fault in faults
         for wrong in _wrong(fault, roles, there if isinstance(fault, Join) else hosts, machines)
     ]
-    if found:
-        raise ConfigError.of(found)
+    if wrong_faults:
+        raise ConfigError.of(wrong_faults)
 
 
 def _wrong(fault: Fault, roles: Collection[str], hosts: Collection[str], machines: Collection[str]) -> Iterator[Wrong]:

@@ -1,12 +1,7 @@
 """One host process in a universe: the real host over the real wire, on a clock, sockets and a machine of its own.
 
-Decides nothing about the run. It sends heartbeats to the daemon of its machine, looks for the next one when that is
+It decides nothing about the run. It sends heartbeats to the daemon of its machine, looks for the next one when that is
 silent, applies its rosters, exits on its order, and shows its channel's traffic to the checkers.
-
-The tape of a simulated life: kept whole in memory, for inspection, and in files, as a real host writes it.
-
-The files are on a disk of the machine that holds nothing else, and loses power with it. After any failure, each file
-must be a beginning of its segment, whole up to a record; `check` tests that.
 """
 
 from __future__ import annotations
@@ -45,7 +40,7 @@ from isthmus.runtime.sim.machine import HostClock, Mount, SimulatedDisk
 from isthmus.runtime.sim.network import Ether, EtherSockets
 from isthmus.runtime.sim.world import SEGMENT_BYTES, DurationOf, durations
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed, Missing, Over, Said
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed, Heartbeat, Missing, Over
 from isthmus.runtime.supervision.station_events import HostSpoke
 from isthmus.runtime.tape.reading import TapeFiles, named
 from isthmus.runtime.tape.writing import Piece, Tape, frames
@@ -59,7 +54,12 @@ BYTES_MAX: Final = 1 << 40
 
 @final
 class LifeTape:
-    """The tape of one life, on `disk`."""
+    """The tape of one life, on `disk`.
+
+    It is kept whole in memory, for inspection, and in files, as a real host writes it. The disk holds nothing else, and
+    loses power with the machine. After any failure, each file must be a beginning of its segment, whole up to a record;
+    `check` tests that.
+    """
 
     def __init__(self, member: Member, disk: SimulatedDisk) -> None:
         self.tape = Tape(SEGMENT_BYTES)
@@ -79,30 +79,30 @@ class LifeTape:
 
     def news(self) -> list[Piece]:
         """Pieces of the tape since the last call."""
-        self.take()
+        self.drain()
         news, self._new = self._new, []
         return news
 
     def check(self) -> int:
         """The number of bytes of the tape in files; InvariantError if these contain anything else."""
-        self.take()
+        self.drain()
         files = sorted(
             (of[1], data)
             for path, data in self._disk.files().items()
             if (of := named(path.name)) and of[0] == self._name
         )
         for segment, (number, data) in enumerate(files, 1):
-            found = frames(data)
+            stored = frames(data)
             if not self._segments.get(segment, b"").startswith(data):
                 raise InvariantError(f"{self._name}.{number}.tape has other bytes than segment {segment} of the tape")
-            if found.rest and not found.is_unfinished:
-                raise InvariantError(f"{self._name}.{number}.tape is not whole up to its last record: {found.rest}")
+            if stored.rest and not stored.is_unfinished:
+                raise InvariantError(f"{self._name}.{number}.tape is not whole up to its last record: {stored.rest}")
         return sum(len(data) for _, data in files)
 
     # -- source of the files -------------------------------------------------------------------------------------------
 
-    def take(self) -> list[Piece]:
-        pieces = self.tape.take()
+    def drain(self) -> list[Piece]:
+        pieces = self.tape.drain()
         self._new += pieces
         for piece in pieces:
             self._segments[piece.segment] = self._segments.get(piece.segment, b"") + piece.data
@@ -254,8 +254,8 @@ class Life:
     @property
     def phase(self) -> Phase:
         """The phase that it reports."""
-        told = phase(self.member.replica, self.host.published, is_open=self.host.is_open)
-        return next(known for known in PHASES if known == told)
+        reported = phase(self.member.replica, self.host.published, is_open=self.host.is_open)
+        return next(each for each in PHASES if each == reported)
 
     @property
     def is_dead(self) -> bool:
@@ -272,18 +272,18 @@ class Life:
         """The last inner step that it has reported; 0 where it reports none."""
         return max((int(shown.get("step", 0)) for shown in self.shown), default=0)
 
-    def hear(
+    def on_message(
         self, daemon: object, rows: Sequence[Row] | None, *, stop: bool, end: bool, forms: Sequence[Form] = ()
     ) -> None:
         """Handle a daemon's message: roster, if it has one, forms of elastic islands, and whether to stop or exit."""
         if daemon is self.daemon:
-            self.clock.run(lambda: self._hear(rows, forms, stop=stop, end=end))
+            self.clock.run(lambda: self._on_message(rows, forms, stop=stop, end=end))
 
     def say(self) -> None:
         """Send a heartbeat to the daemon."""
         firings, published = self.host.busy.firings(self.clock.now()), self.host.published
         standing = self.channel.standing()
-        said = Said(
+        heartbeat = Heartbeat(
             phase=self.phase,
             endpoints=tuple(self.endpoints),
             steps=steps(published),
@@ -297,7 +297,7 @@ class Life:
             refusals=tuple(self.host.refusals.values()),
             formed=self.formed,
         )
-        self._setting.spoke(self, HostSpoke(self.member, self.pid, said, over=self._over))
+        self._setting.spoke(self, HostSpoke(self.member, self.pid, heartbeat, over=self._over))
 
     def kill(self) -> None:
         """End the process at once; the kernel closes its sockets."""
@@ -337,7 +337,7 @@ class Life:
         """The edge of an item."""
         return self.plan.edges[parcel.edge]
 
-    def _hear(self, rows: Sequence[Row] | None, forms: Sequence[Form], *, stop: bool, end: bool) -> None:
+    def _on_message(self, rows: Sequence[Row] | None, forms: Sequence[Form], *, stop: bool, end: bool) -> None:
         for form in forms:
             if form.members[0] == self.member and form.number > self.formed.number:
                 stall = FORMING_NS if self.formed.number else 0
@@ -346,7 +346,7 @@ class Life:
         if rows is not None:
             for checker in self.checkers:
                 checker.told(self, rows)
-            self.meetings.take(rows, {})
+            self.meetings.follow(rows, {})
         if stop and not self.host.stop_requested:
             self.host.request_stop()
         if end and not self._is_leaving:
@@ -382,11 +382,11 @@ class Life:
         self.host.links.look(self.channel.under_way, self.clock.now())
         silence = self._silence.beat(self.clock.now() / 1e9)
         if is_searching(silence):
-            found = self._setting.found(self)
-            if is_orphan(silence, has_daemon=found is not None):
+            daemon = self._setting.found(self)
+            if is_orphan(silence, has_daemon=daemon is not None):
                 self._leave(Exited(1))
                 return
-            self.daemon = found or self.daemon
+            self.daemon = daemon or self.daemon
         self.say()
         self.tape.flush()
         self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)

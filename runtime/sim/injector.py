@@ -1,13 +1,9 @@
-"""The effects of each kind of fault on a universe: on hosts, daemons, the network between machines, and disks.
+"""Makes faults happen on hosts, daemons, the network between machines, and disks, and counts those that really did.
 
-The `injector` decides when: it is called back when a lurking fault strikes, and has the end of each act performed. An
-act returns whether it happened, or lurks.
-
-Makes faults happen, and counts those that really did.
-
-Decides when each fault of a list begins and ends. One that cannot happen yet (its host is dead at the moment, for
-example) waits until it can; one that still waits at the end has not happened, and is reported. A lurking fault, such as
-a disk's trouble, is in place from its moment on; it has happened, and begins to last, when it strikes.
+It decides when each fault of a list begins and ends (`Injector`); `Acts` has their effects. A fault that cannot happen
+yet (its host is dead at the moment, for example) waits until it can; one that still waits at the end has not happened,
+and is reported. A lurking fault, such as a disk's trouble, is in place from its moment on; it has happened, and begins
+to last, when it strikes.
 """
 
 from __future__ import annotations
@@ -147,16 +143,16 @@ class Acts:
         struck = partial(self._struck, number)
         match fault:
             case faults.RefuseStarts():
-                made: Any = StartTrouble(fault.count, struck)
+                trouble: Any = StartTrouble(fault.count, struck)
             case faults.SlowStarts():
-                made = StartLag(fault.lag, struck)
+                trouble = StartLag(fault.lag, struck)
             case faults.FillDisk():
-                made = Trouble(struck, room=fault.room)
+                trouble = Trouble(struck, room=fault.room)
             case faults.BreakDisk():
-                made = Trouble(struck, share=fault.share)
+                trouble = Trouble(struck, share=fault.share)
             case faults.DieAll():
-                made = Ambush(fault.operation, fault.name, partial(self._ambush, fault, number), fault.then)
-        self._troubles(fault)[number] = made
+                trouble = Ambush(fault.operation, fault.name, partial(self._ambush, fault, number), fault.then)
+        self._troubles(fault)[number] = trouble
         return number
 
     def clear(self, fault: faults.LurkingFault, number: int) -> None:

@@ -1,22 +1,6 @@
-"""The disk of one machine, in memory: it knows what would survive a power failure, and may be full or broken.
+"""The parts of a simulated machine: its disk, the clocks of its hosts, and the ledger of its daemon.
 
-Decides, from its seed, what a power failure leaves: of each file all that was synced, and of the rest a beginning that
-ends at any byte, independent of other files; of the names of each folder those that were synced, and of the changes
-since then the first few, in their order (a renaming is one change). Folders stay. Troubles refuse operations, and
-report the first refusal. An ambush waits for one operation on one kind of file, which fails, as do all after it until
-the ambush is cleared.
-
-A process has a `Mount`. Once the process is gone, its operations on the mount have no effect.
-
-The clock and loop of one host in a universe: it may be wrong, stand still, or never call again.
-
-Wraps the one virtual clock of the universe. Calls and input that come due while the host is paused wait, in order: its
-process does not run. A dead host gets no more calls.
-
-The ledger of a simulated daemon: the guarantees of SQLite, on a simulated disk.
-
-A write is whole and durable, or refused. The faults decide whether the ledger can be read; the daemons decide its
-contents.
+They replace the kernel, the loop and SQLite, with the same guarantees, and fail as the faults of the universe say.
 """
 
 from __future__ import annotations
@@ -96,6 +80,12 @@ class SimulatedDisk:
     `troubles` and `ambushes` are by the number of the fault that made each; a disk that `is_cut` refuses everything,
     for the instant in which its machine is about to lose its processes; `written` has, by path, what every process has
     written to it since it opened the file; `failures` counts power failures, `refusals` the refused operations.
+
+    It decides, from its seed, what a power failure leaves: of each file all that was synced, and of the rest a
+    beginning that ends at any byte, independent of other files; of the names of each folder those that were synced, and
+    of the changes since then the first few, in their order (a renaming is one change). Folders stay. Troubles refuse
+    operations, and report the first refusal. An ambush waits for one operation on one kind of file, which fails, as do
+    all after it until the ambush is cleared.
     """
 
     def __init__(self, seed: str) -> None:
@@ -456,8 +446,8 @@ class SimulatedLedger:
         """Record numbers of a home; OSError if the disk does not accept them."""
         self._mount.disk().ask(size=RECORD_BYTES)
         for member in members:
-            known = self._book.numbers.get(member.replica, 0)
-            self._book.numbers[member.replica] = max(member.incarnation, known)
+            number_before = self._book.numbers.get(member.replica, 0)
+            self._book.numbers[member.replica] = max(member.incarnation, number_before)
 
     def begin(self, members: Iterable[Member]) -> None:
         """Record lives that are about to begin here; OSError if the disk does not accept them."""

@@ -1,30 +1,16 @@
-"""The weather of a universe: conditions of the network paths between machines, from the seed and the present faults.
+"""The network of a universe: simulated sockets in place of ZeroMQ over TCP, and the conditions of the paths.
 
-Decides latencies, bandwidth and which paths are cut. A caller that changes it must call `Ether.changed`, so that
-waiting messages may go on. Within one machine the weather is always fine.
-
-The links between the daemons of a universe: messages arrive in order, late, twice or not at all.
-
-Weather and faults decide: a message that cannot get through is lost, as on a link that is re-dialled; a repeated one
-arrives once more, later.
-
-One direction of a simulated connection: when a message arrives.
-
-Decides that from the weather of the path; knows nothing of the messages. Everything arrives complete and in order.
-While the path is cut messages wait, and after UNHEARD the connection is given up.
-
-Simulated sockets: the transport under the channels of a world, in place of ZeroMQ over TCP.
-
-Decides when a message of one side arrives at the other, and when a connection ends; knows nothing of the messages.
-`conditions` has the weather of the paths between machines.
+It decides when a message of one side arrives at the other, and when a connection ends; it knows nothing of the
+messages. `Weather` has latencies, bandwidths and cuts of the paths between machines, from the seed and the present
+faults; within one machine they are always fine.
 
 Theory of operation. A connection has two pipes, one for each direction. Messages arrive complete and in order, after
 the time that their bytes take at the pace of the link, and the latency of the path; the two sockets of a peer are two
 connections, which overtake each other. While the path is *cut* nothing arrives: messages wait, as in the buffers of
 TCP, and arrive when the path is back, unless that takes UNHEARD; then both ends give the connection up. A *reset* ends
 it at once, with everything under way. An end that is closed notifies the other one, which takes time, too; what it had
-sent is lost, or still arrives before that where it `lingers`: a kernel goes on sending for a process that has ended. So
-messages of a connection may arrive after those of a later one of the same two.
+sent is lost, or still arrives before that where it `lingers`: a kernel continues to send for a process that has ended.
+So messages of a connection may arrive after those of a later one of the same two.
 
 The end of a connection is reported as by ZeroMQ: a socket that has dialled calls `gone`, a bound one only notices that
 sending fails. `run` of a host makes its callbacks, now, later, or never: it may be paused, or dead.
@@ -43,7 +29,7 @@ from typing import Any, Final, Protocol
 from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds, seconds
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.items.layout import Bytes
-from isthmus.runtime.wire.peers import Gone, Hear, Purpose
+from isthmus.runtime.wire.peers import Gone, OnMessage, Purpose
 from isthmus.runtime.wire.protocol_messages import TOKEN_BYTES
 
 LOOPBACK: Final = milliseconds(0.05)
@@ -358,9 +344,11 @@ class Connection:
 class EtherSocket:
     """A socket of a host on `machine`."""
 
-    def __init__(self, ether: Ether, machine: str, purpose: Purpose, run: Run, hear: Hear, gone: Gone) -> None:
+    def __init__(
+        self, ether: Ether, machine: str, purpose: Purpose, run: Run, on_message: OnMessage, gone: Gone
+    ) -> None:
         self.machine, self.purpose = machine, purpose
-        self._ether, self._run, self._hear, self._gone = ether, run, hear, gone
+        self._ether, self._run, self._on_message, self._gone = ether, run, on_message, gone
         self._endpoint = ""
         self._dialled: Connection | None = None
         self._accepted: dict[bytes, Connection] = {}
@@ -414,7 +402,7 @@ class EtherSocket:
 
     def _take(self, address: bytes, frames: list[Bytes]) -> None:
         if not self._is_closed:
-            self._hear(address, frames, None)
+            self._on_message(address, frames, None)
 
     def _tell(self, reason: str) -> None:
         if not self._is_closed:
@@ -430,11 +418,11 @@ class EtherSockets:
         self._ether, self._machine, self._run, self._rng = ether, machine, run, rng
         self._made: list[EtherSocket] = []
 
-    def dealer(self, purpose: Purpose, hear: Hear, gone: Gone) -> EtherSocket:
-        return self._socket(purpose, hear, gone)
+    def dealer(self, purpose: Purpose, on_message: OnMessage, gone: Gone) -> EtherSocket:
+        return self._socket(purpose, on_message, gone)
 
-    def router(self, purpose: Purpose, hear: Hear, counts: Counter[str]) -> EtherSocket:
-        return self._socket(purpose, hear, lambda reason: None)
+    def router(self, purpose: Purpose, on_message: OnMessage, counts: Counter[str]) -> EtherSocket:
+        return self._socket(purpose, on_message, lambda reason: None)
 
     def token(self) -> bytes:
         """Bytes from the seed of the world."""
@@ -445,9 +433,9 @@ class EtherSockets:
         for socket in self._made:
             socket.close()
 
-    def _socket(self, purpose: Purpose, hear: Hear, gone: Gone) -> EtherSocket:
+    def _socket(self, purpose: Purpose, on_message: OnMessage, gone: Gone) -> EtherSocket:
         self._made = [socket for socket in self._made if not socket._is_closed]
-        self._made.append(EtherSocket(self._ether, self._machine, purpose, self._run, hear, gone))
+        self._made.append(EtherSocket(self._ether, self._machine, purpose, self._run, on_message, gone))
         return self._made[-1]
 
 

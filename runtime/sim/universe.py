@@ -34,7 +34,7 @@ from isthmus.runtime.sim.network import Climate, ControlLinks, Ether, Weather
 from isthmus.runtime.sim.world import DurationOf, a_millisecond
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import EndAsked, MachineJoined, Places, RunRoles, StopAsked
-from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Moved, Ordered
+from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Ordered, SupersededHome
 from isthmus.runtime.supervision.station_events import HostSpoke
 from isthmus.runtime.tape.writing import joined
 from isthmus.runtime.wire.peers import Limits
@@ -190,13 +190,13 @@ class Universe:
 
     def life(self, replica: Replica) -> Life | None:
         """The present life of a replica, if its process exists."""
-        found = [life for life in self.living() if life.member.replica == replica]
-        return max(found, key=lambda life: life.member.incarnation, default=None)
+        lives = [life for life in self.living() if life.member.replica == replica]
+        return max(lives, key=lambda life: life.member.incarnation, default=None)
 
     def last(self, replica: Replica) -> Life | None:
         """The last life of a replica: a former home that comes back begins others."""
-        found = [life for life in self.lives if life.member.replica == replica]
-        return max(found, key=lambda life: life.member.incarnation, default=None)
+        lives = [life for life in self.lives if life.member.replica == replica]
+        return max(lives, key=lambda life: life.member.incarnation, default=None)
 
     def living(self) -> list[Life]:
         return [life for machine in self.machines.values() for life in machine.living()]
@@ -360,9 +360,9 @@ class Universe:
         """The encoded tapes since the last call: of every life ('learner/2#1'), and of the cores of every daemon."""
         tapes = {str(life.member): joined(life.tape.news()) for life in self.lives}
         for daemon in self.daemons:
-            tapes[f"{daemon.name} station"] = b"".join(joined(tape.take()) for tape in daemon.tapes)
+            tapes[f"{daemon.name} station"] = b"".join(joined(tape.drain()) for tape in daemon.tapes)
             if daemon.homes is not None:
-                tapes[f"{daemon.name} home"] = joined(daemon.homes.tape.take())
+                tapes[f"{daemon.name} home"] = joined(daemon.homes.tape.drain())
         return tapes
 
     # -- processes -----------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ class Universe:
             checker.happened(self, happened)
 
     def _finished(self, machine: SimulatedMachine, home: Home) -> None:
-        if isinstance(home.failure, Moved):  # From now on it is an outpost of the run.
+        if isinstance(home.failure, SupersededHome):  # From now on it is an outpost of the run.
             machine.follows, machine.places = (home.failure.home, home.failure.term), None
             machine.book.forget()
             self.clock.call_soon(partial(self._restart_daemon, machine))
@@ -442,8 +442,8 @@ def _draw(rng: random.Random) -> bool:
 
 def digest(tapes: Mapping[str, bytes]) -> str:
     """SHA-256 of tapes, as hexadecimal digits."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, data in tapes.items():
-        found.update(f"{name} {len(data)}\n".encode())
-        found.update(data)
-    return found.hexdigest()
+        hasher.update(f"{name} {len(data)}\n".encode())
+        hasher.update(data)
+    return hasher.hexdigest()

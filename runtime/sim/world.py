@@ -114,7 +114,7 @@ class World:
 
     def tape(self) -> dict[str, bytes]:
         """The encoded tape of every replica since the last call."""
-        return {str(member.replica): joined(tape.take()) for member, tape in self.tapes.items()}
+        return {str(member.replica): joined(tape.drain()) for member, tape in self.tapes.items()}
 
     def _failed(self, host: Host, node: str, error: str) -> None:
         if self.error is None:

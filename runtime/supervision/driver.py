@@ -87,7 +87,7 @@ class StationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forb
 def replay(core: Core, records: list[Any]) -> None:
     """Feed a fresh core with the events of a tape; InvariantError if it returns other commands."""
     for record in records:
-        said = core.handle(record.event, record.at)
-        if said != record.commands:
-            told = f"after {record.event} the tape has {record.commands}, this core says {said}"
-            raise InvariantError(f"replay at {record.at} ns: {told}")
+        commands = core.handle(record.event, record.at)
+        if commands != record.commands:
+            difference = f"after {record.event} the tape has {record.commands}, this core says {commands}"
+            raise InvariantError(f"replay at {record.at} ns: {difference}")

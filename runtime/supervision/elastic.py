@@ -1,14 +1,12 @@
-"""The number of the present processes that train together: a pure function.
+"""One elastic island: which of its processes train together, as a numbered *form*.
 
-The core of one elastic island: which of its processes train together, as a numbered *form*.
+Theory of operation. Each process has lives of its own. The first form waits for all processes. When a process of a form
+is gone, or the leader reports that the form has failed, a form of the present processes follows at once; when a process
+comes back, a form with it follows, once no other is about to come. A form always includes the leader: while that is
+gone, the others wait for its next life and keep their part of the state. Where too few are left, the island ends and
+starts again as a whole.
 
-Theory of operation. Each process has lives of its own. The first form of an island waits for all of its processes. When
-a process of a form is gone, or the leader reports that the form has failed, a new form of the present processes follows
-at once; when a process comes back, a form with it follows, once no other is about to come. A form always includes the
-leader: while that is gone, the others wait for its next life, and keep their part of the state. Where too few are left,
-the island ends, and starts again as a whole.
-
-A silent process counts as gone, and as back when it sends a heartbeat again: to go on without it costs only seconds.
+A silent process counts as gone, and as back when it sends a heartbeat again: continuing without it costs only seconds.
 """
 
 from __future__ import annotations
@@ -46,9 +44,9 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class TooFew(msgspec.Struct, frozen=True):
-    """The island cannot continue: it has `found` processes, and needs `least`."""
+    """The island cannot continue: it has so many `processes`, and needs `least`."""
 
-    found: int
+    processes: int
     least: int
 
 
@@ -82,20 +80,20 @@ class ElasticIsland:
         if self.leader not in live:
             self._since = None
             return None
-        known = self.form
-        if not self._is_first and known is not None:
-            if any(live.get(member.replica) != member for member in known.members):
-                return self._chosen(live, known, floor)
-            if formed.broken >= known.number:
-                return self._chosen(live, known, floor) if self._is_past(KNOWN, now) else None
-            return self._grown(known, live, coming, floor, now)
+        former = self.form
+        if not self._is_first and former is not None:
+            if any(live.get(member.replica) != member for member in former.members):
+                return self._chosen(live, former, floor)
+            if formed.broken >= former.number:
+                return self._chosen(live, former, floor) if self._is_past(KNOWN, now) else None
+            return self._grown(former, live, coming, floor, now)
         if coming and not self._is_past(MEET, now):
             return None
-        found = self._chosen(live, None, floor)
-        if isinstance(found, Changed):
+        change = self._chosen(live, None, floor)
+        if isinstance(change, Changed):
             missing = tuple(each for each in self.gang if each not in live)
-            return msgspec.structs.replace(found, missing=missing)
-        return found
+            return msgspec.structs.replace(change, missing=missing)
+        return change
 
     def has_formed(self, formed: Formed) -> bool:
         """Whether the leader reports for the first time that a form trains."""
@@ -112,29 +110,29 @@ class ElasticIsland:
                 raise InvariantError(f"supervision: of {self.leader} there is form {self.form}, of {self.sizes}")
 
     def _grown(
-        self, known: Form, live: dict[Replica, Member], coming: Sequence[Replica], floor: int, now: Instant
+        self, form: Form, live: dict[Replica, Member], coming: Sequence[Replica], floor: int, now: Instant
     ) -> Changed | TooFew | None:
         """A form with the processes that are back, if more can train together than do now."""
-        if largest(self.sizes, len(live)) <= len(known.members):
+        if largest(self.sizes, len(live)) <= len(form.members):
             self._since = None
             return None
         if coming and not self._is_past(GATHER, now):
             return None
-        return self._chosen(live, known, floor)
+        return self._chosen(live, form, floor)
 
-    def _chosen(self, live: dict[Replica, Member], known: Form | None, floor: int) -> Changed | TooFew:
+    def _chosen(self, live: dict[Replica, Member], former: Form | None, floor: int) -> Changed | TooFew:
         self._since = None
         count = largest(self.sizes, len(live))
         if not count:
             self._is_first = True
             return TooFew(len(live), self.sizes[0])
         members = tuple(live[each] for each in self.gang if each in live)[:count]
-        before = () if known is None else known.members
+        before = () if former is None else former.members
         last = 0 if self.form is None else self.form.number
         self.form = Form(self.leader, 1 + max(floor, last), members)
         self._is_first = False
         lost = tuple(member for member in before if member not in members)
-        back = tuple(member for member in members if known is not None and member not in before)
+        back = tuple(member for member in members if former is not None and member not in before)
         return Changed(self.form, lost, back)
 
     def _is_past(self, limit: Duration, now: Instant) -> bool:

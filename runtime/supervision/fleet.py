@@ -1,15 +1,8 @@
 """The machines of a run, the place of each replica, and the replicas that were retired.
 
 It decides on which machine the next life of a replica begins: where the replica was placed or, once that machine is
-lost or was taken away, on the machine with the fewest replicas among those that offer its role. A learner belongs to
-the islands of its machine, and waits for it. The core decides which replica has a next life, and when.
-
-One machine of a run, as the home knows it: the lives that are tracked there, and its beats of silence.
-
-It decides nothing about lives. A life is *tracked* from when it is wanted until its end is known; one that is to be
-killed is tracked, and *condemned*. A machine that is silent for LOST_BEATS beats is *lost*: its lives count as ended,
-even if they still run there, and are no longer wanted if it comes back. Beats are those of the home's own daemon, so
-that a suspended daemon blames no machine for its own pause.
+lost or removed, on the machine with the fewest replicas among those that offer its role. A learner belongs to the
+islands of its machine, and waits for it. The core decides which replica has a next life, and when.
 """
 
 from __future__ import annotations
@@ -31,9 +24,12 @@ SILENT_BEATS: Final = 2
 
 @dataclass(slots=True)
 class MachineLives:
-    """Lives by replica: those `tracked`, of those the `condemned`, and the `fresh` ones, numbered by this daemon.
+    """The lives on one machine, by replica, and its beats of silence.
 
-    `is_away`: the machine no longer takes part.
+    A life is `tracked` from when it is wanted until its end is known; one that is to be killed is also `condemned`; the
+    `fresh` ones were numbered by this daemon. After LOST_BEATS beats of silence the machine is lost: its lives count as
+    ended, even if they still run there, and are no longer wanted if it comes back. `is_away`: the machine no longer
+    takes part.
     """
 
     name: str
@@ -135,8 +131,8 @@ class Fleet:
     @property
     def gangs(self) -> list[list[Replica]]:
         """The islands of several processes that live and end together."""
-        found = [self.gang(Replica(LEARNER, slot)) for slot in self._processes if slot not in self._elastic]
-        return [gang for gang in found if len(gang) > 1]
+        gangs = [self.gang(Replica(LEARNER, slot)) for slot in self._processes if slot not in self._elastic]
+        return [gang for gang in gangs if len(gang) > 1]
 
     @property
     def elastic(self) -> dict[Replica, tuple[int, ...]]:
@@ -287,14 +283,14 @@ class Fleet:
 
     def check(self) -> None:
         """Raise InvariantError unless every replica has at most one life, and only on machines that take part."""
-        found: dict[Replica, str] = {}
+        machine_of: dict[Replica, str] = {}
         for name, machine in self.machines.items():
             demand(machine.condemned <= set(machine.tracked), f"{name}: condemned, and not tracked")
             demand(machine.fresh <= set(machine.tracked), f"{name}: fresh, and not tracked")
             demand(not machine.is_away or not machine.tracked, f"{name} takes no part, and has lives")
             for replica in machine.tracked:
-                demand(replica not in found, f"{replica} is on {name} and on {found.get(replica)}")
-                found[replica] = name
+                demand(replica not in machine_of, f"{replica} is on {name} and on {machine_of.get(replica)}")
+                machine_of[replica] = name
 
 
 def demand(holds: bool, broken: str) -> None:

@@ -1,14 +1,13 @@
 """The core of a home: takes the events of a run, lets its parts decide, and returns all commands in order.
 
 Theory of operation. A life is numbered, recorded, tracked on its machine, seen there by a report, heard, and gone. Its
-end is followed by the next life, after a back-off (`restarts`), on the machine where its replica was placed or, once
-that is lost or taken away, on one that offers its role. A learner belongs to the islands of its machine, and waits for
-it. A member that is silent or stuck is condemned: its station kills it, and its end is then followed like any other.
+end is followed by the next life, after a back-off (`liveness.Restarts`), on the machine where its replica was placed
+or, once that is lost or removed, on one that offers its role. A learner belongs to the islands of its machine, and
+waits for it. A member that is silent or stuck is condemned: its station kills it, and its end is then followed like any
+other.
 
-A confirmed decision is in the journal before it takes effect: the request to stop, the outcome, moves of replicas,
-retirements. A daemon that takes over reads it (`takeover`).
-
-The stations of the machines (`station`) manage the processes; home has one like any other machine.
+`lives` decides about beginnings and ends, `watch` about reports and verdicts, `fleet` about places. The stations of the
+machines (`station`) manage the processes; home has one like any other machine.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ from isthmus.runtime.supervision.home_events import (
     TurnedAway,
 )
 from isthmus.runtime.supervision.home_state import RunState, TrackedLife
-from isthmus.runtime.supervision.liveness import PATIENCE, Roll
+from isthmus.runtime.supervision.liveness import PATIENCE, HostLiveness
 from isthmus.runtime.supervision.messages import Report, Row, Stamp
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
 from isthmus.runtime.tape.state import Kind
 
-STATE: Final = Kind(("supervision", "cores", "ids"), given=(MembershipOptions,))
+STATE: Final = Kind(("supervision", "cores", "ids"), arguments=(MembershipOptions,))
 
 
 class Home:
@@ -56,13 +55,13 @@ class Home:
 
     def __init__(self, cast: RunRoles, places: Places, *, patience: Duration = PATIENCE) -> None:
         fleet = Fleet(cast, places)
-        roll = Roll(
+        liveness = HostLiveness(
             fleet.slots_max,
             patience,
             lambda member: watch.excuse(self._run, member),
             lambda member: watch.described(self._run, member),
         )
-        self._run = RunState(fleet, roll, Instant(0), Stamp(places.term, 1))
+        self._run = RunState(fleet, liveness, Instant(0), Stamp(places.term, 1))
         self._timer_at: Instant | None = None
         self._has_begun = False
         self._early: list[HomeEvent] = []
@@ -78,7 +77,7 @@ class Home:
         self._has_begun = True
         run.now = Instant(max(now, run.now))
         run.commands = []
-        self._take(event)
+        self._dispatch(event)
         watch.form(run)
         watch.finish_if_alone(run)
         if run.has_changed:  # Before anything else, so that the next daemon knows every decision carried out.
@@ -89,16 +88,16 @@ class Home:
         self._arm()
         return run.commands
 
-    def _take(self, event: HomeEvent) -> None:
+    def _dispatch(self, event: HomeEvent) -> None:
         run = self._run
         match event:
             case HomeBegan():
                 lives.begin(run, event)
                 for early in self._early:
-                    self._take(early)
+                    self._dispatch(early)
                 self._early.clear()
             case ReportCame():
-                self._hear(event.machine, event.report)
+                self._on_report(event.machine, event.report)
             case HomeBeat():
                 self._beat()
             case HomeTimerFired():
@@ -112,11 +111,11 @@ class Home:
             case MachineTakenAway():
                 self._take_away(event.machine, event.how)
             case TurnedAway():
-                lives.give_way(run, event.by, event.term)
+                lives.yield_home(run, event.by, event.term)
             case LivesNoted():
-                lives.noted(run, event.members)
+                lives.numbers_noted(run, event.members)
             case LivesNotNoted():
-                lives.not_noted(run, event.members, event.error)
+                lives.numbers_not_noted(run, event.members, event.error)
             case _:
                 assert_never(event)
 
@@ -177,12 +176,12 @@ class Home:
 
     def state(self, replica: Replica) -> str:
         """The membership state of a replica, or 'starting', 'cut off', 'stuck', 'gone', or how it was retired."""
-        known = self.fleet.retired.get(replica) or self._run.roll.state(replica)
+        state = self.fleet.retired.get(replica) or self._run.liveness.state(replica)
         life = self.lives.get(replica)
-        if known in ("alive", "slow") and life is not None and self._run.reach.is_cut_off(life.member):
+        if state in ("alive", "slow") and life is not None and self._run.reach.is_cut_off(life.member):
             return "cut off"
-        if known is not None:
-            return known
+        if state is not None:
+            return state
         why = self.reason(replica)
         if not isinstance(why, incidents.Condemned | incidents.Ended):
             return "starting"
@@ -198,7 +197,7 @@ class Home:
 
     # -- machines ------------------------------------------------------------------------------------------------------
 
-    def _hear(self, name: str, report: Report) -> None:
+    def _on_report(self, name: str, report: Report) -> None:
         """Handle the report of a station."""
         run = self._run
         machine = run.fleet.machines.get(name)
@@ -215,10 +214,10 @@ class Home:
             lives.learn(run, machine, report)
         for seen in report.lives:
             if machine.has(seen.member):
-                watch.see(run, machine, seen)
+                watch.update_life(run, machine, seen)
         for gone in report.ended:
             if machine.has(gone.member):
-                lives.bury(run, machine, gone)
+                lives.end_life(run, machine, gone)
 
     def _join(self, name: str, islands: int) -> None:
         """Admit a machine, with learners in the next free slots."""
@@ -241,7 +240,7 @@ class Home:
         for replica in run.fleet.retired:
             run.due.pop(replica, None)
         run.has_changed = run.has_news = True
-        lives.lose(run, machine, incidents.MachineTaken(name, how))
+        lives.end_all_lives_on(run, machine, incidents.MachineTaken(name, how))
         lives.start(run, [replica for replica in run.fleet.replicas if run.fleet.name(replica) == name])
         if not run.fleet.has_learners and not run.is_ending:
             watch.stop(run)  # With no learner left, the model is the last merged one.
@@ -251,7 +250,9 @@ class Home:
     def _beat(self) -> None:
         """Judge silent machines and hosts, and send complete orders again."""
         for machine in self._run.fleet.beat():
-            lives.lose(self._run, machine, incidents.MachineLost(machine.name, machine.silent_beats * watch.BEAT))
+            lives.end_all_lives_on(
+                self._run, machine, incidents.MachineLost(machine.name, machine.silent_beats * watch.BEAT)
+            )
         watch.beat(self._run)
         self._run.has_news = True
 
@@ -260,20 +261,20 @@ class Home:
         run, self._timer_at = self._run, None
         if run.adopt_until is not None and run.now >= run.adopt_until:
             lives.adopted_all(run)
-        if run.roll.timer_at is not None and run.now >= run.roll.timer_at:
-            watch.find(run, run.roll.fire(run.now))
+        if run.liveness.timer_at is not None and run.now >= run.liveness.timer_at:
+            watch.apply_findings(run, run.liveness.fire(run.now))
         lives.start(run, [replica for replica, at in sorted(run.due.items()) if run.now >= at])
         if run.exit_at is not None and run.now >= run.exit_at:
             watch.kill_all(run)
         if run.abandon_at is not None and run.now >= run.abandon_at:
             run.abandon_at = None
             for name in run.fleet.others:
-                lives.lose(run, run.fleet.machines[name], incidents.MachineLost(name, 0))
+                lives.end_all_lives_on(run, run.fleet.machines[name], incidents.MachineLost(name, 0))
 
     def _arm(self) -> None:
         """Make the timer fire when the next thing is due."""
         run = self._run
-        times = [run.adopt_until, run.roll.timer_at, run.exit_at, run.abandon_at, *run.due.values()]
+        times = [run.adopt_until, run.liveness.timer_at, run.exit_at, run.abandon_at, *run.due.values()]
         at = min((time for time in times if time is not None), default=None)
         if at is not None and not run.is_finished and (self._timer_at is None or at < self._timer_at):
             self._timer_at = at
@@ -283,11 +284,11 @@ class Home:
 
     def _roster(self) -> tuple[Row, ...]:
         rows = []
-        for member in self._run.roll.members():
+        for member in self._run.liveness.members():
             if gang_number(member.replica):  # A follower has connections with its leader only.
                 continue
             life = self.lives.get(member.replica)
-            endpoints = () if life is None else life.seen.said.endpoints
+            endpoints = () if life is None else life.seen.heartbeat.endpoints
             rows.append((str(member.replica), member.incarnation, endpoints, self.fleet.name(member.replica)))
         return tuple(rows)
 
@@ -301,8 +302,8 @@ class Home:
         machines = (fleet.home, *fleet.others)
         run.stamp = Stamp(run.stamp.term, run.stamp.epoch, run.stamp.number + 1)
         flags = run.is_stopping, run.is_ending
-        told = SendOrders(fleet.wanted(), roster, machines, *flags, run.stamp, fleet.away, fleet.home, run.forms)
-        run.commands.append(told)
+        orders = SendOrders(fleet.wanted(), roster, machines, *flags, run.stamp, fleet.away, fleet.home, run.forms)
+        run.commands.append(orders)
 
     # -- invariants ----------------------------------------------------------------------------------------------------
 
@@ -322,7 +323,7 @@ class Home:
             demand(not self.fleet.is_tracked(replica), f"{replica} lives, and its next life is due")
         for island in self._run.islands:
             island.check()
-        self._run.roll.check()
+        self._run.liveness.check()
 
     def _check_gangs(self) -> None:
         """Raise InvariantError unless the lives of an island's processes are one life, or are condemned."""

@@ -10,7 +10,7 @@ from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.elastic import ElasticIsland
 from isthmus.runtime.supervision.fleet import Fleet
 from isthmus.runtime.supervision.home_events import HomeCommand, Outcome, WriteIncident
-from isthmus.runtime.supervision.liveness import Reach, Repeats, Restarts, Roll, Service
+from isthmus.runtime.supervision.liveness import HostLiveness, Reach, Repeats, Restarts, Service
 from isthmus.runtime.supervision.messages import Form, Seen, Stamp
 
 
@@ -22,7 +22,7 @@ class TrackedLife:
     machine: str
     seen: Seen
     served_at: Instant | None = None
-    unspoken_beats: int = 0
+    beats_without_heartbeat: int = 0
     is_starved: bool = False
     verdict: incidents.Verdict | None = None
     refusals: dict[tuple[Replica, str], int] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class TrackedLife:
 
 
 @dataclass(frozen=True, slots=True)
-class Fallen:
+class GangEnd:
     """The end of an island of several processes: how the first of these ended, and since when the leader had served."""
 
     ended: incidents.Ended
@@ -44,13 +44,13 @@ class RunState:
     Numbers of lives: the `newest` of each replica, those being recorded (`noting`), and the `floor` above which they
     are taken. `is_unsure`: the ledger was lost, and the running lives are not known yet; `is_taking`: the ledger was
     that of another home, which was lost. A daemon that took over waits until `adopt_until` for the replicas that it is
-    `adopting`. `due` is when the next life of a replica begins. `fallen`: the islands, by their leaders, whose last
+    `adopting`. `due` is when the next life of a replica begins. `gang_ends`: the islands, by their leaders, whose last
     processes are about to end. `islands` are the elastic ones. `has_given_way`: another machine is the home, and this
     one knows. `has_news`: orders must be sent; `has_changed`: the journal must be written.
     """
 
     fleet: Fleet
-    roll: Roll
+    liveness: HostLiveness
     now: Instant
     stamp: Stamp
     lives: dict[Replica, TrackedLife] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class RunState:
     adopting: set[Replica] = field(default_factory=set)
     adopt_until: Instant | None = None
     due: dict[Replica, Instant] = field(default_factory=dict)
-    fallen: dict[Replica, Fallen] = field(default_factory=dict)
+    gang_ends: dict[Replica, GangEnd] = field(default_factory=dict)
     reasons: dict[Replica, incidents.Incident] = field(default_factory=dict)
     used: dict[str, float] = field(default_factory=dict)
     outcome: Outcome = "running"
@@ -96,9 +96,9 @@ class RunState:
 
     def recall_forms(self, forms: tuple[Form, ...]) -> None:
         """Restore the elastic islands of a former daemon."""
-        known = {form.leader: form for form in forms}
+        form_of = {form.leader: form for form in forms}
         elastic = self.fleet.elastic.items()
-        self.islands = [ElasticIsland(self.fleet.gang(each), sizes, known.get(each)) for each, sizes in elastic]
+        self.islands = [ElasticIsland(self.fleet.gang(each), sizes, form_of.get(each)) for each, sizes in elastic]
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -113,5 +113,5 @@ class RunState:
     @property
     def is_coming_to_its_end(self) -> bool:
         """Whether the last rounds are on: a stop was requested, or most learners or another host are `final`."""
-        final = [life.member.replica.role for life in self.lives.values() if life.seen.said.phase == "final"]
+        final = [life.member.replica.role for life in self.lives.values() if life.seen.heartbeat.phase == "final"]
         return self.is_stopping or len(set(final) - {LEARNER}) > 0 or 2 * final.count(LEARNER) > len(self.learners)

@@ -19,7 +19,7 @@ from isthmus.runtime.ids import Member, Replica
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-class Unspoken(Finding, frozen=True, tag="unspoken"):
+class NoFirstHeartbeat(Finding, frozen=True, tag="no-first-heartbeat"):
     """Its process sent no heartbeat within `limit_ns` of its start."""
 
     limit_ns: int
@@ -54,20 +54,30 @@ class Misbehaved(Finding, frozen=True, tag="misbehaved"):
     count: int
 
 
-class Bereft(Finding, frozen=True, tag="bereft"):
+class GangMemberLost(Finding, frozen=True, tag="gang-member-lost"):
     """Process `of` of its island ended or could not be started: the processes of an island live and end together."""
 
     of: str
 
 
-class Undermanned(Finding, frozen=True, tag="undermanned"):
-    """Its island has `found` processes left and needs `least`: the whole island starts again."""
+class TooFewProcesses(Finding, frozen=True, tag="too-few-processes"):
+    """Its island has `processes` left and needs `least`: the whole island starts again."""
 
-    found: int
+    processes: int
     least: int
 
 
-Verdict: TypeAlias = Silence | LongExcuse | Stall | Unspoken | Hurried | Unreached | Misbehaved | Bereft | Undermanned
+Verdict: TypeAlias = (
+    Silence
+    | LongExcuse
+    | Stall
+    | NoFirstHeartbeat
+    | Hurried
+    | Unreached
+    | Misbehaved
+    | GangMemberLost
+    | TooFewProcesses
+)
 
 
 # -- exceptions of bodies ----------------------------------------------------------------------------------------------
@@ -95,10 +105,10 @@ class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         return (self.exception, *where)
 
 
-def raised_of(told: Any) -> Raised:
+def raised_of(plain: Any) -> Raised:
     """The Raised decoded from plain data; ValueError if it is not one."""
     try:
-        return msgspec.convert(told, Raised)
+        return msgspec.convert(plain, Raised)
     except msgspec.ValidationError as error:
         raise ValueError(f"nothing that was raised: {error}") from None
 
@@ -355,7 +365,7 @@ class RecorderFailed(Finding, frozen=True, tag="recorder-failed"):
     error: str
 
 
-class Hopeless(Finding, frozen=True, tag="hopeless"):
+class RestartsExhausted(Finding, frozen=True, tag="restarts-exhausted"):
     """A required replica ended again and again."""
 
     host: str
@@ -373,7 +383,7 @@ class ProgramFailed(Finding, frozen=True, tag="program-failed"):
     lives: int
 
 
-class Homeless(Finding, frozen=True, tag="homeless"):
+class NoMachineLeft(Finding, frozen=True, tag="no-machine-left"):
     """No machine is left for a replica."""
 
     host: str
@@ -391,7 +401,7 @@ class Unserved(Finding, frozen=True, tag="unserved"):
     why: Incident | None = None
 
 
-class Moved(Finding, frozen=True, tag="moved"):
+class SupersededHome(Finding, frozen=True, tag="superseded-home"):
     """The run goes on under another `home`, in `term`; this was its home until `was_term`. It failed only here."""
 
     home: str
@@ -405,7 +415,9 @@ class Ordered(Finding, frozen=True, tag="ordered"):
     reason: str
 
 
-Failure: TypeAlias = RecorderFailed | Hopeless | ProgramFailed | Homeless | Unserved | Moved | Ordered
+Failure: TypeAlias = (
+    RecorderFailed | RestartsExhausted | ProgramFailed | NoMachineLeft | Unserved | SupersededHome | Ordered
+)
 
 
 # -- as lines ----------------------------------------------------------------------------------------------------------
@@ -425,8 +437,8 @@ _ENVELOPE: Final = ("at", "host", "incarnation")
 def as_line(happened: Happened) -> dict[str, Any]:
     """A line of `events.jsonl`: `at` (nanoseconds), `host`, `incarnation`, and the fields of the incident."""
     member = happened.member
-    told: dict[str, Any] = msgspec.to_builtins(happened.incident)
-    return {"at": happened.at, "host": str(member.replica), "incarnation": member.incarnation, **told}
+    fields: dict[str, Any] = msgspec.to_builtins(happened.incident)
+    return {"at": happened.at, "host": str(member.replica), "incarnation": member.incarnation, **fields}
 
 
 def of_line(line: Mapping[str, Any]) -> Happened:
@@ -434,24 +446,24 @@ def of_line(line: Mapping[str, Any]) -> Happened:
     at, host, incarnation = (line.get(name) for name in _ENVELOPE)
     if not (isinstance(at, int) and isinstance(host, str) and isinstance(incarnation, int)):
         raise ValueError(f"not a line of events.jsonl: expected {', '.join(_ENVELOPE)}, found {dict(line)!r}")
-    told = {name: value for name, value in line.items() if name not in _ENVELOPE}
-    return Happened(Instant(at), Member(Replica.parse(host), incarnation), incident_of(told))
+    fields = {name: value for name, value in line.items() if name not in _ENVELOPE}
+    return Happened(Instant(at), Member(Replica.parse(host), incarnation), incident_of(fields))
 
 
-def starved_of(told: Any) -> Starved | None:
+def starved_of(plain: Any) -> Starved | None:
     """The Starved decoded from plain data, or None of None; ValueError if it is not one."""
-    if told is None:
+    if plain is None:
         return None
     try:
-        return msgspec.convert(told, Starved)
+        return msgspec.convert(plain, Starved)
     except msgspec.ValidationError as error:
         raise ValueError(f"nobody that is starved: {error}") from None
 
 
-def incident_of(told: Mapping[str, Any]) -> Incident:
+def incident_of(plain: Mapping[str, Any]) -> Incident:
     """The incident decoded from plain data; ValueError if it is not one."""
     try:
-        incident: Incident = msgspec.convert(told, Incident)
+        incident: Incident = msgspec.convert(plain, Incident)
     except msgspec.ValidationError as error:
         raise ValueError(f"not an incident: {error}") from None
     return incident

@@ -1,37 +1,13 @@
-"""Liveness of a run's hosts: the membership core, and the cause of each state.
+"""Liveness of a run's hosts: silence, loss of all peers, failures in a row, and required service.
 
-It decides which silence is excused (`excuse` returns the present cause), and which members are condemned. The core of
-the home decides what that means for a life.
+Four judges, each of one question; the core of the home decides what an answer means for a life:
 
-Hosts that are cut off: no other host hears them, though their heartbeats reach their daemon.
+- `HostLiveness`: which silence is excused, and which silent or stuck member is condemned.
+- `Reach`: which member that its daemon hears is cut off from all other hosts.
+- `Restarts` and `Repeats`: when the next life of a replica begins, and whether the program is at fault.
+- `Service`: whether a required replica has served nothing for so long that the run fails.
 
-Heartbeats pass between daemons, items between hosts, on ports of their own: a network may block one and not the other.
-This core decides which member is *cut off*, when that is reported, and when it is condemned for it. `liveness` judges
-members that are silent towards their daemon.
-
-Theory of operation. A heartbeat contains the number of a host's peers, and to how many of these it has no data
-connection; both ends give up a silent connection within five seconds. A member that has none at all is cut off, as long
-as most of the members with peers are not: where half of them are, the network between them is at fault, and no host. It
-is awaited for as long as a lost machine, because its work is lost with its life; while the run comes to its end, rounds
-wait for it, and a learner is awaited as briefly as a silent one. Its next life is on the same machine, and gets twice
-the time, and so on. Beats are those of the home, so that a suspended home condemns no member.
-
-When the next life of a replica begins: at once the first time, after a back-off where its lives end again and again.
-
-A life that served for HEALTHY resets the count of failures. After FAILURES_MAX failed lives in a row, the program is at
-fault, and another life is pointless. Where every learner ends by the same error, that is known sooner (`Repeats`).
-
-Whether the replicas that a run requires serve it, and for how long they have not.
-
-Lives that end in a row are counted elsewhere (`restarts`), and so is one that is cut off (`reach`): each is followed by
-another. But a machine may have no room for the next process, its disk may accept no number, or its interface may have
-lost its address for good, while its daemon still sends reports. Then lives follow each other, or none comes, without an
-end. This core counts how long such a replica has not served at all, and decides when the run fails for it.
-
-A replica serves if its daemon hears it and it has a data connection with some host. A recorder must have one with each
-other required replica, and with a learner, where any of them is heard: without these it never learns of the end.
-Learners are awaited for as long as their machines are, and so are replicas on a machine that is not heard. Beats are
-those of the home, so that a suspended home blames no replica.
+They count beats of the home, so that a suspended home condemns no member.
 """
 
 from __future__ import annotations
@@ -63,7 +39,7 @@ from isthmus.runtime.cores.membership_messages import (
 from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import Raised
-from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Said
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Heartbeat
 
 PATIENCE: Final = seconds(20)
 """A silent host is replaced after this, whatever was learned."""
@@ -84,8 +60,12 @@ class Findings:
     has_changed: bool = False
 
 
-class Roll:
-    """The membership of one run. `timer_at` is when `fire` has to be called next."""
+class HostLiveness:
+    """The membership of one run. `timer_at` is when `fire` has to be called next.
+
+    It translates commands of the membership core into findings; `excuse` returns the present excuse of a member's
+    silence.
+    """
 
     def __init__(
         self,
@@ -126,42 +106,42 @@ class Roll:
         """Whether this life is a member whose heartbeats arrive."""
         return self.has(member) and self._core.state(member.replica) not in SILENT
 
-    def take(self, event: MembershipEvent, now: Instant, found: Findings | None = None) -> Findings:
-        found = Findings() if found is None else found
+    def handle(self, event: MembershipEvent, now: Instant, findings: Findings | None = None) -> Findings:
+        findings = Findings() if findings is None else findings
         for command in self._core.handle(event, now):
             match command:
                 case AdmitMember():
-                    found.has_changed = True
+                    findings.has_changed = True
                 case RemoveMember():
-                    found.has_changed = True
-                    found.condemned.append((command.member, command.finding))
+                    findings.has_changed = True
+                    findings.condemned.append((command.member, command.finding))
                 case SuspectMember():
-                    found.written.append((command.member, incidents.Suspected(command.finding)))
+                    findings.written.append((command.member, incidents.Suspected(command.finding)))
                 case ExcuseMember():
-                    told = incidents.Excused(command.excuse, command.silence, *self._described(command.member))
-                    found.written.append((command.member, told))
+                    incident = incidents.Excused(command.excuse, command.silence, *self._described(command.member))
+                    findings.written.append((command.member, incident))
                 case ClearSuspicion():
-                    found.written.append((command.member, incidents.HeardAgain(command.silence)))
+                    findings.written.append((command.member, incidents.HeardAgain(command.silence)))
                 case NoteSlow():
-                    found.written.append((command.member, incidents.SlowHost(command.pace)))
+                    findings.written.append((command.member, incidents.SlowHost(command.pace)))
                 case ClearSlow():
-                    found.written.append((command.member, incidents.KeepsUp(command.pace)))
+                    findings.written.append((command.member, incidents.KeepsUp(command.pace)))
                 case RefuseMember():
-                    found.written.append((command.member, incidents.Refused(command.refusal)))
+                    findings.written.append((command.member, incidents.Refused(command.refusal)))
                 case SetMembershipTimer():
                     self.timer_at = command.at
                 case _:
                     assert_never(command)
-        return found
+        return findings
 
     def fire(self, now: Instant) -> Findings:
         """Judge all silences when the timer fires."""
-        found = Findings()
+        findings = Findings()
         # The same instant for both: no member may become late between the question and the judgement.
         for member in self._core.late(now):
-            self._ask(member, "alive", now, found)
+            self._ask(member, "alive", now, findings)
         self.timer_at = None
-        return self.take(MembershipTimerFired(), now, found)
+        return self.handle(MembershipTimerFired(), now, findings)
 
     def review(self, now: Instant, *, is_hurried: bool) -> Findings:
         """Check whether the excuse of each silence still holds.
@@ -169,7 +149,7 @@ class Roll:
         `is_hurried`: the run comes to its end, and no silent learner is awaited for long, because the last rounds would
         wait for it.
         """
-        found = Findings()
+        findings = Findings()
         silent = [(member, state) for member, _, state in self._core.roster() if state in SILENT]
         self._hurried = {
             member: self._hurried.get(member, now)
@@ -178,22 +158,22 @@ class Roll:
         }
         for member, state in silent:
             if now - self._hurried.get(member, now) >= HURRY:
-                found.condemned.append((member, incidents.Hurried()))
+                findings.condemned.append((member, incidents.Hurried()))
             elif state != "suspect":
-                self._ask(member, state, now, found)
-        return found
+                self._ask(member, state, now, findings)
+        return findings
 
     def check(self) -> None:
         """Raise InvariantError unless the invariants of the membership core hold."""
         self._core.check()
 
-    def _ask(self, member: Member, state: str, now: Instant, found: Findings) -> None:
+    def _ask(self, member: Member, state: str, now: Instant, findings: Findings) -> None:
         """Start or end the excuse for the silence of a member that is in `state`."""
         excuse = self._excuse(member)
         if excuse is not None:
-            self.take(SilenceExcused(member, excuse), now, found)
+            self.handle(SilenceExcused(member, excuse), now, findings)
         elif state in ("stopped", "unheard"):
-            self.take(ExcuseEnded(member), now, found)
+            self.handle(ExcuseEnded(member), now, findings)
 
 
 TOLD_BEATS: Final = 10
@@ -209,7 +189,17 @@ BEAT: Final = seconds(0.5)
 
 
 class Reach:
-    """The reach of the hosts of one run."""
+    """The members that are *cut off*: no other host hears them, though their heartbeats reach their daemon.
+
+    Heartbeats pass between daemons, items between hosts, on other ports: a network may block one and not the other. A
+    heartbeat contains the number of a host's peers, and to how many of these it has no data connection. A member that
+    has none at all is cut off, as long as most members with peers are not: where half of them are, the network is at
+    fault, and no host.
+
+    A member that is cut off is awaited for as long as a lost machine, because its work is lost with its life; while the
+    run comes to its end, rounds wait for it, and a learner is awaited as briefly as a silent one. Its next life is on
+    the same machine, and gets twice the time.
+    """
 
     def __init__(self) -> None:
         self._beats: dict[Member, int] = {}
@@ -219,27 +209,27 @@ class Reach:
         """Whether this member was reported as cut off."""
         return self._beats.get(member, 0) >= TOLD_BEATS
 
-    def beat(self, said: Mapping[Member, Said], *, is_hurried: bool) -> Findings:
+    def beat(self, heartbeats: Mapping[Member, Heartbeat], *, is_hurried: bool) -> Findings:
         """Count a beat.
 
-        `said` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
+        `heartbeats` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
         """
-        found = Findings()
-        cut_off = [member for member, each in said.items() if each.peers and each.unreached >= each.peers]
-        is_of_network = 2 * len(cut_off) >= sum(bool(each.peers) for each in said.values())
+        findings = Findings()
+        cut_off = [member for member, each in heartbeats.items() if each.peers and each.unreached >= each.peers]
+        is_of_network = 2 * len(cut_off) >= sum(bool(each.peers) for each in heartbeats.values())
         before, self._beats = self._beats, {}
         for member in () if is_of_network else cut_off:
             beats = self._beats[member] = before.get(member, 0) + 1
             if beats == TOLD_BEATS:
-                found.written.append((member, incidents.CutOff(said[member].peers)))
+                findings.written.append((member, incidents.CutOff(heartbeats[member].peers)))
             is_brief = is_hurried and member.replica.role == LEARNER
             if beats >= (HURRY_BEATS if is_brief else CUT_OFF_BEATS << self._times(member)):
                 lasted, times = Duration(beats * BEAT), 1 << self._times(member)
-                found.condemned.append((member, incidents.Unreached(lasted, said[member].peers, times)))
+                findings.condemned.append((member, incidents.Unreached(lasted, heartbeats[member].peers, times)))
         for member, beats in before.items():
-            if beats >= TOLD_BEATS and member in said and member not in self._beats:
-                found.written.append((member, incidents.Reached(Duration(beats * BEAT))))
-        return found
+            if beats >= TOLD_BEATS and member in heartbeats and member not in self._beats:
+                findings.written.append((member, incidents.Reached(Duration(beats * BEAT))))
+        return findings
 
     def ended(self, replica: Replica) -> None:
         """A life of a replica ended because it was cut off: its next one gets twice the time."""
@@ -262,7 +252,11 @@ LONG: Final = seconds(600)
 
 
 class Restarts:
-    """Counts the failed lives in a row of each replica."""
+    """Counts the failed lives in a row of each replica.
+
+    A life that served for HEALTHY resets the count. After FAILURES_MAX failed lives in a row the program is at fault,
+    and another life is pointless.
+    """
 
     def __init__(self) -> None:
         self._failures: dict[Replica, int] = {}
@@ -308,11 +302,15 @@ class Repeats:
     def common(self, learners: Iterable[Replica]) -> Repeated | None:
         """The error by which the last life of each of these learners ended, if it is the same and was repeated."""
         rows = [self._rows.get(learner) for learner in learners]
-        known = [row for row in rows if row is not None]
-        if not known or len(known) < len(rows) or any(row.error.mistake != known[0].error.mistake for row in known):
+        repeated = [row for row in rows if row is not None]
+        if (
+            not repeated
+            or len(repeated) < len(rows)
+            or any(row.error.mistake != repeated[0].error.mistake for row in repeated)
+        ):
             return None
-        lives = max(row.lives for row in known)
-        return Repeated(known[0].error, lives) if lives >= REPEATS_MIN else None
+        lives = max(row.lives for row in repeated)
+        return Repeated(repeated[0].error, lives) if lives >= REPEATS_MIN else None
 
 
 UNSERVED_BEATS: Final = 1200
@@ -329,20 +327,29 @@ class UnservedReplica(NamedTuple):
 
 
 class Service:
-    """The required service of one run."""
+    """The time for which required replicas have not served.
+
+    `Restarts` counts lives that end in a row, `Reach` those that are cut off: each is followed by another life. But a
+    machine may have no room for the next process, its disk may accept no number, or its interface may have lost its
+    address, while its daemon still sends reports. Then lives follow each other, or none comes, without an end.
+
+    A replica serves if its daemon hears it and it has a data connection with some host. A recorder must have one with
+    each other required replica, and with a learner, where any of these is heard: without them it never learns of the
+    end. Learners are awaited for as long as their machines are, and so are replicas on a machine that is not heard.
+    """
 
     def __init__(self) -> None:
         self._beats: dict[Replica, int] = {}
         self._last_beats: dict[Replica, int] = {}
 
     def beat(
-        self, needed: Collection[Replica], said: Mapping[Member, Said], *, is_hurried: bool
+        self, needed: Collection[Replica], heartbeats: Mapping[Member, Heartbeat], *, is_hurried: bool
     ) -> UnservedReplica | None:
         """Count a beat; returns a `needed` replica that has not served for too long, or None.
 
-        `said` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
+        `heartbeats` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
         """
-        heard = {member.replica: each for member, each in said.items()}
+        heard = {member.replica: each for member, each in heartbeats.items()}
         idle = [replica for replica in needed if not _serves(replica, heard, needed)]
         self._beats = {replica: self._beats.get(replica, 0) + 1 for replica in idle}
         self._last_beats = {replica: self._last_beats.get(replica, 0) + is_hurried for replica in idle}
@@ -352,14 +359,14 @@ class Service:
         return None
 
 
-def _serves(replica: Replica, heard: Mapping[Replica, Said], needed: Collection[Replica]) -> bool:
-    said = heard.get(replica)
-    if said is None:
+def _serves(replica: Replica, heard: Mapping[Replica, Heartbeat], needed: Collection[Replica]) -> bool:
+    heartbeat = heard.get(replica)
+    if heartbeat is None:
         return False
-    if said.peers and said.unreached >= said.peers:
+    if heartbeat.peers and heartbeat.unreached >= heartbeat.peers:
         return False
     if replica.role != RECORDER:
         return True
-    missing = {each.member.replica for each in said.missing}
+    missing = {each.member.replica for each in heartbeat.missing}
     learners = {each for each in heard if each.role == LEARNER}
     return missing.isdisjoint(each for each in needed if each in heard) and not (learners and learners <= missing)

@@ -1,20 +1,13 @@
-"""The start of a replica's next life: its number is taken and recorded; then it is tracked, if it has a machine.
+"""The beginning and the end of a life, and the takeover of a run by a new daemon.
 
-Consequences of the end of a life: the next one, at once or after a back-off, a replica given up, or a failed run.
+It decides when the next life of a replica begins, with which number, and when a replica is given up. The number is
+recorded before the life is tracked on a machine. A life ends because its station reports so, because its machine is
+lost or removed, or because another life has a higher number; the cause decides how soon the next one begins.
 
-A life ends because its station reports so, because its machine is lost or taken away, or because another one has a
-higher number. The cause decides how soon the next one begins.
-
-The start of a daemon: from the records of a former one, from the lives that stations report, or from nothing.
-
-A daemon that takes over tracks the newest life of each replica, and learns from the stations which of them are running;
-it begins none of these, because whether and where each was begun is unknown. It sends no roster until all hosts that
-may be running have been heard (ADOPT), because a host that is missing in a roster counts as gone. Where the ledger was
-lost, stations and hosts report the lives that there were, and numbers continue far beyond them.
-
-Another machine that becomes the home of a run begins the next term in the same way: its copy of the ledger may be old,
-so it is trusted for everything but lives. Each term has numbers of its own, so that a former home which lives on unseen
-never gives a number that this home gives. A home that learns of a later term gives way: the run is no longer its own.
+A daemon that takes over (`begin`) tracks the newest life of each replica, and learns from the stations which of these
+are running. It starts none of them, because whether and where each was started is unknown. A ledger that was lost is
+rebuilt from what stations and hosts report (`learn`, `adopted_all`). Another machine that becomes the home begins the
+next term in the same way; the former home yields (`yield_home`).
 """
 
 from __future__ import annotations
@@ -27,7 +20,7 @@ from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision import incidents, watch
 from isthmus.runtime.supervision.fleet import MachineLives
 from isthmus.runtime.supervision.home_events import DAEMON, HomeBegan, Journal
-from isthmus.runtime.supervision.home_state import Fallen, RunState
+from isthmus.runtime.supervision.home_state import GangEnd, RunState
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS
 from isthmus.runtime.supervision.messages import Gone, Report, Seen, Stamp
 from isthmus.runtime.supervision.station_events import NoteFound, NoteLives
@@ -52,7 +45,7 @@ def start(run: RunState, replicas: list[Replica]) -> None:
         run.commands.append(NoteLives(tuple(Member(*each) for each in numbers.items())))
 
 
-def mend(run: RunState) -> None:
+def restart_split_gangs(run: RunState) -> None:
     """Have the rest of an island killed whose processes do not all have the same life.
 
     After a ledger was lost, the fate of the other processes is unknown.
@@ -62,7 +55,7 @@ def mend(run: RunState) -> None:
         missing = next((each for each in gang if each not in numbers), None)
         if numbers and (missing is not None or len(set(numbers.values())) > 1):
             for each, number in numbers.items():
-                watch.condemn(run, Member(each, number or 0), incidents.Bereft(str(missing or gang[0])))
+                watch.condemn(run, Member(each, number or 0), incidents.GangMemberLost(str(missing or gang[0])))
 
 
 def start_later(run: RunState, replica: Replica) -> None:
@@ -70,7 +63,7 @@ def start_later(run: RunState, replica: Replica) -> None:
     run.due[replica] = run.after(seconds(BACKOFF_SECONDS[-1]))
 
 
-def noted(run: RunState, members: tuple[Member, ...]) -> None:
+def numbers_noted(run: RunState, members: tuple[Member, ...]) -> None:
     """The numbers are recorded: their lives may run, where there is a machine for them.
 
     No replica is moved before this, because the next daemon looks for the life of the newest number on the machine that
@@ -85,7 +78,7 @@ def noted(run: RunState, members: tuple[Member, ...]) -> None:
     run.has_news = True
 
 
-def not_noted(run: RunState, members: tuple[Member, ...], error: str) -> None:
+def numbers_not_noted(run: RunState, members: tuple[Member, ...], error: str) -> None:
     """The disk did not record these numbers; retry later."""
     for member in members:
         run.noting.discard(member.replica)
@@ -102,11 +95,11 @@ def _has_place(run: RunState, replica: Replica) -> bool:
     if not has_place:
         why = run.reasons.get(replica)
         last = why if isinstance(why, incidents.Ended) else incidents.Ended(incidents.Unseen())
-        watch.end_run(run, "failed", incidents.Homeless(str(replica), last))
+        watch.end_run(run, "failed", incidents.NoMachineLeft(str(replica), last))
     return has_place
 
 
-def bury(run: RunState, machine: MachineLives, gone: Gone) -> None:
+def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     """Record the end of a life; the next one takes its place, unless the run is ending."""
     member, replica = gone.member, gone.member.replica
     machine.forget(member)
@@ -120,53 +113,53 @@ def bury(run: RunState, machine: MachineLives, gone: Gone) -> None:
     run.reasons[replica] = ended
     if not run.is_ending:
         run.write(member, ended)
-    watch.find(run, run.roll.take(HostEnded(member), run.now))
-    fallen = _fallen(run, member, Fallen(ended, None if life is None else life.served_at))
-    if fallen is None:
+    watch.apply_findings(run, run.liveness.handle(HostEnded(member), run.now))
+    gang_end = _gang_end(run, member, GangEnd(ended, None if life is None else life.served_at))
+    if gang_end is None:
         return
     first = Member(run.fleet.lead(replica), member.incarnation)
     if first.replica.role == LEARNER:
-        run.repeats.ended(first.replica, fallen.ended.error, fallen.served_at, run.now)
+        run.repeats.ended(first.replica, gang_end.ended.error, gang_end.served_at, run.now)
     if not run.is_ending and (repeated := run.repeats.common(run.fleet.learners)) is not None:
         watch.end_run(run, "failed", incidents.ProgramFailed(repeated.error, repeated.lives))
     if not run.is_ending and not (run.is_stopping and first.replica.role == LEARNER and _has_learner(run)):
-        _follow(run, first, fallen)
+        _follow(run, first, gang_end)
 
 
-def _fallen(run: RunState, member: Member, fallen: Fallen) -> Fallen | None:
+def _gang_end(run: RunState, member: Member, gang_end: GangEnd) -> GangEnd | None:
     """The first end among the processes of an island, once all have ended; else None, and the others are condemned.
 
     For a replica that is alone, its own end.
     """
     gang = run.fleet.together(member.replica)
     if len(gang) == 1:
-        return fallen
+        return gang_end
     lead = run.lives.get(gang[0])
     if lead is not None:  # A follower serves from when its leader does.
-        fallen = Fallen(fallen.ended, lead.served_at)
-    fallen = run.fallen.setdefault(gang[0], fallen)
+        gang_end = GangEnd(gang_end.ended, lead.served_at)
+    gang_end = run.gang_ends.setdefault(gang[0], gang_end)
     others = [each for each in gang if run.fleet.is_tracked(each)]
     for each in () if run.is_ending else others:
-        watch.condemn(run, Member(each, run.newest[each]), incidents.Bereft(str(member.replica)))
-    return None if others else run.fallen.pop(gang[0])
+        watch.condemn(run, Member(each, run.newest[each]), incidents.GangMemberLost(str(member.replica)))
+    return None if others else run.gang_ends.pop(gang[0])
 
 
-def lose(run: RunState, machine: MachineLives, end: incidents.End) -> None:
+def end_all_lives_on(run: RunState, machine: MachineLives, end: incidents.End) -> None:
     """Count every life on a machine as ended, even if it still runs there."""
     for member in machine.members():
         life = run.lives.get(member.replica)
         seen = life.seen if life is not None and life.member == member else Seen(member, 0)
-        bury(run, machine, Gone(member, end, seen.error, seen.said.cpu_seconds, seen.said.bytes_sent))
+        end_life(run, machine, Gone(member, end, seen.error, seen.heartbeat.cpu_seconds, seen.heartbeat.bytes_sent))
 
 
 def _has_learner(run: RunState) -> bool:
     """Whether a learner can still give the last answers, so that a restart would only delay the end."""
-    return any(life.seen.said.phase in watch.SERVING for life in run.learners)
+    return any(life.seen.heartbeat.phase in watch.SERVING for life in run.learners)
 
 
-def _follow(run: RunState, former: Member, fallen: Fallen) -> None:
+def _follow(run: RunState, former: Member, gang_end: GangEnd) -> None:
     """Schedule the next life of a replica, unless its lives end again and again."""
-    replica, ended, served_at = former.replica, fallen.ended, fallen.served_at
+    replica, ended, served_at = former.replica, gang_end.ended, gang_end.served_at
     if replica in run.fleet.retired:
         return
     is_unreached = isinstance(ended.verdict, incidents.Unreached)
@@ -193,7 +186,7 @@ def _give_up(run: RunState, former: Member, ended: incidents.Ended) -> None:
     """Give a replica no further life: the others go on, if the run can do without it."""
     replica, lives = former.replica, run.restarts.failures(former.replica)
     if not run.fleet.is_spare(replica):
-        watch.end_run(run, "failed", incidents.Hopeless(str(replica), lives, ended))
+        watch.end_run(run, "failed", incidents.RestartsExhausted(str(replica), lives, ended))
         return
     run.fleet.retired[replica] = "given up"
     run.write(former, incidents.GivenUp(lives, ended))
@@ -223,22 +216,22 @@ def begin(run: RunState, event: HomeBegan) -> None:
     run.has_changed = True
     run.is_unsure = event.is_lost
     expected = [replica for replica in fleet.replicas if fleet.is_expected(replica)]
-    known = [] if run.is_unsure else [replica for replica in expected if replica in run.newest]
-    for replica in known:
+    tracked = [] if run.is_unsure else [replica for replica in expected if replica in run.newest]
+    for replica in tracked:
         fleet.of(replica).track(Member(replica, run.newest[replica]))
-    run.adopting = set(expected) if run.is_unsure else set(known)
+    run.adopting = set(expected) if run.is_unsure else set(tracked)
     if run.adopting or run.is_unsure:
         run.adopt_until = run.after(ADOPT)
     if run.outcome != "running":
         watch.end_run(run, run.outcome, run.failure)
-    start(run, [replica for replica in fleet.replicas if replica not in known])
+    start(run, [replica for replica in fleet.replicas if replica not in tracked])
     run.has_news = True
 
 
 def recall(run: RunState, journal: Journal) -> None:
     """Load the journal of a former daemon."""
     run.is_stopping, run.outcome, run.failure = journal.is_stopping, journal.outcome, journal.failure
-    run.has_given_way = isinstance(journal.failure, incidents.Moved)
+    run.has_given_way = isinstance(journal.failure, incidents.SupersededHome)
     run.used.update(journal.used)
     run.floor = journal.number_least
     if journal.term == run.stamp.term:
@@ -247,14 +240,14 @@ def recall(run: RunState, journal: Journal) -> None:
     run.recall_forms(journal.forms)
 
 
-def give_way(run: RunState, by: str, term: int) -> None:
+def yield_home(run: RunState, by: str, term: int) -> None:
     """Another machine is the home of the run: the run goes on there, and every host of this home ends."""
     if by == run.fleet.home or term < run.stamp.term or run.has_given_way:
         return
     run.has_given_way = True  # Once: every machine answers all later orders in the same way.
-    found = by, term, run.stamp.term
-    run.write(DAEMON, incidents.Superseded(*found))
-    watch.end_run(run, "failed", incidents.Moved(*found))
+    change = by, term, run.stamp.term
+    run.write(DAEMON, incidents.Superseded(*change))
+    watch.end_run(run, "failed", incidents.SupersededHome(*change))
 
 
 def journal_of(run: RunState) -> Journal:
@@ -280,15 +273,15 @@ def learn(run: RunState, machine: MachineLives, report: Report) -> None:
 
     A late or repeated report does not bring a life back.
     """
-    for known in (*report.newest, *(seen.member for seen in report.lives)):
-        replica = known.replica
-        if known.incarnation > run.newest.get(replica, 0):
-            run.newest[replica] = known.incarnation
+    for newest in (*report.newest, *(seen.member for seen in report.lives)):
+        replica = newest.replica
+        if newest.incarnation > run.newest.get(replica, 0):
+            run.newest[replica] = newest.incarnation
             for former in [each for each in run.fleet.machines.values() if replica in each.tracked]:
-                bury(run, former, Gone(Member(replica, former.tracked[replica]), incidents.Unseen()))
+                end_life(run, former, Gone(Member(replica, former.tracked[replica]), incidents.Unseen()))
     for seen in report.lives:
         replica = seen.member.replica
-        is_newest = seen.member.incarnation == run.newest[replica] and not run.roll.has_ended(seen.member)
+        is_newest = seen.member.incarnation == run.newest[replica] and not run.liveness.has_ended(seen.member)
         if is_newest and not run.fleet.is_tracked(replica):
             run.fleet.know([replica])
             if machine.name != run.fleet.name(replica):
@@ -308,7 +301,7 @@ def adopted_all(run: RunState) -> None:
     for replica in adopting:
         if run.fleet.is_tracked(replica):
             member = Member(replica, run.newest[replica])
-            watch.find(run, run.roll.take(HostAnnounced(member, "starting"), run.now))
+            watch.apply_findings(run, run.liveness.handle(HostAnnounced(member, "starting"), run.now))
     run.adopt_until = None
     if run.is_unsure:
         run.is_unsure = False
@@ -318,6 +311,6 @@ def adopted_all(run: RunState) -> None:
         if not run.is_taking:
             run.write(DAEMON, incidents.NumbersLost(run.floor + 1))
         run.commands.append(NoteFound())
-        mend(run)
+        restart_split_gangs(run)
         start(run, run.fleet.replicas)
     run.has_news = True

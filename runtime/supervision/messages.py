@@ -1,13 +1,8 @@
-"""The record of items that a host has refused, by their sender.
+"""Messages between a run's home, the stations of its machines, and the hosts on them. It decides nothing.
 
-It decides nothing. It travels in a host's heartbeat (`supervision.messages`), and is stored with the incident that it
-leads to.
-
-Messages between a run's home, the stations of its machines, and the hosts on them.
-
-It decides nothing. Orders and reports carry the complete state each time: a lost one costs half a second, and a new
-daemon at either end needs nothing but the next message. Orders are numbered, because a re-dialled link may deliver
-earlier messages after later ones.
+Orders and reports carry the complete state each time: a lost one costs half a second, and a new daemon at either end
+needs only the next message. Orders are numbered, because a re-dialled link may deliver earlier messages after later
+ones.
 """
 
 from __future__ import annotations
@@ -29,6 +24,8 @@ class ItemRefusal(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
     The first was wrong at `field` ('' for the whole item): `expected` and `found` describe the difference. `is_vote`:
     rounds wait for such items.
+
+    It travels in the heartbeat of the host that refused the items, and is stored with the incident that it leads to.
     """
 
     member: Member
@@ -87,7 +84,7 @@ class Missing(Part, frozen=True):
     silence: Duration = Duration(0)
 
 
-class Said(Part, frozen=True):
+class Heartbeat(Part, frozen=True):
     """The state that a host reports: `steps`, `busy`, `firing` and `node` as in HeartbeatArrived.
 
     `starved`: its data arrive too slowly. Of its `peers` hosts it has no data connection with `unreached`, of which
@@ -132,7 +129,7 @@ class Seen(Part, frozen=True):
     beats: int = 0
     is_stopped: bool = False
     error: Raised | None = None
-    said: Said = Said()
+    heartbeat: Heartbeat = Heartbeat()
     over: Over | None = None
 
 
@@ -201,24 +198,27 @@ class Orders(Part, frozen=True):
     forms: tuple[Form, ...] = ()
 
 
-def report_of(told: Any) -> Report:
+def report_of(plain: Any) -> Report:
     """The report decoded from plain data; ValueError if it is not one, or has counts out of range."""
-    report: Report = _converted(told, Report)
-    used = [(each.said.cpu_seconds, each.said.bytes_sent, each.said.steps, each.beats) for each in report.lives]
+    report: Report = _converted(plain, Report)
+    used = [
+        (each.heartbeat.cpu_seconds, each.heartbeat.bytes_sent, each.heartbeat.steps, each.beats)
+        for each in report.lives
+    ]
     used += [(each.cpu_seconds, each.bytes_sent, 0, 0) for each in report.ended]
     if not all(isfinite(number) and 0 <= number <= COUNT_MAX for row in used for number in row):
         raise ValueError(f"a report that counts below 0, or beyond {COUNT_MAX}")
     return report
 
 
-def orders_of(told: Any) -> Orders:
+def orders_of(plain: Any) -> Orders:
     """The orders decoded from plain data; ValueError if they are not valid."""
-    orders: Orders = _converted(told, Orders)
+    orders: Orders = _converted(plain, Orders)
     return orders
 
 
-def _converted(told: Any, kind: type[Any]) -> Any:
+def _converted(plain: Any, kind: type[Any]) -> Any:
     try:
-        return msgspec.convert(told, kind)
+        return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
         raise ValueError(f"no {kind.__name__.lower()}: {error}") from None

@@ -4,22 +4,15 @@ It decides which process is started, killed, adopted or dismissed here, and what
 a run has, and when the next one of a replica begins.
 
 Theory of operation. Orders list the lives that are wanted. A running life that is not wanted is killed; a wanted one
-that is new and was never begun is begun: first its number is recorded in the ledger, then its process is started, then
-the process is recorded. A daemon that dies between any two of these steps leaves nothing that its successor could
-misread: a recorded number is never begun again, whether or not it became a process, and an unrecorded process is
-dismissed when it sends a heartbeat. The end of a life is reported again and again, until the home no longer asks for
-it.
+that is new and was never begun is begun in three steps: its number is recorded in the ledger, its process is started,
+the process is recorded. The end of a life is reported until the home no longer asks for it. A host names its own life
+in each heartbeat; one that is not the present life of its replica is dismissed.
 
-A host names its own life in each heartbeat. If that is not the present life of its replica, the station dismisses it.
 After a ledger was lost the station does not know which lives are running: for UNSURE_BEATS, and until the first orders,
-it adopts hosts by their heartbeats, and begins nothing. Then every life wanted so far counts as begun, and is recorded,
-before the ledger is relied upon again.
+it adopts hosts by their heartbeats, and begins nothing.
 
-Time is counted in beats of the daemon itself, so that a suspended daemon blames no host for its own pause. Without
-orders for `lonely_beats`, or once they declare the run over, every process is ended.
-
-A run has one home in each term. A station follows the home of the highest term that it has seen, and turns away orders
-of every other: that is a former home that has come back, or one that lost a race.
+Time is counted in beats of the daemon itself, so that a suspended daemon blames no host for its own pause. A run has
+one home in each term; a station follows the home of the highest term that it has seen, and turns away all others.
 """
 
 from __future__ import annotations
@@ -34,7 +27,7 @@ from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import NotStarted, Raised, Unseen
-from isthmus.runtime.supervision.messages import Gone, Orders, Over, Report, Said, Seen, Stamp
+from isthmus.runtime.supervision.messages import Gone, Heartbeat, Orders, Over, Report, Seen, Stamp
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
@@ -81,7 +74,7 @@ class Process:
 
     member: Member
     pid: int
-    said: Said = field(default_factory=Said)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
     beats: int = 0
     error: Raised | None = None
     over: Over | None = None
@@ -89,7 +82,7 @@ class Process:
 
     def seen(self) -> Seen:
         """Its entry in a report."""
-        return Seen(self.member, self.pid, self.beats, self.is_stopped, self.error, self.said, self.over)
+        return Seen(self.member, self.pid, self.beats, self.is_stopped, self.error, self.heartbeat, self.over)
 
 
 class Station:
@@ -134,7 +127,7 @@ class Station:
             case ProcessEnded():
                 return self._end(event)
             case HostSpoke():
-                return self._hear(event)
+                return self._on_heartbeat(event)
             case StationBeat():
                 return self._beat(event)
             case StationLeft():
@@ -157,11 +150,11 @@ class Station:
         self._is_lost, self._unsure_beats = event.is_lost, UNSURE_BEATS if event.is_lost else 0
         self._home, self._term = event.home, event.term
         commands: list[StationCommand] = []
-        for known in event.lives:
-            replica = known.member.replica
-            self._newest[replica] = max(known.member.incarnation, self._newest.get(replica, 0))
-            if known.is_alive and known.pid is not None:
-                commands += self._adopt(known.member, known.pid)
+        for remembered in event.lives:
+            replica = remembered.member.replica
+            self._newest[replica] = max(remembered.member.incarnation, self._newest.get(replica, 0))
+            if remembered.is_alive and remembered.pid is not None:
+                commands += self._adopt(remembered.member, remembered.pid)
         return commands
 
     def _follow(self, home: str, term: int) -> list[StationCommand]:
@@ -280,13 +273,13 @@ class Station:
         if life is None or life.member != event.member:
             return []
         del self.lives[event.member.replica]
-        used = life.said.cpu_seconds if event.cpu_seconds is None else event.cpu_seconds
-        self._ended[event.member.replica] = Gone(event.member, event.end, life.error, used, life.said.bytes_sent)
+        used = life.heartbeat.cpu_seconds if event.cpu_seconds is None else event.cpu_seconds
+        self._ended[event.member.replica] = Gone(event.member, event.end, life.error, used, life.heartbeat.bytes_sent)
         return [self._report(event.member.replica), *self._close_if_alone()]
 
     # -- hosts ---------------------------------------------------------------------------------------------------------
 
-    def _hear(self, event: HostSpoke) -> list[StationCommand]:
+    def _on_heartbeat(self, event: HostSpoke) -> list[StationCommand]:
         """Handle a heartbeat for a life: the present one of its replica, or another."""
         member, commands = event.member, list[StationCommand]()
         life = self.lives.get(member.replica)
@@ -304,7 +297,7 @@ class Station:
             self.refused["not the present life"] += 1
             return [*commands, DismissHost(member)]
         is_news = not life.beats or (event.error and not life.error) or event.over != life.over
-        life.said, life.beats = event.said, life.beats + 1
+        life.heartbeat, life.beats = event.heartbeat, life.beats + 1
         life.error, life.over = life.error or event.error, event.over
         if is_news:
             commands += self._tell(member)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from isthmus.runtime.ids import Member, Record
 from isthmus.runtime.supervision.incidents import Exited, Raised
-from isthmus.runtime.supervision.messages import Form, Orders, Over, Report, Row, Said
+from isthmus.runtime.supervision.messages import Form, Heartbeat, Orders, Over, Report, Row
 
 
 class Remembered(Record, frozen=True):
@@ -85,7 +85,7 @@ class HostSpoke(Record, frozen=True):
 
     member: Member
     pid: int
-    said: Said
+    heartbeat: Heartbeat
     error: Raised | None = None
     over: Over | None = None
 

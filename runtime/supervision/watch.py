@@ -1,13 +1,11 @@
-"""Reports about the lives of a run: which are seen, which are heard, whose items are refused, and which are condemned.
+"""Reports about the lives of a run, verdicts on them, and the end of the run.
 
-A life is *seen* by a report of its station, and *heard* with its first heartbeat, when it is admitted. One that is
-silent, stuck or cut off, whose items others refuse, or that never sends a heartbeat, is condemned: its station kills
-it.
+It decides which lives are condemned: one that is silent, stuck or cut off, whose items other hosts refuse, or that
+never sends a heartbeat. A life is *seen* by a report of its station, and *heard* with its first heartbeat, when it is
+admitted.
 
-The end of a run: hosts are ordered to exit, after EXIT killed, and after ABANDON more, no machine is awaited.
-
-A run that was asked to stop comes to its end by itself. One whose outcome is *settled* is over, even if this daemon
-dies; it is finished when no life is left.
+A run that is asked to stop ends by itself. One whose outcome is *settled* is over, even if this daemon dies: hosts are
+ordered to exit, and killed after EXIT; after ABANDON more, no machine is awaited. It is finished when no life is left.
 """
 
 from __future__ import annotations
@@ -87,31 +85,31 @@ REFUSALS_MAX: Final = 3
 """
 
 
-def see(run: RunState, machine: MachineLives, seen: Seen) -> None:
+def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
     """Handle a reported life."""
     member, replica = seen.member, seen.member.replica
     life = run.lives.get(replica)
     machine.fresh.discard(replica)  # It was begun: a station that does not know it must not begin it again.
     if life is None or life.member != member:
         life = run.lives[replica] = TrackedLife(member, machine.name, Seen(member, seen.pid))
-        if replica in run.adopting or run.roll.has(member):
+        if replica in run.adopting or run.liveness.has(member):
             run.write(member, incidents.Adopted())
         elif member.incarnation > 1:
             run.write(member, incidents.Restarted())
     if not seen.beats and life.seen.beats:  # Its station is new, and has not heard it yet.
-        known = life.seen
-        seen = Seen(member, seen.pid, 0, seen.is_stopped, known.error, known.said, known.over)
+        former = life.seen
+        seen = Seen(member, seen.pid, 0, seen.is_stopped, former.error, former.heartbeat, former.over)
     before, life.seen = life.seen, seen
     if seen.error and not before.error and not run.is_ending:
         run.write(member, incidents.BodyRaised(seen.error))
-    if seen.said.starved is not None and not life.is_starved and not run.is_ending:
+    if seen.heartbeat.starved is not None and not life.is_starved and not run.is_ending:
         life.is_starved = True
-        run.write(member, seen.said.starved)
-    if seen.said.phase in SERVING and life.served_at is None:
+        run.write(member, seen.heartbeat.starved)
+    if seen.heartbeat.phase in SERVING and life.served_at is None:
         life.served_at = run.now
     if seen.beats and seen.beats != before.beats and replica not in machine.condemned:
-        _hear(run, seen)
-    for refusal in seen.said.refusals:
+        _on_heartbeat(run, seen)
+    for refusal in seen.heartbeat.refusals:
         _judge(run, member, refusal)
     if seen.over is not None and not run.is_ending:
         failure = None if seen.over.error is None else incidents.RecorderFailed(seen.over.error)
@@ -124,15 +122,15 @@ def beat(run: RunState) -> None:
     for life in list(run.lives.values()):
         is_heard = not run.fleet.machines[life.machine].is_silent or life.machine == run.fleet.home
         if not life.seen.beats and not life.seen.is_stopped and is_heard:
-            life.unspoken_beats += 1
-            if life.unspoken_beats == HELLO_BEATS:
-                condemn(run, life.member, incidents.Unspoken(HELLO_BEATS * BEAT))
+            life.beats_without_heartbeat += 1
+            if life.beats_without_heartbeat == HELLO_BEATS:
+                condemn(run, life.member, incidents.NoFirstHeartbeat(HELLO_BEATS * BEAT))
     is_hurried = run.is_coming_to_its_end and not run.is_ending
-    find(run, run.roll.review(run.now, is_hurried=is_hurried))
+    apply_findings(run, run.liveness.review(run.now, is_hurried=is_hurried))
     if not run.is_ending:
         lives = [life for life in run.lives.values() if not gang_number(life.member.replica)]
-        heard = {life.member: life.seen.said for life in lives if run.roll.is_heard(life.member)}
-        find(run, run.reach.beat(heard, is_hurried=is_hurried))
+        heard = {life.member: life.seen.heartbeat for life in lives if run.liveness.is_heard(life.member)}
+        apply_findings(run, run.reach.beat(heard, is_hurried=is_hurried))
         if unserved := run.service.beat(run.fleet.needed(), heard, is_hurried=is_hurried):
             replica, lasted = unserved
             end_run(run, "failed", incidents.Unserved(str(replica), lasted, run.reasons.get(replica)))
@@ -151,39 +149,39 @@ def _form(run: RunState, island: ElasticIsland) -> None:
     lives = {each: Member(each, run.newest.get(each, 0)) for each in gang if fleet.is_tracked(each)}
     if fleet.is_retired(island.leader):
         for member in lives.values():
-            condemn(run, member, incidents.Bereft(str(island.leader)))
+            condemn(run, member, incidents.GangMemberLost(str(island.leader)))
         return
     wanted = {each: member for each, member in lives.items() if each not in fleet.of(each).condemned}
-    present = [member for member in wanted.values() if run.roll.is_heard(member)]
+    present = [member for member in wanted.values() if run.liveness.is_heard(member)]
     there = {member.replica for member in present}
     coming = [each for each in gang if each not in there and not fleet.is_retired(each)]
     life = run.lives.get(island.leader)
-    formed = Formed() if life is None else life.seen.said.formed
+    formed = Formed() if life is None else life.seen.heartbeat.formed
     lead = lives.get(island.leader)
-    found = island.look(present, coming, formed, run.floor, run.now)
-    match found:
+    change = island.look(present, coming, formed, run.floor, run.now)
+    match change:
         case Changed() if lead is not None:
             run.has_changed = run.has_news = True
-            count = len(found.form.members)
-            for replica in found.missing:
+            count = len(change.form.members)
+            for replica in change.missing:
                 run.write(lead, incidents.ProcessMissing(str(replica), MEET, count, len(gang)))
-            for member in [each for each in found.lost if each.replica != island.leader]:
+            for member in [each for each in change.lost if each.replica != island.leader]:
                 run.write(lead, incidents.ProcessLost(str(member.replica), count, len(gang)))
-            for member in [each for each in found.back if each.replica != island.leader]:
+            for member in [each for each in change.back if each.replica != island.leader]:
                 run.write(lead, incidents.ProcessBack(str(member.replica), count, len(gang)))
         case TooFew():
             for member in present:
-                condemn(run, member, incidents.Undermanned(found.found, found.least))
+                condemn(run, member, incidents.TooFewProcesses(change.processes, change.least))
     if lead is not None and island.has_formed(formed) and formed.stall_ns:
         run.write(lead, incidents.Reformed(formed.processes, len(gang), formed.stall_ns, formed.again))
 
 
-def find(run: RunState, found: Findings) -> None:
-    """Carry out the findings of the roll."""
-    run.has_news |= found.has_changed
-    for member, incident in found.written:
+def apply_findings(run: RunState, findings: Findings) -> None:
+    """Carry out the findings about the liveness of hosts."""
+    run.has_news |= findings.has_changed
+    for member, incident in findings.written:
         run.write(member, incident)
-    for member, verdict in found.condemned:
+    for member, verdict in findings.condemned:
         if not run.is_ending:  # A host that ends with the run is silent while it writes its files.
             condemn(run, member, verdict)
 
@@ -216,16 +214,18 @@ def described(run: RunState, member: Member) -> tuple[int, str]:
     return 0 if life is None else life.seen.pid, "" if name == run.fleet.home else name
 
 
-def _hear(run: RunState, seen: Seen) -> None:
+def _on_heartbeat(run: RunState, seen: Seen) -> None:
     """Handle a new heartbeat: the first one admits the host, which all others learn."""
-    member, said = seen.member, seen.said
+    member, heartbeat = seen.member, seen.heartbeat
     run.adopting.discard(member.replica)
-    if run.roll.has(member):
-        spoken = HeartbeatArrived(member, said.phase, said.steps, said.busy, said.firing, said.node)
-        find(run, run.roll.take(spoken, run.now))
+    if run.liveness.has(member):
+        spoken = HeartbeatArrived(
+            member, heartbeat.phase, heartbeat.steps, heartbeat.busy, heartbeat.firing, heartbeat.node
+        )
+        apply_findings(run, run.liveness.handle(spoken, run.now))
     elif not run.is_ending:
         run.reasons.pop(member.replica, None)
-        find(run, run.roll.take(HostAnnounced(member, said.phase), run.now))
+        apply_findings(run, run.liveness.handle(HostAnnounced(member, heartbeat.phase), run.now))
 
 
 def _judge(run: RunState, by: Member, refusal: ItemRefusal) -> None:
@@ -234,13 +234,13 @@ def _judge(run: RunState, by: Member, refusal: ItemRefusal) -> None:
     life = run.lives.get(accused.replica)
     if run.is_ending or life is None or life.member != accused:
         return
-    known = life.refusals.get(place, 0)
-    if refusal.count <= known:
+    count_before = life.refusals.get(place, 0)
+    if refusal.count <= count_before:
         return
     life.refusals[place] = refusal.count
     what = refusal.field, refusal.expected, refusal.found
-    told = incidents.Misbehaved(str(by.replica), refusal.edge, *what, refusal.count)
-    if not known:
-        run.write(accused, incidents.ItemRefused(told))
+    verdict = incidents.Misbehaved(str(by.replica), refusal.edge, *what, refusal.count)
+    if not count_before:
+        run.write(accused, incidents.ItemRefused(verdict))
     if refusal.count >= (1 if refusal.is_vote else REFUSALS_MAX):  # A refused vote would keep its round waiting.
-        condemn(run, accused, told)
+        condemn(run, accused, verdict)

@@ -1,7 +1,7 @@
 """The disk interface of a host, to write files and read them, and its implementation by the kernel.
 
-Decides nothing: guarantees after a failure are built on top of it, in `files` and `append_only`. A host gets its disk
-as an argument, like its clock, so that a simulation can pass one that fills up, fails, or loses power.
+It decides nothing: guarantees after a failure are built on top of it, in `files`. A host gets its disk as an argument,
+like its clock, so that a simulation can pass one that fills up, fails, or loses power.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ class KernelDisk:
         return path.read_bytes()
 
     def sizes(self, path: Path) -> dict[str, int]:
-        found = {}
+        size_of = {}
         with suppress(FileNotFoundError), os.scandir(path) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # Another process has just deleted it.
                     if entry.is_file(follow_symlinks=False):
-                        found[entry.name] = entry.stat(follow_symlinks=False).st_size
-        return dict(sorted(found.items()))
+                        size_of[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return dict(sorted(size_of.items()))
 
     def sync_folder(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

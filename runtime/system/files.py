@@ -1,22 +1,8 @@
-"""A file that only grows, by whole pieces, on a disk that may be full or broken for a while.
+"""Files on a disk that may be full or broken for a while: growing ones, whole ones, and logs of other processes.
 
-Pieces that the disk does not accept wait in memory, within a bound; those that find no room there are lost, and
-counted. So no disk ever stops the writer. A piece of which only a part could be written is continued where it ended;
-only the end of the process in between tears it. Where pieces end in a mark, opening such a file writes the mark first,
-so that a torn piece never spoils those after it.
-
-Files: lines that are appended, tensors and JSON that appear whole or not at all.
-
-Lines may be late or lost where a disk is full or broken (`append_only`), and never raise for it. A file that is written
-whole is durable, name and all, when the call returns; if that fails, the call raises OSError, and the file is as it
-was.
-
+A file that grows (`Growing`, `Lines`) may be late or lose pieces, and never raises for it. A file that is written whole
+is durable, name and all, when the call returns; if that fails, the call raises OSError, and the file is as it was.
 Everything here may block, and is called from threads that may.
-
-Logs that other processes append to, kept within a bound of disk.
-
-Whoever writes a log has it open for appending, and goes on at its end after it was cut. So it is cut in place: its end
-moves into `NAME.log.1`, which replaces the one before. What a process writes between the two is lost.
 """
 
 from __future__ import annotations
@@ -46,6 +32,11 @@ class Growing:
 
     `written` and `lost` count pieces, `torn` those that an earlier process has left unfinished (at most one); `error`
     is why the disk does not accept the waiting pieces, None where it does; `lost_to` why the last piece was lost.
+
+    Pieces that the disk does not accept wait in memory, within a bound; those that find no room there are lost, and
+    counted, so that no disk ever stops the writer. A piece of which only a part could be written is continued where it
+    ended; only the end of the process in between tears it. Where pieces end in a mark, opening the file writes the mark
+    first, so that a torn piece never spoils those after it.
     """
 
     def __init__(self, path: Path, disk: Disk = DISK, *, mark: bytes = b"", bytes_max: int | None = None) -> None:
@@ -159,9 +150,9 @@ class Lines:
         Those `written`, `waiting` and `lost`, the `torn` ones that were found, and the `error` that lines wait for or
         were lost to, or None.
         """
-        told = self._growing
+        file = self._growing
         names = ("written", "waiting", "lost", "torn")
-        return {**{name: getattr(told, name) for name in names}, "error": told.error or told.lost_to}
+        return {**{name: getattr(file, name) for name in names}, "error": file.error or file.lost_to}
 
     def close(self) -> None:
         """Close the file; lines that the disk does not accept now are lost."""
@@ -249,7 +240,12 @@ def former(log: Path) -> Path:
 
 
 def cut(folder: Path, bytes_max: int = LOG_BYTES) -> None:
-    """Cut the logs of a folder that are too long; a disk that takes no copy costs that, and the log is cut."""
+    """Cut the logs of a folder that are too long; a disk that takes no copy costs that, and the log is cut.
+
+    The process that writes a log has it open for appending, and continues at its end after the cut. So it is cut in
+    place: its end moves into `NAME.log.1`, which replaces the one before. What a process writes between the two is
+    lost.
+    """
     for log in sorted(folder.glob("*.log")):
         with suppress(OSError), log.open("r+b") as file:
             size = file.seek(0, 2)

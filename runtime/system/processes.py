@@ -1,16 +1,6 @@
-"""The variables with which the numeric libraries compute in the thread that asks for it, and in no other.
+"""Processes, as the kernel sees them: how they compute, end, and are weighed and identified (proc(5)).
 
-They have to be set before the libraries are loaded.
-
-The end of a child process, or of this one: with its parent, and at once.
-
-The weight of this process beside others, where the kernel weighs sessions against each other.
-
-Every host leads a session. Where the kernel groups processes by session (sched(7), "The autogroup feature"; on most
-desktops and virtual machines), the nice level of a thread says nothing to other sessions: that of the group does.
-Elsewhere there is no such group, or it has no effect.
-
-Facts about a process and this boot, from the kernel (proc(5)): enough to identify a process by pid and start.
+`ONE_THREAD` makes numeric libraries compute in the calling thread only; it has to be set before they are loaded.
 """
 
 from __future__ import annotations
@@ -75,8 +65,13 @@ NICENESS: Final = 5
 _GROUP: Final = Path("/proc/self/autogroup")
 
 
-def give_way() -> None:
-    """Let other sessions go before this one from now on: those that have little to do, and hosts that begin."""
+def lower_priority() -> None:
+    """Let other sessions go before this one from now on: those that have little to do, and hosts that begin.
+
+    Every host leads a session. Where the kernel groups processes by session (sched(7), "The autogroup feature"; on most
+    desktops and virtual machines), the nice level of a thread means nothing to other sessions: that of the group does.
+    Elsewhere there is no such group, or it has no effect.
+    """
     with suppress(OSError, ValueError):  # No such group, or it is not to be changed here.
         niceness = int(_GROUP.read_text().rpartition(" ")[2])
         if niceness < NICENESS:

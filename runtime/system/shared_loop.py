@@ -4,7 +4,7 @@ Decides which thread has the *turn*, in which everything that the loop owns may 
 input. Knows neither hosts nor sockets.
 
 Theory of operation. There is one turn at a time: a callback of the loop's own, or what another thread does `with turn`.
-In its turn a thread may do what the loop does, send its outputs and take its input (`hear`), without a detour through
+In its turn a thread may do what the loop does, send its outputs and take its input (`poll`), without a detour through
 the loop, whose thread would begin on cold caches. Calls made with `call_soon` meanwhile are run by the same thread, at
 the turn's end; those that they make in turn, timers and calls from `post` are left to the loop, so that a turn ends.
 
@@ -75,7 +75,7 @@ class SharedLoop:
         self._ready, self._gate = select.epoll(), select.epoll()
         self._gate.register(self._ready.fileno(), select.EPOLLIN)
         self._is_listening = True
-        loop.add_reader(self._gate.fileno(), self._in_turn, self.hear)
+        loop.add_reader(self._gate.fileno(), self._in_turn, self.poll)
 
     def run_forever(self) -> None:
         """Run the loop in this thread until `stop`."""
@@ -159,7 +159,7 @@ class SharedLoop:
         self._ready.unregister(fd)
         return True
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Handle all files that can be read now."""
         for fd, _ in self._ready.poll(0, READY_MAX):
             reader = self._readers.get(fd)
@@ -169,7 +169,7 @@ class SharedLoop:
     def listen(self, is_listening: bool) -> None:
         """Whether the loop handles files by itself, for all its users.
 
-        A caller that stops it must call `hear` instead, soon and often.
+        A caller that stops it must call `poll` instead, soon and often.
         """
         if is_listening != self._is_listening:
             self._is_listening = is_listening

@@ -53,18 +53,18 @@ class PayloadsHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     node: str
     firing: int
     decision: dict[str, Any] | None
-    given: list[Item]
-    made: list[Item]
+    inputs: list[Item]
+    outputs: list[Item]
 
 
 class StoredFiring(NamedTuple):
-    """A stored firing: its inputs by port, as its body gets them, and (port, digest, item or None) of what it made."""
+    """A stored firing: its inputs by port, as its body gets them, and its outputs as (port, digest, item or None)."""
 
     inputs: dict[str, Any]
-    made: list[tuple[str, int, Any]]
+    outputs: list[tuple[str, int, Any]]
 
 
-class Made(NamedTuple):
+class EmittedItem(NamedTuple):
     """An item that a firing has emitted; `encoded` where it leaves the host."""
 
     port: str
@@ -90,7 +90,7 @@ class Keeper:
         node: str,
         firing: int,
         inputs: Mapping[str, Any],
-        made: Sequence[Made],
+        emitted: Sequence[EmittedItem],
         *,
         several: Collection[str],
         made_here: Collection[str],
@@ -103,25 +103,25 @@ class Keeper:
         if self.lost:
             self.lost += 1
             return
-        given: list[Item] = []
+        stored_inputs: list[Item] = []
         parts: list[Any] = []
         for port, value in inputs.items():
             if port in made_here or port == "decision" or value is None:
                 continue
             if port not in several:
-                given.append(_item(port, None, None, encode(value), parts))
+                stored_inputs.append(_item(port, None, None, encode(value), parts))
                 continue
             if not value:
-                given.append(Item(port, None, None, 0, [], []))
+                stored_inputs.append(Item(port, None, None, 0, [], []))
             for (source, key), item in value.items():
-                given.append(_item(port, source, key, encode(item), parts))
-        told = [
+                stored_inputs.append(_item(port, source, key, encode(item), parts))
+        stored_outputs = [
             _item(each.port, None, None, encode(each.item), None)
             if each.encoded is None
             else _item(each.port, None, None, each.encoded, parts)
-            for each in made
+            for each in emitted
         ]
-        head = PayloadsHead(MARK, VERSION, node, firing, inputs.get("decision"), given, told)
+        head = PayloadsHead(MARK, VERSION, node, firing, inputs.get("decision"), stored_inputs, stored_outputs)
         try:
             self._write(self._folder / f"{node}.{firing}.item", [framed(msgspec.msgpack.encode(head)), *parts])
         except OSError:
@@ -140,18 +140,18 @@ class Keeper:
 
 def read(data: bytes, node: str, firing: int) -> StoredFiring:
     """The stored firing in a file. ValueError where it is incomplete, damaged, foreign, or of another firing."""
-    found = frames(data)
-    if not found.bodies:
-        raise ValueError(f"it is not whole: {found.rest or 'it is empty'}")
-    plain = msgspec.msgpack.decode(found.bodies[0])
+    stored = frames(data)
+    if not stored.bodies:
+        raise ValueError(f"it is not whole: {stored.rest or 'it is empty'}")
+    plain = msgspec.msgpack.decode(stored.bodies[0])
     if not isinstance(plain, list) or plain[:1] != [MARK] or plain[1:2] != [VERSION]:
         raise ValueError(f"it begins with {str(plain)[:60]}, expected {[MARK, VERSION]}")
     head = msgspec.convert(plain, PayloadsHead)
     if (head.node, head.firing) != (node, firing):
         raise ValueError(f"it is of firing {head.firing} of {head.node!r}")
-    at = HEAD_SIZE + len(found.bodies[0])
+    at = HEAD_SIZE + len(stored.bodies[0])
     inputs: dict[str, Any] = {} if head.decision is None else {"decision": head.decision}
-    for each in head.given:
+    for each in head.inputs:
         if not each.sizes:
             inputs[each.port] = {}
             continue
@@ -160,11 +160,11 @@ def read(data: bytes, node: str, firing: int) -> StoredFiring:
             inputs[each.port] = item
         else:
             inputs.setdefault(each.port, {})[each.source, each.key] = item
-    made = []
-    for each in head.made:
+    outputs = []
+    for each in head.outputs:
         item, at = _decoded(data, at, each) if each.sizes else (None, at)
-        made.append((each.port, each.digest, item))
-    return StoredFiring(inputs, made)
+        outputs.append((each.port, each.digest, item))
+    return StoredFiring(inputs, outputs)
 
 
 def _item(port: str, source: Replica | None, key: int | str | None, encoded: Encoded, parts: list[Any] | None) -> Item:
@@ -176,24 +176,24 @@ def _item(port: str, source: Replica | None, key: int | str | None, encoded: Enc
     return Item(port, source, key, encoded.digest, [len(encoded.spec), *encoded.sizes], digests)
 
 
-def _decoded(data: bytes, at: int, told: Item) -> tuple[Any, int]:
+def _decoded(data: bytes, at: int, entry: Item) -> tuple[Any, int]:
     """The item that begins at byte `at`, and where it ends."""
-    if at + sum(told.sizes) > len(data) or len(told.sizes) != len(told.digests) or min(told.sizes, default=0) < 0:
-        raise ValueError(f"it is not whole: an item on {told.port!r} of {sum(told.sizes)} bytes at byte {at}")
+    if at + sum(entry.sizes) > len(data) or len(entry.sizes) != len(entry.digests) or min(entry.sizes, default=0) < 0:
+        raise ValueError(f"it is not whole: an item on {entry.port!r} of {sum(entry.sizes)} bytes at byte {at}")
     view = memoryview(data)
-    spec = view[at : at + told.sizes[0]]
-    if xxhash.xxh3_64_intdigest(spec) != told.digests[0]:
-        raise ValueError(f"an item on {told.port!r} at byte {at} is damaged")
+    spec = view[at : at + entry.sizes[0]]
+    if xxhash.xxh3_64_intdigest(spec) != entry.digests[0]:
+        raise ValueError(f"an item on {entry.port!r} at byte {at} is damaged")
     at += len(spec)
     try:
         assembly = Assembly(_TREE(spec))
-        for size, digest in zip(told.sizes[1:], told.digests[1:], strict=True):
+        for size, digest in zip(entry.sizes[1:], entry.digests[1:], strict=True):
             assembly.add(view[at : at + size], digest)
             at += size
     except (RefusalError, msgspec.DecodeError) as error:
-        raise ValueError(f"an item on {told.port!r}: {error}") from None
+        raise ValueError(f"an item on {entry.port!r}: {error}") from None
     if assembly.wanted:
-        raise ValueError(f"an item on {told.port!r} is not whole")
+        raise ValueError(f"an item on {entry.port!r} is not whole")
     return assembly.item, at
 
 

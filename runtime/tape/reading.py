@@ -1,12 +1,9 @@
-"""The files of a tape: one for each segment, the oldest deleted, so that all tapes of one host keep within a bound.
+"""The files of a tape, and their contents: segments, the records missing between them, and where the readable part
+ends.
 
-A file is FOLDER/NAME.NUMBER.tape. Numbers count up over all tapes of a *family* (the lives of one host, the homes or
-the stations of one machine), which shares the bound. Data that the disk does not accept waits in memory, within a bound
-(`Growing`). Data that finds no room there is lost; nothing can be replayed after the gap, so nothing more is written
-until the disk accepts the waiting data, and then a segment begins that is marked as after a loss. No disk ever stops
-the writer.
-
-Reads tapes: the segments that exist, the records missing between them, and where the readable part ends.
+A file is FOLDER/NAME.NUMBER.tape, one for each segment. Numbers count up over all tapes of a *family* (the lives of one
+host, the homes or the stations of one machine), which shares a bound: the oldest files are deleted. No disk ever stops
+the writer (`TapeFiles`).
 
 Bytes may come from anywhere: files that are no tape, or one of another version, are distinguished from damaged and from
 unfinished ones. The caller decides what follows from that; this module knows no core.
@@ -40,14 +37,14 @@ def segment_bytes(tape_bytes: int) -> int:
 
 def named(file: str) -> tuple[str, int] | None:
     """The name of the tape that a file belongs to, and its number; None if it is not a tape file."""
-    found = _NAME.fullmatch(file)
-    return None if found is None else (found[1], int(found[2]))
+    match = _NAME.fullmatch(file)
+    return None if match is None else (match[1], int(match[2]))
 
 
 class PieceSource(Protocol):
     """A tape whose pieces are written to files."""
 
-    def take(self) -> list[Piece]:
+    def drain(self) -> list[Piece]:
         """Pieces encoded since the last call, in order."""
 
     def renew(self) -> None:
@@ -56,7 +53,12 @@ class PieceSource(Protocol):
 
 @final
 class TapeFiles:
-    """The files of tape `name` of a `family`, in `folder`."""
+    """The files of tape `name` of a `family`, in `folder`.
+
+    Data that the disk does not accept waits in memory, within a bound (`Growing`). Data that finds no room there is
+    lost; nothing can be replayed after the gap, so nothing more is written until the disk accepts the waiting data, and
+    then a segment begins that is marked as after a loss.
+    """
 
     def __init__(self, folder: Path, name: str, *, family: str, disk: Disk = DISK, bytes_max: int = TAPE_BYTES) -> None:
         self._folder, self._name, self._family, self._disk = folder, name, family, disk
@@ -80,7 +82,7 @@ class TapeFiles:
 
     def write(self, tape: PieceSource) -> None:
         """Write what was appended to a tape since the last call."""
-        pieces = tape.take()
+        pieces = tape.drain()
         if self._has_lost:
             if self._file is None or self._file.flush():
                 self._has_lost = False
@@ -133,8 +135,8 @@ class TapeFiles:
             sizes = self._disk.sizes(self._folder)
         except OSError:
             return []
-        known = ((named(name), name, size) for name, size in sizes.items())
-        return [(of[1], name, size) for of, name, size in known if of and self._is_of_family(of[0])]
+        entries = ((named(name), name, size) for name, size in sizes.items())
+        return [(of[1], name, size) for of, name, size in entries if of and self._is_of_family(of[0])]
 
     def _is_of_family(self, name: str) -> bool:
         return name.startswith(self._family) and name.removeprefix(self._family).isdecimal()
@@ -200,12 +202,12 @@ def read(data: bytes, kind: type[Any]) -> Reading:
 
     ForeignTapeError for what is no tape of this version, ValueError for frames that hold no such record.
     """
-    found = frames(data)
-    if not found.bodies and data and not found.is_unfinished:
+    stored = frames(data)
+    if not stored.bodies and data and not stored.is_unfinished:
         raise ForeignTapeError(f"it begins with {data[:16].hex(' ')}, which no tape does")
     segments: list[Segment] = []
     decode = msgspec.msgpack.Decoder(kind).decode
-    for number, body in enumerate(found.bodies):
+    for number, body in enumerate(stored.bodies):
         if body[1 : 1 + len(_MARKED)] == _MARKED:
             segments.append(Segment(_opening(body), []))
         elif not segments:
@@ -214,9 +216,9 @@ def read(data: bytes, kind: type[Any]) -> Reading:
             try:
                 segments[-1].records.append(decode(body))
             except _ERRORS as error:
-                begins = found.ends[number - 1]
+                begins = stored.ends[number - 1]
                 raise ValueError(f"it is damaged at byte {begins}: {error}") from None
-    return Reading(segments, found.rest, len(data) - found.end, found.is_unfinished)
+    return Reading(segments, stored.rest, len(data) - stored.end, stored.is_unfinished)
 
 
 def _opening(body: bytes) -> Opening:

@@ -4,8 +4,8 @@ A core is objects that refer to each other, made by a constructor from its input
 events. `frozen` walks them, field by field as their classes declare, so that no list of fields can be incomplete; an
 object with two references stays one object. `thaw` gives that state to a core that was constructed from the same
 inputs. Things that never change after the constructor are not part of it: callables, and objects of the classes that
-`Kind.given` names; where these are needed in objects that the constructor did not make, `Kind.numbered` gives them by
-number.
+`Kind.arguments` names; where these are needed in objects that the constructor did not make, `Kind.numbered` gives them
+by number.
 
 The bytes depend on nothing but the state: dicts and lists in their order, sets sorted, no address and no hash. They are
 MessagePack of plain values, in which only classes of the modules of `Kind.rooms` are named: none is imported by name,
@@ -35,11 +35,11 @@ class Kind:
     """The contents of the state of a kind of core.
 
     Objects of classes of the modules in `rooms` (packages below isthmus.runtime, with their contents), records of any
-    room, as events bring them, and the objects that its constructor gets (`given`).
+    room, as events bring them, and the objects that its constructor gets (classes in `arguments`).
     """
 
     rooms: tuple[str, ...]
-    given: tuple[type, ...] = ()
+    arguments: tuple[type, ...] = ()
     numbered: Callable[[Any], Mapping[int, Any]] = field(default=lambda core: {})
 
     def frozen(self, core: Any) -> bytes:
@@ -84,15 +84,15 @@ class _Freezing:
             return [_NUMBERED, self._numbers[id(value)]]
         if kind is type(msgspec.Struct):  # Handlers of events are found by their class.
             return [_CLASS, self._class(value)]
-        if isinstance(value, self._kind.given) or (callable(value) and not _may_be(kind, self._kind.rooms)):
+        if isinstance(value, self._kind.arguments) or (callable(value) and not _may_be(kind, self._kind.rooms)):
             return [_GIVEN]
         if kind is frozenset:
             return [_FROZENSET, *map(self._value, sorted(value))]
         if _is_value(kind):
             return [_OBJECT, self._class(kind), *(self._value(getattr(value, name)) for name in _fields(kind))]
-        known = self._met.get(id(value))
-        if known is not None:
-            return [_AGAIN, known]
+        number = self._met.get(id(value))
+        if number is not None:
+            return [_AGAIN, number]
         self._met[id(value)] = len(self._met)
         self._kept.append(value)
         return self._changeable(value, kind)
@@ -136,13 +136,13 @@ class _Thawing:
 
     def run(self, core: Any, data: bytes) -> None:
         classes, plain = msgspec.msgpack.decode(data)
-        known = _known(self._kind.rooms, len(sys.modules))
+        class_of = _known(self._kind.rooms, len(sys.modules))
         for name, fields in classes:
-            if name not in known:
+            if name not in class_of:
                 raise ValueError(f"it has a {name!r}, which this version of isthmus does not know")
-            if fields != list(_fields(known[name])):
-                raise ValueError(f"its {name} has the fields {fields}, here it has {list(_fields(known[name]))}")
-            self._classes.append((known[name], fields))
+            if fields != list(_fields(class_of[name])):
+                raise ValueError(f"its {name} has the fields {fields}, here it has {list(_fields(class_of[name]))}")
+            self._classes.append((class_of[name], fields))
         if self._value(plain, core) is not core:
             raise ValueError(f"it is not that of a {type(core).__name__}")
 
@@ -155,7 +155,7 @@ class _Thawing:
             there = there if type(there) is tuple and len(there) == len(rest) else [None] * len(rest)
             return tuple(self._value(each, other) for each, other in zip(rest, there, strict=True))
         if tag == _GIVEN:
-            if there is None or not (callable(there) or isinstance(there, self._kind.given)):
+            if there is None or not (callable(there) or isinstance(there, self._kind.arguments)):
                 raise ValueError("it refers to something that the core was not given")
             return there
         if tag == _NUMBERED:
@@ -174,48 +174,52 @@ class _Thawing:
         kind, fields = self._classes[rest[0]]
         values = rest[1:]
         if _is_value(kind):
-            made = [self._value(each, None) for each in values]
-            return kind(*made) if len(made) == len(fields) else _wrong(f"{len(made)} fields of {kind.__name__}")
-        found = self._meet(there if self._is_free(there, kind) else object.__new__(kind))
+            arguments = [self._value(each, None) for each in values]
+            return (
+                kind(*arguments)
+                if len(arguments) == len(fields)
+                else _wrong(f"{len(arguments)} fields of {kind.__name__}")
+            )
+        target = self._meet(there if self._is_free(there, kind) else object.__new__(kind))
         more = values[len(fields) :]
         names, plains = [*fields, *more[::2]], [*values[: len(fields)], *more[1::2]]
-        if len(names) != len(plains) or (found is there and set(getattr(found, "__dict__", ())) != set(more[::2])):
+        if len(names) != len(plains) or (target is there and set(getattr(target, "__dict__", ())) != set(more[::2])):
             _wrong(f"other fields of {kind.__name__}: {', '.join(map(str, names))}")
         for name, plain in zip(names, plains, strict=True):
             if plain == [_UNSET]:
                 continue
-            value = self._value(plain, getattr(found, name, None))
+            value = self._value(plain, getattr(target, name, None))
             if name in fields:
-                object.__setattr__(found, name, value)
+                object.__setattr__(target, name, value)
             else:
-                vars(found)[str(name)] = value
-        return found
+                vars(target)[str(name)] = value
+        return target
 
     def _container(self, tag: int, rest: list[Any], there: Any) -> Any:
         kind: Any = {_LIST: list, _DICT: dict, _SET: set, _DEQUE: deque, _COUNTER: Counter}[tag]
-        found = self._meet(there if self._is_free(there, kind) else kind())
+        target = self._meet(there if self._is_free(there, kind) else kind())
         if tag in (_DICT, _COUNTER):
-            before = dict(found)
-            found.clear()
+            before = dict(target)
+            target.clear()
             for key_plain, plain in zip(rest[::2], rest[1::2], strict=True):
                 key = self._value(key_plain, None)
-                found[key] = self._value(plain, before.get(key))
-            return found
-        old = list(found) if tag != _SET else []
-        made = [self._value(each, old[n] if n < len(old) else None) for n, each in enumerate(rest)]
-        found.clear()
-        found.update(made) if tag == _SET else found.extend(made)
-        return found
+                target[key] = self._value(plain, before.get(key))
+            return target
+        old = list(target) if tag != _SET else []
+        items = [self._value(each, old[n] if n < len(old) else None) for n, each in enumerate(rest)]
+        target.clear()
+        target.update(items) if tag == _SET else target.extend(items)
+        return target
 
     def _is_free(self, there: Any, kind: type) -> bool:
         """Whether the object in a place can be reused: it has the right class, and is not used elsewhere."""
         return type(there) is kind and id(there) not in self._taken
 
-    def _meet(self, found: Any) -> Any:
+    def _meet(self, target: Any) -> Any:
         """Number an object, in the same order as the freezing walk."""
-        self._met.append(found)
-        self._taken.add(id(found))
-        return found
+        self._met.append(target)
+        self._taken.add(id(target))
+        return target
 
 
 def _wrong(what: str) -> Any:
@@ -260,10 +264,10 @@ def _name(kind: type) -> str:
 @cache
 def _known(rooms: tuple[str, ...], modules_count: int) -> dict[str, type]:
     """The classes that a state may have, by name, of loaded modules, `modules_count` of them."""
-    found = {}
+    classes = {}
     for name, module in list(sys.modules.items()):
         if name.startswith(_PREFIX) and module is not None:
             for each in list(vars(module).values()):
                 if isinstance(each, type) and each.__module__ == name and _may_be(each, rooms):
-                    found[_name(each)] = each
-    return found
+                    classes[_name(each)] = each
+    return classes

@@ -1,15 +1,13 @@
-"""Frames: consecutive runs of bytes; a reader can tell whether each is complete.
+"""The tape of one core while it is written: records of its events and commands, in segments of frames.
+
+A segment begins with the core's state, and holds the records that follow it. When one is `segment_bytes` long, or when
+something before it was lost (`renew`), the next begins. It decides nothing about files: `drain` returns what was
+encoded since the last call, also in another thread than that which appends.
 
 A frame is the length of its body (4 bytes, big-endian, 1 to BODY_SIZE_MAX), the CRC-32 of length and body (4 bytes,
 big-endian), and the body. The length is part of the checksum, and is never 0, so that a run of zeros, which a power
 failure may leave in place of the last writes, is no frame. A checksum finds damage; it is no protection against
 forgery, so bodies are decoded as strictly as any foreign bytes.
-
-The tape of one core while it is written: records of its events and commands, in segments.
-
-A segment begins with the core's state, and holds the records that follow it. When one is `segment_bytes` long, or when
-something before it was lost (`renew`), the next begins. Decides nothing about files: `take` returns what was encoded
-since the last call, also in another thread than that which appends.
 """
 
 from __future__ import annotations
@@ -137,7 +135,7 @@ class Tape:
         """Begin a segment with the next record, because some of the pieces taken were lost; from any thread."""
         self._has_lost = True
 
-    def take(self) -> list[Piece]:
+    def drain(self) -> list[Piece]:
         """Pieces encoded since the last call, in order."""
         pieces: list[Piece] = []
         parts: list[bytes] = []

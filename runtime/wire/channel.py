@@ -1,30 +1,14 @@
 """The channel over a wire: hosts in different processes and buildings.
 
-Decides when to send: everything that a turn of the loop has for a peer goes in one message at its end, and a long
-transfer sends one chunk a turn, so that peers take turns. Its parts decide the rest: `connections` which peers to dial
-and when one is lost, `session` what a connection may carry, `transfers` what waits and in which order, `delivery` when
-the receiver gets what has come, `relaying` what is passed on, `batches` and `messages` the form in bytes.
+It decides when to send: everything that a turn of the loop has for a peer goes in one message at its end, and a long
+transfer sends one chunk a turn, so that peers take turns. `connections` decides which peers to dial and when one is
+lost, `protocol_session` what a connection may carry, `protocol_transfers` what waits and in which order, `Delivery`
+when the receiver gets what has come, `Relaying` what is passed on.
 
 Theory of operation. A host may bind (a control and a data ROUTER), may dial (a control and a data DEALER for each
 peer), or both; a host that accepts no connection from outside only dials. The channel does not know the maker of its
 sockets, ZeroMQ or a simulated world. Everything happens in turns of their loop. The channel only reports that a peer is
 up or lost; its owner decides that a member has gone for good, and then calls `forget`.
-
-Delivers arrived items to the receiver, in order, while the receiver takes any.
-
-Decides when an item is delivered, and with that when its bytes leave the sender's account. Items that the receiver does
-not take are held here, within the windows that were granted.
-
-Messages between two members that cannot reach each other, through a third that both have dialled.
-
-Decides what is passed on and to which peer. It never inspects what it passes on: the two have a session of their own,
-with its own sequence, credit and digests, whose messages travel inside those of the sessions with the third.
-
-Theory of operation. A message names source and target. Where neither is this host, it is passed on if it comes from its
-source and the target is up and near (itself not relayed); else its source is told that the target is unreachable, gives
-the connection up and tries again. The backlog is bounded, so a source that sends more than its target granted loses
-that connection, and no other peer does. Of the two ends, the lower member begins. Data overtakes control: the first
-data message of a connection, which attaches it, waits for the HELLO where it came first.
 """
 
 from __future__ import annotations
@@ -55,10 +39,12 @@ from isthmus.runtime.wire.protocol_transfers import (
 
 
 class Delivery:
-    """Delivers the items of all peers; `counts` gets what was received.
+    """Delivers the items of all peers to the receiver, in order, while the receiver takes any; `counts` gets what was
+    received.
 
-    `taken(peer)` is called when held items have been delivered, `saw(member, number)` before an item whose sender had
-    that snapshot number, where it is not 0.
+    With the delivery of an item its bytes leave the sender's account; items that the receiver does not take are held
+    here, within the windows that were granted. `on_delivered(peer)` is called when held items have been delivered,
+    `on_snapshot(member, number)` before an item whose sender had that snapshot number, where it is not 0.
     """
 
     def __init__(
@@ -66,12 +52,18 @@ class Delivery:
         peers: Mapping[Member, Peer],
         clock: Clock,
         counts: Counter[str],
-        taken: Callable[[Peer], None],
-        saw: Callable[[Member, int], None],
+        on_delivered: Callable[[Peer], None],
+        on_snapshot: Callable[[Member, int], None],
         *,
         holds_strangers: bool,
     ) -> None:
-        self._peers, self._clock, self._counts, self._taken, self._saw = peers, clock, counts, taken, saw
+        self._peers, self._clock, self._counts, self._on_delivered, self._on_snapshot = (
+            peers,
+            clock,
+            counts,
+            on_delivered,
+            on_snapshot,
+        )
         self._receiver: Receiver | None = None
         self._credit: list[tuple[Member, int, int]] = []
         self._is_paused = self._is_busy = self._is_closed = False
@@ -128,7 +120,7 @@ class Delivery:
         try:
             for peer in [peer for peer in self._peers.values() if peer.held and self._is_welcome(peer)]:
                 self._give(peer, self._clock.now())
-                self._taken(peer)
+                self._on_delivered(peer)
         finally:
             self._is_busy = False
 
@@ -143,12 +135,12 @@ class Delivery:
             if not message.parcels:
                 held.popleft()
                 if peer.session is not None:
-                    peer.session.take(message.cost)
+                    peer.session.consume(message.cost)
                 continue
             snapshot, parcel = message.parcels.popleft()
             message.session.acknowledge(now, parcel.size_bytes)
             if snapshot:
-                self._saw(peer.member, snapshot)
+                self._on_snapshot(peer.member, snapshot)
             self._counts["items_received"] += 1
             self._counts["bytes_received"] += parcel.size_bytes
             self._receiver.item_arrived(peer.member, parcel)
@@ -164,14 +156,14 @@ class Relaying:
     def heard(self, peer: Peer, event: RelayHeard | FramesHeard | UnreachableHeard) -> None:
         """Handle a relayed message from `peer`."""
         if isinstance(event, UnreachableHeard):
-            self._hear_unreachable(peer, event)
+            self._on_unreachable(peer, event)
         elif event.target == self._own.member:
             self._arrive(peer, event)
         elif event.source == peer.member:
             self._pass_on(peer, event)
         else:
-            found = f"{peer.member} sent a message of {event.source} for {event.target}"
-            self._connections.refuse(peer, RefusalError("stranger", found))
+            route = f"{peer.member} sent a message of {event.source} for {event.target}"
+            self._connections.refuse(peer, RefusalError("stranger", route))
 
     def _pass_on(self, peer: Peer, event: RelayHeard | FramesHeard) -> None:
         onward = self._near(event.target)
@@ -199,7 +191,7 @@ class Relaying:
         is_new = connection > peer.accepted and peer.member < self._own.member
         if session is not None and connection == session.connection:
             receive = session.receive_control if isinstance(event, RelayHeard) else session.receive_data
-            self._connections.hear(peer, session, receive, frames)
+            self._connections.receive(peer, session, receive, frames)
         elif isinstance(event, RelayHeard) and is_new:
             self._greet(through, peer, connection, frames[0])
         elif is_new and len(frames) == 1 and len(frames[0]) <= protocol_messages.CONTROL_BYTES_MAX:
@@ -219,15 +211,15 @@ class Relaying:
             self._connections.welcome(peer, self._connections.way_through(through, peer), connection, hello)
             early, peer.early = peer.early, None
             if early is not None and early[0] == connection and peer.session is not None:
-                self._connections.hear(peer, peer.session, peer.session.receive_data, early[1])
+                self._connections.receive(peer, peer.session, peer.session.receive_data, early[1])
         except RefusalError as refusal:
             # Where a relay lost the HELLO, the message after it comes first.
             self._counts["stale" if refusal.reason == "state" else f"refused_{refusal.reason}"] += 1
-            told = protocol_messages.seal(connection, protocol_messages.pack_refusal(refusal.reason, str(refusal)))
-            through.session.relay(protocol_messages.RELAY, self._own.member, peer.member, told)
+            message = protocol_messages.seal(connection, protocol_messages.pack_refusal(refusal.reason, str(refusal)))
+            through.session.relay(protocol_messages.RELAY, self._own.member, peer.member, message)
             self._wake(through)
 
-    def _hear_unreachable(self, peer: Peer, event: UnreachableHeard) -> None:
+    def _on_unreachable(self, peer: Peer, event: UnreachableHeard) -> None:
         if event.source == self._own.member:
             other = self._connections.peers.get(event.target)
             if other is not None and other.route == peer.member:
@@ -295,7 +287,12 @@ class WireChannel:
             machine_of=machine_of,
         )
         self._delivery = Delivery(
-            self._connections.peers, clock, self._counts, self.wake, self._saw, holds_strangers=holds_strangers
+            self._connections.peers,
+            clock,
+            self._counts,
+            self.wake,
+            self._note_snapshot,
+            holds_strangers=holds_strangers,
         )
         self._relaying = Relaying(self._connections, self.wake, self._counts)
 
@@ -313,8 +310,8 @@ class WireChannel:
         if peer is None:
             self._counts["dropped"] += 1
             return
-        made = shipment(parcel, self.snapshot, replaces)
-        self._counts["superseded"] += peer.pair.outbound.put(made) is not None
+        transfer = shipment(parcel, self.snapshot, replaces)
+        self._counts["superseded"] += peer.pair.outbound.put(transfer) is not None
         if peer.session is not None:
             self._rouse(peer)
 
@@ -397,8 +394,8 @@ class WireChannel:
 
     def accepted(self, peer: Member) -> int | None:
         """The number of the newest connection that a peer has made; 0 if it has made none, None if it is unknown."""
-        known = self._connections.peers.get(peer)
-        return None if known is None else known.accepted
+        peer_state = self._connections.peers.get(peer)
+        return None if peer_state is None else peer_state.accepted
 
     # -- for its parts -------------------------------------------------------------------------------------------------
 
@@ -470,6 +467,6 @@ class WireChannel:
                 arrived = max(each.begun, Instant(now - age))
                 self._watch(each.parcel.edge, self.member, peer.member, each.parcel.size_bytes, each.begun, arrived)
 
-    def _saw(self, member: Member, number: int) -> None:
+    def _note_snapshot(self, member: Member, number: int) -> None:
         if number > self.snapshot:
             self._on_snapshot(member, number)

@@ -1,7 +1,7 @@
-"""Connections with the peers of one host: made, kept, given up, and made again.
+"""Connections with the peers of one host: made, kept, given up, and made again; and the sockets that it has bound.
 
-Decides which peers to dial and when, which to accept, which session a message belongs to, and when a silent peer is
-lost. Does not decide what is sent, nor what follows from received messages; the owner decides that a member has gone
+It decides which peers to dial and when, which to accept, which session a message belongs to, and when a silent peer is
+lost. It does not decide what is sent, nor what follows from received messages; the owner decides that a member has gone
 for good.
 
 Theory of operation. A peer has a *route*: its endpoints, the peer that relays, or none, if it dials us. There is at
@@ -10,19 +10,6 @@ side that dialled begins another after a back-off that doubles until one succeed
 the connection of the lower one stays; of two that are relayed, the lower one dials. A member that has gone is refused
 for ever, as are its earlier incarnations. Every heartbeat sends a STATE, and ends the sessions of peers that were
 silent for too long.
-
-The sockets that a host has bound, and the peers that connect to them.
-
-Decides which session a message belongs to, by the address that ZeroMQ gave its connection, and drops what belongs to
-none. The `Listener` decides which peers to accept; with keys, `zap` decides which machines may connect at all, and here
-only that a member uses the key of the machine that it lives on.
-
-Theory of operation. ZeroMQ gives each connection to a ROUTER an address that no other one has. A peer may choose a free
-one; with keys an address therefore counts together with its machine. An address is unknown, known, or refused. The
-first message of an unknown one must be a HELLO on the control socket, or an ATTACH with the token of a HELLO on the
-data socket (either may come first). Anything else, and anything that a session does not accept, makes it refused: it
-gets the reason, once, and its messages are dropped by their address. The tables are bounded; a refused address that was
-forgotten is unknown again, and costs one more check.
 """
 
 from __future__ import annotations
@@ -60,19 +47,27 @@ class Listener(Protocol):
 class PeerReceiver(Protocol):
     """Handlers for the messages of one peer."""
 
-    def hear_control(self, frames: list[Bytes]) -> None:
+    def on_control(self, frames: list[Bytes]) -> None:
         """Handle a message on the control socket."""
 
-    def hear_data(self, frames: list[Bytes]) -> None:
+    def on_data(self, frames: list[Bytes]) -> None:
         """Handle a message on the data socket."""
 
 
-Known: TypeAlias = tuple[AcceptedLink, PeerReceiver]
+KnownPeer: TypeAlias = tuple[AcceptedLink, PeerReceiver]
 MachineOf: TypeAlias = Callable[[Member], str | None]
 
 
 class Reception:
-    """A bound pair of sockets. `counts` gets the reasons of refusals. `machine_of(member)` is the member's machine."""
+    """A bound pair of sockets. `counts` gets the reasons of refusals. `machine_of(member)` is the member's machine.
+
+    ZeroMQ gives each connection to a ROUTER an address that no other one has. A peer may choose a free one; with keys
+    an address therefore counts together with its machine. An address is unknown, known, or refused. The first message
+    of an unknown one must be a HELLO on the control socket, or an ATTACH with the token of a HELLO on the data socket
+    (either may come first). Anything else, and anything that a session does not accept, makes it refused: it gets the
+    reason, once, and its messages are dropped by their address. The tables are bounded; a refused address that was
+    forgotten is unknown again, and costs one more check.
+    """
 
     def __init__(
         self,
@@ -86,9 +81,9 @@ class Reception:
         self._keys, self._machine_of = sockets.keys, machine_of
         self._control = sockets.router("control", self._control_came, counts)
         self._data = sockets.router("data", self._data_came, counts)
-        self._controls: dict[bytes, Known] = {}
-        self._datas: dict[bytes, Known] = {}
-        self._awaited: dict[bytes, Known] = {}
+        self._controls: dict[bytes, KnownPeer] = {}
+        self._datas: dict[bytes, KnownPeer] = {}
+        self._awaited: dict[bytes, KnownPeer] = {}
         self._tokens: dict[AcceptedLink, bytes] = {}
         self._early: OrderedDict[bytes, tuple[bytes, list[Bytes], str | None]] = OrderedDict()
         self._refused: OrderedDict[bytes, None] = OrderedDict()
@@ -118,9 +113,9 @@ class Reception:
         self._data.close()
 
     def _control_came(self, address: bytes, frames: list[Bytes], machine: str | None) -> None:
-        known = self._controls.get(address)
-        if known is not None:
-            self._hear(known, machine, known[1].hear_control, frames)
+        session = self._controls.get(address)
+        if session is not None:
+            self._pass_on(session, machine, session[1].on_control, frames)
         elif address in self._refused:
             self._counts["unheard"] += 1
         else:
@@ -129,15 +124,17 @@ class Reception:
             except RefusalError as refusal:
                 self._refuse(address, refusal)
                 connection = protocol_messages.connection_of(frames[0])
-                told = protocol_messages.seal(connection, protocol_messages.pack_refusal(refusal.reason, str(refusal)))
-                self._control.send([address, told])
+                message = protocol_messages.seal(
+                    connection, protocol_messages.pack_refusal(refusal.reason, str(refusal))
+                )
+                self._control.send([address, message])
 
-    def _hear(
-        self, known: Known, machine: str | None, hear: Callable[[list[Bytes]], None], frames: list[Bytes]
+    def _pass_on(
+        self, session: KnownPeer, machine: str | None, handler: Callable[[list[Bytes]], None], frames: list[Bytes]
     ) -> None:
         """Handle a message from a known address. A peer may choose its ZeroMQ address; its key proves the machine."""
-        if known[0].machine == machine:
-            hear(frames)
+        if session[0].machine == machine:
+            handler(frames)
         else:
             self._counts["refused_machine"] += 1
 
@@ -152,18 +149,18 @@ class Reception:
             lives = "is not known here yet" if home is None else f"lives on {home!r}"
             raise RefusalError("machine", f"{hello.source} {lives}, and machine {machine!r} speaks for it")
         link = AcceptedLink((self._control, self._data), address, self._forget, machine)
-        ears = self._listener.accept(link, connection, hello)
-        self._controls[address] = link, ears
+        receiver = self._listener.accept(link, connection, hello)
+        self._controls[address] = link, receiver
         self._tokens[link] = hello.token
-        self._awaited[hello.token] = link, ears
+        self._awaited[hello.token] = link, receiver
         early = self._early.pop(hello.token, None)
         if early is not None:
             self._attach(hello.token, *early)
 
     def _data_came(self, address: bytes, frames: list[Bytes], machine: str | None) -> None:
-        known = self._datas.get(address)
-        if known is not None:
-            self._hear(known, machine, known[1].hear_data, frames)
+        session = self._datas.get(address)
+        if session is not None:
+            self._pass_on(session, machine, session[1].on_data, frames)
         elif address in self._refused or self._is_early(address):
             self._counts["unheard"] += 1
         else:
@@ -180,13 +177,13 @@ class Reception:
     def _attach(self, token: bytes, address: bytes, frames: list[Bytes], machine: str | None) -> None:
         awaited = self._awaited.get(token)
         if awaited is not None:
-            link, ears = awaited
+            link, receiver = awaited
             if link.machine != machine:
                 raise RefusalError("machine", f"a token of {link.machine}, shown by {machine}")
             del self._awaited[token]
             link.data = address
             self._datas[address] = awaited
-            ears.hear_data(frames)
+            receiver.on_data(frames)
         elif token in self._early:
             raise RefusalError("stranger", "a second data connection with one token")
         else:
@@ -205,9 +202,9 @@ class Reception:
         if token is None:
             return
         self._awaited.pop(token, None)
-        for known, address in ((self._controls, link.control), (self._datas, link.data)):
+        for addresses, address in ((self._controls, link.control), (self._datas, link.data)):
             if address is not None:
-                known.pop(address, None)
+                addresses.pop(address, None)
                 self._bar(address)
 
     def _refuse(self, address: bytes, refusal: RefusalError) -> None:
@@ -350,18 +347,18 @@ class Connections:
         """New sockets to a peer that listens."""
         assert isinstance(peer.route, Endpoints)
         gone, dealer = SessionReceiver(self, peer, session).gone, self._sockets.dealer
-        hear_control = partial(self.hear, peer, session, session.receive_control)
-        hear_data = partial(self.hear, peer, session, session.receive_data)
-        control = dealer("control", lambda address, frames, machine: hear_control(frames), gone)
-        data = dealer("data", lambda address, frames, machine: hear_data(frames), gone)
+        on_control = partial(self.receive, peer, session, session.receive_control)
+        on_data = partial(self.receive, peer, session, session.receive_data)
+        control = dealer("control", lambda address, frames, machine: on_control(frames), gone)
+        data = dealer("data", lambda address, frames, machine: on_data(frames), gone)
         try:
             control.connect(peer.route.control, peer.route.key)
             data.connect(peer.route.data, peer.route.key)
         except OSError as error:
             control.close()
             data.close()
-            expected, found = "two endpoints such as tcp://127.0.0.1:4001", f"{tuple(peer.route)}: {error}"
-            raise ConfigError(f"dialling {peer.member}", expected, found, "Correct them.") from error
+            expected, endpoints = "two endpoints such as tcp://127.0.0.1:4001", f"{tuple(peer.route)}: {error}"
+            raise ConfigError(f"dialling {peer.member}", expected, endpoints, "Correct them.") from error
         return DialledLink(control, data)
 
     # -- being dialled -------------------------------------------------------------------------------------------------
@@ -397,7 +394,7 @@ class Connections:
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def hear(self, peer: Peer, session: Session, receive: Receive, frames: Sequence[Bytes]) -> None:
+    def receive(self, peer: Peer, session: Session, receive: Receive, frames: Sequence[Bytes]) -> None:
         """Handle a message with `receive`, the decoder of its session: act on its events, or end the session."""
         if peer.session is not session:
             self._counts["stale"] += 1
@@ -485,10 +482,10 @@ class Connections:
             if message is not None and not link.send_control(message):
                 self.end(peer, "disconnected")
             elif now - since > silent_max and not is_late:
-                told = f"{'silent' if peer.is_up else 'no connection'} for {silent_max / 1e9:g} s"
+                reason = f"{'silent' if peer.is_up else 'no connection'} for {silent_max / 1e9:g} s"
                 # A peer that was only suspended reads this first, and dials at once.
-                link.send_control(session.refusal("silence", told))
-                self.end(peer, told)
+                link.send_control(session.refusal("silence", reason))
+                self.end(peer, reason)
 
     def _is_expelled(self, link: SessionLink) -> bool:
         """Whether the machine that dialled is no longer admitted; its messages are dropped in any case."""
@@ -503,11 +500,11 @@ class SessionReceiver:
     def __init__(self, connections: Connections, peer: Peer, session: Session) -> None:
         self._connections, self._peer, self._session = connections, peer, session
 
-    def hear_control(self, frames: list[Bytes]) -> None:
-        self._connections.hear(self._peer, self._session, self._session.receive_control, frames)
+    def on_control(self, frames: list[Bytes]) -> None:
+        self._connections.receive(self._peer, self._session, self._session.receive_control, frames)
 
-    def hear_data(self, frames: list[Bytes]) -> None:
-        self._connections.hear(self._peer, self._session, self._session.receive_data, frames)
+    def on_data(self, frames: list[Bytes]) -> None:
+        self._connections.receive(self._peer, self._session, self._session.receive_data, frames)
 
     def gone(self, reason: str) -> None:
         """A socket has lost its connection."""

@@ -44,8 +44,8 @@ def is_of_this_version(message: Message) -> bool:
 
 def version_of(message: Message | None = None) -> str:
     """The version of a message's sender in words, or our own."""
-    told = _mark() if message is None else message
-    return f"isthmus {told.get('version', 'of an unknown version')} with control protocol {told.get('protocol')}"
+    mark = _mark() if message is None else message
+    return f"isthmus {mark.get('version', 'of an unknown version')} with control protocol {mark.get('protocol')}"
 
 
 def without_mark(message: Message) -> Message:

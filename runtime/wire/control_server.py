@@ -88,7 +88,7 @@ class ControlServer:
     def _drain(self) -> None:
         while self._has_message():
             peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            self._hear(peer.bytes, frames)
+            self._on_message(peer.bytes, frames)
 
     def _count(self, reason: str) -> None:
         self.refused[reason] += 1
@@ -96,7 +96,7 @@ class ControlServer:
     def _has_message(self) -> bool:
         return not self._socket.closed and bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
-    def _hear(self, peer: bytes, frames: list[zmq.Frame]) -> None:
+    def _on_message(self, peer: bytes, frames: list[zmq.Frame]) -> None:
         """Handle a message, or count the reason for refusing it."""
         caller = None if self._keys is None else self._keys.name_of(security_curve.user_id(frames[0]))
         if self._keys is not None and caller is None:

@@ -1,16 +1,8 @@
-"""Links to a peer: sockets of our own, an address on sockets that we have bound, or through another peer.
+"""A channel's state of one peer, the kinds of links to it, and the socket interface under them.
 
-Decides nothing; a channel uses a link without knowing its kind.
-
-A channel's state of one peer: items for it and from it, the present connection, and the route to the next one.
-
-Decides how long to wait before the next attempt; everything else is the channel's business.
-
-The socket interface of a channel: `zmq_sockets` implement it on a network, `sim.network` in a simulated world.
-
-A socket dials once in its life, or is bound and outlives those that dial it. Messages of one side arrive complete and
-in order, as long as the connection lasts; two sockets overtake each other. Messages are lists of frames. All calls and
-callbacks are on the loop of the channel.
+A link is a pair of sockets of our own, an address on sockets that we have bound, or a path through another peer; a
+channel uses it without knowing its kind. `zmq_sockets` implement the socket interface on a network, `sim.network` in a
+simulated world. It decides how long to wait before the next attempt; everything else is the channel's business.
 """
 
 from __future__ import annotations
@@ -32,7 +24,7 @@ from isthmus.runtime.wire.security_keys import Keyring
 
 Purpose: TypeAlias = Literal["control", "data"]
 
-Hear: TypeAlias = Callable[[bytes, list[Bytes], str | None], None]
+OnMessage: TypeAlias = Callable[[bytes, list[Bytes], str | None], None]
 """Called with the address that a bound socket gave the sender (empty on a dialled one), the frames, and the machine
 whose key the sender has proved (None without keys, and on a dialled one)."""
 
@@ -63,10 +55,10 @@ class Sockets(Protocol):
     def keys(self) -> Keyring | None:
         """The keys that encrypt the sockets; None if they are not encrypted."""
 
-    def dealer(self, purpose: Purpose, hear: Hear, gone: Gone) -> Socket:
+    def dealer(self, purpose: Purpose, on_message: OnMessage, gone: Gone) -> Socket:
         """A socket that dials."""
 
-    def router(self, purpose: Purpose, hear: Hear, counts: Counter[str]) -> Socket:
+    def router(self, purpose: Purpose, on_message: OnMessage, counts: Counter[str]) -> Socket:
         """A socket to bind; `counts` gets the reasons of refusals."""
 
     def token(self) -> bytes:
@@ -236,4 +228,4 @@ class Peer:
         if self.is_expected or self.session is not None or self.held:
             return False
         pair = self.pair
-        return not (pair.outbound.line or pair.outbound.items_begun or pair.inbound.delivered or pair.grants.given)
+        return not (pair.outbound.line or pair.outbound.items_begun or pair.inbound.delivered or pair.grants.totals)

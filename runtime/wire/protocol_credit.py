@@ -56,11 +56,11 @@ def claim(size_bytes: int, pieces_bytes: int) -> int:
 class Window:
     """The sender's side of the byte credit of one connection."""
 
-    __slots__ = ("_newest", "_sent", "_taken", "size_bytes", "under_way")
+    __slots__ = ("_consumed", "_newest", "_sent", "size_bytes", "under_way")
 
     def __init__(self, size_bytes: int, held: int = 0) -> None:
         self.size_bytes, self.under_way = size_bytes, held
-        self._sent, self._taken, self._newest = held, 0, 0
+        self._sent, self._consumed, self._newest = held, 0, 0
 
     def may_go(self, cost: int, pace: int) -> bool:
         """Whether a message of this cost may go at this pace. Where nothing is under way, one of any size may."""
@@ -73,11 +73,11 @@ class Window:
         self.under_way += cost
         self._newest = cost
 
-    def take(self, total: int) -> None:
+    def acknowledge(self, total: int) -> None:
         """The other side has taken `total` so far; RefusalError for an impossible total."""
-        if not self._taken <= total <= self._sent:
-            raise RefusalError("credit", f"{total} bytes taken, {self._taken} before, {self._sent} were sent")
-        self._taken = total
+        if not self._consumed <= total <= self._sent:
+            raise RefusalError("credit", f"{total} bytes taken, {self._consumed} before, {self._sent} were sent")
+        self._consumed = total
         self.under_way = self._sent - total
 
 
@@ -87,12 +87,12 @@ class Intake:
     `pace` is the sender's, as last told.
     """
 
-    __slots__ = ("_announced", "_received", "_taken", "held", "pace", "size_bytes")
+    __slots__ = ("_announced", "_consumed", "_received", "held", "pace", "size_bytes")
 
     def __init__(self, size_bytes: int, held: int = 0) -> None:
         self.size_bytes, self.held, self.pace = size_bytes, held, WINDOW_BYTES_MAX
         self._received = held
-        self._taken = self._announced = 0
+        self._consumed = self._announced = 0
 
     def receive(self, cost: int) -> None:
         """Count a message that arrived. RefusalError if there was no credit for it."""
@@ -101,40 +101,40 @@ class Intake:
             raise RefusalError("credit", f"{under_way} bytes are under way, {cost} more of {self.size_bytes}")
         self._received += cost
 
-    def take(self, cost: int) -> bool:
+    def consume(self, cost: int) -> bool:
         """Count a message as taken; returns whether to report it to the sender now."""
-        self._taken += cost
-        untold = self._taken - self._announced
-        is_short = self._taken == self._received and untold + MESSAGE_BYTES_MAX > self.size_bytes
+        self._consumed += cost
+        untold = self._consumed - self._announced
+        is_short = self._consumed == self._received and untold + MESSAGE_BYTES_MAX > self.size_bytes
         return is_short or cost >= LARGE_BYTES or untold >= min(self.size_bytes, self.pace) // 4
 
     def announce(self) -> int:
         """The total to report to the sender."""
-        self._announced = self._taken
-        return self._taken
+        self._announced = self._consumed
+        return self._consumed
 
 
 class Grants:
     """Credit in items, as totals per edge: they are idempotent, so nothing is lost with a connection.
 
-    `given` has all totals of this side, `news` those that are not reported to the peer yet.
+    `totals` has all totals of this side, `news` those that are not reported to the peer yet.
     """
 
     def __init__(self) -> None:
-        self.given: dict[int, int] = {}
+        self.totals: dict[int, int] = {}
         self.news: dict[int, int] = {}
         self._heard: dict[int, int] = {}
 
     def give(self, edge: int, count: int) -> None:
         """Count `count` items of an edge that were taken here."""
-        self.given[edge] = self.news[edge] = self.given.get(edge, 0) + count
+        self.totals[edge] = self.news[edge] = self.totals.get(edge, 0) + count
 
     def tell(self) -> dict[int, int]:
         """Return the news and clear them."""
         news, self.news = self.news, {}
         return news
 
-    def hear(self, totals: Mapping[int, int]) -> list[tuple[int, int]]:
+    def receive(self, totals: Mapping[int, int]) -> list[tuple[int, int]]:
         """(edge, count) of what the peer has taken since its last report; RefusalError for a total that shrank."""
         more = [(edge, total - self._heard.get(edge, 0)) for edge, total in totals.items()]
         if any(count < 0 for _, count in more) or len(self._heard.keys() | totals.keys()) > EDGES_MAX:

@@ -1,6 +1,6 @@
 """The messages that hosts exchange, as bytes: the fields of each kind, and the limits within which it is accepted.
 
-Decides the form of every message. `session` decides when one is sent and what follows from it.
+Decides the form of every message. `protocol_session` decides when one is sent and what follows from it.
 
 Theory of operation. The first frame of every message is *sealed*: magic, protocol version, connection number and an
 xxh3 digest of the rest, in a form that no version will change, so that foreign bytes and other versions are recognized
@@ -176,7 +176,7 @@ class ItemRecord(WireForm, frozen=True):
     """An item that begins in a batch: its number on its edge, its envelope, and its tree, which `Assembly` checks."""
 
     sequence: Count
-    said: Envelope
+    envelope: Envelope
     tree: Any
 
 
@@ -249,9 +249,9 @@ def pack_hello(kind: int, hello: Hello) -> bytes:
 
 def hello_of(body: Bytes) -> Hello:
     """A HELLO or WELCOME; RefusalError if it is not well formed."""
-    said = _greeting_of(body)
-    rest = said.token, said.window, said.held, said.delivered, said.granted
-    return Hello(said.run, said.fingerprint, said.source.member(), said.target.member(), *rest)
+    greeting = _greeting_of(body)
+    rest = greeting.token, greeting.window, greeting.held, greeting.delivered, greeting.granted
+    return Hello(greeting.run, greeting.fingerprint, greeting.source.member(), greeting.target.member(), *rest)
 
 
 def pack_state(state: State) -> bytes:
@@ -266,8 +266,8 @@ def pack_refusal(reason: str, story: str) -> bytes:
 
 def refusal_of(body: Bytes) -> tuple[str, str]:
     """(reason, story) of a REFUSAL; RefusalError if it is not well formed."""
-    said = _refusal_of(body)
-    return said.reason, said.story
+    refusal = _refusal_of(body)
+    return refusal.reason, refusal.story
 
 
 def pack_relay(kind: int, source: Member, target: Member, inner: bytes = b"") -> bytes:
@@ -277,8 +277,8 @@ def pack_relay(kind: int, source: Member, target: Member, inner: bytes = b"") ->
 
 def relay_of(body: Bytes) -> tuple[Member, Member, bytes]:
     """(source, target, sealed message inside) of a `pack_relay` body; RefusalError if it is not well formed."""
-    said = _relayed_of(body)
-    return said.source.member(), said.target.member(), said.inner
+    relayed = _relayed_of(body)
+    return relayed.source.member(), relayed.target.member(), relayed.inner
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -299,11 +299,11 @@ def pack_envelope(parcel: Parcel, snapshot: int, replaces: bool) -> bytes:
 
     LocalProtocolError for fields that fit into no header.
     """
-    said = (parcel.edge, snapshot, replaces, parcel.key, parcel.fields, parcel.digest, parcel.size_bytes)
-    envelope = _pack(said)
+    fields = (parcel.edge, snapshot, replaces, parcel.key, parcel.fields, parcel.digest, parcel.size_bytes)
+    envelope = _pack(fields)
     if len(envelope) > TEXT_BYTES_MAX:
-        found = f"{len(envelope)} bytes of fields that cores read"
-        raise LocalProtocolError(f"an item: expected at most {TEXT_BYTES_MAX} bytes, found {found}. Name fewer fields.")
+        size = f"{len(envelope)} bytes of fields that cores read"
+        raise LocalProtocolError(f"an item: expected at most {TEXT_BYTES_MAX} bytes, found {size}. Name fewer fields.")
     return envelope
 
 
@@ -316,7 +316,7 @@ def batch_of(body: Bytes) -> Batch:
     """A BATCH; RefusalError if it is not well formed."""
     batch = _batch_of(body)
     for record in batch.records:
-        shown = record.said.fields
+        shown = record.envelope.fields
         if shown is not None and not _SCALARS.issuperset(map(type, shown.values())):
             shown.update(_small(shown))
     return batch

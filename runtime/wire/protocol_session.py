@@ -108,8 +108,8 @@ def check_hello(hello: Hello, own: Identity) -> None:
     if hello.run != own.run:
         raise RefusalError("run", f"{hello.source} is of run {hello.run!r}, this host of {own.run!r}")
     if hello.fingerprint != own.fingerprint:
-        found = f"{hello.source} has {hello.fingerprint!r}, this host {own.fingerprint!r}"
-        raise RefusalError("fingerprint", f"{found}: both need the same program, settings and sources")
+        fingerprints = f"{hello.source} has {hello.fingerprint!r}, this host {own.fingerprint!r}"
+        raise RefusalError("fingerprint", f"{fingerprints}: both need the same program, settings and sources")
     if hello.target != own.member or hello.source == own.member:
         raise RefusalError("stranger", f"{hello.source} looks for {hello.target}; this is {own.member}")
 
@@ -131,9 +131,9 @@ class Session:
         self._owes_hello = True
         self._owes_attach = phase == "dialled"
         self._owes_state = False
-        self._given: list[Instant] = []
+        self._delivered_at: list[Instant] = []
         self._acknowledged = 0
-        self._told = self._told_heard = self._heard = self._heard_told = 0
+        self._sent = self._sent_heard = self._heard = self._heard_reported = 0
         self._incoming = Incoming(pair.inbound, intake)
         self._relays: deque[bytes] = deque()
         self._forwards: deque[list[Any]] = deque()
@@ -178,7 +178,7 @@ class Session:
             was = self._advance(kind, is_data=False)
             if kind != protocol_messages.WELCOME:
                 self._heard += 1
-                self._owes_state |= self._heard - self._heard_told >= AHEAD_MAX // 4
+                self._owes_state |= self._heard - self._heard_reported >= AHEAD_MAX // 4
             events = self._handlers[kind](body)
             return events if self.phase == was else self._entered(events)
         except RefusalError:
@@ -199,18 +199,18 @@ class Session:
             self.close()
             raise
 
-    def take(self, cost: int) -> None:
+    def consume(self, cost: int) -> None:
         """Count a message of this cost as taken, of this connection or an earlier one."""
-        if self._intake.take(cost):
+        if self._intake.consume(cost):
             self._owes_state = True
 
     def acknowledge(self, now: Instant, size_bytes: int) -> None:
         """Count the next item, of `size_bytes`, as given to the receiver."""
         self._acknowledged += 1
-        told = len(self._given)
-        if told < AGES_MAX:
-            self._given.append(now)
-        if size_bytes >= LARGE_BYTES or told + 1 >= AGES_MAX:
+        count = len(self._delivered_at)
+        if count < AGES_MAX:
+            self._delivered_at.append(now)
+        if size_bytes >= LARGE_BYTES or count + 1 >= AGES_MAX:
             self._owes_state = True
 
     def close(self) -> None:
@@ -241,18 +241,18 @@ class Session:
         if self.phase == "dialled":
             return None
         if not is_beat:
-            if self._told - self._told_heard >= AHEAD_MAX:
+            if self._sent - self._sent_heard >= AHEAD_MAX:
                 return None
             if not self._owes_state and not self._pair.grants.news:
                 if not self._relays:
                     return None
-                self._told += 1
+                self._sent += 1
                 return protocol_messages.seal(self.connection, self._relays.popleft())
-        self._told += 1
-        self._heard_told = self._heard
+        self._sent += 1
+        self._heard_reported = self._heard
         self._owes_state = False
-        given, self._given = self._given, []
-        ages = [min((now - at) // 1000, AGE_LAST) for at in given]
+        delivered_at, self._delivered_at = self._delivered_at, []
+        ages = [min((now - at) // 1000, AGE_LAST) for at in delivered_at]
         granted, pace = self._pair.grants.tell(), self._pair.outbound.pace
         state = State(self._heard, self._intake.announce(), self._acknowledged, ages, granted, pace)
         return protocol_messages.seal(self.connection, protocol_messages.pack_state(state))
@@ -313,16 +313,16 @@ class Session:
 
     def _hello(self) -> bytes:
         kind = protocol_messages.HELLO if self.phase == "dialled" else protocol_messages.WELCOME
-        delivered, granted = dict(self._pair.inbound.delivered), dict(self._pair.grants.given)
+        delivered, granted = dict(self._pair.inbound.delivered), dict(self._pair.grants.totals)
         bytes_now = self._intake.size_bytes, self._intake.held
         own = self._own
-        said = Hello(own.run, own.fingerprint, own.member, self.peer, self.token, *bytes_now, delivered, granted)
-        return protocol_messages.pack_hello(kind, said)
+        hello = Hello(own.run, own.fingerprint, own.member, self.peer, self.token, *bytes_now, delivered, granted)
+        return protocol_messages.pack_hello(kind, hello)
 
     def _open(self, hello: Hello) -> list[Event]:
         """Start from what the other side reports as delivered."""
         self._window = Window(min(hello.window, WINDOW_BYTES_MAX), hello.held)
-        credits = self._pair.grants.hear(hello.granted)
+        credits = self._pair.grants.receive(hello.granted)
         done, superseded = self._pair.outbound.open(self._window, hello.delivered)
         unknown = [Duration(0)] * len(done)
         ended = ShipmentsEnded(done, unknown), ShipmentsEnded(superseded, [], is_superseded=True)
@@ -344,17 +344,17 @@ class Session:
 
     def _state(self, body: Bytes) -> list[Event]:
         state = protocol_messages.state_of(body)
-        if not self._told_heard <= state.heard <= self._told:
-            found = f"{state.heard} control messages heard, {self._told_heard} before, {self._told} were sent"
-            raise RefusalError("credit", found)
+        if not self._sent_heard <= state.heard <= self._sent:
+            counts = f"{state.heard} control messages heard, {self._sent_heard} before, {self._sent} were sent"
+            raise RefusalError("credit", counts)
         ages = state.ages
         more = max(0, state.acknowledged - self._pair.outbound.acknowledged)
         if len(ages) != min(more, AGES_MAX):
             raise RefusalError("message", f"{len(ages)} ages of {more} items")
-        self._window.take(state.taken)
+        self._window.acknowledge(state.taken)
         done = self._pair.outbound.acknowledge(state.acknowledged)
-        credits = self._pair.grants.hear(state.granted)
-        self._told_heard = state.heard
+        credits = self._pair.grants.receive(state.granted)
+        self._sent_heard = state.heard
         self._intake.pace = state.pace
         events: list[Event] = [CreditHeard(edge, count) for edge, count in credits]
         if done:
@@ -373,7 +373,7 @@ class Session:
             raise RefusalError("message", "a relayed message without frames")
         cost = charge(sum(map(len, frames)), 0)
         self._intake.receive(cost)
-        self.take(cost)
+        self.consume(cost)
         return [FramesHeard(source, target, frames[1:])]
 
     def _next_forward(self) -> list[Any] | None:

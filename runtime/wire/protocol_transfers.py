@@ -1,17 +1,8 @@
-"""Data messages: frames made of a load of items and pieces, and items reassembled from frames.
+"""Items from one host to one other: those that wait, those under way, and those that arrived, over all connections.
 
-Decides nothing but the form: `transfers` decides which items go, `session` which message is legal when.
-
-Theory of operation. A batch is a header and raw frames. The header has the records of the items that begin in it; the
-raw frames are pieces, first of the item that was begun before, then of the new ones in turn. Both sides count the items
-of a connection and the pieces of the present item, so a header only has to state where it begins.
-
-Events that a session derives from incoming messages, for the channel to act on.
-
-Items from one host to one other: those that wait, those under way, and those that arrived, over all connections.
-
-Decides the order of items and of their pieces, what a newer item supersedes, how many bytes may be under way, and what
-is sent again on a new connection. Does not know bytes, sockets or time.
+It decides the order of items and of their pieces, what a newer item supersedes, how many bytes may be under way, what
+is sent again on a new connection, and the form of data messages. It does not know sockets or time; `protocol_session`
+decides which message is legal when.
 
 Theory of operation. A *line* holds what waits, in the order in which places were taken; a newer item of a Latest edge
 takes the place of the older one of its key, so no key starves. A *shipment* is an item on its way: it waits in the
@@ -19,6 +10,10 @@ line, begins (only then does it get a sequence number), is sent piece by piece w
 other side acknowledges it. On a new connection the other side reports what it had, per edge; those shipments are done,
 the rest go back to the front of the line, except those superseded meanwhile. Sequence numbers of a Queue edge have no
 gaps; those of a Latest edge only grow.
+
+A batch is a header and raw frames. The header has the records of the items that begin in it; the raw frames are pieces,
+first of the item that was begun before, then of the new ones in turn. Both sides count the items of a connection and
+the pieces of the present item, so a header only states where it begins.
 """
 
 from __future__ import annotations
@@ -175,7 +170,7 @@ class Outbound:
             if is_new and not fits(shipment.head_bytes, sizes[0] if count else 0):
                 break
             if is_new:
-                self._begin(self.line.take())
+                self._begin(self.line.pop())
                 begun.append(shipment)
                 head_bytes += shipment.head_bytes
             # The check of its record included the first piece.
@@ -266,7 +261,7 @@ class ParcelsArrived(msgspec.Struct, frozen=True, gc=False):
     """Items (each with the sender's snapshot number) that came with one message; none of them will be sent again.
 
     The channel removes each item that it gives to the receiver, calls `Session.acknowledge` for each, and
-    `Session.take` with `cost` after all.
+    `Session.consume` with `cost` after all.
     """
 
     parcels: deque[tuple[int, Parcel]]
@@ -358,13 +353,13 @@ class Incoming:
         if len(raw) != len(batch.digests) or not (raw or batch.records):
             raise RefusalError("message", f"{len(raw)} frames, {len(batch.digests)} digests")
         if batch.transfer != self.arrived or batch.piece != self._pieces:
-            found = f"item {batch.transfer}, piece {batch.piece}"
-            raise RefusalError("sequence", f"{found} came, item {self.arrived}, piece {self._pieces} was due")
+            position = f"item {batch.transfer}, piece {batch.piece}"
+            raise RefusalError("sequence", f"{position} came, item {self.arrived}, piece {self._pieces} was due")
         items = [] if self._partial is None else [self._partial]
         claims = 0
         for record in batch.records:
             assembly = Assembly(record.tree)
-            claims += claim(record.said.size_bytes, assembly.size_bytes)
+            claims += claim(record.envelope.size_bytes, assembly.size_bytes)
             items.append((record, assembly))
         raw_bytes = sum(map(len, raw)) if raw else 0
         cost = charge(len(frames[0]) + raw_bytes, raw_bytes + claims)
@@ -390,10 +385,12 @@ class Incoming:
             if assembly.wanted:
                 self._partial = record, assembly
                 continue
-            said = record.said
-            places.append((said.edge, record.sequence, said.replaces))
-            parcel = Parcel(said.edge, said.key, assembly.item, said.fields, said.digest, said.size_bytes)
-            parcels.append((said.snapshot, parcel))
+            envelope = record.envelope
+            places.append((envelope.edge, record.sequence, envelope.replaces))
+            parcel = Parcel(
+                envelope.edge, envelope.key, assembly.item, envelope.fields, envelope.digest, envelope.size_bytes
+            )
+            parcels.append((envelope.snapshot, parcel))
             self._pieces = 0
         if used < count:
             raise RefusalError("message", f"{count - used} frames belong to no item")

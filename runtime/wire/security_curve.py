@@ -1,20 +1,17 @@
-"""Keys on sockets, and failed handshakes.
+"""Keys on sockets, admission of connections, and failed handshakes.
 
-Decides how a socket gets its keys, and how failed handshakes are named and reported. `zap` decides which keys are
-admitted.
+It decides how a socket gets its keys, which handshakes are accepted (by a keyring, at that moment), and how failed ones
+are named and reported. Later messages of a connection are judged by its *user id*, the public key that it has proved to
+hold, one by one, because admission can end while it lives.
 
-Theory of operation. libzmq reports handshakes on a monitor, a pair of sockets inside the process. Its thread blocks
-where the pair is full, so there is no high-water mark on it: a loop that is suspended for some seconds collects a small
-event for each connection attempt meanwhile, no more.
+Theory of operation. A context calls one handler for every CURVE handshake, at an address that ZAP (ZeroMQ's RFC 27)
+fixes; it is a REP socket drained by the event loop. Where there is no handler, or it does not answer, no connection is
+accepted: sockets insist on a domain. The last unknown keys are kept, so that people can see which machine asked, and
+how to admit it.
 
-Admission: the handler that libzmq calls for every CURVE handshake (ZAP, ZeroMQ's RFC 27).
-
-Decides by a keyring, at that moment; gives the connection its *user id*, the public key that it has proved to hold.
-Later messages of a connection are judged by that id, one by one, because admission can end while it lives.
-
-Theory of operation. A context calls one handler, at an address that RFC 27 fixes; it is a REP socket drained by the
-event loop. Where there is no handler, or it does not answer, no connection is accepted: sockets insist on a domain. The
-last unknown keys are kept, so that people can see which machine asked, and how to admit it; `handshakes` counts.
+libzmq reports failed handshakes on a monitor, a pair of sockets inside the process. Its thread blocks where the pair is
+full, so there is no high-water mark on it: a loop that is suspended for some seconds collects a small event for each
+connection attempt meanwhile, no more.
 """
 
 from __future__ import annotations
@@ -70,10 +67,10 @@ def secure_client(socket: zmq.Socket[bytes], keys: Keyring | None, server_key: s
 def user_id(frame: Any) -> str | None:
     """The public key of a frame's sender (received with copy=False); None where there is none."""
     try:
-        told = frame.get("User-Id")
+        user = frame.get("User-Id")
     except zmq.ZMQError:
         return None
-    return told if isinstance(told, str) else None
+    return user if isinstance(user, str) else None
 
 
 def watched(socket: zmq.Socket[bytes], context: zmq.Context[Any], events: int) -> zmq.Socket[bytes]:

@@ -1,8 +1,8 @@
 """Keys: a machine's own pair, and the keys of those that it admits.
 
 Decides the form of a key, as text and in a file, which machine it belongs to, what it permits, and that no traffic
-leaves a machine without one. Does not open sockets: `zap` admits connections by a keyring, `handshakes` gives sockets
-their keys.
+leaves a machine without one. It does not open sockets: `security_curve` admits connections by a keyring, and gives
+sockets their keys.
 
 Theory of operation. A machine has one pair for CURVE, which its daemon and its hosts use. NAME.pub is one line, the
 public key in Z85 (40 characters). NAME.key is one line, the word `secret` and the secret key, so that one file cannot
@@ -127,28 +127,28 @@ def read_public(text: str, folder: Path, doing: str) -> str:
     return line
 
 
-def check_owned(found: os.stat_result, path: Path, doing: str) -> None:
+def check_owned(status: os.stat_result, path: Path, doing: str) -> None:
     """ConfigError if another user of this machine, except root, owns the file or may write it."""
     expected = "a file that only you can write"
-    if found.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0):
         do = f"Look at what it says, and make it yours: `chown {os.geteuid()} {path}`."
-        raise ConfigError(doing, expected, f"{path}, which belongs to the user {found.st_uid}", do)
-    if found.st_mode & _OTHERS_WRITE:
+        raise ConfigError(doing, expected, f"{path}, which belongs to the user {status.st_uid}", do)
+    if status.st_mode & _OTHERS_WRITE:
         do = f"Look at what it says, and type `chmod go-w {path}`."
-        raise ConfigError(doing, expected, f"{path} with mode {stat.S_IMODE(found.st_mode):04o}", do)
+        raise ConfigError(doing, expected, f"{path} with mode {stat.S_IMODE(status.st_mode):04o}", do)
 
 
 def _line(path: Path, doing: str, do: str) -> tuple[str, int]:
     """The one line of a small text file, and the file's mode; ConfigError if others could have written it."""
     try:
         with path.open("rb") as file:
-            data, found = file.read(1024), os.fstat(file.fileno())
+            data, status = file.read(1024), os.fstat(file.fileno())
     except FileNotFoundError:
         raise ConfigError(doing, "a key, or a file that holds one", f"no file {path}", do) from None
     except OSError as error:
         raise ConfigError(doing, "a file that can be read", f"{type(error).__name__}: {error}", do) from None
-    check_owned(found, path, doing)
-    return data.decode("ascii", "replace").strip(), stat.S_IMODE(found.st_mode)
+    check_owned(status, path, doing)
+    return data.decode("ascii", "replace").strip(), stat.S_IMODE(status.st_mode)
 
 
 def _shown(line: str) -> str:

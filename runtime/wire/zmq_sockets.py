@@ -30,7 +30,7 @@ from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_curve
-from isthmus.runtime.wire.peers import PEERS_MAX, Gone, Hear, Purpose, Socket
+from isthmus.runtime.wire.peers import PEERS_MAX, Gone, OnMessage, Purpose, Socket
 from isthmus.runtime.wire.protocol_credit import CHARGE_MIN, WINDOW_BYTES_MAX
 from isthmus.runtime.wire.protocol_messages import FRAMES_MAX, TOKEN_BYTES
 from isthmus.runtime.wire.protocol_session import AHEAD_MAX
@@ -69,7 +69,7 @@ _send: Final = zmq.backend.Socket.send
 
 
 class ZmqSocket:
-    """A socket that calls `hear` with the frames of each message, and `gone` with the reason when its connection ends.
+    """A socket that calls `on_message` with the frames of each message, and `gone` with the reason when it is lost.
 
     `counts` gets the failed handshakes of a bound one, and messages of keys that were expelled.
     """
@@ -80,7 +80,7 @@ class ZmqSocket:
         context: zmq.Context[zmq.Socket[bytes]],
         kind: int,
         mark: int,
-        hear: Hear,
+        on_message: OnMessage,
         gone: Gone | None = None,
         *,
         keys: Keyring | None,
@@ -90,7 +90,7 @@ class ZmqSocket:
     ) -> None:
         self._loop = loop
         self._context = context
-        self._hear = hear
+        self._on_message = on_message
         self._gone = gone
         self._keys = keys
         self._counts, self._domain = counts, domain
@@ -187,7 +187,7 @@ class ZmqSocket:
                     messages += 1
                     size_bytes += sum(map(len, frames))
                     if self._keys is None or not self._is_router:
-                        self._hear(address, frames, None)
+                        self._on_message(address, frames, None)
                     else:
                         self._judge(self._keys, address, frames, user_id)
                 is_over = self._is_closed or not self._has_message()
@@ -201,7 +201,7 @@ class ZmqSocket:
         if machine is None:
             self._count("expelled")
         else:
-            self._hear(address, frames, machine)
+            self._on_message(address, frames, machine)
 
     def _count(self, reason: str) -> None:
         self._counts[f"refused_{reason}"] += 1
@@ -288,18 +288,18 @@ class ZmqSockets:
         self._context.set(zmq.MAX_SOCKETS, 4 * PEERS_MAX + SOCKETS_MAX)
         self._zap: Zap | None = None
 
-    def dealer(self, purpose: Purpose, hear: Hear, gone: Gone) -> Socket:
+    def dealer(self, purpose: Purpose, on_message: OnMessage, gone: Gone) -> Socket:
         mark = MARKS[purpose]
         counts, proxy = Counter[str](), self._proxy
         return ZmqSocket(
-            self._loop, self._context, zmq.DEALER, mark, hear, gone, keys=self.keys, counts=counts, proxy=proxy
+            self._loop, self._context, zmq.DEALER, mark, on_message, gone, keys=self.keys, counts=counts, proxy=proxy
         )
 
-    def router(self, purpose: Purpose, hear: Hear, counts: Counter[str]) -> Socket:
+    def router(self, purpose: Purpose, on_message: OnMessage, counts: Counter[str]) -> Socket:
         if self._zap is None and self.keys is not None:
             self._zap = Zap(self._loop, self._context, self.keys)
         loop, context, mark = self._loop, self._context, MARKS[purpose]
-        return ZmqSocket(loop, context, zmq.ROUTER, mark, hear, keys=self.keys, counts=counts, domain=purpose)
+        return ZmqSocket(loop, context, zmq.ROUTER, mark, on_message, keys=self.keys, counts=counts, domain=purpose)
 
     def token(self) -> bytes:
         """Unguessable random bytes."""

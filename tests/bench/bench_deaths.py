@@ -40,7 +40,7 @@ VERDICTS = {
     "stall": "removed as stuck",
     "silence": "removed as silent",
     "long-excuse": "removed as silent",
-    "unspoken": "removed as silent",
+    "no-first-heartbeat": "removed as silent",
     "ended": "ended",
     "failed": "failed",
 }

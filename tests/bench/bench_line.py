@@ -417,8 +417,8 @@ def read(folder: Path | None, size: Size) -> tuple[Any, Any, Any]:
             raise DataError(READING, f"at most {TEXT_BYTES_MAX} bytes of text", found, "Name less with --data.")
         windows = Windows(corpus, size.sequences, size.shape["context"] + 1)
     except DataError as error:
-        do = error.do.partition(", or make task")[0].removesuffix(".") + "."
-        raise ConfigError(error.doing, error.expected, error.found, do) from error
+        remedy = error.remedy.partition(", or make task")[0].removesuffix(".") + "."
+        raise ConfigError(error.action, error.expected, error.found, remedy) from error
     evaluation = replace(windows, sequences=EVALUATION_BATCH)
     held_out = [evaluation.batch(At(0, 0, at, "evaluation"))["tokens"] for at in range(EVALUATIONS)]
     return np.concatenate(corpus.train.segments), windows, np.concatenate(held_out)

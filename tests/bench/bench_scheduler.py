@@ -103,7 +103,7 @@ def drive(plan: Plan, firings: int, tape: Tape | None) -> None:
                     outputs = (Output(0, Handle(handle)),)
                 events.append(FiringEnded(command.node, outputs))
                 if tape is not None and fired % TAKEN_EVERY == 0:
-                    tape.take()
+                    tape.drain()
     core.check()
 
 

@@ -381,7 +381,7 @@ def _text_fault(data: str | None) -> tuple[str, str, str, str] | None:
                 raise DataError(READING, "text", f"token ids in {source.path}", "Name a folder of text with --data.")
         load(sources)
     except DataError as error:
-        return error.doing, error.expected, error.found, error.do
+        return error.action, error.expected, error.found, error.remedy
     return None
 
 

@@ -218,8 +218,8 @@ def _values(
     try:
         return schema.read(given)
     except ConfigError as error:
-        faults += [fault._replace(doing=f"{fault.doing} ({where})") for fault in error.faults]
-        wrong = {fault.doing for fault in error.faults}
+        faults += [fault._replace(action=f"{fault.action} ({where})") for fault in error.faults]
+        wrong = {fault.action for fault in error.faults}
     sound = {key: value for key, value in given.items() if f"Reading {section}.{key}" not in wrong}
     return schema.read({name: example, **sound})
 

@@ -63,7 +63,7 @@ def digest(program: str, task: str) -> str:
                 for source in find((target.keywords or {}).get("data", ())):
                     _add(found, Path(source.path))
             except DataError as error:
-                raise ConfigError(error.doing, error.expected, error.found, error.do) from error
+                raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
     return found.hexdigest()
 
 

@@ -44,7 +44,7 @@ from isthmus.programs.engine.snapshots.stored import StorePlace, place_of
 from isthmus.runtime.daemon import home_daemon
 from isthmus.runtime.daemon.site import HERE
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.supervision.incidents import Moved
+from isthmus.runtime.supervision.incidents import SupersededHome
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import append_bytes, write_json
 
@@ -78,7 +78,7 @@ def read(folder: Path, doing: str) -> Estate:
     journal = home_daemon.journal_of(folder)
     if journal is None:
         return Estate(folder, spec.load(folder), sites, sites.term, tuple(sites.sites))
-    if isinstance(journal.failure, Moved):
+    if isinstance(journal.failure, SupersededHome):
         found = f"one that goes on under {journal.failure.home!r}, in term {journal.failure.term}"
         raise ConfigError(doing, "a run whose home was lost", found, _DO_SUPERSEDED)
     joined = dict.fromkeys((*sites.sites, *(machine for _, machine in journal.machines)))

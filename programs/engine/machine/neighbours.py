@@ -236,7 +236,7 @@ class Neighbours:
             term = read_report(message)[0].obeyed.term if run is None else run.daemon.home.term
             self._send(peer, {**over(self._name, term), "run": message["run"]})
         else:
-            run.daemon.hear(name, message)
+            run.daemon.on_message(name, message)
 
     def _called(self, link: HomeLink, run: str, term: int) -> bool:
         """A machine claims to be the home of a run; returns whether that run has its home here."""

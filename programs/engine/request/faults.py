@@ -65,7 +65,7 @@ def mesh_faults(task: Task, devices: int, seed: int, slot: int, where: str) -> I
         for name, array in named_leaves(first_batch(task, seed, slot), "batch"):
             mesh.of_batch(name, np.shape(array))
     except ShardingError as error:
-        yield Fault(f"{error.doing} ({where})", error.expected, error.found, error.do)
+        yield Fault(f"{error.action} ({where})", error.expected, error.found, error.remedy)
 
 
 PROCESSES_MAX: Final = 64

@@ -469,7 +469,7 @@ def _check_stream(task: Task, seed: int) -> Any:
         again = call("next() of task.stream", task.stream, lambda: taken(stream, 1), DataError)
         anew = call("task.stream(0, 1, seed)", task.stream, lambda: first_batch(task, seed), DataError)
     except DataError as error:
-        raise ConfigError(error.doing, error.expected, error.found, error.do) from error
+        raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
     faults = list(_array_faults(batch, doing))
     if not faults:
         evaluated = call(f"task.batch({held_out})", task.batch, partial(task.batch, held_out))

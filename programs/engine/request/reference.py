@@ -192,7 +192,7 @@ def explained(doing: str, expected: str, file: str | None = None) -> Iterator[No
         yield
     except RequestError as error:
         where = place(error, file)
-        raise type(error).of(fault._replace(doing=f"{fault.doing} ({where})") for fault in error.faults) from error
+        raise type(error).of(fault._replace(action=f"{fault.action} ({where})") for fault in error.faults) from error
     except (Exception, SystemExit) as error:
         message = " ".join(str(error).split())[:_MESSAGE_LENGTH_MAX]
         found = f"{type(error).__name__}: {message} ({place(error, file)})"

@@ -24,7 +24,6 @@ from typing import Any, Final, assert_never
 from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Refusal, Silence, Stall
 from isthmus.runtime.supervision.incidents import (
     Adopted,
-    Bereft,
     BodyRaised,
     Condemned,
     CutOff,
@@ -34,11 +33,10 @@ from isthmus.runtime.supervision.incidents import (
     Excused,
     Exited,
     Failure,
+    GangMemberLost,
     GivenUp,
     HeardAgain,
-    Homeless,
     HomeTaken,
-    Hopeless,
     Hurried,
     Incident,
     ItemRefused,
@@ -48,7 +46,8 @@ from isthmus.runtime.supervision.incidents import (
     MachineLost,
     MachineTaken,
     Misbehaved,
-    Moved,
+    NoFirstHeartbeat,
+    NoMachineLeft,
     NotStarted,
     NumbersLost,
     Ordered,
@@ -62,15 +61,16 @@ from isthmus.runtime.supervision.incidents import (
     Reformed,
     Refused,
     Restarted,
+    RestartsExhausted,
     SlowHost,
     Starved,
     Superseded,
+    SupersededHome,
     Suspected,
-    Undermanned,
+    TooFewProcesses,
     Unreached,
     Unseen,
     Unserved,
-    Unspoken,
     Verdict,
 )
 from isthmus.runtime.supervision.liveness import HEALTHY
@@ -328,17 +328,17 @@ def verdict(verdict: Verdict) -> str:
         case Stall():
             told = f"stuck: no step for {_time(verdict.stalled_ns)}, in one firing of node {verdict.node!r}"
             return f"{told}: {_usual(verdict)}{_patience(verdict)}"
-        case Unspoken():
+        case NoFirstHeartbeat():
             return f"no word from it within {_time(verdict.limit_ns)} of its start"
         case Hurried():
             return "silent while the run came to its end"
         case Unreached():
             told = f"cut off for {_time(verdict.lasted_ns)}: its heartbeats came, but it {_reaches_none(verdict.peers)}"
             return f"{told}{_times(verdict.patience_times)}"
-        case Bereft():
+        case GangMemberLost():
             return f"part of an island whose process {verdict.of} is gone"
-        case Undermanned():
-            return f"part of an island that needs {verdict.least} processes, of which {verdict.found} are there"
+        case TooFewProcesses():
+            return f"part of an island that needs {verdict.least} processes, of which {verdict.processes} are there"
         case Misbehaved():
             return f"sent {_items(verdict.count)}, refused{_mismatch(verdict)}"
         case _:
@@ -387,15 +387,15 @@ def failure(failure: Failure, log: Path | None = None) -> str:
             return failure.error
         case Ordered():
             return failure.reason
-        case Moved():
+        case SupersededHome():
             return _sentence(_superseded(failure))
-        case Hopeless():
+        case RestartsExhausted():
             told = f"{failure.host} ended again and again before it had served for {HEALTHY / 1e9:.0f} s"
             look = "" if log is None else f" Look at {log}."
             return f"{_sentence(f'{told}; the last time: {reason(failure.last)}')}{look}"
         case ProgramFailed():
             return _sentence(f"{raised(failure.error)}, in every learner, again after a restart")
-        case Homeless():
+        case NoMachineLeft():
             return _sentence(f"{failure.host} has no machine any more: {reason(failure.last)}")
         case Unserved():
             told = f"{failure.host} did not serve the run for {_time(failure.lasted_ns)}"
@@ -404,11 +404,11 @@ def failure(failure: Failure, log: Path | None = None) -> str:
             assert_never(failure)
 
 
-def _home(incident: HomeTaken | Superseded | Moved) -> str:
+def _home(incident: HomeTaken | Superseded | SupersededHome) -> str:
     return f"{incident.home} (term {incident.term})"
 
 
-def _superseded(found: Superseded | Moved) -> str:
+def _superseded(found: Superseded | SupersededHome) -> str:
     return f"the run goes on under another home, {_home(found)}; this was its home in term {found.was_term}"
 
 
@@ -423,17 +423,17 @@ def _condemnation(verdict: Verdict) -> str:
         case Stall():
             took = _time(verdict.stalled_ns)
             return f"was stuck, without a step for {took} in one firing of its node {verdict.node}, and was killed"
-        case Unspoken():
+        case NoFirstHeartbeat():
             return f"said nothing within {_time(verdict.limit_ns)} of its start, and was killed"
         case Hurried():
             return "was silent while the run came to its end, and was killed"
         case Unreached():
             took = _time(verdict.lasted_ns)
             return f"was cut off for {took}, without a data connection to any other host, and was killed"
-        case Bereft():
+        case GangMemberLost():
             return f"is part of the same island as {verdict.of}, which is gone, and was killed"
-        case Undermanned():
-            need = f"needs {verdict.least} processes, of which {verdict.found} are there"
+        case TooFewProcesses():
+            need = f"needs {verdict.least} processes, of which {verdict.processes} are there"
             return f"is part of an island that {need}, and was killed to begin again with it"
         case Misbehaved():
             return f"sent {_items(verdict.count)} that {verdict.by} refused, and was killed by the daemon"

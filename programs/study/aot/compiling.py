@@ -98,7 +98,7 @@ def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear,
     if "faults" in answer:
         there = f" (an island {target.name})"
         faults = (Fault(*fault) for fault in answer["faults"])
-        raise ConfigError.of(fault._replace(doing=fault.doing + there) for fault in faults)
+        raise ConfigError.of(fault._replace(action=fault.action + there) for fault in faults)
     if "answer" not in answer:
         how = answer.get("error") or f"its process ended with status {answer['status']}\n{last}"
         raise RunError(f"compiling for {target.name} failed: {how.rstrip()}")

@@ -335,7 +335,7 @@ def main() -> int:
     except RequestError as error:
         say({"faults": [list(fault) for fault in error.faults]})
     except ShardingError as error:
-        say({"faults": [[error.doing, error.expected, error.found, error.do]]})
+        say({"faults": [[error.action, error.expected, error.found, error.remedy]]})
     except BaseException:
         say({"error": traceback.format_exc()})
     return 0

@@ -141,10 +141,10 @@ class _Life:
                     self._queues[other.name, port, node.name].extend(item for name, item in made if name == source[1])
 
     def _compare(self, node: NodePlan, number: int, kept: StoredFiring, made: list[tuple[str, Any]], told: str) -> None:
-        ports = [port for port, _, _ in kept.made], [port for port, _ in made]
+        ports = [port for port, _, _ in kept.outputs], [port for port, _ in made]
         if ports[0] != ports[1]:
             raise _OtherError(OtherBytes(node.name, number, "", "", told, str(ports[0]), str(ports[1])))
-        for (port, digest, before), (_, item) in zip(kept.made, made, strict=True):
+        for (port, digest, before), (_, item) in zip(kept.outputs, made, strict=True):
             computed = encode(item).digest
             if computed != digest:
                 unknown = "", f"digest {digest:016x}", f"digest {computed:016x}"

@@ -43,8 +43,8 @@ from isthmus.runtime.sim.machine import SimulatedDisk
 from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.incidents import (
-    Bereft,
     Condemned,
+    GangMemberLost,
     Happened,
     ProcessBack,
     ProcessLost,
@@ -52,7 +52,7 @@ from isthmus.runtime.supervision.incidents import (
     RecorderFailed,
     Reformed,
     Refused,
-    Undermanned,
+    TooFewProcesses,
 )
 from isthmus.runtime.system.files import encoded
 
@@ -175,7 +175,7 @@ OF_DECOUPLED: Final = (
     "moments lent",
 )
 """Guards of syncers and holders."""
-OF_ISLANDS: Final = (Bereft, Undermanned, ProcessLost, ProcessBack, ProcessMissing, Reformed)
+OF_ISLANDS: Final = (GangMemberLost, TooFewProcesses, ProcessLost, ProcessBack, ProcessMissing, Reformed)
 """Incidents of islands of several processes."""
 JUDGED: Final = "answers judged"
 OF_FORGERIES: Final = ("not finite", "norms of other values", "out of proportion", NOT_FINITE)

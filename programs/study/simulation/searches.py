@@ -153,7 +153,7 @@ PROCESSES_MAX: Final = 4
 ELASTIC_SHARE: Final = 0.5
 """Share of elastic islands among those of several processes."""
 FAULTS_MAX: Final = 5
-WORDS: Final = ("bereft", "process-lost", "process-back", "process-missing", "reformed", "undermanned")
+WORDS: Final = ("gang-member-lost", "process-lost", "process-back", "process-missing", "reformed", "too-few-processes")
 """Tags of incidents and verdicts about islands; a search that is long enough sees all of them."""
 
 

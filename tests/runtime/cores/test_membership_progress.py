@@ -23,10 +23,10 @@ from isthmus.runtime.ids import Member, Replica
 def stepping(*times: int) -> StepProgress:
     """That of a life which took so long for its steps, after a first one, and tells of each."""
     progress, busy = StepProgress(Instant(0)), 1000
-    assert progress.take(1, Duration(busy), Duration(0), Instant(busy), 1.0)
+    assert progress.record(1, Duration(busy), Duration(0), Instant(busy), 1.0)
     for steps, time in enumerate(times, 2):
         busy += time
-        assert progress.take(steps, Duration(busy), Duration(0), Instant(busy), 1.0)
+        assert progress.record(steps, Duration(busy), Duration(0), Instant(busy), 1.0)
     return progress
 
 
@@ -34,9 +34,9 @@ def stepping(*times: int) -> StepProgress:
 def test_figures_that_go_back_teach_nothing_and_are_counted_from(steps: int, busy: int) -> None:
     progress = StepProgress(Instant(0))
     progress.begin(10, Duration(100), Instant(5))
-    assert not progress.take(steps, Duration(busy), Duration(0), Instant(50), 1.0)
+    assert not progress.record(steps, Duration(busy), Duration(0), Instant(50), 1.0)
     assert (progress.steps, progress.since, progress.rhythm) == (steps, 50, None)
-    assert progress.take(steps + 1, Duration(busy), Duration(0), Instant(80), 1.0)
+    assert progress.record(steps + 1, Duration(busy), Duration(0), Instant(80), 1.0)
     assert progress.rhythm is not None
     assert (progress.steps, progress.rhythm.mean) == (steps + 1, 30.0)
 
@@ -134,7 +134,7 @@ def test_who_steps_on_while_another_firing_lasts_a_minute_is_stuck_in_that() -> 
     assert learner.beat(0) == []
     removed = learner.lasts(FIRING_MAX)
     for steps in range(1, learner.steps + 1):
-        twin.take(steps, seconds(steps), Duration(0), Instant(seconds(steps)), 5e9)
+        twin.record(steps, seconds(steps), Duration(0), Instant(seconds(steps)), 5e9)
     assert twin.rhythm is not None
     mean, deviation = twin.rhythm.mean, twin.rhythm.deviation(2e9)
     found = Stall("fragment-send", FIRING_MAX, mean, deviation, phi(FIRING_MAX, mean, deviation))

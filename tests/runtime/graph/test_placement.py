@@ -167,7 +167,7 @@ def attempt(machines: list[Machine], counts: dict[str, int], memory: int) -> Pla
     try:
         return place(SHIPPED, counts, Topology(tuple(machines)), memory_bytes={"learner": memory})
     except PlacementError as error:
-        return [fault.doing for fault in error.faults]
+        return [fault.action for fault in error.faults]
 
 
 @given(CLUSTERS, st.integers(1, 6), st.integers(1, 4), st.sampled_from([0, 20 * 10**9]))

@@ -72,7 +72,7 @@ def test_the_documented_figures_are_these() -> None:
 def test_a_kind_that_is_not_known_is_told_with_the_nearest(kind: str, told: str) -> None:
     with pytest.raises(ConfigError) as error:
         find(kind, "Reading the device")
-    assert told in error.value.faults[0].do
+    assert told in error.value.faults[0].remedy
     assert error.value.faults[0].found == repr(kind)
 
 

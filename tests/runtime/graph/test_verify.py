@@ -251,7 +251,7 @@ def test_every_cycle_is_named_once_and_nothing_else_is_blamed_on_it() -> None:
     graph.edge(third["result"], sink["item"], Queue(1))
     with pytest.raises(GraphError) as caught:
         verify(graph)
-    assert [fault.doing for fault in caught.value.faults] == [
+    assert [fault.action for fault in caught.value.faults] == [
         "the cycle first -> second -> first",
         "the cycle second -> third -> first -> second",
     ]
@@ -296,7 +296,7 @@ def test_those_who_wait_behind_a_knot_may_come_before_it() -> None:
     graph.edge(only["result"], sink["item"], Queue(1))
     with pytest.raises(GraphError) as caught:
         verify(graph)
-    assert [fault.doing for fault in caught.value.faults] == ["node 'only'"]
+    assert [fault.action for fault in caught.value.faults] == ["node 'only'"]
 
 
 def test_a_node_that_waits_for_itself() -> None:
@@ -389,7 +389,7 @@ def test_all_faults_are_told_at_once() -> None:
     graph.edge(other.node("spare", source)["result"], far["item"], Latest())
     with pytest.raises(GraphError) as caught:
         verify(graph)
-    assert [fault.doing for fault in caught.value.faults] == [
+    assert [fault.action for fault in caught.value.faults] == [
         "role 'Worker'",
         "role 'Worker'",
         "port 'right' of node 'step'",

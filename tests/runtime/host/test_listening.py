@@ -13,7 +13,7 @@ from isthmus.runtime.channels.contract import Parcel
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue
-from isthmus.runtime.host.driver import BRIEF_MAX, Attention, Host
+from isthmus.runtime.host.driver import BRIEF_MAX, Host, InputPolicy
 from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.shared_loop import SharedLoop
@@ -66,36 +66,36 @@ def node(plan: Plan, name: str) -> int:
 
 def test_between_brief_firings_of_a_node_that_runs_freely_nobody_need_listen() -> None:
     plan = plans()["learner"]
-    attention, step = Attention(plan), node(plan, "step")
-    assert attention.is_needed
-    attention.began(step)
-    assert attention.is_needed  # The first may be long.
-    attention.ended(step, Duration(BRIEF_MAX))
-    assert attention.is_needed  # It may wait.
-    attention.began(step)
-    assert not attention.is_needed
-    attention.ended(step, Duration(BRIEF_MAX + 1))
-    attention.began(step)
-    assert attention.is_needed  # The last was long.
+    policy, step = InputPolicy(plan), node(plan, "step")
+    assert policy.is_needed
+    policy.began(step)
+    assert policy.is_needed  # The first may be long.
+    policy.ended(step, Duration(BRIEF_MAX))
+    assert policy.is_needed  # It may wait.
+    policy.began(step)
+    assert not policy.is_needed
+    policy.ended(step, Duration(BRIEF_MAX + 1))
+    policy.began(step)
+    assert policy.is_needed  # The last was long.
 
 
 def test_nodes_that_hear_nothing_do_not_count() -> None:
     plan = plans()["learner"]
-    attention, data = Attention(plan), node(plan, "data")
+    policy, data = InputPolicy(plan), node(plan, "data")
     for _ in range(2):
-        attention.began(data)
-        assert attention.is_needed
-        attention.ended(data, Duration(1))
+        policy.began(data)
+        assert policy.is_needed
+        policy.ended(data, Duration(1))
 
 
 @pytest.mark.parametrize(("role", "name"), [("learner", "step"), ("syncer", "total")])
 def test_a_host_whose_nodes_wait_for_others_always_listens(role: str, name: str) -> None:
     plan = plans(is_free_running=False)[role]
-    attention, index = Attention(plan), node(plan, name)
+    policy, index = InputPolicy(plan), node(plan, name)
     for _ in range(3):
-        attention.began(index)
-        assert attention.is_needed
-        attention.ended(index, Duration(1))
+        policy.began(index)
+        assert policy.is_needed
+        policy.ended(index, Duration(1))
 
 
 class Noting(Host):

@@ -76,35 +76,35 @@ ME, OTHER, THIRD = ["learner/0", 1, [], "a"], ["learner/1", 1, [], "b"], ["recor
 
 def test_everybody_whom_an_edge_concerns_is_met_in_the_order_of_their_names() -> None:
     made, story = begin()
-    made.take([["stranger/0", 1, AWAY, "c"], THIRD, OTHER, ME], {"home": "KEY"})
+    made.follow([["stranger/0", 1, AWAY, "c"], THIRD, OTHER, ME], {"home": "KEY"})
     assert story.take() == [
         ("relay", "learner/1#1", "recorder/0#1"),
         ("ReplicaJoined", "learner/1#1"),
         ("dial", "recorder/0#1", "KEY"),
         ("ReplicaJoined", "recorder/0#1"),
     ]
-    made.take([THIRD, OTHER, ME], {})
+    made.follow([THIRD, OTHER, ME], {})
     assert story.take() == []
 
 
 def test_where_learners_send_each_other_nothing_they_do_not_meet() -> None:
     made, story = begin(to_others=False)
-    made.take([THIRD, OTHER, ME], {})
+    made.follow([THIRD, OTHER, ME], {})
     assert [told[1] for told in story.take()] == ["recorder/0#1", "recorder/0#1"]
 
 
 def test_nothing_is_taken_from_a_roster_without_this_life() -> None:
     made, story = begin()
-    made.take([THIRD, OTHER], {})
-    made.take([THIRD, OTHER, ["learner/0", 2, [], "a"]], {})
+    made.follow([THIRD, OTHER], {})
+    made.follow([THIRD, OTHER, ["learner/0", 2, [], "a"]], {})
     assert story.take() == []
 
 
 def test_who_is_missing_is_forgotten_and_who_cannot_be_met_yet_is_met_later() -> None:
     made, story = begin()
-    made.take([ME, OTHER, ["recorder/0", 1, [], "home"]], {})
+    made.follow([ME, OTHER, ["recorder/0", 1, [], "home"]], {})
     assert story.take() == [("relay", "learner/1#1", "recorder/0#1"), ("ReplicaJoined", "learner/1#1")]
-    made.take([ME, THIRD], {})
+    made.follow([ME, THIRD], {})
     assert story.take() == [
         ("forget", "learner/1#1"),
         ("ReplicaLeft", "learner/1#1"),
@@ -115,11 +115,11 @@ def test_who_is_missing_is_forgotten_and_who_cannot_be_met_yet_is_met_later() ->
 
 def test_peers_behind_a_relay_are_reached_through_its_next_life() -> None:
     made, story = begin()
-    made.take([ME, OTHER, THIRD], {})
+    made.follow([ME, OTHER, THIRD], {})
     story.take()
-    made.take([ME, OTHER], {})
+    made.follow([ME, OTHER], {})
     assert story.take() == [("forget", "recorder/0#1"), ("ReplicaLeft", "recorder/0#1")]
-    made.take([ME, OTHER, ["recorder/0", 2, AWAY, "home"]], {})
+    made.follow([ME, OTHER, ["recorder/0", 2, AWAY, "home"]], {})
     assert story.take() == [
         ("relay", "learner/1#1", "recorder/0#2"),
         ("dial", "recorder/0#2", ""),
@@ -138,21 +138,21 @@ def test_the_phase_of_a_learner_is_that_of_its_inner_step() -> None:
 def test_nobody_who_has_gone_comes_back() -> None:
     """A daemon whose disk failed before it died leaves a ledger behind in which they live."""
     made, story = begin()
-    made.take([ME, OTHER, THIRD], {})
-    made.take([ME, THIRD], {})
+    made.follow([ME, OTHER, THIRD], {})
+    made.follow([ME, THIRD], {})
     story.take()
-    made.take([ME, OTHER, THIRD], {})
+    made.follow([ME, OTHER, THIRD], {})
     assert story.take() == []
-    made.take([ME, ["learner/1", 2, [], "b"], THIRD], {})
+    made.follow([ME, ["learner/1", 2, [], "b"], THIRD], {})
     assert story.take() == [("relay", "learner/1#2", "recorder/0#1"), ("ReplicaJoined", "learner/1#2")]
 
 
 def test_a_life_that_was_replaced_is_not_met_again() -> None:
     """A daemon whose ledger was lost adopts an older life that still speaks; whoever had met its next one may not."""
     made, story = begin()
-    made.take([ME, ["learner/1", 3, [], "b"], THIRD], {})
+    made.follow([ME, ["learner/1", 3, [], "b"], THIRD], {})
     story.take()
-    made.take([ME, ["learner/1", 2, [], "b"], THIRD], {})
+    made.follow([ME, ["learner/1", 2, [], "b"], THIRD], {})
     assert story.take() == [("forget", "learner/1#3"), ("ReplicaLeft", "learner/1#3")]
-    made.take([ME, ["learner/1", 4, [], "b"], THIRD], {})
+    made.follow([ME, ["learner/1", 4, [], "b"], THIRD], {})
     assert story.take() == [("relay", "learner/1#4", "recorder/0#1"), ("ReplicaJoined", "learner/1#4")]

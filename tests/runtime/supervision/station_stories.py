@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.supervision.messages import Gone, Orders, Report, Said, Seen, Stamp
+from isthmus.runtime.supervision.messages import Gone, Heartbeat, Orders, Report, Seen, Stamp
 from isthmus.runtime.supervision.station import LONELY_BEATS, Station
 from isthmus.runtime.supervision.station_events import (
     HostSpoke,
@@ -59,7 +59,7 @@ def report(*told: Seen | Gone, newest: str = "", number: int = 1) -> SendReport:
 
 def there(text: str, beats: int = 0, pid: int = 4711, **more: Any) -> Seen:
     """A life that is there; it has said what `said` has, if it has spoken."""
-    return Seen(life(text), pid, beats, said=said(text) if beats else Said(), **more)
+    return Seen(life(text), pid, beats, heartbeat=said(text) if beats else Heartbeat(), **more)
 
 
 def spoke(text: str, pid: int = 4711, **more: Any) -> HostSpoke:

@@ -13,7 +13,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.home_events import HomeBeat, HomeTimerFired, Places, ReportCame, RunRoles
 from isthmus.runtime.supervision.incidents import Ended, Exited, Incident, Unseen
-from isthmus.runtime.supervision.messages import Orders, Over, Report, Said
+from isthmus.runtime.supervision.messages import Heartbeat, Orders, Over, Report
 from isthmus.runtime.supervision.station_events import (
     HostSpoke,
     OrdersCame,
@@ -103,7 +103,7 @@ class Computer:
             self.end_process(pid, Exited(0))
         elif self.daemon is not None:
             is_over = self.world.is_over and process.member.replica == RECORDER
-            said = Said(process.phase, (f"tcp://{self.name}:{pid}",))
+            said = Heartbeat(process.phase, (f"tcp://{self.name}:{pid}",))
             self.feed(self.daemon.of_station, HostSpoke(process.member, pid, said, over=Over() if is_over else None))
 
     def beat(self) -> None:

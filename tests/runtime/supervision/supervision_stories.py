@@ -31,7 +31,7 @@ from isthmus.runtime.supervision.home_events import (
 )
 from isthmus.runtime.supervision.incidents import End, Ended, Exited, Incident, Raised, Verdict
 from isthmus.runtime.supervision.liveness import PATIENCE
-from isthmus.runtime.supervision.messages import Gone, Over, Report, Row, Said, Seen, Stamp, Wanted
+from isthmus.runtime.supervision.messages import Gone, Heartbeat, Over, Report, Row, Seen, Stamp, Wanted
 from isthmus.runtime.supervision.station_events import LivesNoted, NoteLives
 
 KILLED: Final = Exited(signal="SIGKILL")
@@ -66,14 +66,14 @@ def wanted(text: str) -> tuple[Wanted, ...]:
     return tuple(Wanted(life(each.rstrip("!~")), "!" in each, "~" not in each) for each in text.split())
 
 
-def said(text: str, phase: Phase = "serving", **more: Any) -> Said:
+def said(text: str, phase: Phase = "serving", **more: Any) -> Heartbeat:
     """What a host says of itself: that it listens at an endpoint which has the name of its life."""
-    return Said(phase, (f"tcp://{life(text)}",), **more)
+    return Heartbeat(phase, (f"tcp://{life(text)}",), **more)
 
 
 def seen(text: str, beats: int = 1, phase: Phase = "serving", *, pid: int = 4711, **more: Any) -> Seen:
     """A life whose process is there, and has spoken `beats` times."""
-    return Seen(life(text), pid, beats, said=said(text, phase) if beats else Said(), **more)
+    return Seen(life(text), pid, beats, heartbeat=said(text, phase) if beats else Heartbeat(), **more)
 
 
 def over(text: str, beats: int = 9, error: str | None = None) -> Seen:

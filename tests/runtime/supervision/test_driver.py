@@ -100,7 +100,7 @@ def eventful() -> World:
 def test_a_fresh_home_says_from_the_tape_what_the_first_one_said() -> None:
     daemon = eventful().home.daemon
     assert daemon is not None
-    records = read(joined(daemon.of_home.tape.take()), HomeRecord).records
+    records = read(joined(daemon.of_home.tape.drain()), HomeRecord).records
     assert isinstance(records[0].event, HomeBegan)
     assert len(records) > 100
     replay(Home(CAST, PLACES), records)
@@ -110,7 +110,7 @@ def test_a_fresh_home_says_from_the_tape_what_the_first_one_said() -> None:
 def test_a_fresh_station_says_from_the_tape_what_the_first_one_said(name: str) -> None:
     daemon = eventful().computers[name].daemon
     assert daemon is not None
-    records = read(joined(daemon.of_station.tape.take()), StationRecord).records
+    records = read(joined(daemon.of_station.tape.drain()), StationRecord).records
     assert len(records) > 100
     replay(Station(is_at_home=name == "alpha"), records)
 
@@ -118,6 +118,6 @@ def test_a_fresh_station_says_from_the_tape_what_the_first_one_said(name: str) -
 def test_a_core_that_says_anything_else_is_found() -> None:
     daemon = eventful().home.daemon
     assert daemon is not None
-    records = read(joined(daemon.of_home.tape.take()), HomeRecord).records
+    records = read(joined(daemon.of_home.tape.drain()), HomeRecord).records
     with pytest.raises(InvariantError, match=r"replay at 0 ns: after HomeBegan.* the tape has .*, this core says"):
         replay(Home(CAST, PLACES, patience=seconds(1)), [HomeRecord(Instant(0), HomeBegan(), []), *records])

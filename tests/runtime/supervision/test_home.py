@@ -149,7 +149,7 @@ def test_a_station_that_is_new_has_not_heard_its_hosts_and_they_are_known_as_bef
     assert story.hears(2, "beta", found) == []
     known = story.core.lives[Replica("learner", 1)].seen
     assert (known.pid, known.beats, known.is_stopped) == (4712, 0, True)
-    assert known.said == seen("learner/1").said
+    assert known.heartbeat == seen("learner/1").heartbeat
     assert story.does(2, HomeBeat()) == [story.orders(roster=f"learner/0 {REST}")]
     assert story.hears(3, "beta", seen("learner/1", 1, "stepping")) == []
     assert story.core.lives[Replica("learner", 1)].seen == seen("learner/1", 1, "stepping")

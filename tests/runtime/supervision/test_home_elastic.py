@@ -10,15 +10,15 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import HomeBegan, HomeCommand, NoteJournal, SendOrders, WriteIncident
 from isthmus.runtime.supervision.incidents import (
-    Bereft,
     Condemned,
     Ended,
+    GangMemberLost,
     ProcessBack,
     ProcessLost,
     ProcessMissing,
     Reformed,
     Restarted,
-    Undermanned,
+    TooFewProcesses,
 )
 from isthmus.runtime.supervision.messages import Form, Formed, Seen
 from isthmus.runtime.supervision.station_events import NoteLives
@@ -53,7 +53,9 @@ def told(commands: list[HomeCommand]) -> list[object]:
 
 def formed(number: int, stall_ns: int = 0, broken: int = 0, beats: int = 2) -> Seen:
     """Learner 0 speaks of its form."""
-    return Seen(life("learner/0"), 4711, beats, said=said("learner/0", formed=Formed(number, 2, stall_ns, 0, broken)))
+    return Seen(
+        life("learner/0"), 4711, beats, heartbeat=said("learner/0", formed=Formed(number, 2, stall_ns, 0, broken))
+    )
 
 
 def test_the_first_form_waits_for_all_and_is_noted_before_it_is_told() -> None:
@@ -108,7 +110,7 @@ def test_too_few_end_and_begin_again_whole() -> None:
     story = began()
     story.hears(10, "alpha", gone("learner.1/0"))
     commands = story.hears(10, "alpha", gone("learner.2/0"))
-    assert (life("learner/0"), Condemned(Undermanned(1, 2))) in told(commands)
+    assert (life("learner/0"), Condemned(TooFewProcesses(1, 2))) in told(commands)
     story.hears(11, "alpha", gone("learner/0"))
     commands = story.hears(12, "alpha", seen("learner/0#2"), seen("learner.1/0#2"))
     assert forms(commands) == (form(2, "learner/0 learner.2/0"),)  # Nobody hears anything new of it.
@@ -153,7 +155,7 @@ def test_the_others_end_with_an_island_that_is_given_up() -> None:
             )
             story.fire(10 * number + moment)
         commands = story.hears(10 * number + 9, "alpha", gone(f"learner/0#{number}"))
-    bereft = [member for member, what in told(commands) if what == Condemned(Bereft("learner/0"))]  # type: ignore[misc]
+    bereft = [member for member, what in told(commands) if what == Condemned(GangMemberLost("learner/0"))]  # type: ignore[misc]
     assert bereft == [*lives("learner.1/0 learner.2/0")]
 
 

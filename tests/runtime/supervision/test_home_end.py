@@ -333,7 +333,7 @@ def test_hosts_are_told_to_end_again_at_each_beat() -> None:
 def test_a_recorder_that_lacks_the_syncer_for_ten_minutes_ends_the_run_and_it_is_said_of_whom() -> None:
     story = serving()
     lacking = said("recorder/0", peers=4, unreached=1, missing=(Missing(life("syncer/0")),))
-    story.hears(1, "alpha", Seen(life("recorder/0"), 4711, 2, said=lacking))
+    story.hears(1, "alpha", Seen(life("recorder/0"), 4711, 2, heartbeat=lacking))
     for _ in range(UNSERVED_BEATS - 1):
         story.beat(1)
         story.hears(1, "beta")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from isthmus.runtime.supervision.home_events import HomeBegan, HomeCommand, SendOrders, WriteIncident
-from isthmus.runtime.supervision.incidents import Bereft, Condemned, Ended, GivenUp
+from isthmus.runtime.supervision.incidents import Condemned, Ended, GangMemberLost, GivenUp
 from isthmus.runtime.supervision.station_events import NoteLives
 from tests.runtime.supervision.supervision_stories import (
     CAST,
@@ -61,7 +61,7 @@ def test_the_end_of_a_follower_ends_its_leader_and_both_begin_again() -> None:
     lead = life("learner/0")
     assert told(commands) == [
         (life(FOLLOWER), Ended(KILLED)),
-        (lead, Condemned(Bereft(FOLLOWER))),
+        (lead, Condemned(GangMemberLost(FOLLOWER))),
     ]
     assert numbered(commands) == []
     commands = story.hears(4, "alpha", gone("learner/0"))
@@ -71,7 +71,7 @@ def test_the_end_of_a_follower_ends_its_leader_and_both_begin_again() -> None:
 def test_the_end_of_a_leader_ends_its_follower() -> None:
     story = began()
     commands = story.hears(3, "alpha", gone("learner/0"))
-    assert (life(FOLLOWER), Condemned(Bereft("learner/0"))) in told(commands)
+    assert (life(FOLLOWER), Condemned(GangMemberLost("learner/0"))) in told(commands)
     assert numbered(story.hears(4, "beta", gone(FOLLOWER))) == [*lives(f"learner/0#2 {FOLLOWER}#2")]
 
 
@@ -103,9 +103,9 @@ def test_an_island_whose_processes_are_all_of_one_life_goes_on() -> None:
 
 @pytest.mark.parametrize("other", [f"{FOLLOWER}#2", f"{FOLLOWER}#4"])
 def test_an_island_whose_processes_are_of_two_lives_is_ended(other: str) -> None:
-    why = Condemned(Bereft("learner/0"))
+    why = Condemned(GangMemberLost("learner/0"))
     assert found(other) == [(life("learner/0#3"), why), (life(other), why)]
 
 
 def test_an_island_that_lacks_a_process_is_ended() -> None:
-    assert found() == [(life("learner/0#3"), Condemned(Bereft(FOLLOWER)))]
+    assert found() == [(life("learner/0#3"), Condemned(GangMemberLost(FOLLOWER)))]

@@ -12,10 +12,10 @@ from isthmus.runtime.supervision.fleet import LOST_BEATS
 from isthmus.runtime.supervision.home_events import HomeBeat, MachineJoined, MachineTakenAway, Places, RunRoles, Taken
 from isthmus.runtime.supervision.incidents import (
     Ended,
-    Homeless,
     Joined,
     MachineLost,
     MachineTaken,
+    NoMachineLeft,
     Restarted,
     Unseen,
 )
@@ -76,9 +76,9 @@ def test_a_machine_that_is_silent_for_twenty_seconds_is_lost_with_its_lives() ->
 
 def test_what_is_known_of_the_lives_of_a_lost_machine_is_kept() -> None:
     story = HomeStory()
-    told = seen("learner/1").said
+    told = seen("learner/1").heartbeat
     spoken = type(told)("serving", cpu_seconds=3.0, bytes_sent=7)
-    story.hears(1, "beta", type(seen("learner/1"))(life("learner/1"), 4711, 1, error=BOOM, said=spoken))
+    story.hears(1, "beta", type(seen("learner/1"))(life("learner/1"), 4711, 1, error=BOOM, heartbeat=spoken))
     silent(story, 2, "gamma")
     commands = story.does(2, HomeBeat())
     assert commands[1] == ended("learner/1", LOST, error=BOOM)
@@ -192,7 +192,7 @@ def test_a_replica_without_any_machine_ends_the_run() -> None:
     placing = {"machines": (("syncer/0", "beta"),), "away": ("beta",), "used": used(syncer=0.0)}
     over = {"over": ("beta",), "machines": ("alpha",)}
     taken = MachineTaken("beta", "left")
-    failure = Homeless("syncer/0", Ended(taken))
+    failure = NoMachineLeft("syncer/0", Ended(taken))
     assert story.does(2, MachineTakenAway("beta", "left")) == [
         journal(**placing),
         ended("syncer/0", taken),
@@ -232,7 +232,7 @@ def test_a_replica_of_which_nothing_is_known_is_homeless_too() -> None:
     story = HomeStory(RunRoles(roles={"syncer": 1}), AT_HOME_ALONE, notes=False)
     story.at(1, MachineTakenAway("beta", "left"))
     story.at(2, LivesNoted(lives("syncer/0")))
-    assert story.core.failure == Homeless("syncer/0", Ended(Unseen()))
+    assert story.core.failure == NoMachineLeft("syncer/0", Ended(Unseen()))
 
 
 def test_with_the_last_learner_the_run_is_asked_to_stop() -> None:

@@ -23,7 +23,7 @@ def says(count: int, accused: str = "learner/1", *, edge: str = EDGE, is_vote: b
     """The syncer says that it has refused so many items."""
     told = ItemRefusal(life(accused), edge, "norms", "a list", "'x'", count, is_vote)
     syncer = seen(SYNCER, beats)
-    return Seen(syncer.member, syncer.pid, beats, said=type(syncer.said)("serving", refusals=(told,)))
+    return Seen(syncer.member, syncer.pid, beats, heartbeat=type(syncer.heartbeat)("serving", refusals=(told,)))
 
 
 def verdict(count: int) -> Misbehaved:

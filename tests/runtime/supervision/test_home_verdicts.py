@@ -16,14 +16,14 @@ from isthmus.runtime.supervision.incidents import (
     Excused,
     GivenUp,
     HeardAgain,
-    Hopeless,
+    NoFirstHeartbeat,
     NotStarted,
     ProgramFailed,
+    RestartsExhausted,
     Starved,
     Suspected,
-    Unspoken,
 )
-from isthmus.runtime.supervision.messages import Report, Said, Seen
+from isthmus.runtime.supervision.messages import Heartbeat, Report, Seen
 from isthmus.runtime.supervision.station_events import NoteLives
 from isthmus.runtime.supervision.watch import HELLO_BEATS
 from tests.runtime.supervision.supervision_stories import (
@@ -130,7 +130,7 @@ def test_without_enough_learners_the_run_fails() -> None:
     story = HomeStory()
     crash(story, "learner/0", 6)
     crash(story, "learner/1", 5, "beta", 100)
-    failure = Hopeless("learner/1", 6, Ended(CRASHED))
+    failure = RestartsExhausted("learner/1", 6, Ended(CRASHED))
     assert story.hears(200, "beta", gone("learner/1#6", CRASHED)) == [
         journal(used=used(learner=0.0), retired=(("learner/0", "given up"),), outcome="failed", failure=failure),
         ended("learner/1#6", CRASHED),
@@ -177,7 +177,7 @@ def test_a_machine_without_room_is_asked_again_and_again() -> None:
 def test_where_all_are_needed_none_is_given_up(least: dict[str, int]) -> None:
     story = HomeStory(RunRoles(roles=CAST.roles, least=least))
     crash(story, "learner/0", 6)
-    assert story.core.failure == Hopeless("learner/0", 6, Ended(CRASHED))
+    assert story.core.failure == RestartsExhausted("learner/0", 6, Ended(CRASHED))
 
 
 # -- silence -----------------------------------------------------------------------------------------------------------
@@ -260,8 +260,8 @@ def test_a_host_that_is_stuck_is_killed() -> None:
     firing = seconds(0)
     for number in range(1, 400):
         steps, firing = min(number, 40), seconds(max(0.0, (number - 40) * 0.25))
-        told = Said("stepping", steps=steps, busy=seconds(number / 4), firing=firing, node="inner-step")
-        commands = story.hears(number / 4, "alpha", Seen(life("learner/0"), 4711, number, said=told))
+        told = Heartbeat("stepping", steps=steps, busy=seconds(number / 4), firing=firing, node="inner-step")
+        commands = story.hears(number / 4, "alpha", Seen(life("learner/0"), 4711, number, heartbeat=told))
         if any(isinstance(getattr(command, "incident", None), Condemned) for command in commands):
             break
     verdict = commands[0].incident.verdict  # type: ignore[union-attr]
@@ -280,7 +280,7 @@ def test_a_process_that_says_nothing_for_a_minute_is_killed() -> None:
     story = HomeStory(ONE, HERE)
     story.hears(1, "alpha", seen("learner/0", 0))
     assert story.beat(2, HELLO_BEATS - 1) == [story.orders("learner/0")]
-    why = Unspoken(seconds(60))
+    why = NoFirstHeartbeat(seconds(60))
     assert story.beat(2) == [written("learner/0", Condemned(why)), story.orders("learner/0!")]
     assert story.beat(3, 2 * HELLO_BEATS) == [story.orders("learner/0!")]
     assert story.hears(4, "alpha", gone("learner/0"))[1] == ended("learner/0", KILLED, why)
@@ -301,7 +301,10 @@ def test_nor_does_what_its_machine_is_silent() -> None:
         story.beat(1, 39)  # Of which one counts: the second without a word makes the machine silent.
         story.hears(1, "beta")
     assert story.core.fleet.machines["beta"].condemned == set()
-    assert story.beat(1) == [written("learner/0", Condemned(Unspoken(seconds(60)))), story.orders("", "learner/0!")]
+    assert story.beat(1) == [
+        written("learner/0", Condemned(NoFirstHeartbeat(seconds(60)))),
+        story.orders("", "learner/0!"),
+    ]
 
 
 def test_slow_data_are_written_down_once_a_life() -> None:
@@ -309,6 +312,6 @@ def test_slow_data_are_written_down_once_a_life() -> None:
     story.serve(1)
     starved = Starved("inner-step", "data", 300_000_000, 2_000_000)
     for beats, expected in ((2, [written("learner/0", starved)]), (3, [])):
-        told = Seen(life("learner/0"), 4711, beats, said=said("learner/0", "stepping", starved=starved))
+        told = Seen(life("learner/0"), 4711, beats, heartbeat=said("learner/0", "stepping", starved=starved))
         assert story.hears(beats, "alpha", told) == expected
     assert story.core.state(LEARNER) == "alive"

@@ -19,12 +19,12 @@ VERDICTS: Final = (
     Silence(7_300_000_000, 0.25e9, 1e9, 12.0, 2, True),
     LongExcuse(9, "unheard", 7),
     Stall("inner-step", 15_000_000_000, 1e9, 2e9, 12.5, True, 4),
-    incidents.Unspoken(60_000_000_000),
+    incidents.NoFirstHeartbeat(60_000_000_000),
     incidents.Hurried(),
     incidents.Unreached(20_000_000_000, 3, 2),
     incidents.Misbehaved("syncer/0", "a.answer -> b.answer", "norms", "a list", "'ä'", 3),
-    incidents.Bereft("learner.1/0"),
-    incidents.Undermanned(1, 2),
+    incidents.GangMemberLost("learner.1/0"),
+    incidents.TooFewProcesses(1, 2),
 )
 ENDS: Final = (
     Exited(3),
@@ -69,11 +69,11 @@ INCIDENTS: Final = (
 )
 FAILURES: Final = (
     incidents.RecorderFailed("no space"),
-    incidents.Hopeless("learner/1", 6, LAST),
+    incidents.RestartsExhausted("learner/1", 6, LAST),
     incidents.ProgramFailed(BOOM, 2),
-    incidents.Homeless("syncer/0", LAST),
+    incidents.NoMachineLeft("syncer/0", LAST),
     incidents.Unserved("recorder/0", seconds(60), LAST),
-    incidents.Moved("beta", 2, 1),
+    incidents.SupersededHome("beta", 2, 1),
     incidents.Ordered("enough"),
 )
 

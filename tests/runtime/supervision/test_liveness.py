@@ -1,4 +1,4 @@
-"""The roll of a run: what becomes of each word of the membership core, and which silence is excused."""
+"""The liveness of hosts: what becomes of each word of the membership core, and which silence is excused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.runtime.cores.membership_suspicion import SLOW_RATIO
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import Excused, HeardAgain, Hurried, KeepsUp, Refused, SlowHost, Suspected
-from isthmus.runtime.supervision.liveness import HURRY, PATIENCE, Findings, Roll
+from isthmus.runtime.supervision.liveness import HURRY, PATIENCE, Findings, HostLiveness
 from tests.runtime.supervision.supervision_stories import GONE, SUSPECT, life, silence
 
 LEARNER, SYNCER = life("learner/0"), life("syncer/0")
@@ -29,31 +29,31 @@ SLOTS: Final = {"learner": 2, "syncer": 1}
 
 
 class Story:
-    """A roll that is told events at seconds; `excuses` says what excuses whose silence."""
+    """The liveness of hosts, fed with events at seconds; `excuses` says what excuses whose silence."""
 
     def __init__(self, patience: Duration = PATIENCE) -> None:
         self.excuses: dict[Member, Excuse] = {}
-        self.roll = Roll(SLOTS, patience, self.excuses.get, lambda member: (4711, f"machine of {member}"))
+        self.liveness = HostLiveness(SLOTS, patience, self.excuses.get, lambda member: (4711, f"machine of {member}"))
 
     def take(self, now: float, *events: MembershipEvent) -> Findings:
         """What events lead to."""
         found = Findings()
         for event in events:
-            assert self.roll.take(event, Instant(seconds(now)), found) is found
-            self.roll.check()
+            assert self.liveness.handle(event, Instant(seconds(now)), found) is found
+            self.liveness.check()
         return found
 
     def hello(self, now: float, *members: Member) -> Findings:
         return self.take(now, *(HostAnnounced(member, "starting") for member in members))
 
     def fire(self, now: float) -> Findings:
-        found = self.roll.fire(Instant(seconds(now)))
-        self.roll.check()
+        found = self.liveness.fire(Instant(seconds(now)))
+        self.liveness.check()
         return found
 
     def review(self, now: float, *, is_hurried: bool = False) -> Findings:
-        found = self.roll.review(Instant(seconds(now)), is_hurried=is_hurried)
-        self.roll.check()
+        found = self.liveness.review(Instant(seconds(now)), is_hurried=is_hurried)
+        self.liveness.check()
         return found
 
 
@@ -61,21 +61,21 @@ class Story:
 def story() -> Iterator[Story]:
     told = Story()
     yield told
-    told.roll.check()
+    told.liveness.check()
 
 
 def test_who_is_let_in_and_who_goes_changes_who_is_live(story: Story) -> None:
-    assert story.roll.timer_at is None
+    assert story.liveness.timer_at is None
     assert story.hello(1, LEARNER, SYNCER) == Findings(has_changed=True)
-    assert story.roll.members() == [LEARNER, SYNCER]
-    assert story.roll.has(LEARNER)
-    assert not story.roll.has(life("learner/0#2"))
-    assert story.roll.state(LEARNER.replica) == "alive"
-    assert story.roll.timer_at == seconds(1) + math.ceil(SUSPECT * 1e9)
+    assert story.liveness.members() == [LEARNER, SYNCER]
+    assert story.liveness.has(LEARNER)
+    assert not story.liveness.has(life("learner/0#2"))
+    assert story.liveness.state(LEARNER.replica) == "alive"
+    assert story.liveness.timer_at == seconds(1) + math.ceil(SUSPECT * 1e9)
     assert story.take(2, HeartbeatArrived(SYNCER, "serving")) == Findings()
     assert story.take(2, HostEnded(LEARNER)) == Findings(condemned=[(LEARNER, None)], has_changed=True)
-    assert story.roll.state(LEARNER.replica) is None
-    assert story.roll.members() == [SYNCER]
+    assert story.liveness.state(LEARNER.replica) is None
+    assert story.liveness.members() == [SYNCER]
 
 
 def test_who_is_no_member_is_written_down(story: Story) -> None:
@@ -86,9 +86,9 @@ def test_who_is_no_member_is_written_down(story: Story) -> None:
 def test_a_silence_is_written_down_and_then_somebody_is_condemned_for_it(story: Story) -> None:
     story.hello(1, LEARNER)
     assert story.fire(1 + SUSPECT) == Findings(written=[(LEARNER, Suspected(silence(SUSPECT)))])
-    assert story.roll.timer_at == seconds(1 + GONE)
+    assert story.liveness.timer_at == seconds(1 + GONE)
     assert story.fire(1 + GONE) == Findings(condemned=[(LEARNER, silence(GONE))], has_changed=True)
-    assert story.roll.timer_at is None
+    assert story.liveness.timer_at is None
 
 
 def test_who_speaks_again_is_heard_again(story: Story) -> None:
@@ -103,8 +103,8 @@ def test_a_host_with_regular_heartbeats_is_suspect_after_three_seconds_and_gone_
         story.take(0.25 * number, HeartbeatArrived(LEARNER, "serving"))
         story.fire(0.25 * number)
     found: list[float] = []
-    while story.roll.timer_at is not None:
-        now = story.roll.timer_at / 1e9
+    while story.liveness.timer_at is not None:
+        now = story.liveness.timer_at / 1e9
         told = story.fire(now)
         found += [now - 0.25 * 399] * bool(told.written or told.condemned)
     assert found == pytest.approx([3.34, 7.28], abs=0.01)
@@ -135,7 +135,7 @@ def test_only_those_that_are_late_are_asked_about(story: Story) -> None:
     story.hello(2, SYNCER)
     story.excuses |= {LEARNER: "stopped", SYNCER: "stopped"}
     assert [member for member, _ in story.fire(1 + SUSPECT).written] == [LEARNER]
-    assert story.roll.state(SYNCER.replica) == "alive"
+    assert story.liveness.state(SYNCER.replica) == "alive"
 
 
 def test_an_excuse_that_comes_too_late_for_suspicion_comes_in_time_for_the_verdict(story: Story) -> None:
@@ -216,6 +216,6 @@ def test_a_learner_that_becomes_slow_is_written_down_and_that_it_keeps_up_again(
 def test_what_is_wrong_in_the_membership_core_is_found() -> None:
     story = Story()
     story.hello(1, LEARNER)
-    story.roll._core._newest.clear()
+    story.liveness._core._newest.clear()
     with pytest.raises(InvariantError, match="membership: learner/0#1 is live"):
-        story.roll.check()
+        story.liveness.check()

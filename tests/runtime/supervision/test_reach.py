@@ -5,17 +5,17 @@ from __future__ import annotations
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import CutOff, Reached, Unreached
 from isthmus.runtime.supervision.liveness import CUT_OFF_BEATS, HURRY_BEATS, TOLD_BEATS, Reach
-from isthmus.runtime.supervision.messages import Said
+from isthmus.runtime.supervision.messages import Heartbeat
 
 LEARNERS = [Member(Replica("learner", slot), 1) for slot in range(3)]
 SYNCER = Member(Replica("syncer", 0), 1)
-WELL = dict.fromkeys([*LEARNERS, SYNCER], Said(peers=3))
+WELL = dict.fromkeys([*LEARNERS, SYNCER], Heartbeat(peers=3))
 BEAT_NS = 500_000_000
 
 
-def without(*members: Member) -> dict[Member, Said]:
+def without(*members: Member) -> dict[Member, Heartbeat]:
     """What all say while these have no connection, and the others lack one to each of them."""
-    return {member: Said(peers=3, unreached=3 if member in members else min(2, len(members))) for member in WELL}
+    return {member: Heartbeat(peers=3, unreached=3 if member in members else min(2, len(members))) for member in WELL}
 
 
 def test_one_that_reaches_none_is_told_and_then_condemned() -> None:
@@ -47,9 +47,9 @@ def test_the_last_rounds_wait_for_a_learner_for_a_short_time_and_for_no_other_ro
 
 def test_lives_that_know_nobody_yet_do_not_tell_that_the_network_is_sound() -> None:
     """All that it talks with have just begun again: it is not at fault that they do not hear it yet."""
-    reach, begun = Reach(), dict.fromkeys((*LEARNERS[1:], SYNCER), Said())
+    reach, begun = Reach(), dict.fromkeys((*LEARNERS[1:], SYNCER), Heartbeat())
     for _ in range(CUT_OFF_BEATS):
-        found = reach.beat({LEARNERS[0]: Said(peers=3, unreached=3), **begun}, is_hurried=True)
+        found = reach.beat({LEARNERS[0]: Heartbeat(peers=3, unreached=3), **begun}, is_hurried=True)
         assert (found.written, found.condemned) == ([], [])
 
 
@@ -79,7 +79,7 @@ def test_where_half_of_all_reach_none_the_network_is_at_fault() -> None:
 
 def test_a_host_without_peers_and_one_that_is_silent_are_not_cut_off() -> None:
     reach = Reach()
-    alone = {**WELL, LEARNERS[0]: Said()}
+    alone = {**WELL, LEARNERS[0]: Heartbeat()}
     assert not any(reach.beat(alone, is_hurried=False).condemned for _ in range(CUT_OFF_BEATS + 1))
     silent = {member: said for member, said in without(LEARNERS[0]).items() if member != LEARNERS[0]}
     assert not any(reach.beat(silent, is_hurried=False).condemned for _ in range(CUT_OFF_BEATS + 1))

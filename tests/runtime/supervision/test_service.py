@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.liveness import LAST_BEATS, UNSERVED_BEATS, Service, UnservedReplica
-from isthmus.runtime.supervision.messages import Missing, Said
+from isthmus.runtime.supervision.messages import Heartbeat, Missing
 
 LEARNERS = [Member(Replica("learner", slot), 1) for slot in range(2)]
 SYNCER, RECORDER = Member(Replica("syncer", 0), 1), Member(Replica("recorder", 0), 1)
 NEEDED = [SYNCER.replica, RECORDER.replica]
-WELL = {member: Said(peers=3) for member in (*LEARNERS, SYNCER, RECORDER)}
+WELL = {member: Heartbeat(peers=3) for member in (*LEARNERS, SYNCER, RECORDER)}
 BEAT_NS = 500_000_000
 
 
-def without(*missing: Member) -> dict[Member, Said]:
+def without(*missing: Member) -> dict[Member, Heartbeat]:
     """What all say while the recorder has no connection with these."""
-    return {**WELL, RECORDER: Said(peers=4, unreached=len(missing), missing=tuple(map(Missing, missing)))}
+    return {**WELL, RECORDER: Heartbeat(peers=4, unreached=len(missing), missing=tuple(map(Missing, missing)))}
 
 
-def beats_until_unserved(said: dict[Member, Said], *, is_hurried: bool = False) -> tuple[int, Replica] | None:
+def beats_until_unserved(said: dict[Member, Heartbeat], *, is_hurried: bool = False) -> tuple[int, Replica] | None:
     service = Service()
     for beat in range(1, UNSERVED_BEATS + 1):
         found = service.beat(NEEDED, said, is_hurried=is_hurried)
@@ -47,7 +47,7 @@ def test_a_recorder_without_the_syncer_or_any_learner_does_not_serve() -> None:
 
 
 def test_who_is_cut_off_does_not_serve() -> None:
-    said = {**WELL, SYNCER: Said(peers=3, unreached=3)}
+    said = {**WELL, SYNCER: Heartbeat(peers=3, unreached=3)}
     assert beats_until_unserved(said) == (UNSERVED_BEATS, SYNCER.replica)
 
 

@@ -9,7 +9,7 @@ import pytest
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.incidents import Exited, NotStarted, Unseen
-from isthmus.runtime.supervision.messages import Orders, Said, Stamp
+from isthmus.runtime.supervision.messages import Heartbeat, Orders, Stamp
 from isthmus.runtime.supervision.station import Process
 from isthmus.runtime.supervision.station_events import (
     DismissHost,
@@ -173,7 +173,7 @@ def test_an_end_that_nobody_asks_for_is_forgotten() -> None:
 
 def test_an_end_has_what_the_life_had_used_and_the_error_that_it_told_of() -> None:
     story = begun()
-    told = Said("final", cpu_seconds=3.0, bytes_sent=7)
+    told = Heartbeat("final", cpu_seconds=3.0, bytes_sent=7)
     story.tell(HostSpoke(LEARNER, 4711, told, error=BOOM), HostSpoke(LEARNER, 4711, told))
     assert story.tell(ProcessEnded(LEARNER, Exited(1), 4.5)) == [report(gone("learner/0", Exited(1), BOOM, 4.5, 7))]
     adopted = begun()

@@ -14,7 +14,7 @@ from isthmus.runtime.supervision.home_events import (
     TurnedAway,
     WriteIncident,
 )
-from isthmus.runtime.supervision.incidents import HomeTaken, Moved, NumbersLost, Ordered, Superseded
+from isthmus.runtime.supervision.incidents import HomeTaken, NumbersLost, Ordered, Superseded, SupersededHome
 from isthmus.runtime.supervision.lives import NUMBERS_OF_TERM
 from isthmus.runtime.supervision.messages import Orders, Report, Stamp
 from isthmus.runtime.supervision.station import LONELY_BEATS
@@ -151,7 +151,7 @@ def test_a_home_that_is_told_of_a_later_one_ends_its_hosts_and_says_so() -> None
     story = HomeStory()
     story.serve(1)
     told = story.does(2, TurnedAway("beta", 2))
-    why = Moved("beta", 2, 1)
+    why = SupersededHome("beta", 2, 1)
     assert told[0] == journal(outcome="failed", failure=why)
     assert WriteIncident(DAEMON, Superseded("beta", 2, 1)) in told
     assert story.core.failure == why
@@ -180,7 +180,7 @@ def test_a_home_does_not_give_way_to_itself_nor_to_a_former_one() -> None:
 
 
 def test_the_next_daemon_of_a_home_that_gave_way_ends_what_is_left() -> None:
-    noted = Journal(outcome="failed", failure=Moved("beta", 2, 1), epoch=3, term=1)
+    noted = Journal(outcome="failed", failure=SupersededHome("beta", 2, 1), epoch=3, term=1)
     story = HomeStory(began=HomeBegan(lives("learner/0 learner/1 syncer/0 recorder/0"), noted))
     assert story.core.is_ending
     assert not [each for each in (*story.begun, *story.fire(30)) if isinstance(each, NoteLives)]

@@ -16,13 +16,13 @@ from isthmus.runtime.system import processes as own_group
 group = Path("/proc/self/autogroup")
 def niceness(): return int(group.read_text().rpartition(" ")[2])
 first = niceness()
-own_group.give_way()
+own_group.lower_priority()
 second = niceness()
 group.write_text("7")
-own_group.give_way()
+own_group.lower_priority()
 print(first, second, niceness())
 own_group._GROUP = Path("/proc/self/nothing")
-own_group.give_way()
+own_group.lower_priority()
 """
 
 

@@ -236,9 +236,9 @@ def test_the_loop_sees_to_a_file_that_can_be_read(running: Running, pipe: tuple[
 def test_who_has_the_turn_may_see_to_it_instead(running: Running, pipe: tuple[int, int]) -> None:
     reader = Reader(running, pipe)
     with running.loop.turn:
-        running.loop.hear()
+        running.loop.poll()
         os.write(pipe[1], b"one")
-        running.loop.hear()
+        running.loop.poll()
     running.settle()
     assert reader.seen == [(b"one", here())]
 
@@ -253,7 +253,7 @@ def test_a_loop_that_does_not_listen_leaves_files_until_it_does(running: Running
     assert waited.wait(PATIENCE)
     assert reader.seen == []
     with running.loop.turn:
-        running.loop.hear()
+        running.loop.poll()
     assert reader.seen == [(b"one", here())]
     os.write(pipe[1], b"two")
     with running.loop.turn:
@@ -268,7 +268,7 @@ def test_a_file_that_is_watched_no_more_is_let_alone(running: Running, pipe: tup
         os.write(pipe[1], b"one")
         assert running.loop.remove_reader(reader.fd)
         assert not running.loop.remove_reader(reader.fd)
-        running.loop.hear()
+        running.loop.poll()
     running.settle()
     assert reader.seen == []
 
@@ -287,7 +287,7 @@ def test_a_reader_may_end_another(running: Running) -> None:
             running.loop.add_reader(one[0], read)
         for _, end in pipes:
             os.write(end, b"x")
-        running.loop.hear()
+        running.loop.poll()
     running.settle()
     assert len(seen) == 1
     for ends in pipes:
@@ -307,7 +307,7 @@ def test_what_a_reader_raises_is_raised_on_the_loop_and_the_turn_goes_on(running
     with running.loop.turn:
         running.loop.add_reader(ends[0], fail)
         os.write(ends[1], b"x")
-        running.loop.hear()
+        running.loop.poll()
         seen.append("went on")
         running.loop.remove_reader(ends[0])
     running.settle()

@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_for_long_costs_no_more_memory_than_allowed(monkeypa
     core = Counting(Mount(disk), bytes_max=8000)
     for _ in range(100):
         core.go_on(10)
-        assert len(core.tape.take()) == 0
+        assert len(core.tape.drain()) == 0
     disk.troubles.clear()
     for _ in range(3):
         core.go_on(10)

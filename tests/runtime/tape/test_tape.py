@@ -88,7 +88,7 @@ def test_every_event_and_every_command_comes_back(kind: type[Any], data: st.Data
         tape.append(Instant(at), one, [])
     else:
         tape.append(Instant(at), scheduler_events.StopRequested(), [one])
-    [record] = read(joined(tape.take()), HostRecord).records
+    [record] = read(joined(tape.drain()), HostRecord).records
     assert record.at == at
     assert (record.event if kind in EVENTS else record.commands[0]) == one
     assert type(record.event if kind in EVENTS else record.commands[0]) is kind
@@ -100,13 +100,13 @@ def test_a_tape_may_be_taken_in_pieces(written: list[tuple[Any, Any, Any]], cut:
     data = b""
     for number, record in enumerate(written):
         if number == cut:
-            data += joined(tape.take())
+            data += joined(tape.drain())
         tape.append(*record)
         whole.append(*record)
-    data += joined(tape.take())
+    data += joined(tape.drain())
     assert [(record.at, record.event, record.commands) for record in read(data, HostRecord).records] == written
-    assert data == joined(whole.take())
-    assert tape.take() == []
+    assert data == joined(whole.drain())
+    assert tape.drain() == []
 
 
 def begun(segment_bytes: int = SEGMENT_BYTES, state: Callable[[], bytes] = lambda: b"state") -> Tape:
@@ -117,7 +117,7 @@ def begun(segment_bytes: int = SEGMENT_BYTES, state: Callable[[], bytes] = lambd
 
 def opened(*bodies: bytes) -> bytes:
     """A tape with some records, whatever they are."""
-    return joined(begun().take()) + b"".join(map(framed, bodies))
+    return joined(begun().drain()) + b"".join(map(framed, bodies))
 
 
 # -- segments ----------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_a_full_segment_is_followed_by_another_that_begins_with_the_state() -> N
     for at in range(40):
         count += 1
         tape.append(Instant(at), scheduler_events.StopRequested(), [])
-    pieces = tape.take()
+    pieces = tape.drain()
     found = read(joined(pieces), HostRecord)
     assert [piece.segment for piece in pieces] == list(range(1, len(pieces) + 1))
     assert len(pieces) > 5
@@ -146,13 +146,13 @@ def test_after_a_loss_a_segment_begins_with_the_next_record() -> None:
     tape = begun()
     for at in range(3):
         tape.append(Instant(at), scheduler_events.StopRequested(), [])
-    first = tape.take()
+    first = tape.drain()
     tape.append(Instant(3), scheduler_events.StopRequested(), [])
-    tape.take()
+    tape.drain()
     tape.renew()
     for at in range(4, 7):
         tape.append(Instant(at), scheduler_events.StopRequested(), [])
-    second = tape.take()
+    second = tape.drain()
     assert [piece.is_after_loss for piece in second] == [True]
     found = read(joined([*first, *second]), HostRecord)
     assert [record.at for record in found.records] == [0, 1, 2, 5, 6]
@@ -163,7 +163,7 @@ def test_files_that_do_not_follow_on_each_other_are_no_tape() -> None:
     tape = begun(100)
     for at in range(20):
         tape.append(Instant(at), scheduler_events.StopRequested(), [])
-    files = [read(piece.data, HostRecord) for piece in tape.take()]
+    files = [read(piece.data, HostRecord) for piece in tape.drain()]
     assert of_files(files).records == [record for file in files for record in file.records]
     assert of_files(files[1:]).begins > 0
     with pytest.raises(ValueError, match="not whole before its segment 3: 4 records are missing"):
@@ -254,7 +254,7 @@ def test_nothing_is_lost_that_is_appended_while_another_thread_takes() -> None:
 
     def take() -> None:
         while not is_over.is_set():
-            pieces.extend(tape.take())
+            pieces.extend(tape.drain())
 
     thread = threading.Thread(target=take)
     interval = sys.getswitchinterval()
@@ -267,7 +267,7 @@ def test_nothing_is_lost_that_is_appended_while_another_thread_takes() -> None:
         is_over.set()
         thread.join()
         sys.setswitchinterval(interval)
-    pieces.extend(tape.take())
+    pieces.extend(tape.drain())
     assert [record.at for record in read(joined(pieces), HostRecord).records] == list(range(20_000))
 
 

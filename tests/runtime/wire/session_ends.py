@@ -116,7 +116,7 @@ class End:
                 self.got.append(parcel)
                 source.acknowledge(self.now, parcel.size_bytes)
             if self.session is not None:
-                self.session.take(event.cost)
+                self.session.consume(event.cost)
 
     def hear_control(self, frame: Any) -> None:
         if self.session is None:

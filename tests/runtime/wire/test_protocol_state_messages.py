@@ -182,7 +182,7 @@ def test_nothing_is_let_go_by_a_state_whose_ages_do_not_fit(count: int) -> None:
     a, b = connected(WIDE)
     sent(a, b, 2)
     assert a.session is not None
-    state = State(a.session._told_heard, 0, 2, [0] * count, {}, 0)
+    state = State(a.session._sent_heard, 0, 2, [0] * count, {}, 0)
     with pytest.raises(RefusalError, match=f"{count} ages of 2 items"):
         a.hear_control(protocol_messages.seal(1, protocol_messages.pack_state(state)))
     assert (len(a.pair.outbound.kept), a.ended) == (2, [])

@@ -87,7 +87,7 @@ def test_the_line_is_an_ordered_dict_whose_newcomers_take_their_predecessors_tur
                 model.insert(0, (key, number))
         elif model:
             assert line.first() == model[0][1]
-            assert line.take() == model.pop(0)[1]
+            assert line.pop() == model.pop(0)[1]
         else:
             assert line.first() is None
     assert list(line) == [number for _, number in model]
@@ -144,7 +144,7 @@ def test_no_key_starves_however_often_another_one_is_sent() -> None:
         found = load(lane)
         assert found is not None
         served += [shipment.parcel.key for shipment in found.begun]
-        lane.window.take(lane.window._sent)
+        lane.window.acknowledge(lane.window._sent)
     assert served[:6] == [0, 1, 2, 3, 4, 5]
 
 
@@ -153,7 +153,7 @@ def test_nothing_goes_beyond_the_window_but_one_message_alone() -> None:
     lane.put(queued(1, [CHUNK] * 5, item="x"))
     assert [load(lane) is None for _ in range(3)] == [False, False, True]
     assert lane.window is not None
-    lane.window.take(lane.window._sent)
+    lane.window.acknowledge(lane.window._sent)
     assert load(lane) is not None
     small = outbound(window_bytes=10)
     for i in range(2):
@@ -244,7 +244,7 @@ def test_the_newest_message_may_be_beyond_the_pace_and_what_waits_is_superseded(
     assert load(lane) is None
     assert lane.put(latest(1, 4, [CHUNK], item="newer")) is not None
     assert lane.window is not None
-    lane.window.take(2 * CHUNK)
+    lane.window.acknowledge(2 * CHUNK)
     assert loaded(lane)[0] == ["newer"]
 
 
@@ -255,9 +255,9 @@ def test_of_messages_larger_than_the_pace_two_are_under_way() -> None:
     assert [loaded(lane)[1] for _ in range(2)] == [[("large", 0)], [("large", 1)]]
     assert load(lane) is None
     assert lane.window is not None
-    lane.window.take(CHUNK // 2)
+    lane.window.acknowledge(CHUNK // 2)
     assert load(lane) is None
-    lane.window.take(CHUNK + 100)
+    lane.window.acknowledge(CHUNK + 100)
     assert loaded(lane)[1] == [("large", 2)]
     assert load(lane) is None
 
@@ -308,21 +308,21 @@ def test_the_receiver_checks_the_credit_that_the_sender_keeps() -> None:
     intake.receive(1000)
     with pytest.raises(RefusalError, match="under way"):
         intake.receive(1)
-    assert intake.take(1000)
+    assert intake.consume(1000)
     assert intake.announce() == 1000
     intake.receive(60)
     intake.receive(40)
     with pytest.raises(RefusalError, match="under way"):
         intake.receive(1)
-    assert intake.take(60)
+    assert intake.consume(60)
     assert intake.announce() == 1060
     window.spend(1000)
     for total in (1001, -1):
         with pytest.raises(RefusalError, match="taken"):
-            window.take(total)
-    window.take(400)
+            window.acknowledge(total)
+    window.acknowledge(400)
     with pytest.raises(RefusalError, match="taken"):
-        window.take(399)
+        window.acknowledge(399)
     assert not window.may_go(1, WINDOW)
 
 
@@ -334,13 +334,13 @@ def test_grants_are_totals() -> None:
     consumer.give(1, 3)
     consumer.give(2, 1)
     assert (lost, consumer.tell(), consumer.tell()) == ({1: 2}, {1: 5, 2: 1}, {})
-    assert producer.hear({1: 5, 2: 1}) == [(1, 5), (2, 1)]
-    assert producer.hear({1: 5}) == []
+    assert producer.receive({1: 5, 2: 1}) == [(1, 5), (2, 1)]
+    assert producer.receive({1: 5}) == []
     with pytest.raises(RefusalError, match="shrink"):
-        producer.hear({1: 6, 2: 0})
-    assert producer.hear({1: 6}) == [(1, 1)]
+        producer.receive({1: 6, 2: 0})
+    assert producer.receive({1: 6}) == [(1, 1)]
     with pytest.raises(RefusalError, match="edges"):
-        producer.hear(dict.fromkeys(range(EDGES_MAX + 1), 1))
+        producer.receive(dict.fromkeys(range(EDGES_MAX + 1), 1))
 
 
 @given(st.data())

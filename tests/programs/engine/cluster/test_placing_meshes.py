@@ -40,7 +40,7 @@ def test_a_batch_that_does_not_divide_is_refused_once_with_its_machine(request_o
     with pytest.raises(PlacementError) as caught:
         placed(request_of_nano, machines(8))
     (fault,) = caught.value.faults
-    assert fault.doing == "Cutting 'tokens' of a batch (an island of 'alpha')"
+    assert fault.action == "Cutting 'tokens' of a batch (an island of 'alpha')"
     assert (fault.expected[:27], fault.found) == ("a batch that divides by 8, ", "12 rows")
 
 

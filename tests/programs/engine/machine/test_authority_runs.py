@@ -325,7 +325,7 @@ def test_a_machine_shows_only_its_own_hosts_and_not_without_bound(tmp_path: Path
 
     def say(replica: Replica, **published: Any) -> None:
         shown = {members[replica]: {"published": published, "figures": {}}}
-        daemon.hear("beta", of_report(Report(lives=(Seen(members[LEARNERS[1]], 1),)), shown))
+        daemon.on_message("beta", of_report(Report(lives=(Seen(members[LEARNERS[1]], 1),)), shown))
 
     def shown(name: str) -> Any:
         return next(host for host in daemon.status()["hosts"] if host["name"] == name).get("published")

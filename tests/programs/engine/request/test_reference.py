@@ -211,7 +211,7 @@ def test_a_request_error_at_import_keeps_its_faults_and_gets_the_line(ring: Path
     with pytest.raises(ConfigError) as caught:
         reference.load("failing.py:task", "Testing")
     assert len(caught.value.faults) == 5
-    assert all(f"({path}:3)" in fault.doing for fault in caught.value.faults)
+    assert all(f"({path}:3)" in fault.action for fault in caught.value.faults)
 
 
 def test_a_call_is_what_the_function_returns(ring: Path) -> None:

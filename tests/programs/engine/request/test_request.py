@@ -173,7 +173,7 @@ def test_faults_of_all_parts_are_told_together(folder: Path) -> None:
         run={"learners": "many", "token": 3},
         run_dir="old",
     )
-    assert [fault.doing for fault in error.faults] == [
+    assert [fault.action for fault in error.faults] == [
         "Reading run.token",
         "Reading run.learners",
         "Reading program.intervall",
@@ -205,7 +205,7 @@ def test_values_out_of_range(folder: Path, run: dict[str, int], expected: str, f
 def test_settings_of_the_shipped_task_beside_another_one(folder: Path) -> None:
     (fault,) = refusal(task_settings={"layers": 2, "data": ["x"]}).faults
     assert fault.found == "task.layers, task.data"
-    assert "--task" in fault.do
+    assert "--task" in fault.remedy
 
 
 def test_a_task_that_is_none_or_cannot_be_trained(folder: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_run_folder_must_be_new_or_hold_no_run(folder: Path) -> None:
         (path / name).mkdir()
         (fault,) = refusal(run_dir=path).faults
         assert fault.found == f"{name} of another run"
-        assert "--run-dir" in fault.do
+        assert "--run-dir" in fault.remedy
     (fault,) = refusal(run_dir="mine.py").faults
     assert fault.found == "a file"
     (fault,) = refusal(run_dir="mine.py/below").faults

@@ -24,15 +24,14 @@ from isthmus.runtime.supervision.incidents import (
     Exited,
     GivenUp,
     HeardAgain,
-    Homeless,
     HomeTaken,
-    Hopeless,
     Hurried,
     KeepsUp,
     LedgerRemoved,
     MachineLost,
     MachineTaken,
-    Moved,
+    NoFirstHeartbeat,
+    NoMachineLeft,
     NotStarted,
     NumbersLost,
     Ordered,
@@ -41,14 +40,15 @@ from isthmus.runtime.supervision.incidents import (
     Reached,
     RecorderFailed,
     Refused,
+    RestartsExhausted,
     SlowHost,
     Starved,
     Superseded,
+    SupersededHome,
     Suspected,
     Unreached,
     Unseen,
     Unserved,
-    Unspoken,
 )
 
 REFERENCE = Path(__file__).parents[4] / "docs" / "reference"
@@ -255,7 +255,7 @@ def test_incidents_are_told_by_themselves_and_after_a_name(incident: incidents.I
             "stuck: no step for 14.5 s, in one firing of node 'data': "
             "253 ms +- 2.00 s are usual in its role, phi is 12.4, 2 times the patience",
         ),
-        (Unspoken(120 * SECOND), "no word from it within 2 min 00 s of its start"),
+        (NoFirstHeartbeat(120 * SECOND), "no word from it within 2 min 00 s of its start"),
         (Hurried(), "silent while the run came to its end"),
         (
             Unreached(20 * SECOND, 1, 2),
@@ -288,13 +288,15 @@ def test_an_end_says_how(how: incidents.End, words: str) -> None:
     ("why", "log", "words"),
     [
         (
-            Hopeless("learner/1", 6, CRASHED),
+            RestartsExhausted("learner/1", 6, CRASHED),
             Path("run", "logs", "learner-1.log"),
             "learner/1 ended again and again before it had served for 10 s; the last time: exited with status 3. "
             "Look at run/logs/learner-1.log.",
         ),
         (
-            Hopeless("learner/1", 6, Ended(Exited(3), error=Raised("data", "OSError", "full. Make room.", "", 0))),
+            RestartsExhausted(
+                "learner/1", 6, Ended(Exited(3), error=Raised("data", "OSError", "full. Make room.", "", 0))
+            ),
             None,
             "learner/1 ended again and again before it had served for 10 s; "
             "the last time: exited with status 3: OSError: full. Make room.",
@@ -305,7 +307,7 @@ def test_an_end_says_how(how: incidents.End, words: str) -> None:
             "ValueError: no (mine.py:3), in every learner, again after a restart.",
         ),
         (
-            Homeless("syncer/0", Ended(MachineLost("beta", 20 * SECOND))),
+            NoMachineLeft("syncer/0", Ended(MachineLost("beta", 20 * SECOND))),
             None,
             "syncer/0 has no machine any more: ended with its machine beta, which has not been heard of for 20.0 s.",
         ),
@@ -316,7 +318,7 @@ def test_an_end_says_how(how: incidents.End, words: str) -> None:
         ),
         (Unserved("recorder/0", 600 * SECOND), None, "recorder/0 did not serve the run for 10 min 00 s."),
         (
-            Moved("beta", 2, 1),
+            SupersededHome("beta", 2, 1),
             None,
             "the run goes on under another home, beta (term 2); this was its home in term 1.",
         ),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from isthmus.runtime.supervision.incidents import Bereft, Condemned, Restarted
+from isthmus.runtime.supervision.incidents import Condemned, GangMemberLost, Restarted
 from tests.effort import soaked
 from tests.programs.engine.run.process_run import Run
 
@@ -24,7 +24,7 @@ def test_an_island_of_two_processes_lives_and_ends_as_one(start: Callable[..., R
     run.wait_for(lambda: run.steps().get("learner/0") and run.host("learner/0")["incarnation"] == 2, 120.0)
     run.wait_for(lambda: is_merged(run, merged + 2), 120.0)
     other = "learner/0" if killed == FOLLOWER else FOLLOWER
-    assert Condemned(Bereft(killed)) in run.incidents(f"{other}#1")
+    assert Condemned(GangMemberLost(killed)) in run.incidents(f"{other}#1")
     for name in ("learner/0", FOLLOWER):
         assert Restarted() in run.incidents(f"{name}#2")
         assert run.pids()[name] != pids[name]

@@ -31,13 +31,13 @@ from isthmus.runtime.supervision.incidents import (
     Excused,
     Exited,
     GivenUp,
-    Hopeless,
     Hurried,
     Incident,
+    NoFirstHeartbeat,
     NotStarted,
     NumbersLost,
     Ordered,
-    Unspoken,
+    RestartsExhausted,
     incident_of,
 )
 from isthmus.runtime.system.processes import started_at
@@ -219,7 +219,7 @@ def test_a_process_that_never_says_a_word_is_replaced(
     watched = supervise(learner_1="mute")
     watched.wait_for_life("learner/1", 2)
     assert watched.host("learner/0")["incarnation"] == 1
-    assert Condemned(Unspoken(10_000_000_000)) in watched.incidents("learner/1#1")
+    assert Condemned(NoFirstHeartbeat(10_000_000_000)) in watched.incidents("learner/1#1")
 
 
 def test_a_learner_that_ends_again_and_again_is_given_up_while_there_are_enough(
@@ -240,7 +240,7 @@ def test_a_host_that_ends_again_and_again_and_is_needed_fails_the_run(
     watched = supervise(recorder_0="crash")
     assert watched.is_over.wait(SECONDS_MAX)
     assert watched.daemon.outcome == "failed"
-    assert watched.daemon.failure == Hopeless("recorder/0", 6, Ended(Exited(3)))
+    assert watched.daemon.failure == RestartsExhausted("recorder/0", 6, Ended(Exited(3)))
     assert watched.daemon.lost == Replica("recorder", 0)
 
 

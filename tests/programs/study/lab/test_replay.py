@@ -81,7 +81,7 @@ def edited(path: Path, change: Callable[[list[HostRecord]], Sequence[HostRecord]
 
 
 def taped(driver: Driver) -> bytes:
-    return joined(driver.tape.take())
+    return joined(driver.tape.drain())
 
 
 # -- the same ----------------------------------------------------------------------------------------------------------

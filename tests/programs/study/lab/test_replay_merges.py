@@ -21,7 +21,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from isthmus.runtime.tape import payloads
-from isthmus.runtime.tape.payloads import Keeper, Made
+from isthmus.runtime.tape.payloads import EmittedItem, Keeper
 from isthmus.runtime.tape.writing import framed
 from tests.programs.study.lab.taped_run import taped_run
 
@@ -109,7 +109,7 @@ def test_an_answer_that_was_changed_is_found_by_what_is_merged(run: Path) -> Non
     firing = payloads.read(path.read_bytes(), "merge", number)
     place, vote = next(iter(inputs["answer"].items()))
     inputs["answer"][place] = {**vote, "end": vote["end"] - 1}
-    rewrite(path, "merge", number, inputs, firing.made)
+    rewrite(path, "merge", number, inputs, firing.outputs)
     status, told = replayed(run)
     assert (status, told["identical"]) == (1, False)
     [found] = [each["other_bytes"] for each in told["hosts"] if each["other_bytes"]]
@@ -127,8 +127,8 @@ def rewrite(path: Path, node: str, number: int, inputs: dict[str, Any], made: li
     Keeper(path.parent).keep(node, number, inputs, [], several=("answer",), made_here=())
     data = path.read_bytes()
     head = msgspec.msgpack.decode(payloads.frames(data).bodies[0], type=payloads.PayloadsHead)
-    told = [payloads.Item(port, None, None, digest, [], []) for port, digest, _ in made]
-    body = msgspec.msgpack.encode(msgspec.structs.replace(head, made=told))
+    entries = [payloads.Item(port, None, None, digest, [], []) for port, digest, _ in made]
+    body = msgspec.msgpack.encode(msgspec.structs.replace(head, outputs=entries))
     path.write_bytes(framed(body) + data[8 + len(payloads.frames(data).bodies[0]) :])
 
 
@@ -184,7 +184,7 @@ def test_a_firing_is_read_as_it_was_kept() -> None:
         "kept": None,
     }
     keeper = Keeper(Path("/run"), Mount(disk))
-    made = [Made("update", update, encode(update)), Made("local", 1, None)]
+    made = [EmittedItem("update", update, encode(update)), EmittedItem("local", 1, None)]
     keeper.keep("merge", 3, inputs, made, several=("answer", "none"), made_here=("gradient",))
     [data] = disk.files().values()
     found = payloads.read(data, "merge", 3)
@@ -192,7 +192,7 @@ def test_a_firing_is_read_as_it_was_kept() -> None:
     assert found.inputs["none"] == found.inputs["empty"] == {}
     assert found.inputs["round"] == inputs["round"]
     np.testing.assert_array_equal(found.inputs["answer"][place]["gradient"], values)
-    (port, digest, item), local = found.made
+    (port, digest, item), local = found.outputs
     assert (port, digest, item["pair"]) == ("update", encode(update).digest, (1, 2))
     np.testing.assert_array_equal(item["values"], values * 2)
     assert local == ("local", encode(1).digest, None)

@@ -109,19 +109,19 @@ def connection_number_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def stale_incarnation_accepted(patch: pytest.MonkeyPatch) -> None:
     """A host that is told of the next life of a replica goes on with the life that it knows."""
-    take = meetings.Meetings.take
+    follow = meetings.Meetings.follow
 
     def broken(self: Any, rows: Any, keys: Any) -> None:
         known = {str(replica): member.incarnation for replica, member in self.live.items()}
-        take(self, [[row[0], known.get(row[0], row[1]), *row[2:]] for row in rows], keys)
+        follow(self, [[row[0], known.get(row[0], row[1]), *row[2:]] for row in rows], keys)
 
-    patch.setattr(meetings.Meetings, "take", broken)
+    patch.setattr(meetings.Meetings, "follow", broken)
 
 
 def credit_leaked(patch: pytest.MonkeyPatch) -> None:
     """An eighth of the bytes that a host takes is never told to whom sent them."""
-    take = protocol_credit.Intake.take
-    patch.setattr(protocol_credit.Intake, "take", lambda self, cost: take(self, cost - cost // 8))
+    consume = protocol_credit.Intake.consume
+    patch.setattr(protocol_credit.Intake, "consume", lambda self, cost: consume(self, cost - cost // 8))
 
 
 def item_credit_leaked(patch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def item_credit_leaked(patch: pytest.MonkeyPatch) -> None:
         self.news[edge] = self.news.get(edge, 0) + count
 
     patch.setattr(protocol_credit.Grants, "give", give)
-    patch.setattr(protocol_credit.Grants, "hear", lambda self, totals: list(totals.items()))
+    patch.setattr(protocol_credit.Grants, "receive", lambda self, totals: list(totals.items()))
 
 
 def strangers_dropped(patch: pytest.MonkeyPatch) -> None:
@@ -284,11 +284,11 @@ def window_ignored(patch: pytest.MonkeyPatch) -> None:
     def spend(self: Any, cost: int) -> None:
         self._sent += cost
 
-    def take(self: Any, total: int) -> None:
-        self._taken = total
+    def acknowledge(self: Any, total: int) -> None:
+        self._consumed = total
 
     patch.setattr(protocol_credit.Window, "spend", spend)
-    patch.setattr(protocol_credit.Window, "take", take)
+    patch.setattr(protocol_credit.Window, "acknowledge", acknowledge)
 
 
 def window_ignored_by_both(patch: pytest.MonkeyPatch) -> None:

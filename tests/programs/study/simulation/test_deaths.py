@@ -103,7 +103,7 @@ def test_a_snapshot_that_was_taken_and_is_not_read_is_objected_to(monkeypatch: p
 
 
 def test_a_former_home_that_does_not_give_way_is_objected_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lives, "give_way", lambda run, by, term: None)
+    monkeypatch.setattr(lives, "yield_home", lambda run, by, term: None)
     violation = outcome_of(calm(MoveHome("learner-0", 2.0, 8.0, at=2.0))).violation
     assert violation is not None
     assert "the run is over, and" in violation or "not over after" in violation

@@ -18,7 +18,7 @@ from isthmus.runtime.sim.checkers import Checker
 from isthmus.runtime.sim.faults import Blackout, Cut, Fault, Kill, KillDaemon, Pause
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.sim.universe import Universe
-from isthmus.runtime.supervision.incidents import Bereft, Condemned, Happened
+from isthmus.runtime.supervision.incidents import Condemned, GangMemberLost, Happened
 from tests.effort import soaked
 from tests.programs.study.simulation.scenarios import assert_exact, survive
 
@@ -37,7 +37,9 @@ class Began(Checker):
         self.lives.setdefault(leader(member.replica), set()).add(member)
 
     def happened(self, universe: Universe, happened: Happened) -> None:
-        self.bereft += isinstance(happened.incident, Condemned) and isinstance(happened.incident.verdict, Bereft)
+        self.bereft += isinstance(happened.incident, Condemned) and isinstance(
+            happened.incident.verdict, GangMemberLost
+        )
 
 
 @pytest.mark.parametrize("host", ["learner.2/0", "learner/0"])
