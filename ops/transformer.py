@@ -89,11 +89,11 @@ def feedforward(routing: Routing, params: dict[str, Any], x: jax.Array) -> tuple
     `params`: `router` [width, experts]; `gate` and `up` [experts, width, hidden], `down` [experts, hidden, width].
     """
     dispatch, combine, balance = route(routing, params["router"], x)
-    taken = jnp.einsum("gtec,gtd->egcd", dispatch.astype(x.dtype), x)
-    gate = jnp.einsum("egcd,edh->egch", taken, params["gate"])
-    up = jnp.einsum("egcd,edh->egch", taken, params["up"])
-    given = jnp.einsum("egch,ehd->egcd", jax.nn.silu(gate) * up, params["down"])
-    return jnp.einsum("gtec,egcd->gtd", combine.astype(x.dtype), given), balance
+    inputs = jnp.einsum("gtec,gtd->egcd", dispatch.astype(x.dtype), x)
+    gate = jnp.einsum("egcd,edh->egch", inputs, params["gate"])
+    up = jnp.einsum("egcd,edh->egch", inputs, params["up"])
+    outputs = jnp.einsum("egch,ehd->egcd", jax.nn.silu(gate) * up, params["down"])
+    return jnp.einsum("gtec,egcd->gtd", combine.astype(x.dtype), outputs), balance
 
 
 Parameters: TypeAlias = dict[str, Any]
@@ -224,11 +224,11 @@ def _forward(config: ModelConfig, params: Parameters, tokens: jax.Array) -> tupl
     if config.stacked:
         x, balances = jax.lax.scan(partial(_layer, config), x, layers)
     else:
-        found = list[jax.Array]()
+        losses = list[jax.Array]()
         for index in range(config.layers):
             x, balance = _layer(config, x, layers[str(index)])
-            found += [] if balance is None else [balance]
-        balances = jnp.stack(found) if found else None
+            losses += [] if balance is None else [balance]
+        balances = jnp.stack(losses) if losses else None
     head = rest["embedding"].T if config.tied else rest["head"]
     scores: jax.Array = _norm(rest["norm"], x) @ head
     return scores.astype(jnp.float32), None if balances is None else jnp.mean(balances)

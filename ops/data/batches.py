@@ -204,7 +204,7 @@ class Step(NamedTuple):
     before that."""
 
     position: int
-    known: Sequence[Any] | None = None
+    stream_state: Sequence[Any] | None = None
 
 
 def by_slot(positions: Iterable[Sequence[int]]) -> dict[int, int]:
@@ -230,16 +230,18 @@ def beginning(places: Iterable[Place], slot: int, incarnation: int) -> Beginning
 
     Of the places that one shard has sent in two lives of its own the higher counts.
     """
-    told: dict[int, Place] = {}
+    last_places: dict[int, Place] = {}
     for place in places:
         if (place["slot"], place["incarnation"]) == (slot, incarnation):
-            known = told.get(place["shard"])
-            if known is None or place["position"] > known["position"]:
-                told[place["shard"]] = place
-    if not told or len(told) < max(place["shards"] for place in told.values()):
+            last = last_places.get(place["shard"])
+            if last is None or place["position"] > last["position"]:
+                last_places[place["shard"]] = place
+    if not last_places or len(last_places) < max(place["shards"] for place in last_places.values()):
         return None
-    position = max(place["position"] for place in told.values())
-    usable = [place for place in told.values() if place["state"] is not None and place["state_position"] <= position]
+    position = max(place["position"] for place in last_places.values())
+    usable = [
+        place for place in last_places.values() if place["state"] is not None and place["state_position"] <= position
+    ]
     if not usable:
         return Beginning(position, 0, None)
     newest = max(usable, key=lambda place: (place["state_position"], -place["shard"]))
@@ -269,37 +271,37 @@ def opened(task: Any, slot: int, slots: int, seed: int) -> Stream:
     stream = task.stream(slot, slots, seed)
     missing = [name for name in METHODS if not callable(getattr(stream, name, None))]
     if missing:
-        found = f"a {type(stream).__name__} without {', '.join(missing)}"
-        do = "Return an iterator with a state, as Grain's are; of a torch DataLoader, LoaderStream(loader)."
-        raise DataError(OPENING, "an object with __next__, get_state and set_state", found, do)
+        actual = f"a {type(stream).__name__} without {', '.join(missing)}"
+        remedy = "Return an iterator with a state, as Grain's are; of a torch DataLoader, LoaderStream(loader)."
+        raise DataError(OPENING, "an object with __next__, get_state and set_state", actual, remedy)
     return stream  # type: ignore[no-any-return]
 
 
-def taken(stream: Stream, position: int) -> Any:
+def next_batch(stream: Stream, position: int) -> Any:
     """The next batch, which is that of `position`. DataError at the end of a stream."""
     try:
         return next(stream)
     except StopIteration:
-        do = "Let it begin anew at its end, for example with .repeat() of Grain; the token budget ends the run."
-        raise DataError("Reading task.stream", "batches without end", f"the end after {position}", do) from None
+        remedy = "Let it begin anew at its end, for example with .repeat() of Grain; the token budget ends the run."
+        raise DataError("Reading task.stream", "batches without end", f"the end after {position}", remedy) from None
 
 
 def first_batch(task: Any, seed: int, slot: int = 0) -> Any:
     """A batch like those that learners in this slot train on."""
     if getattr(task, "stream", None) is None:
         return task.batch(At(seed, slot, 0))
-    return taken(opened(task, slot, slot + 1, seed), 0)
+    return next_batch(opened(task, slot, slot + 1, seed), 0)
 
 
 def packed(state: Any) -> State | None:
     """A state as it travels; None where msgpack does not restore it, or it is too large."""
     try:
-        found = msgpack.packb(state)
-        if len(found) > STATE_SIZE_BYTES_MAX or msgpack.unpackb(found, strict_map_key=False) != state:
+        data = msgpack.packb(state)
+        if len(data) > STATE_SIZE_BYTES_MAX or msgpack.unpackb(data, strict_map_key=False) != state:
             return None
     except (TypeError, ValueError, OverflowError):
         return None
-    return np.frombuffer(found, np.uint8)
+    return np.frombuffer(data, np.uint8)
 
 
 def unpacked(state: State) -> Any:
@@ -321,12 +323,12 @@ class LoaderStream:
 
     def __init__(self, loader: Any, *, seed: int = 0) -> None:
         if not hasattr(loader, "__iter__") or hasattr(loader, "__next__"):
-            found, do = f"a {type(loader).__name__}", "Pass the DataLoader itself, not iter(loader)."
-            raise DataError(_DOING, "a loader that can be iterated again and again", found, do)
+            actual, remedy = f"a {type(loader).__name__}", "Pass the DataLoader itself, not iter(loader)."
+            raise DataError(_DOING, "a loader that can be iterated again and again", actual, remedy)
         shuffles = type(getattr(loader, "sampler", None)).__name__ == "RandomSampler"
         if shuffles and getattr(loader, "generator", None) is None:
-            do = "Pass generator=torch.Generator() to the DataLoader, or a sampler with set_epoch."
-            raise DataError(_DOING, "an order that can be repeated", "shuffle=True without a generator", do)
+            remedy = "Pass generator=torch.Generator() to the DataLoader, or a sampler with set_epoch."
+            raise DataError(_DOING, "an order that can be repeated", "shuffle=True without a generator", remedy)
         self._loader, self._seed = loader, seed
         self._epoch = self._count = 0
         self._batches: Iterator[Any] | None = None

@@ -182,14 +182,14 @@ def _vocabulary(sources: Sequence[CorpusFile], vocabulary: int | None) -> int:
     texts = [source.path for source in sources if not source.holds_tokens]
     tokens = [source.path for source in sources if source.holds_tokens]
     if texts and tokens:
-        found = f"text ({texts[0]}) and tokens ({tokens[0]})"
-        raise DataError(READING, "text files or token files (.npy, .bin)", found, "Train on one kind.")
+        actual = f"text ({texts[0]}) and tokens ({tokens[0]})"
+        raise DataError(READING, "text files or token files (.npy, .bin)", actual, "Train on one kind.")
     if texts and vocabulary is not None and vocabulary < BYTE_VOCABULARY:
         expected = f"a vocabulary of at least {BYTE_VOCABULARY}, because text ({texts[0]}) is read as bytes"
         raise DataError(READING, expected, f"vocabulary={vocabulary}", "Leave task.vocabulary out.")
     if tokens and vocabulary is None:
-        do = "Give task.vocabulary=N, or another file name if these are bytes."
-        raise DataError(READING, f"the vocabulary size of the tokens in {tokens[0]}", "none", do)
+        remedy = "Give task.vocabulary=N, or another file name if these are bytes."
+        raise DataError(READING, f"the vocabulary size of the tokens in {tokens[0]}", "none", remedy)
     return vocabulary or BYTE_VOCABULARY
 
 
@@ -205,12 +205,12 @@ def _read(source: CorpusFile, vocabulary: int, bin_dtype: np.dtype[Any]) -> Segm
             ids = np.fromfile(source.path, np.uint8)
     except (OSError, ValueError) as error:
         form = f"{bin_dtype.name} ids (task.token_dtype)" if source.path.endswith(".bin") else "a readable file"
-        do = "Correct the file, or leave it out."
-        raise DataError(READING, f"{form} in {source.path}", f"{type(error).__name__}: {error}", do) from error
+        remedy = "Correct the file, or leave it out."
+        raise DataError(READING, f"{form} in {source.path}", f"{type(error).__name__}: {error}", remedy) from error
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        found = f"{ids.dtype} of shape {ids.shape}"
-        do = "Save the ids as one integer array of one axis."
-        raise DataError(READING, f"integers along one axis in {source.path}", found, do)
+        actual = f"{ids.dtype} of shape {ids.shape}"
+        remedy = "Save the ids as one integer array of one axis."
+        raise DataError(READING, f"integers along one axis in {source.path}", actual, remedy)
     if source.holds_tokens:
         check_ids(ids[:CHECKED_TOKENS_MAX], vocabulary, source.path)
     return np.asarray(ids)

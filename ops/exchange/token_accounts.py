@@ -256,8 +256,8 @@ class FragmentLedger:
             return self.begin
         position = clock[1]
         if position > self.odometer.tokens:
-            found = f"found {position} merged."
-            raise ValueError(f"reading the clock: expected at most token {self.odometer.tokens}, {found}")
+            actual = f"found {position} merged."
+            raise ValueError(f"reading the clock: expected at most token {self.odometer.tokens}, {actual}")
         for first, last in self._unsettled:
             if first < position <= last:
                 self.refused -= position - first
@@ -287,7 +287,7 @@ class FragmentLedger:
         self.former, self._answered = [], None
 
 
-TOLD_MAX: Final = 16
+ROWS_MAX: Final = 16
 """Other lives in a report: in a large run, a receiver of many reports gets enough to cover all."""
 
 
@@ -297,13 +297,13 @@ class Totals:
     """Tokens by (slot, incarnation). They only grow, so the larger of two values holds."""
 
     trained: int = field(default=0, init=False)
-    _told: int = field(default=0, init=False)
+    _row_next: int = field(default=0, init=False)
     """The number of lives, in order of first appearance, that `next_told` has returned."""
     _tokens: defaultdict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int), init=False)
 
-    def hear(self, told: Iterable[Sequence[int]]) -> None:
+    def raise_to(self, rows: Iterable[Sequence[int]]) -> None:
         """Take the maximum, life by life, of the known and the given [slot, incarnation, tokens] triples."""
-        for slot, incarnation, tokens in told:
+        for slot, incarnation, tokens in rows:
             more = tokens - self._tokens[slot, incarnation]
             if more > 0:
                 self._tokens[slot, incarnation] = tokens
@@ -318,19 +318,19 @@ class Totals:
         """The tokens of one life; 0 if it is unknown."""
         return self._tokens.get((slot, incarnation), 0)
 
-    def told(self) -> list[list[int]]:
+    def rows(self) -> list[list[int]]:
         """[slot, incarnation, tokens] of every life, in this order, as an item carries it."""
         return [[slot, incarnation, tokens] for (slot, incarnation), tokens in sorted(self._tokens.items())]
 
-    def next_told(self, slot: int, incarnation: int) -> list[list[int]]:
+    def next_rows(self, slot: int, incarnation: int) -> list[list[int]]:
         """[slot, incarnation, tokens] of that life, and of at most TOLD_MAX others.
 
         Each call continues with the next ones, so that a frequent receiver soon knows all, even where some items do not
         arrive.
         """
         lives, own = list(self._tokens), (slot, incarnation)
-        if len(lives) <= TOLD_MAX:
-            return self.told()
-        chosen = {own} | {lives[(self._told + i) % len(lives)] for i in range(TOLD_MAX)}
-        self._told = (self._told + TOLD_MAX) % len(lives)
+        if len(lives) <= ROWS_MAX:
+            return self.rows()
+        chosen = {own} | {lives[(self._row_next + i) % len(lives)] for i in range(ROWS_MAX)}
+        self._row_next = (self._row_next + ROWS_MAX) % len(lives)
         return [[*life, self._tokens[life]] for life in sorted(chosen) if life in self._tokens]

@@ -53,12 +53,12 @@ def devices_of(island: IslandDevices | None) -> tuple[Any, ...]:
     if island is None:
         return devices
     kinds = {kind.casefold() for kind in island.kinds}
-    found = sorted({str(device.device_kind) for device in devices})
-    if kinds and not kinds.issuperset(map(str.casefold, found)):
+    present = sorted({str(device.device_kind) for device in devices})
+    if kinds and not kinds.issuperset(map(str.casefold, present)):
         raise IslandError(
             f"Opening an island: expected devices of kind {island.kinds[0]!r}, as its machine was declared, found "
-            f"{', '.join(map(repr, found))}. Correct `device` of the machine in the cluster file, or install what jax "
-            "needs for it there."
+            f"{', '.join(map(repr, present))}. Correct `device` of the machine in the cluster file, or install what "
+            "jax needs for it there."
         )
     if island.gang is not None:
         return _of_gang(island.devices or len(devices), island.gang.size)
@@ -67,8 +67,8 @@ def devices_of(island: IslandDevices | None) -> tuple[Any, ...]:
     end = island.begin + island.devices
     if len(devices) < end:
         raise IslandError(
-            f"Opening an island: expected {end} devices, found {len(devices)} of kind {found[0]!r}. Correct `devices` "
-            "of the machine in the cluster file."
+            f"Opening an island: expected {end} devices, found {len(devices)} of kind {present[0]!r}. Correct "
+            "`devices` of the machine in the cluster file."
         )
     return devices[island.begin : end]
 
@@ -110,14 +110,14 @@ class FetchedCodes(NamedTuple):
 class DeviceCodes:
     """The codes of one fragment's outer gradient, on their way to the host."""
 
-    def __init__(self, fragment: Fragment, push: str, made: Sequence[jax.Array]) -> None:
-        self._fragment, self._push, self._made = fragment, push, made
-        for each in made:
+    def __init__(self, fragment: Fragment, push: str, arrays: Sequence[jax.Array]) -> None:
+        self._fragment, self._push, self._arrays = fragment, push, arrays
+        for each in arrays:
             each.copy_to_host_async()
 
     def fetch(self) -> FetchedCodes:
         """Wait for them."""
-        codes, scales, squares = map(np.asarray, self._made)
+        codes, scales, squares = map(np.asarray, self._arrays)
         each = scales.astype(np.float64) ** 2 * squares
         firsts = np.cumsum([0, *block_counts(self._fragment)[:-1]])
         norms = np.sqrt(np.add.reduceat(each, firsts)).astype(np.float32)
@@ -134,8 +134,8 @@ def coded(fragment: Fragment, push: str, values: Sequence[Any], anchors: Sequenc
     """
     own = jnp.split(levels, np.cumsum(block_counts(fragment))[:-1])
     units = zip(fragment.units, anchors, values, own, strict=True)
-    made = [_unit(push, _gradient(unit.dtype, anchor, held), each) for unit, anchor, held, each in units]
-    return [jnp.concatenate(parts) for parts in zip(*made, strict=True)]
+    unit_codes = [_unit(push, _gradient(unit.dtype, anchor, held), each) for unit, anchor, held, each in units]
+    return [jnp.concatenate(parts) for parts in zip(*unit_codes, strict=True)]
 
 
 def _gradient(dtype: str, anchor: Any, values: Any) -> Any:

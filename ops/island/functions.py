@@ -292,8 +292,8 @@ class Functions:
             leaves = [merged[i] for i in touched]
             yield DeviceCall(f"extract/{number}", functions.extract, (leaves,))
             for push in codes:
-                given = leaves, functions.shapes(), levels_of(functions.fragment, push)
-                yield DeviceCall(f"code/{push}/{number}", functions.code[push], given)
+                arguments_of_code = leaves, functions.shapes(), levels_of(functions.fragment, push)
+                yield DeviceCall(f"code/{push}/{number}", functions.code[push], arguments_of_code)
             yield DeviceCall(f"replace/{number}", functions.replace, (leaves, functions.shapes()))
             if functions.adopt is not functions.replace:
                 yield DeviceCall(f"adopt/{number}", functions.adopt, (leaves, functions.shapes()))
@@ -320,9 +320,9 @@ class Functions:
         if load is None:
             return self.first(jax.random.key(seed))  # type: ignore[no-any-return]
         loaded = [load(name, shape) for name, shape in zip(self.names, self.shapes, strict=True)]
-        made = loaded if all(leaf is not None for leaf in loaded) else self.first(jax.random.key(seed))
-        chosen = zip(made, loaded, self.shapes, strict=True)
-        leaves = [own if given is None else np.asarray(given, shape.dtype) for own, given, shape in chosen]
+        initial = loaded if all(leaf is not None for leaf in loaded) else self.first(jax.random.key(seed))
+        chosen = zip(initial, loaded, self.shapes, strict=True)
+        leaves = [own if own_leaf is None else np.asarray(own_leaf, shape.dtype) for own, own_leaf, shape in chosen]
         return self.copy(self.put(leaves))  # type: ignore[no-any-return]
 
     def model(self, merged: Sequence[Any], others: Sequence[Any]) -> Any:
@@ -363,8 +363,8 @@ class Functions:
 
     def _joined(self, merged: Sequence[Any], local: Sequence[Any], count: int) -> list[Any]:
         """The first `count` leaves of a state, in its order, with random keys as such."""
-        found = dict(zip(self.merged, merged, strict=True)) | dict(zip(self._local, local, strict=False))
-        return [jax.random.wrap_key_data(found[i]) if is_key(self._shapes[i]) else found[i] for i in range(count)]
+        leaves = dict(zip(self.merged, merged, strict=True)) | dict(zip(self._local, local, strict=False))
+        return [jax.random.wrap_key_data(leaves[i]) if is_key(self._shapes[i]) else leaves[i] for i in range(count)]
 
 
 def words_of(life: LearnerLife) -> np.ndarray[Any, np.dtype[np.uint32]]:

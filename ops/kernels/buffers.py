@@ -52,7 +52,7 @@ class _Shelf:
         """Free blocks, and since when."""
         self._is_looking = False
 
-    def take(self, size_bytes: int) -> NDArray[np.uint8]:
+    def claim(self, size_bytes: int) -> NDArray[np.uint8]:
         """A block of at least `size_bytes`: the smallest on the shelf, if at most a quarter larger, or new memory."""
         with self._lock:
             fitting = [block for block, _ in self._blocks if size_bytes <= len(block) <= size_bytes + size_bytes // 4]
@@ -113,7 +113,7 @@ def empty(size: int) -> Float32:
     if not _is_lent(size):
         block = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
         return block[(start := -block.ctypes.data % _ALIGNMENT_BYTES) : start + size_bytes].view(np.float32)
-    block = _shelf.take(size_bytes + _ALIGNMENT_BYTES)
+    block = _shelf.claim(size_bytes + _ALIGNMENT_BYTES)
     lease = (ctypes.c_uint8 * len(block)).from_buffer(block.data)
     # numpy shortens chains of views only down to the first base that is no array: every view keeps the lease.
     weakref.finalize(lease, _shelf.put, block).atexit = False

@@ -54,7 +54,7 @@ class Feed:
         """The position of the batch that was taken last."""
         return self._position - 1
 
-    def hear(self, cursor: Cursor) -> None:
+    def accept(self, cursor: Cursor) -> None:
         """Store the position at which this life begins, and the state of a later batch."""
         if not self.is_placed:
             self.reached = self._position = cursor["begin"]
@@ -63,14 +63,14 @@ class Feed:
             self._ahead.append((cursor["position"], cursor["state"]))
             self._settle()
 
-    def take(self, *, is_trained: bool = True) -> None:
+    def advance(self, *, is_trained: bool = True) -> None:
         """Count a batch that was taken; at the end of a run it is not trained on."""
         self._position += 1
         if is_trained:
             self.reached = self._position
             self._settle()
 
-    def told(self) -> list[Any] | None:
+    def reached_state(self) -> list[Any] | None:
         """The newest state whose position is reached, as [position, state]."""
         return None if self._state is None else list(self._state)
 
@@ -201,7 +201,7 @@ class Answers:
             values=values,
             anchor=None if held is None else held.anchor,
             positions=[[self._slot, self._feed.reached]],
-            state=self._feed.told(),
+            state=self._feed.reached_state(),
         )
         if held is not None and held.ledger.former:
             capture["former"] = held.ledger.former

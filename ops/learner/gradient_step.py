@@ -162,9 +162,9 @@ class ElasticStep:
     ) -> list[tuple[str, Any]]:
         """Perform one step; `batch` and `call` are None in the first firing, which only announces this learner."""
         if cursor is not None:
-            self._feed.hear(cursor)
+            self._feed.accept(cursor)
         if batch is not None:
-            self._feed.take()
+            self._feed.advance()
         emitted = [each for item in (call or {}).values() for each in self._follow(batch, item)]
         emitted += self._reporter.report(self._phase)
         self.is_idle = False
@@ -235,7 +235,7 @@ class ElasticStep:
             values=gradient,
             state=None if state is None else list(state),
             positions=[[self._slot, self._feed.reached]],
-            stream=self._feed.told(),
+            stream=self._feed.reached_state(),
         )
         return [("vote", vote)]
 
@@ -259,8 +259,8 @@ class GradientStep:
         self._task, self._learners, self._budget, self._emit_every = task, learners, tokens, emit_every
         self._phase: Literal["ready", "stepping", "final"] = "ready"
         self._heard: dict[int, Mapping[str, Any]] = {}
-        self._saying: dict[str, Any] = {}
-        self._said: Mapping[str, Any] = {}
+        self._greeting_next: dict[str, Any] = {}
+        self._greeting: Mapping[str, Any] = {}
         self._trained = self._steps_before = 0
         self._has_state = True
         self._is_due = Due(snapshot_seconds)
@@ -286,7 +286,7 @@ class GradientStep:
         self._context = context
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._has_state = self._incarnation == 1
-        self._saying = {"slot": self._slot, "incarnation": self._incarnation}
+        self._greeting_next = {"slot": self._slot, "incarnation": self._incarnation}
         batch = first_batch(self._task, context.seed, self._slot)
         self._learner = gradient_learner_of(self._task, context.seed, batch, context.island)
         self._reporter = Reporter(context, self._learner.device_kind)
@@ -303,7 +303,7 @@ class GradientStep:
 
         RuntimeError in a life that comes back while others step.
         """
-        self._is_asked |= any(told["stop"] for told in (control or {}).values())
+        self._is_asked |= any(item["stop"] for item in (control or {}).values())
         self._take(newest(kept))
         emitted = self._greet(hello)
         if mean is not None:
@@ -338,24 +338,28 @@ class GradientStep:
 
         RuntimeError where another steps with a former life of this learner.
         """
-        self._heard.update({said["slot"]: said for said in (hello or {}).values()})
+        self._heard.update({greeting["slot"]: greeting for greeting in (hello or {}).values()})
         if self._phase == "ready":
-            lives = sorted([said["slot"], said["incarnation"]] for said in self._heard.values())
-            self._saying |= {"at": self._trained, "hears_all": self._has_state and len(lives) == self._learners}
+            lives = sorted([greeting["slot"], greeting["incarnation"]] for greeting in self._heard.values())
+            self._greeting_next |= {"at": self._trained, "hears_all": self._has_state and len(lives) == self._learners}
             me = [self._slot, self._incarnation]
-            if any(said["steps"] and me not in said["lives"] for said in self._heard.values()):
+            if any(greeting["steps"] and me not in greeting["lives"] for greeting in self._heard.values()):
                 raise RuntimeError(
                     f"learner {self._slot} died, and data-parallel cannot go on without it: the others wait for its "
                     "gradient. Train anew, or by elastic-data-parallel, which goes on with those that are left"
                 )
-            agreeing = [said for said in self._heard.values() if said["hears_all"] and said["at"] == self._trained]
+            agreeing = [
+                greeting
+                for greeting in self._heard.values()
+                if greeting["hears_all"] and greeting["at"] == self._trained
+            ]
             if self._has_state and len(agreeing) == self._learners:
                 self._phase = "stepping"
-            self._saying |= {"lives": lives, "steps": self._phase == "stepping"}
-        if self._saying == self._said:
+            self._greeting_next |= {"lives": lives, "steps": self._phase == "stepping"}
+        if self._greeting_next == self._greeting:
             return []
-        self._said = dict(self._saying)
-        return [("hello", self._said), *([("place", self._place())] if self._said["steps"] else [])]
+        self._greeting = dict(self._greeting_next)
+        return [("hello", self._greeting), *([("place", self._place())] if self._greeting["steps"] else [])]
 
     def _step(self, batch: Any, mean: Mean | dict[str, Any]) -> list[tuple[str, Any]]:
         """Step along the mean, and send the next gradient, unless this was the last step."""
@@ -394,7 +398,7 @@ class GradientStep:
         steps, leaves = self._steps_before + self._reporter.step, list(self._learner.state())
         totals = [
             [slot, incarnation, self._reporter.step * of_slot(self._task.tokens_per_batch, slot)]
-            for slot, incarnation in self._said["lives"]
+            for slot, incarnation in self._greeting["lives"]
         ]
         return [
             (

@@ -132,7 +132,7 @@ class InnerStep:
         self._step_tokens = of_slot(self._task.tokens_per_batch, self._slot)
         if "parameters" not in context.connected:
             self._emit_every = 0
-        self._learner = self._made(context)
+        self._learner = self._learner_of(context)
         self._answers = Answers(
             self._slot,
             self._incarnation,
@@ -156,17 +156,17 @@ class InnerStep:
         if not self._fragments:
             self._learner.begin()
 
-    def work(self, told: Mapping[str, Any], host: Any, **at: Any) -> None:
+    def work(self, spec: Mapping[str, Any], host: Any, **at: Any) -> None:
         """Compute for the host of this body, in a process of its own: the loop of a worker of an elastic island."""
         from isthmus.ops.elastic.worker import work
 
-        work((self._task, self._fragments, self._alpha), told, host, batches=None, **at)
+        work((self._task, self._fragments, self._alpha), spec, host, batches=None, **at)
 
-    def _made(self, context: Any) -> LastingLearning:
+    def _learner_of(self, context: Any) -> LastingLearning:
         """The learner of this island; also stored as `_sole` if the island has no other processes."""
 
         def where() -> Step:
-            return Step(self._feed.latest, self._feed.told())
+            return Step(self._feed.latest, self._feed.reached_state())
 
         island, life = context.island, LearnerLife(context.seed, self._slot, self._incarnation)
         if island is not None and island.elastic is not None:
@@ -196,21 +196,21 @@ class InnerStep:
         before = self._phase, self.is_idle
         has_news = update is not None or control is not None or bool(pull)
         if cursor is not None:
-            self._feed.hear(cursor)
+            self._feed.accept(cursor)
             self._move_on()
         if update is not None:
             self._adopt_all(update)
         if control is not None:
-            self._hear(control)
+            self._follow_control(control)
         if loan:
-            self._inheritance.borrowed(self._lending.hear(loan))
+            self._inheritance.borrowed(self._lending.accept(loan))
         answers = self._answer(pull) if pull else []
         answers += self._answers.postponed(is_last=self._is_last)
         if answers:
             yield answers
         has_stepped = batch is not None and self._phase == "stepping" and not self._is_spent()
         if batch is not None:
-            self._feed.take(is_trained=has_stepped)
+            self._feed.advance(is_trained=has_stepped)
         if has_stepped:
             self._train(batch)
         if self._phase == "final":
@@ -223,7 +223,7 @@ class InnerStep:
         has_changed = self._reported_step < 0 or before != (self._phase, self.is_idle)
         if has_changed or self._is_report_due(now, has_news=has_news):
             emitted += self._reports(now, has_changed=has_changed)
-        return last + emitted + self._lending.news(is_sick=self._sick)
+        return last + emitted + self._lending.announcements(is_sick=self._sick)
 
     @property
     def phase(self) -> Literal["ready", "stepping", "final"]:
@@ -246,7 +246,7 @@ class InnerStep:
 
     def drop(self) -> None:
         """Count a batch that is not trained on."""
-        self._feed.take(is_trained=False)
+        self._feed.advance(is_trained=False)
 
     def _is_spent(self) -> bool:
         """Whether the tokens known to be trained make up the budget: then no more steps are needed."""
@@ -268,7 +268,7 @@ class InnerStep:
             return
         p, version = update["fragment"], (update["version"][0], update["version"][1])
         if update["kind"] not in AGAIN or not self._inheritance.is_whole:
-            self._totals.hear(update["totals"])
+            self._totals.raise_to(update["totals"])
         held = self._held[p]
         # No share of the zeros before a first version may survive, nor of values that are not finite.
         adopt = self._learner.replace if held is None or self._sick else self._learner.adopt
@@ -297,7 +297,7 @@ class InnerStep:
             return
         if self._phase == "ready" and ((self._feed.is_placed and not self._inheritance.is_awaited) or self._is_over):
             self._learner.restart()
-            self._totals = self._inheritance.take() or self._totals
+            self._totals = self._inheritance.take_over() or self._totals
             self._phase = "stepping"
         if self._is_over:
             self._phase = "final"
@@ -311,10 +311,10 @@ class InnerStep:
         is_refused = [self._slot, self._incarnation] in update["refused"]
         return update["kind"] not in AGAIN and (self._sick or is_refused or update["kind"] == "final")
 
-    def _hear(self, control: Mapping[Any, Control]) -> None:
+    def _follow_control(self, control: Mapping[Any, Control]) -> None:
         """Store the progress of the run and a request to stop, where no syncer pulls."""
         for item in control.values():
-            self._totals.hear(item["totals"])
+            self._totals.raise_to(item["totals"])
             self._budget = item["tokens"]
             if item["stop"] and not self._fragments:
                 self._phase = "final"
@@ -331,7 +331,7 @@ class InnerStep:
     def _answer(self, pull: Mapping[Any, Round]) -> list[tuple[str, Any]]:
         """The captures that answer these pulls."""
         for request in pull.values():
-            self._totals.hear(request["totals"])
+            self._totals.raise_to(request["totals"])
         answers = self._answers.to(pull)
         if self._answers.is_final:
             self._phase = "final"
@@ -403,8 +403,8 @@ class InnerStep:
             self._stepping = now - self._first_at
         self._context.publish({"phase": self._phase, "step": self._odometer.steps, "sick": self._sick})
         progress = self._progress()
-        told: list[tuple[str, Any]] = [("progress", progress)] if is_paced else []
-        return [*told, ("report", self._report(progress))] if is_watched else told
+        for_pacer: list[tuple[str, Any]] = [("progress", progress)] if is_paced else []
+        return [*for_pacer, ("report", self._report(progress))] if is_watched else for_pacer
 
     def _progress(self) -> Progress:
         progress = Progress(
@@ -416,7 +416,7 @@ class InnerStep:
             step_time=round(self._step_time),
             delay_steps=self._delay_steps,
             epochs=[0 if held is None else held.ledger.base[0] for held in self._held],
-            totals=self._totals.next_told(self._slot, self._incarnation),
+            totals=self._totals.next_rows(self._slot, self._incarnation),
         )
         if self._tells_links:
             progress["links"] = [[*link, *rate] for link, rate in sorted(self._context.traffic.goodput.items())]

@@ -69,24 +69,24 @@ class Lending:
         """None before the first step."""
         self._has_taken = False
         self._to: list[int] | None = None
-        self._told: tuple[Any, ...] = ()
+        self._announced: tuple[Any, ...] = ()
 
     def begin(self, *, is_anew: bool) -> None:
         """Record the first step, with local leaves that were created anew, or are those of a life before."""
         self._lacks, self._has_taken = is_anew, not is_anew
 
-    def hear(self, loans: Mapping[Any, Loan]) -> list[Any] | None:
+    def accept(self, loans: Mapping[Any, Loan]) -> list[Any] | None:
         """Take lent leaves, and requests to lend; returns ["peer", slot, step] of the life whose leaves were taken."""
         began = None
         for loan in loans.values():
             if (loan["slot"], loan["incarnation"]) != (self._slot, self._incarnation):
                 continue
             self._to = loan["to"]
-            if loan["by"] is not None and self._lacks and self._take(loan):
+            if loan["by"] is not None and self._lacks and self._borrow(loan):
                 began = ["peer", loan["by"][0], loan["step"]]
         return began
 
-    def _take(self, loan: Loan) -> bool:
+    def _borrow(self, loan: Loan) -> bool:
         self._lacks = False  # Leaves of another form are not requested again.
         with suppress(ValueError):
             self._has_taken = self._learner is not None and self._learner.borrow(
@@ -94,17 +94,17 @@ class Lending:
             )
         return self._has_taken
 
-    def news(self, *, is_sick: bool) -> list[tuple[str, Moments]]:
+    def announcements(self, *, is_sick: bool) -> list[tuple[str, Moments]]:
         """The announcement of this life's loans, where it has changed."""
         if self._learner is None or self._lacks is None:
             return []
         self._lacks = self._lacks and self._odometer.steps < BORROW_STEPS
         lends = self._has_taken or self._odometer.steps >= 2 * BORROW_STEPS
-        if self._told == (self._lacks, lends, self._to):
+        if self._announced == (self._lacks, lends, self._to):
             return []
-        self._told = self._lacks, lends, self._to
+        self._announced = self._lacks, lends, self._to
         leaves = self._learner.lend() if self._to is not None and lends and not is_sick else []
-        told = Moments(
+        moments = Moments(
             slot=self._slot,
             incarnation=self._incarnation,
             lacks=self._lacks,
@@ -113,7 +113,7 @@ class Lending:
             step=self._odometer.steps,
             leaves=[packed(leaf) for leaf in leaves],
         )
-        return [("moments", told)]
+        return [("moments", moments)]
 
 
 FIRST_NS: Final = 1_000_000_000
@@ -159,19 +159,19 @@ class _Making:
         self.is_whole = self.is_lost = False
         self._leaves = iter(leaves())
 
-    def take(self) -> list[np.ndarray[Any, Any]]:
+    def next_leaves(self) -> list[np.ndarray[Any, Any]]:
         """The next leaves; after the last `is_whole`."""
-        taken: list[np.ndarray[Any, Any]] = []
+        leaves: list[np.ndarray[Any, Any]] = []
         held = 0
-        while not taken or held < HELD_BYTES_MAX:
+        while not leaves or held < HELD_BYTES_MAX:
             leaf = next(self._leaves, None)
             if leaf is None:
                 self.is_whole = True
                 break
-            taken.append(leaf)
+            leaves.append(leaf)
             self.forms.append(form_of(leaf))
             held += leaf.nbytes
-        return taken
+        return leaves
 
     def write(self, data: bytes | memoryview) -> None:
         """Write bytes in bounded parts; nothing more once the disk has taken less than a part."""
@@ -201,7 +201,7 @@ class LocalCopies:
         self._thread: threading.Thread | None = None
         self._making: _Making | None = None
 
-    def found(self) -> Copy | None:
+    def former(self) -> Copy | None:
         """The copy of a former life; None if there is none that can be read."""
         try:
             data = memoryview(self._disk.read(self._path))
@@ -226,13 +226,13 @@ class LocalCopies:
         not change afterwards."""
         now = self._now()
         making = self._making = self._making or _Making(step, now, leaves)
-        taken = making.take()
+        chunk = making.next_leaves()
         making.took += self._now() - now
         if making.is_whole:
             self._making = None
             self._pause = min(2 * self._pause, EVERY_NS)
             self._next_at = making.begun + max(self._pause, SHARE * making.took)
-        self._thread = threading.Thread(target=self._write, args=(making, taken), name="local copy", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(making, chunk), name="local copy", daemon=True)
         self._thread.start()
 
     def settle(self) -> None:
@@ -251,8 +251,8 @@ class LocalCopies:
                 making.write(flat(leaves.pop(0)).data)
             if making.is_whole:
                 header = _Header(self._slot, self._incarnation, making.step, making.forms)
-                told = msgspec.msgpack.encode(header)
-                making.write(told + len(told).to_bytes(_LENGTH, "big"))
+                footer = msgspec.msgpack.encode(header)
+                making.write(footer + len(footer).to_bytes(_LENGTH, "big"))
                 making.write(making.digest.digest())
                 if making.file is not None:
                     making.file.close()
@@ -262,8 +262,8 @@ class LocalCopies:
             making.is_lost = True
 
     def _read(self, data: memoryview) -> Copy | None:
-        told, body = data[-_DIGEST:], data[:-_DIGEST]
-        if bytes(data[: len(_MAGIC)]) != _MAGIC or xxhash.xxh3_128_digest(body) != told:
+        digest, body = data[-_DIGEST:], data[:-_DIGEST]
+        if bytes(data[: len(_MAGIC)]) != _MAGIC or xxhash.xxh3_128_digest(body) != digest:
             return None
         end = len(body) - _LENGTH
         begin = end - int.from_bytes(body[end:], "big")
@@ -332,7 +332,7 @@ class Inheritance:
         """Record that local leaves of another learner were taken, if any were."""
         self.began = began or self.began
 
-    def take(self) -> Totals | None:
+    def take_over(self) -> Totals | None:
         """Take over the state that was found, once all fragments are held and the local leaves are created anew.
 
         Where this life continues from a cut, returns the progress of the run as known at the cut.
@@ -342,7 +342,7 @@ class Inheritance:
             return None
         if own is not None and self._take_own(own):
             totals = Totals()  # The totals that this life has received since may exceed those at the cut.
-            totals.hear(own["totals"])
+            totals.raise_to(own["totals"])
             self.began = ["snapshot", own["incarnation"], sum(count for _, count, _, _ in own["standings"])]
             return totals
         if self._has_copies:
@@ -350,7 +350,7 @@ class Inheritance:
         return None
 
     def _take_copy(self) -> None:
-        copy = None if self._copies is None else self._copies.found()
+        copy = None if self._copies is None else self._copies.former()
         if copy is not None and self._learner.take_local(copy.leaves):
             self.began = ["copy", copy.incarnation, copy.step]
         else:
@@ -403,7 +403,7 @@ class Inheritance:
         is_whole = self._has_alpha or any(due is None for _, _, due, _ in standings)
         leaves = [packed(leaf) for leaf in self._learner.own(whole=is_whole)]
         return Own(
-            slot=self._slot, incarnation=self._incarnation, standings=standings, totals=totals.told(), leaves=leaves
+            slot=self._slot, incarnation=self._incarnation, standings=standings, totals=totals.rows(), leaves=leaves
         )
 
     def _standing(self, p: int, overlap: int) -> list[Any]:

@@ -63,22 +63,22 @@ class Claim(NamedTuple):
 
 def digest_of(values: Any, clock: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> str:
     """The digest of a version: of its values, float32, and of the clock and positions of the work in them."""
-    told = msgspec.msgpack.encode([[list(row) for row in clock], [list(row) for row in positions]])
-    return xxhash.xxh3_128_hexdigest(xxhash.xxh3_128_digest(memoryview(values).cast("B")) + told)
+    sources = msgspec.msgpack.encode([[list(row) for row in clock], [list(row) for row in positions]])
+    return xxhash.xxh3_128_hexdigest(xxhash.xxh3_128_digest(memoryview(values).cast("B")) + sources)
 
 
-def is_denied(claim: Claim, known: Mapping[tuple[int, int], str]) -> bool:
+def is_denied(claim: Claim, digests: Mapping[tuple[int, int], str]) -> bool:
     """Whether holders of the model know the claimed version, with another digest."""
-    return known.get(claim.version, claim.digest) != claim.digest
+    return digests.get(claim.version, claim.digest) != claim.digest
 
 
-def believed(claims: Sequence[Claim], known: Mapping[tuple[int, int], str]) -> Claim | None:
-    """The claim to continue from; None if all are denied. `known` are digests by version."""
-    sound = [claim for claim in claims if not is_denied(claim, known)]
+def believed(claims: Sequence[Claim], digests: Mapping[tuple[int, int], str]) -> Claim | None:
+    """The claim to continue from; None if all are denied. `digests` are digests by version."""
+    sound = [claim for claim in claims if not is_denied(claim, digests)]
     if not sound:
         return None
     versions = sorted((claim.version for claim in sound), reverse=True)
-    credible = max(versions[(len(versions) - 1) // 2], max(known, default=(0, 0)))
+    credible = max(versions[(len(versions) - 1) // 2], max(digests, default=(0, 0)))
     agreeing = Counter((claim.version, claim.digest) for claim in sound)
     return max(
         (claim for claim in sound if claim.version <= credible),
@@ -95,7 +95,7 @@ def is_majority(count: int, of: int) -> bool:
     return 2 * count > of
 
 
-class Hearsay:
+class RelayedTotals:
     """Believed tokens by (slot, incarnation) (`totals`)."""
 
     def __init__(self) -> None:
@@ -112,18 +112,18 @@ class Hearsay:
         life = report["slot"], report["incarnation"]
         self._own.add(life)
         self._claims.pop(life, None)
-        self.totals.hear([[*life, report["tokens"]]])
+        self.totals.raise_to([[*life, report["tokens"]]])
         for slot, incarnation, tokens in report["totals"]:
             if (slot, incarnation) not in self._own and tokens > self.totals.of(slot, incarnation):
                 self._hear_claim((slot, incarnation), report["slot"], tokens, live, learners)
 
-    def hear_recorder(self, told: Iterable[Sequence[int]]) -> None:
+    def hear_recorder(self, rows: Iterable[Sequence[int]]) -> None:
         """Add the recorder's numbers of lives that have not reported themselves."""
-        self.totals.hear(each for each in told if (each[0], each[1]) not in self._own)
+        self.totals.raise_to(each for each in rows if (each[0], each[1]) not in self._own)
 
     def slots(self) -> set[int]:
         """All slots that any source has mentioned, believed or not."""
-        return {slot for slot, *_ in self.totals.told()} | {slot for slot, _ in self._claims}
+        return {slot for slot, *_ in self.totals.rows()} | {slot for slot, _ in self._claims}
 
     def _hear_claim(
         self, life: tuple[int, int], by: int, tokens: int, live: Callable[[], Collection[int]], learners: int
@@ -133,10 +133,10 @@ class Hearsay:
         claims = self._claims.setdefault(life, {})
         claims[by] = max(tokens, claims.get(by, 0))
         slots = live()
-        said = sorted((each for slot, each in claims.items() if slot in slots), reverse=True)
+        amounts = sorted((each for slot, each in claims.items() if slot in slots), reverse=True)
         needed = max(learners, len(slots)) // 2
-        if len(said) > needed:
-            self.totals.hear([[*life, said[needed]]])
+        if len(amounts) > needed:
+            self.totals.raise_to([[*life, amounts[needed]]])
 
 
 HOLDERS: Final = ("evaluator", "recorder")
@@ -152,7 +152,7 @@ class Hold:
     def __init__(self, *, role: str, shards: int) -> None:
         self._role, self._shards = role, shards
         self._held: dict[int, Update] = {}
-        self._told: Held | None = None
+        self._sent: Held | None = None
         self._given: dict[int, tuple[int, list[Any]]] = {}
         """Fragment -> the life of its shard for which copies were sent, and its row in `Held.given`."""
 
@@ -163,8 +163,8 @@ class Hold:
     def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:
         """Store new updates; emit the copies to send, those to withdraw, and the held versions, if they changed."""
         for item in (update or {}).values():
-            known = self._held.get(item["fragment"])
-            if known is None or item["version"] >= known["version"]:
+            newest = self._held.get(item["fragment"])
+            if newest is None or item["version"] >= newest["version"]:
                 self._held[item["fragment"]] = item
         lives = {
             member.replica.slot: member.incarnation
@@ -175,12 +175,12 @@ class Hold:
         merged = sorted(fragment for fragment, held in self._held.items() if held["version"][1])
         role = self._context.member.replica.role
         for fragment, held in sorted(self._held.items()):
-            life, given = lives.get(fragment % self._shards, 0), self._given.get(fragment, (0,))[0]
-            if held["version"][0] < life and given < life:
+            life, life_given = lives.get(fragment % self._shards, 0), self._given.get(fragment, (0,))[0]
+            if held["version"][0] < life and life_given < life:
                 lengths = cast(dict[str, Any], held).get("lengths", [])
                 self._given[fragment] = life, [fragment, *held["version"], _digest(held), lengths]
                 emitted += self._gifts(held)
-            elif given and held["version"][0] >= given:
+            elif life_given and held["version"][0] >= life_given:
                 del self._given[fragment]
                 emitted.append(("copy", withdrawn(fragment)))
         own = {
@@ -190,10 +190,10 @@ class Hold:
             "lives": [[shard, life] for shard, life in sorted(lives.items())],
             "given": [row for _, (_, row) in sorted(self._given.items())],
         }
-        told = cast(Held, {**own, **self._of_disk()})
-        if told != self._told:
-            self._told = told
-            emitted.append(("held", told))
+        message = cast(Held, {**own, **self._of_disk()})
+        if message != self._sent:
+            self._sent = message
+            emitted.append(("held", message))
         return emitted or None
 
     def _gifts(self, held: Update) -> list[tuple[str, Any]]:
@@ -245,9 +245,9 @@ def packed(leaf: np.ndarray[Any, Any]) -> list[Any]:
     return [*form_of(leaf), flat(leaf)]
 
 
-def unpacked(told: Sequence[Any]) -> np.ndarray[Any, Any]:
+def unpacked(leaf: Sequence[Any]) -> np.ndarray[Any, Any]:
     """The packed leaf; ValueError if it is invalid."""
-    name, shape, data = told
+    name, shape, data = leaf
     return formed(np.asarray(data), name, shape)
 
 

@@ -42,7 +42,7 @@ from isthmus.ops.exchange.messages import (
     last_merged,
 )
 from isthmus.ops.exchange.token_accounts import Totals
-from isthmus.ops.recovery.hold import Hearsay, ShardMemory
+from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory
 from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE, START_WAIT, Start
 from isthmus.ops.syncer.schedule import LearnerRoster, Placing, learners_live
 from isthmus.ops.syncer.terms import Conditions, everybody, last
@@ -81,8 +81,8 @@ class Conductor:
     @staticmethod
     def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
         """The forms of the messages of learners, recorder and holders."""
-        told = schemas.progress(fragments, step_tokens)
-        return {"progress": told, "control": schemas.CONTROL, "held": schemas.HELD}
+        report = schemas.progress(fragments, step_tokens)
+        return {"progress": report, "control": schemas.CONTROL, "held": schemas.HELD}
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Conductor:
         self._fragments, self._interval, self._overlap = fragments, interval, overlap
         self._learners, self._budget, self._step_tokens = learners, tokens, tokens_per_batch
         self._start, self._roster = Start(learners), LearnerRoster()
-        self._hearsay = Hearsay()
-        self._totals = self._hearsay.totals  # As reported, at any time.
+        self._relayed = RelayedTotals()
+        self._totals = self._relayed.totals  # As reported, at any time.
         self._counted = Totals()  # Up to the last capture that was merged.
         self._open: dict[int, Turn] = {}  # By fragment.
         self._opened_at: dict[int, int] = {}
@@ -113,7 +113,7 @@ class Conductor:
         self._placing = Placing()
         self._published: dict[int, ReachedPositions] = {}
         """Fragment -> the progress of its newest version."""
-        self._told_before: list[list[list[int]]] = []
+        self._totals_before: list[list[list[int]]] = []
         """The totals in the next turns: the turns that were open at a cut carried the totals merged by then."""
         self._living: list[list[int]] = []
         self._has_begun = False
@@ -137,16 +137,16 @@ class Conductor:
         """Process the inputs, open the rounds that follow from them, and place new lives of learners."""
         self._living = learners_live(progress, self._context.members()) or self._living
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
-            self._roster.hear(report)
+            self._roster.record(report)
             self._placing.hear_learner(report["slot"], report["incarnation"], self._round_numbers())
-            self._hearsay.hear_learner(report, self._roster.live_slots, len(self._living))
+            self._relayed.hear_learner(report, self._roster.live_slots, len(self._living))
         self._placing.hear_merges(reached)
         self._published |= {item["fragment"]: item for item in (reached or {}).values()}
         self._memory.hear_holders(held)
-        for told in (control or {}).values():
-            self._hearsay.hear_recorder(told["totals"])
-            self._memory.hear_recorder(told)
-            self._is_stopping |= told["stop"]
+        for order in (control or {}).values():
+            self._relayed.hear_recorder(order["totals"])
+            self._memory.hear_recorder(order)
+            self._is_stopping |= order["stop"]
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
             self._end(merging)
         opened = [*self._closings(), *self._openings()]
@@ -204,8 +204,8 @@ class Conductor:
         """Count the tokens in the version with which a fragment continues, for lives that are over; for others, all."""
         living = {(learner.slot, learner.incarnation) for learner in self._roster.live()}
         merged = [*self._memory.totals(), *self._clock(fragment)]
-        self._counted.hear(row for row in merged if (row[0], row[1]) not in living)
-        self._counted.hear(row for row in self._totals.told() if (row[0], row[1]) in living)
+        self._counted.raise_to(row for row in merged if (row[0], row[1]) not in living)
+        self._counted.raise_to(row for row in self._totals.rows() if (row[0], row[1]) in living)
         self._planned = self._counted.trained
 
     def _clock(self, fragment: int) -> list[list[int]]:
@@ -224,10 +224,10 @@ class Conductor:
             return
         behind = open_rounds_max(self._overlap, self._fragments, self._interval)
         for index in range(self._index - behind, self._index - 1):
-            told = Totals()
-            told.hear(self._memory.totals())
-            told.hear(self._clock(index % self._fragments))
-            self._told_before.append(told.told())
+            totals = Totals()
+            totals.raise_to(self._memory.totals())
+            totals.raise_to(self._clock(index % self._fragments))
+            self._totals_before.append(totals.rows())
 
     def _round_numbers(self) -> list[int]:
         return [turn["round"] for turn in self._open.values()]
@@ -259,7 +259,7 @@ class Conductor:
                 return []
             # Where all begin anew, all are members of the next round again.
             self._has_begun = bool(self._roster.stepping())
-            self._counted.hear(self._memory.totals())
+            self._counted.raise_to(self._memory.totals())
             return [self._turn(p, "recover", members, 0) for p, members in holders.items() if members]
         fresh = self._memory.fresh(unborn, self._context)
         live = [learner.member for learner in self._roster.live()]
@@ -291,8 +291,8 @@ class Conductor:
         self._index += 1
         self._planned += steps * len(members) * self._step_tokens
         turn = self._turn(fragment, "merge", members, steps)
-        if self._told_before:
-            turn["totals"] = self._told_before.pop(0)
+        if self._totals_before:
+            turn["totals"] = self._totals_before.pop(0)
         return turn
 
     def _open_final(self) -> list[Turn]:
@@ -352,7 +352,7 @@ class Conductor:
             deadline=conditions.deadline,
             chain=None,
             interval=self._interval,
-            totals=self._counted.told(),
+            totals=self._counted.rows(),
             known=self._memory.known(fragment) if kind == "recover" else [],
             steps=steps,
         )

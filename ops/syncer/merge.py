@@ -36,7 +36,7 @@ from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, Gradient, Merging, ReachedPositions, Round
 from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
-from isthmus.ops.kernels.bounds import LEARNERS_MIN, Opposition, stride_of
+from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
 
@@ -85,7 +85,7 @@ def length(norms: Float32) -> float:
     return math.sqrt(math.fsum(float(norm) ** 2 for norm in norms))
 
 
-class Voices:
+class NormHistory:
     """The lengths of the merged answers of one fragment; `past` are those that a life before has merged."""
 
     def __init__(self, past: Sequence[float] = ()) -> None:
@@ -102,10 +102,10 @@ class Voices:
         It is the larger of the medians of the others and of the past; None where there is too little to compare with.
         """
         others = [each for at, each in enumerate(lengths) if at != own and each > 0]
-        known = [median(others)] if others else []
+        medians = [median(others)] if others else []
         if len(self._past) >= PAST_MIN:
-            known.append(median(self._past))
-        return max(known, default=None)
+            medians.append(median(self._past))
+        return max(medians, default=None)
 
     def shares(self, lengths: Sequence[float]) -> list[float]:
         """The factor for each answer: 1, less where it is too long, 0 where it is refused."""
@@ -140,7 +140,7 @@ class Extent:
 
     def stepped(self, loudest: Sequence[Float32]) -> None:
         """Record the outer step of answers with these norms, for each of which `holds` is true."""
-        after = [found for found in map(self._after, loudest) if found is not None]
+        after = [extent for extent in map(self._after, loudest) if extent is not None]
         assert len(after) == len(loudest) > 0
         self._theta, self._velocity = max(after)
 
@@ -182,11 +182,11 @@ class Merge:
         self._step_tokens = step_tokens
         self._lr, self._momentum = lr, momentum
         self._accounts: dict[int, FragmentAccount] = {}
-        self._voices: dict[int, Voices] = {}
+        self._norm_histories: dict[int, NormHistory] = {}
         self._positions: dict[int, dict[int, int]] = {}
         self._states: dict[int, tuple[int, Any]] = {}
         self._extents: dict[int, Extent] = {}
-        self._opposition = Opposition()
+        self._dissent = DissentCounter()
         self._epoch = self._shard = self._merges = self._votes = 0
 
     def open(self, context: Any) -> None:
@@ -233,8 +233,8 @@ class Merge:
         """The answers without those that are out of proportion, and with those that are too long shortened."""
         if not self._is_bounding:
             return accepted
-        voices = self._voices.setdefault(round["fragment"], Voices())
-        shares = voices.shares([length(vote["norms"]) for vote in accepted])
+        norms = self._norm_histories.setdefault(round["fragment"], NormHistory())
+        shares = norms.shares([length(vote["norms"]) for vote in accepted])
         bounded: list[Answer] = []
         for vote, share in zip(accepted, shares, strict=True):
             if share == 0.0:
@@ -242,7 +242,7 @@ class Merge:
                 continue
             if share < 1.0:
                 record["shortened"].append([vote["slot"], share])
-                shortened = self._coding.told("gradient", self._coding.scaled(self._values(vote), share))
+                shortened = self._coding.item_fields("gradient", self._coding.scaled(self._values(vote), share))
                 vote = {**vote, **shortened, "norms": vote["norms"] * np.float32(share)}
             bounded.append(vote)
         return bounded
@@ -276,8 +276,8 @@ class Merge:
         largest = self._coding.largest(newest["gradient"])
         velocity = KEPT_MAX if round["kind"] == "recover" and self._momentum else 0.0
         self._extents[p] = Extent(largest, self._lr, self._momentum, velocity=velocity)
-        told = [lengths for *version, _, lengths in round["known"] if version == [epoch, count]]
-        self._voices[p] = Voices(max(told, key=len, default=()))
+        histories = [lengths for *version, _, lengths in round["known"] if version == [epoch, count]]
+        self._norm_histories[p] = NormHistory(max(histories, key=len, default=()))
         record["voters"], record["weights"] = [newest["slot"]], [1.0]
         merged = self._merging.Merged(newest["gradient"], np.ones(len(self._fragments[p].units), np.float32))
         return self._gradient(round, record, merged)
@@ -288,7 +288,7 @@ class Merge:
 
     def _newest(self, round: Round, answers: list[Answer], record: Merging) -> Answer | None:
         """The answer to begin from; an answer that differs from the holders' digest of its version is refused."""
-        known = {(epoch, count): digest for epoch, count, digest, _ in round["known"]}
+        digests = {(epoch, count): digest for epoch, count, digest, _ in round["known"]}
         claims: dict[Claim, Answer] = {}
         for vote in answers:
             epoch, count = vote["base"] or (self._epoch, 0)
@@ -298,14 +298,16 @@ class Merge:
                 record["refused"].append([vote["slot"], "unknown base"])
                 continue
             claim = Claim((epoch, count), digest_of(vote["gradient"], vote["clock"], vote["positions"]), vote["slot"])
-            if is_denied(claim, known):
+            if is_denied(claim, digests):
                 record["refused"].append([vote["slot"], "not as published"])
-                told = f"version {[epoch, count]} as it was published, {known[epoch, count]}"
-                self._context.refuse("answer", (vote["slot"], vote["incarnation"]), ("gradient", told, claim.digest))
+                expected = f"version {[epoch, count]} as it was published, {digests[epoch, count]}"
+                self._context.refuse(
+                    "answer", (vote["slot"], vote["incarnation"]), ("gradient", expected, claim.digest)
+                )
                 continue
             claims[claim] = vote
-        found = believed(list(claims), known)
-        return None if found is None else claims[found]
+        newest = believed(list(claims), digests)
+        return None if newest is None else claims[newest]
 
     def _merge(self, round: Round, accepted: list[Answer], record: Merging) -> Gradient:
         weights = [weight(*work_of(vote)) for vote in accepted]
@@ -327,7 +329,7 @@ class Merge:
         account.publish((self._epoch, account.newest[1] + 1))
         voting = [vote["norms"] for vote, share in zip(accepted, weights, strict=True) if share > 0]
         self._extents[round["fragment"]].stepped(voting)
-        self._voices.setdefault(round["fragment"], Voices()).merged([length(norms) for norms in voting])
+        self._norm_histories.setdefault(round["fragment"], NormHistory()).merged([length(norms) for norms in voting])
         total = sum(weights)
         voted = [(vote["slot"], share / total) for vote, share in zip(accepted, weights, strict=True) if share > 0]
         record["voters"] = [slot for slot, _ in voted]
@@ -354,7 +356,7 @@ class Merge:
             return []
         fragment = self._fragments[stepped[0]["fragment"]]
         samples = [self._coding.sampled(self._values(vote), fragment, stride_of(fragment.size)) for vote in stepped]
-        return self._opposition.observe(samples, lives)
+        return self._dissent.observe(samples, lives)
 
     def _refusal(self, round: Round, vote: Answer) -> str | None:
         """The reason why an answer is not merged."""
@@ -412,7 +414,7 @@ class Merge:
             positions=[[slot, position] for slot, position in sorted(self._positions.get(p, {}).items())],
             totals=round["totals"],
             lives=[],
-            lengths=self._voices[p].past if p in self._voices else [],
+            lengths=self._norm_histories[p].past if p in self._norm_histories else [],
             merging=record,
         )
 

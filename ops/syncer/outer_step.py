@@ -81,18 +81,18 @@ class KeyFrames:
         """The whole values to send now."""
         for item in (state or {}).values():
             self._newest[item["fragment"]] = copied(item)
-        for (replica, fragment), asked in (need or {}).items():
+        for (replica, fragment), need_of in (need or {}).items():
             self._needs.pop((replica, fragment), None)
-            if asked["lacks"] and replica.role in self.outputs:
-                self._needs[replica, fragment] = asked
-        given: list[tuple[str, Any]] = []
-        for (replica, fragment), asked in list(self._needs.items()):
+            if need_of["lacks"] and replica.role in self.outputs:
+                self._needs[replica, fragment] = need_of
+        frames: list[tuple[str, Any]] = []
+        for (replica, fragment), need_of in list(self._needs.items()):
             newest = self._newest.get(fragment)
-            if newest is not None and newest["version"] > asked["version"]:
+            if newest is not None and newest["version"] > need_of["version"]:
                 del self._needs[replica, fragment]
                 # A text, because numbers are the keys of codes from the same shard.
-                given.append((replica.role, {**newest, "slot": replica.slot, "frame": str(fragment)}))
-        return given or None
+                frames.append((replica.role, {**newest, "slot": replica.slot, "frame": str(fragment)}))
+        return frames or None
 
 
 CHAIN: Final = 4
@@ -123,12 +123,12 @@ class Publication:
         """The message to receivers of the version in `whole`: the codes, where there are some."""
         from isthmus.ops.kernels import coding
 
-        told: Any = {**whole, "place": whole["fragment"] * CHAIN + whole["version"][1] % CHAIN}
+        item: Any = {**whole, "place": whole["fragment"] * CHAIN + whole["version"][1] % CHAIN}
         if self._coded is not None:
-            told |= {**coding.told("values", self._coded), "base": self._base}
+            item |= {**coding.item_fields("values", self._coded), "base": self._base}
         elif self._whole_place is not None:
-            told["place"] = self._whole_place
-        return told  # type: ignore[no-any-return]
+            item["place"] = self._whole_place
+        return item  # type: ignore[no-any-return]
 
 
 class OuterStep:
@@ -258,8 +258,8 @@ class OuterStep:
         """The format of the update that results from a gradient."""
         if self._format != "auto":
             return self._format
-        asked = gradient["merging"].get("asked")
-        return "float32" if asked is None else asked["update"]
+        settings = gradient["merging"].get("asked")
+        return "float32" if settings is None else settings["update"]
 
     def _go_on(self, p: int, newest: Version) -> None:
         """Take over the former life's momentum and Theta for the `newest` version, if they have arrived."""
@@ -281,12 +281,12 @@ class OuterStep:
 
     def _is_sound(self, kept: Kept) -> bool:
         """Whether its tensors fit its fragment: a file may be damaged in ways that no digest shows."""
-        p, found = kept["fragment"], kept["tensors"]
+        p, tensors = kept["fragment"], kept["tensors"]
         needed = [*(["momentum"] if self._momentum else []), *(["theta"] if self._format != "float32" else [])]
-        if p >= len(self._fragments) or not set(needed) <= set(found):
+        if p >= len(self._fragments) or not set(needed) <= set(tensors):
             return False
         size = self._fragments[p].size
-        return all(found[name].shape == (size,) and self._largest(found[name]) <= KEPT_MAX for name in needed)
+        return all(tensors[name].shape == (size,) and self._largest(tensors[name]) <= KEPT_MAX for name in needed)
 
     def _final(self, p: int, update: Update) -> FinalItem:
         fragment, values = self._fragments[p], update["values"]

@@ -62,7 +62,7 @@ class LearnerReport:
     links: tuple[Sequence[Any], ...] = ()
     misses: int = 0
 
-    def hear(self, report: Progress) -> None:
+    def update(self, report: Progress) -> None:
         """Store another report of the same life in the same phase."""
         self.step_time, self.delay_steps = report["step_time"], report["delay_steps"]
         self.epochs, self.links = tuple(report["epochs"]), tuple(report.get("links", ()))
@@ -100,15 +100,15 @@ class LearnerRoster:
         """The newest life of a slot; 0 if it never reported."""
         return self._learners[slot].incarnation if slot in self._learners else 0
 
-    def hear(self, report: Progress) -> None:
+    def record(self, report: Progress) -> None:
         """Store a report; one of a former life is ignored."""
         slot, incarnation, phase = report["slot"], report["incarnation"], report["phase"]
-        known = self._learners.get(slot)
-        if known is not None and (known.incarnation, known.phase) == (incarnation, phase) and not known.is_gone:
-            known.hear(report)
-        elif known is None or incarnation >= known.incarnation:
+        last = self._learners.get(slot)
+        if last is not None and (last.incarnation, last.phase) == (incarnation, phase) and not last.is_gone:
+            last.update(report)
+        elif last is None or incarnation >= last.incarnation:
             self._learners[slot] = learner = LearnerReport(slot, incarnation, phase, 0, 0)
-            learner.hear(report)
+            learner.update(report)
             self._has_changed()
 
     def miss(self, slot: int, incarnation: int) -> bool:
@@ -272,8 +272,8 @@ class Schedule:
 
     def due(self, count: int) -> list[int]:
         """The fragments that are due at `count`, the longest overdue first, ties by number."""
-        found = [(due, fragment) for fragment, due in self._due.items() if due <= count + ROUNDING_STEPS]
-        return [fragment for _, fragment in sorted(found)]
+        overdue = [(due, fragment) for fragment, due in self._due.items() if due <= count + ROUNDING_STEPS]
+        return [fragment for _, fragment in sorted(overdue)]
 
     def late_steps(self, fragment: int, count: int) -> float:
         """The number of steps for which a fragment has been due; negative where it is not yet."""

@@ -94,8 +94,8 @@ class Spread:
 
 def slowest_step(step_times: Iterable[int]) -> int:
     """xi_step: the largest of the known (> 0) step times that is within twice their median; 0 if none is known."""
-    known = [time for time in step_times if time > 0]
-    return max((time for time in known if time <= OUTLIER * median(known)), default=0)
+    measured = [time for time in step_times if time > 0]
+    return max((time for time in measured if time <= OUTLIER * median(measured)), default=0)
 
 
 def slack(overlap: int, step: float, quorum: float, sync: float) -> float:
@@ -135,9 +135,9 @@ class Delays:
 
         An update that came at any moment of a step is adopted at its end: half a step of each delay is that rounding.
         """
-        known = [(steps - 0.5) * time for steps, time in learners if steps > 0 and time > 0]
-        if known:
-            self.answered.observe(median(known))
+        durations = [(steps - 0.5) * time for steps, time in learners if steps > 0 and time > 0]
+        if durations:
+            self.answered.observe(median(durations))
 
     @property
     def transfer(self) -> float:

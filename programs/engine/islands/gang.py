@@ -10,10 +10,10 @@ both to all hosts of the run, with the live members; a follower goes by the row 
 
 Begins the processes that compute for a host of an elastic island, one after the other.
 
-A process that has threads cannot be forked, and a host has; so it forks a *nursery* before it has any, which has none,
-and has all imported and traced that the host had. The nursery forks a worker whenever the host requests one, and ends
-the one before. Both end with the host: the kernel kills the nursery when the host is gone, and the worker when the
-nursery is.
+A process that has threads cannot be forked, and a host has; so it forks a *forker* before it has any, which has none,
+and has all imported and traced that the host had. The forker forks a worker whenever the host requests one, and ends
+the one before. Both end with the host: the kernel kills the forker when the host is gone, and the worker when the
+forker is.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class GangOfProcesses:
         host, port = self._door.getsockname()[:2]
         return f"{host}:{port}", self.token
 
-    def hear(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
+    def on_roster(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
         """Take in a roster: rows of (replica, incarnation, endpoints, machine)."""
         del forms  # They live and end together.
         for name, incarnation, endpoints, _ in rows:
@@ -90,8 +90,8 @@ Work = Callable[[Mapping[str, Any], Connection], None]
 
 
 @final
-class Nursery:
-    """The host's end of its nursery; made before the host has threads. `work` runs in each worker."""
+class WorkerForker:
+    """The host's end of its forker; made before the host has threads. `work` runs in each worker."""
 
     def __init__(self, name: str, work: Work) -> None:
         self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -103,17 +103,17 @@ class Nursery:
         self._worker = 0
         self._connection: Connection | None = None
 
-    def start(self, told: Mapping[str, Any]) -> Connection:
-        """Start a worker with `told`; returns the connection to it. OSError if there is no room for the process."""
+    def start(self, worker_spec: Mapping[str, Any]) -> Connection:
+        """Start a worker; returns the connection to it. OSError if there is no room for the process."""
         self.end()
         ours, its = socket.socketpair()
         with its:
-            socket.send_fds(self._socket, [json.dumps(told).encode()], [its.fileno()])
-            said = self._socket.recv(REQUEST_BYTES_MAX)
-        if not said:
+            socket.send_fds(self._socket, [json.dumps(worker_spec).encode()], [its.fileno()])
+            reply = self._socket.recv(REQUEST_BYTES_MAX)
+        if not reply:
             ours.close()
             raise OSError("beginning a process that computes: what begins them has ended")
-        answer = json.loads(said)
+        answer = json.loads(reply)
         self._connection = Connection(ours.detach())
         self._worker = int(answer["pid"])
         if not self._worker:
@@ -131,7 +131,7 @@ class Nursery:
             self._socket.recv(REQUEST_BYTES_MAX)
 
     def cpu_seconds(self) -> float:
-        """CPU seconds of the nursery and its workers."""
+        """CPU seconds of the forker and its workers."""
         return sum(_used(pid, with_children=pid == self._pid) for pid in (self._pid, self._worker) if pid)
 
 
@@ -146,10 +146,10 @@ def _used(pid: int, *, with_children: bool) -> float:
 
 
 def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, parent: int) -> int:
-    """The nursery: start and end workers until the host, whose end is `theirs`, is gone."""
+    """The forker: start and end workers until the host, whose end is `theirs`, is gone."""
     die_with_parent(parent)
     theirs.close()
-    setproctitle(f"isthmus {name} nursery")
+    setproctitle(f"isthmus {name} forker")
     worker = 0
     while True:
         data, descriptors, _, _ = socket.recv_fds(host, REQUEST_BYTES_MAX, 1)
@@ -174,12 +174,12 @@ def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, pa
             host.send(json.dumps(answer).encode())
 
 
-def _work(host: socket.socket, descriptor: int, nursery: int, name: str, work: Work, told: bytes) -> int:
+def _work(host: socket.socket, descriptor: int, forker: int, name: str, work: Work, worker_spec: bytes) -> int:
     """A worker."""
-    die_with_parent(nursery)
+    die_with_parent(forker)
     host.close()
     setproctitle(f"isthmus {name} worker")
-    work(json.loads(told), Connection(descriptor))
+    work(json.loads(worker_spec), Connection(descriptor))
     return 0
 
 
@@ -194,7 +194,7 @@ class _OfNumbers(NamedTuple):
 class ElasticHost:
     """The host side of one of the at most `size` processes of an island, in its life as `member`.
 
-    `workers` is set once this host has begun its nursery. OSError if the leader cannot listen at `address`.
+    `workers` is set once this host has begun its forker. OSError if the leader cannot listen at `address`.
     """
 
     def __init__(self, member: Member, size: int, address: str) -> None:
@@ -204,7 +204,7 @@ class ElasticHost:
         self.files = copies.open_files()
         self.token = secrets.token_hex(TOKEN_BYTES)
         self.door = socket.create_server((address, 0), backlog=size) if self.number == 0 else None
-        self.workers: Nursery | None = None
+        self.workers: WorkerForker | None = None
         self._leader = first
         self._told = threading.Event()
         self._form: _OfNumbers | None = None
@@ -212,9 +212,9 @@ class ElasticHost:
         self._formed = Formed()
         self._is_forming = False
 
-    def begin_nursery(self, work: Work) -> None:
-        """Start the nursery, which forks workers, while this process has no threads."""
-        self.workers = Nursery(self.names[self.number], work)
+    def start_forker(self, work: Work) -> None:
+        """Start the forker, which forks workers, while this process has no threads."""
+        self.workers = WorkerForker(self.names[self.number], work)
 
     def place(self, devices: int | None, kinds: tuple[str, ...]) -> WorkerPlace:
         """The resources that a worker gets from this host."""
@@ -230,7 +230,7 @@ class ElasticHost:
 
     # -- in the loop's thread ------------------------------------------------------------------------------------------
 
-    def hear(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
+    def on_roster(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
         """Take in a roster: rows of (replica, incarnation, endpoints, machine), and the forms of elastic islands."""
         for name, incarnation, endpoints, _ in rows:
             if name == self.names[0] and len(endpoints) == 2:

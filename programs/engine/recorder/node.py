@@ -120,7 +120,7 @@ class ModelHolders:
         self._looks: dict[int, int] = {}
         """Fragment -> looks in a row in which it had no holder."""
 
-    def hear(self, held: Mapping[Any, Held]) -> None:
+    def record(self, held: Mapping[Any, Held]) -> None:
         """Take the holders' reports, by (replica, key)."""
         self._held |= {replica: frozenset(item["fragments"]) for (replica, _), item in held.items()}
         self._is_merged |= any(item["merged"] for item in held.values())
@@ -351,7 +351,7 @@ class Recorder:
         if not self._has_recalled and not self._recall():
             return None
         arrived, self._arrived = self._arrived, {}
-        self._take(arrived, now)
+        self._accept(arrived, now)
         if self._unsaved and now >= self._save_at:
             self._save(now)
         self._judge_model()
@@ -400,12 +400,12 @@ class Recorder:
 
     # -- input ---------------------------------------------------------------------------------------------------------
 
-    def _take(self, arrived: Mapping[str, Mapping[Any, Any]], now: int) -> None:
+    def _accept(self, arrived: Mapping[str, Mapping[Any, Any]], now: int) -> None:
         """Take in the items that arrived since the last firing, by port and key."""
-        self._holders.hear(arrived["held"])
+        self._holders.record(arrived["held"])
         for item in arrived["held"].values():
             self._books.shards.saved(item["saved"])
-            self._books.totals.hear(item["totals"])
+            self._books.totals.raise_to(item["totals"])
             self._books.note_snapshots(item["faults"])
             if item["holder"] == RECORDER:
                 self._snapshots = {"error": item["error"], "store": item["store"]}
@@ -430,21 +430,21 @@ class Recorder:
                 self._lines.write("evaluations", now, line)
         for item in () if is_over else arrived["final"].values():
             self._unsaved[item["fragment"]] = item
-        for asked in arrived["stop"].values():
+        for request in arrived["stop"].values():
             if not self._is_to_end():
-                self._stop_reason = str(asked["reason"])
+                self._stop_reason = str(request["reason"])
         if self._books.zero is not None and not self._lines.has_begun:
             self._remember(now)  # The next recorder may have to go on amid the lines that follow.
             self._lines.begin(self._books.zero)
 
     def _take_report(self, report: StepReport, now: int) -> None:
-        slot, known = report["slot"], self._books.reports.get(report["slot"])
+        slot, last = report["slot"], self._books.reports.get(report["slot"])
         if not self._books.take_report(report, now):
             return
         self._ending.step_took(report["step_time"])
         if report["phase"] == "final":
             self._ended.add((slot, report["incarnation"]))
-        self._metrics.hear(report, known, now)
+        self._metrics.add_report(report, last, now)
 
     def _save(self, now: int) -> None:
         """Write the fragments of the final model that have arrived; those that the disk refuses are tried again."""
@@ -479,7 +479,7 @@ class Recorder:
             return None
         self._is_stopping, self._controlled_at = stop, now
         totals, published = self._books.totals, self._books.published()
-        return {"control": Control(stop=stop, tokens=self._budget, totals=totals.told(), published=published)}
+        return {"control": Control(stop=stop, tokens=self._budget, totals=totals.rows(), published=published)}
 
     def _is_to_end(self) -> bool:
         """Whether the budget is spent, or a stop was requested."""

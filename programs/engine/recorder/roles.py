@@ -150,8 +150,8 @@ def with_recorder(graph: Graph, job: Job) -> None:
 
     GraphError, with all faults, for a graph that a run cannot use.
     """
-    if found := list(faults(graph)):
-        raise GraphError.of(found)
+    if unusable := list(faults(graph)):
+        raise GraphError.of(unusable)
     authored = list(graph.nodes)
     if needs_evaluator(authored):
         _add_evaluator(graph, job, authored)

@@ -81,7 +81,7 @@ class ForkLink(Generic[Asked]):
     ) -> None:
         """Start it; OSError if the process cannot be created."""
         self._loop, self._answered, self._used, self._ended = loop, answered, used, ended
-        self._asked: deque[Asked] = deque()
+        self._pending: deque[Asked] = deque()
         self._ticks = 0
         self.is_ready = self._is_ticking = self._is_reaped = False
         self._verdict = ""
@@ -99,13 +99,13 @@ class ForkLink(Generic[Asked]):
         loop.add_reader(self._socket.fileno(), self._hear)
         loop.add_reader(self._watch, self._see_end)
 
-    def ask(self, asked: Asked, request: Mapping[str, Any]) -> None:
+    def ask(self, pending: Asked, request: Mapping[str, Any]) -> None:
         """Send a request; OSError if it cannot be sent now, and then it is not answered."""
         with suppress(ConnectionError):  # It has ended; the pidfd reports it, and `ended` gets the request.
             self._socket.send(json.dumps(request).encode())
-        if not self._asked:
+        if not self._pending:
             self._ticks = 0
-        self._asked.append(asked)
+        self._pending.append(pending)
         self._keep_ticking()
 
     def close(self) -> None:
@@ -141,19 +141,19 @@ class ForkLink(Generic[Asked]):
         if "ready" in answer:
             self.is_ready = True
         else:
-            self._answered(self._asked.popleft(), answer)
+            self._answered(self._pending.popleft(), answer)
 
     def _see_end(self) -> None:
         self._hear()
         if not self._is_reaped:
             how = self._reap()
             self._reap_group_soon()  # A host that waits for its pid ends about now.
-            self._ended(list(self._asked), self._verdict or how)
+            self._ended(list(self._pending), self._verdict or how)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _keep_ticking(self) -> None:
-        if self._asked and not self._is_ticking:
+        if self._pending and not self._is_ticking:
             self._is_ticking = True
             self._loop.call_later(TICK_SECONDS, self._tick)
 
@@ -164,7 +164,7 @@ class ForkLink(Generic[Asked]):
             return
         self._ticks += 1
         is_preparing = not self.is_ready and not is_stopped(self._pid)
-        if self._asked and self._ticks > (PREPARE_TICKS_MAX if is_preparing else ANSWER_TICKS_MAX):
+        if self._pending and self._ticks > (PREPARE_TICKS_MAX if is_preparing else ANSWER_TICKS_MAX):
             self._verdict = f"did not answer for {self._ticks * TICK_SECONDS:.0f} s, and was killed"
             signal.pidfd_send_signal(self._watch, signal.SIGKILL)
         self._keep_ticking()
@@ -310,7 +310,7 @@ class Launcher:
 
     def _spawn_server(self, its: int) -> int:
         arguments = ["isthmus.programs.engine.run.fork_server", str(self._folder), str(SOCKET_THERE)]
-        return _spawn(arguments, self._folder / "logs" / FORK_SERVER_LOG, computes=True, given=its)
+        return _spawn(arguments, self._folder / "logs" / FORK_SERVER_LOG, computes=True, descriptor=its)
 
     def _answered(self, wanted: _Wanted, answer: Mapping[str, Any]) -> None:
         """The fork server has started a host, or refused with a reason."""
@@ -370,7 +370,7 @@ class Launcher:
         return _spawn([*arguments, wanted.endpoint], log_of(self._folder, replica), computes=computes)
 
 
-def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, given: int | None = None) -> int:
+def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, descriptor: int | None = None) -> int:
     """Start a module of ours with arguments, as the leader of a session; it may have one descriptor. Its pid."""
     with opened_log(log) as file:
         files: list[tuple[Any, ...]] = [
@@ -378,8 +378,8 @@ def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, given: int | 
             (os.POSIX_SPAWN_DUP2, file.fileno(), 1),
             (os.POSIX_SPAWN_DUP2, file.fileno(), 2),
         ]
-        if given is not None:
-            files.append((os.POSIX_SPAWN_DUP2, given, SOCKET_THERE))
+        if descriptor is not None:
+            files.append((os.POSIX_SPAWN_DUP2, descriptor, SOCKET_THERE))
         command = [sys.executable, "-m", *arguments]
         return os.posix_spawn(sys.executable, command, environment(computes=computes), file_actions=files, setsid=True)
 

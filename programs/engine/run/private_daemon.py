@@ -178,10 +178,10 @@ def wait(process: subprocess.Popen[bytes], patience: Callable[[], float] = lambd
 def endpoint_of(folder: Path, pid: int) -> str | None:
     """The endpoint of the daemon with this pid; None until it is published."""
     try:
-        told = json.loads((folder / "daemon.json").read_text())
+        note = json.loads((folder / "daemon.json").read_text())
     except (OSError, ValueError):
         return None
-    return str(told["endpoint"]) if told["pid"] == pid else None
+    return str(note["endpoint"]) if note["pid"] == pid else None
 
 
 def refusal_of(folder: Path) -> str:
@@ -214,8 +214,8 @@ def kill_all(folder: Path) -> None:
     """Kill every process of the run, and wait until they are gone."""
     until = time.monotonic() + GONE_SECONDS_MAX
     logs = os.path.realpath(folder / "logs")
-    while (found := list(processes_of(folder))) and time.monotonic() < until:
-        for pid, _ in found:
+    while (processes := list(processes_of(folder))) and time.monotonic() < until:
+        for pid, _ in processes:
             with suppress(ProcessLookupError):
                 watch = os.pidfd_open(pid)
                 if _log_of(pid, logs):  # The number has not gone to a stranger meanwhile.
@@ -327,10 +327,10 @@ class NameClaim:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             other = _read(self._path)
-            found = "one of this name" if other is None else f"one with process id {other.pid} at {other.endpoint}"
+            actual = "one of this name" if other is None else f"one with process id {other.pid} at {other.endpoint}"
             self._lock.close()
             do = "Take another --name, or end that one first."
-            raise ConfigError(doing, "a name that no daemon on this machine has", found, do) from None
+            raise ConfigError(doing, "a name that no daemon on this machine has", actual, do) from None
         entry = _read(self._path)
         self.former: tuple[DaemonRun, ...] = () if entry is None else entry.runs
 
@@ -363,8 +363,8 @@ class Private:
 def _read(path: Path) -> DaemonEntry | None:
     """The entry in a file; None if the file is missing or not an entry."""
     try:
-        told = json.loads(path.read_text())
-        runs = tuple(DaemonRun(str(run["folder"]), bool(run["is_watched"])) for run in told["runs"])
-        return DaemonEntry(str(told["name"]), str(told["endpoint"]), int(told["pid"]), told["started"], runs)
+        entry = json.loads(path.read_text())
+        runs = tuple(DaemonRun(str(run["folder"]), bool(run["is_watched"])) for run in entry["runs"])
+        return DaemonEntry(str(entry["name"]), str(entry["endpoint"]), int(entry["pid"]), entry["started"], runs)
     except (OSError, ValueError, KeyError, TypeError):
         return None

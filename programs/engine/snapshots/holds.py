@@ -90,7 +90,7 @@ class Cuts:
         self._own.clear()
         return self._wanted
 
-    def hear(self, states: Collection[ShardState], own: Collection[Own]) -> None:
+    def add(self, states: Collection[ShardState], own: Collection[Own]) -> None:
         """Take parts of a cut."""
         if self._wanted is None:
             return
@@ -159,40 +159,40 @@ class KeptHold(Hold):
 
     def close(self) -> None:
         """Take the last snapshot."""
-        self._take(self._context.now())
+        self._take_snapshot(self._context.now())
         self._keeping.close()
 
     def _recall(self) -> None:
         """Load the last snapshot, as soon as the disk can be read."""
-        found = self._keeping.recall()
-        if found is not None:
-            self._recall_all(found)
+        recalled = self._keeping.recall()
+        if recalled is not None:
+            self._recall_all(recalled)
 
-    def _recall_all(self, found: Found) -> None:
+    def _recall_all(self, recalled: Found) -> None:
         """Hold this."""
-        self._held = found.held | self._held
-        for state in found.held.values():
-            self._recalled.hear(state["totals"])
+        self._held = recalled.held | self._held
+        for state in recalled.held.values():
+            self._recalled.raise_to(state["totals"])
 
     def _keep(self, now: int) -> None:
         """Take a snapshot, when it is due."""
         if self._keeping.is_due(now):
-            self._take(now)
+            self._take_snapshot(now)
 
-    def _take(self, now: int) -> None:
+    def _take_snapshot(self, now: int) -> None:
         """Take a snapshot, if there is a version of every fragment."""
         if len(self._held) == len(self._sizes):
-            self._keeping.take(cast(dict[int, ShardState], self._held), {}, now)
+            self._keeping.write(cast(dict[int, ShardState], self._held), {}, now)
 
     def _gifts(self, held: Update) -> list[tuple[str, Any]]:
         """A copy for learners; for the shard also its own tensors."""
         state = cast(ShardState, held)
-        self._recalled.hear(state["totals"])
+        self._recalled.raise_to(state["totals"])
         kept = Kept(fragment=state["fragment"], version=state["version"], tensors=state["tensors"])
         return [*super()._gifts(held), *([("kept", kept)] if kept["tensors"] else [])]
 
     def _of_disk(self) -> dict[str, Any]:
-        return {"totals": self._recalled.told(), **self._keeping.of_disk()}
+        return {"totals": self._recalled.rows(), **self._keeping.of_disk()}
 
 
 class KeptState:
@@ -220,17 +220,17 @@ class KeptState:
         now = self._context.now()
         if (came := newest(state)) is not None:
             self._newest = came
-            self._keeping.take({}, {0: came}, now)
+            self._keeping.write({}, {0: came}, now)
         self._keeping.store(now)
         emitted: list[tuple[str, Any]] = []
         if self._newest is not None and self._newest is not self._given:
             self._given = self._newest
             emitted.append(("kept", self._given))
         own = {"holder": self._context.member.replica.role, "totals": self._recalled}
-        told = cast(Held, {**_NOTHING, **own, **self._keeping.of_disk()})
-        if told != self._told:
-            self._told = told
-            emitted.append(("held", told))
+        message = cast(Held, {**_NOTHING, **own, **self._keeping.of_disk()})
+        if message != self._told:
+            self._told = message
+            emitted.append(("held", message))
         return emitted or None
 
     def close(self) -> None:
@@ -238,9 +238,9 @@ class KeptState:
         self._keeping.close()
 
     def _recall(self) -> None:
-        found = self._keeping.recall()
-        if found is not None:
-            state = found.states.get(0, BEGINNING)
+        recalled = self._keeping.recall()
+        if recalled is not None:
+            state = recalled.states.get(0, BEGINNING)
             self._recalled, self._newest = state["totals"], self._newest or state
 
 
@@ -268,8 +268,8 @@ class WholeHold(KeptHold):
         own: Mapping[Any, Own] | None = None,
     ) -> list[tuple[str, Any]] | None:
         """Act as a `KeptHold`; also request the next cut, and send learners that begin their kept parts."""
-        self._cuts.hear([*(cut or {}).values(), *(cast(ShardState, item) for item in (update or {}).values())], ())
-        self._cuts.hear((), (own or {}).values())
+        self._cuts.add([*(cut or {}).values(), *(cast(ShardState, item) for item in (update or {}).values())], ())
+        self._cuts.add((), (own or {}).values())
         emitted = super().__call__(update) or []
         return [*emitted, *self._wishes(), *self._gifts_to_learners()] or None
 
@@ -277,9 +277,9 @@ class WholeHold(KeptHold):
         """Close the store, without a last snapshot: it would be no cut."""
         self._keeping.close()
 
-    def _recall_all(self, found: Found) -> None:
-        super()._recall_all(found)
-        self._own = {slot: _own_of(slot, state) for slot, state in found.states.items()}
+    def _recall_all(self, recalled: Found) -> None:
+        super()._recall_all(recalled)
+        self._own = {slot: _own_of(slot, state) for slot, state in recalled.states.items()}
 
     def _keep(self, now: int) -> None:
         """Take a snapshot of a complete cut; of the newest versions if a cut was given up, or there is no snapshot."""
@@ -289,12 +289,12 @@ class WholeHold(KeptHold):
             with suppress(ValueError, TypeError, KeyError):  # Malformed parts are no cut.
                 states = {slot: _state_of(item) for slot, item in own.items()}
                 self._own = own
-                self._keeping.take(held, states, now)
+                self._keeping.write(held, states, now)
         elif self._cuts.is_given_up(self._counts, now):
             self._own = {}
-            self._take(now)
+            self._take_snapshot(now)
         elif not self._keeping.of_disk()["saved"]:
-            self._take(now)
+            self._take_snapshot(now)
 
     def _wishes(self) -> list[tuple[str, Any]]:
         """The next cut, when a snapshot is due."""
@@ -304,7 +304,7 @@ class WholeHold(KeptHold):
         self._has_wished = True
         positions = {p: held["positions"] for p, held in self._held.items()}
         wanted = self._cuts.want(self._counts, last_merged(positions, len(self._sizes)))
-        self._cuts.hear([cast(ShardState, held) for held in self._held.values()], ())
+        self._cuts.add([cast(ShardState, held) for held in self._held.values()], ())
         return [("wanted", wanted)]
 
     @property

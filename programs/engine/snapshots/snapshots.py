@@ -67,7 +67,7 @@ def encoded_state(index: int, state: WholeState, life: int) -> tuple[StateEntry,
     """The entry of a state, and its file; `life` is the recorder's."""
     leaves = [np.asarray(leaf) for leaf in state["leaves"]]
     tensors = {f"leaf-{i}": flat(leaf) for i, leaf in enumerate(leaves)}
-    tensors |= {f"stream-{slot}": flat(np.asarray(told)) for slot, _, told in state["streams"]}
+    tensors |= {f"stream-{slot}": flat(np.asarray(stream)) for slot, _, stream in state["streams"]}
     data = save(tensors)
     entry = StateEntry(
         index=index,
@@ -89,7 +89,7 @@ def decoded(entry: StateEntry, data: bytes) -> WholeState:
     """The state of an entry, from its file; ValueError if the file is not valid."""
     try:
         tensors = load(data)
-        leaves = [formed(tensors[f"leaf-{i}"], *told) for i, told in enumerate(entry.leaves)]
+        leaves = [formed(tensors[f"leaf-{i}"], *form) for i, form in enumerate(entry.leaves)]
         streams = [[slot, position, tensors[f"stream-{slot}"]] for slot, position in entry.streams]
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{entry.file} is no file of a state: {error}") from None
@@ -236,11 +236,11 @@ class Snapshots:
         if self._is_replaced():
             raise OSError(errno.ESTALE, "a later life of the recorder takes the snapshots")
         before = self._newest
-        known = {entry.fragment: entry for entry in before.fragments} if before is not None else {}
+        former = {entry.fragment: entry for entry in before.fragments} if before is not None else {}
         entries = []
         for p, item in sorted(held.items()):
-            is_known = p in known and known[p].version == tuple(item["version"])
-            entries.append(known[p] if is_known else self._write_values(item))
+            is_unchanged = p in former and former[p].version == tuple(item["version"])
+            entries.append(former[p] if is_unchanged else self._write_values(item))
         whole = self._write_states(states)
         if before is not None and (entries, whole) == (before.fragments, before.states):
             return before
@@ -255,10 +255,10 @@ class Snapshots:
 
     def _is_replaced(self) -> bool:
         try:
-            found = msgspec.json.decode(self._disk.read(self._folder / MANIFEST), type=Manifest)
+            manifest = msgspec.json.decode(self._disk.read(self._folder / MANIFEST), type=Manifest)
         except (FileNotFoundError, ValueError):
             return False
-        return found.writer > self._life
+        return manifest.writer > self._life
 
     def _write_values(self, item: ShardState) -> FragmentEntry:
         p, (epoch, count) = item["fragment"], item["version"]
@@ -278,11 +278,11 @@ class Snapshots:
         )
 
     def _write_states(self, states: Mapping[int, WholeState]) -> list[StateEntry]:
-        known = {entry.index: entry for entry in self._newest.states} if self._newest is not None else {}
+        former = {entry.index: entry for entry in self._newest.states} if self._newest is not None else {}
         entries = []
         for index, state in sorted(states.items()):
-            if index in known and is_of(known[index], state):
-                entries.append(known[index])
+            if index in former and is_of(former[index], state):
+                entries.append(former[index])
                 continue
             entry, data = encoded_state(index, state, self._life)
             write_bytes(self._folder / entry.file, data, self._disk)
@@ -305,9 +305,9 @@ class Snapshots:
 
     def _manifest(self, name: str) -> Manifest:
         data = self._disk.read(self._folder / name)
-        told = msgspec.json.decode(data, type=_Format)
-        if told.format != FORMAT:
-            raise ValueError(f"expected format {FORMAT}, found {told.format}: another version of isthmus wrote it")
+        header = msgspec.json.decode(data, type=_Format)
+        if header.format != FORMAT:
+            raise ValueError(f"expected format {FORMAT}, found {header.format}: another version of isthmus wrote it")
         manifest = msgspec.json.decode(data, type=Manifest)
         count = len(manifest.fragments if self._sizes is None else self._sizes)
         if [entry.fragment for entry in manifest.fragments] != list(range(count)):
@@ -342,10 +342,10 @@ def _item(entry: FragmentEntry, data: bytes, size: int | None) -> ShardState:
     if VALUES not in tensors:
         raise ValueError(f"{entry.file}: expected a tensor {VALUES!r}, found {sorted(tensors)}")
     size = tensors[VALUES].size if size is None else size
-    for name, found in tensors.items():
-        if found.dtype != np.float32 or found.shape != (size,):
+    for name, tensor in tensors.items():
+        if tensor.dtype != np.float32 or tensor.shape != (size,):
             expected = f"{size} values of float32"
-            raise ValueError(f"{entry.file}, {name}: expected {expected}, found {found.dtype}{found.shape}")
+            raise ValueError(f"{entry.file}, {name}: expected {expected}, found {tensor.dtype}{tensor.shape}")
     return ShardState(
         fragment=entry.fragment,
         version=list(entry.version),

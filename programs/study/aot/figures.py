@@ -106,9 +106,9 @@ def read_collectives(text: str) -> Collectives:
     asynchronous = overlapped = 0
     for name, lines in computations.items():
         if name not in applied:
-            found = list(_pairs(lines, inside, by_kind))
-            asynchronous += len(found)
-            overlapped += sum(found)
+            pairs = list(_pairs(lines, inside, by_kind))
+            asynchronous += len(pairs)
+            overlapped += sum(pairs)
     return Collectives(by_kind.total(), asynchronous, overlapped, dict(sorted(by_kind.items())))
 
 
@@ -146,7 +146,7 @@ def _computations(text: str) -> dict[str, list[_Instruction]]:
             lines = computations.setdefault(header["name"], [])
         elif match := _LINE.match(line):
             rest, inner = line[match.end() :], _INNER.search(line)
-            operands = tuple(found["name"] for found in _OPERAND.finditer(rest.partition(")")[0]))
+            operands = tuple(operand["name"] for operand in _OPERAND.finditer(rest.partition(")")[0]))
             lines.append(
                 _Instruction(match["name"], match["opcode"], operands, None if inner is None else inner["name"])
             )
@@ -236,13 +236,13 @@ class Counted:
 class Fit:
     """The largest batch whose step fits, in rows along its first axis.
 
-    `given` is that of the run, `rows` the largest, None if none fits, `asked` those that were compiled, `steps` the
-    functions of a step for `rows`.
+    `rows_given` is that of the run, `rows` the largest, None if none fits, `rows_tried` those that were compiled,
+    `steps` the functions of a step for `rows`.
     """
 
-    given: int
+    rows_given: int
     rows: int | None
-    asked: tuple[int, ...]
+    rows_tried: tuple[int, ...]
     steps: tuple[Counted, ...]
 
 
@@ -342,14 +342,14 @@ DEVICES: Final = "more-devices"
 class Filling:
     """Use of a device's memory in the function that needs most, in bytes.
 
-    `state`, `given` (a batch, an update), `temporaries` with the results, `code`, and `padding` of arrays beyond their
-    elements. For a refused function the compiler reports only the sum: `unknown` is then the part beside state and
-    given.
+    `state`, `arguments` (a batch, an update), `temporaries` with the results, `code`, and `padding` of arrays beyond
+    their elements. For a refused function the compiler reports only the sum: `unknown` is then the part beside state
+    and arguments.
     """
 
     function: str
     state: int
-    given: int
+    arguments: int
     temporaries: int = 0
     code: int = 0
     padding: int = 0
@@ -455,13 +455,13 @@ def summed(target: Target, slot: int, answer: IslandFigures) -> CountedIsland:
 
 
 def _filling(function: Counted, state: int, needed: int) -> Filling:
-    given = function.given_bytes
+    arguments = function.given_bytes
     if function.compiled is None:
-        return Filling(function.name, state, given, unknown=needed - state - given)
+        return Filling(function.name, state, arguments, unknown=needed - state - arguments)
     memory = function.compiled.memory
-    padding = memory.arguments - function.state_bytes - given
-    made = memory.temporaries + memory.outputs - memory.aliased
-    return Filling(function.name, state, given, made, memory.code, padding)
+    padding = memory.arguments - function.state_bytes - arguments
+    temporaries = memory.temporaries + memory.outputs - memory.aliased
+    return Filling(function.name, state, arguments, temporaries, memory.code, padding)
 
 
 def _batch_max(target: Target, answer: IslandFigures, state: int) -> LargestBatch | None:
@@ -471,7 +471,7 @@ def _batch_max(target: Target, answer: IslandFigures, state: int) -> LargestBatc
         return None
     needed = max(each.needed(state) for each in fit.steps)
     seconds = _step_seconds(target, fit.steps, answer.devices)
-    return LargestBatch(fit.rows, answer.tokens * fit.rows // fit.given, needed, seconds)
+    return LargestBatch(fit.rows, answer.tokens * fit.rows // fit.rows_given, needed, seconds)
 
 
 def _flops(steps: Sequence[Counted], devices: int) -> int:
@@ -492,9 +492,9 @@ def _seconds_of(target: Target, flops: float, accessed_bytes: float) -> float | 
 
 def _seconds(function: Counted) -> float:
     """Compile time of a function in seconds, measured when it was compiled."""
-    found = function.compiled or function.refused
-    assert found is not None
-    return found.compile_seconds
+    program = function.compiled or function.refused
+    assert program is not None
+    return program.compile_seconds
 
 
 def _added(each: list[Collectives]) -> Collectives:
@@ -515,7 +515,7 @@ _FIGURES_FORM: Final = 1
 
 def digest(program: str, target: Target, versions: Mapping[str, str]) -> str:
     """The digest of a program as StableHLO, and of all other inputs of its figures."""
-    told = [
+    inputs = [
         _FIGURES_FORM,
         target.name,
         target.host_bounds,
@@ -523,7 +523,7 @@ def digest(program: str, target: Target, versions: Mapping[str, str]) -> str:
         sorted(versions.items()),
         program,
     ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 class _Entry(msgspec.Struct):

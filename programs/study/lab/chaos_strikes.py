@@ -125,8 +125,8 @@ class LinkProxy:
     def way(self, host: str) -> Way:
         """The way of a host."""
         usual = self._usual
-        made = Way(WayConditions(usual.kbits, usual.latency, usual.share, usual.is_mute))
-        return self._ways.setdefault(host, made)
+        fresh = Way(WayConditions(usual.kbits, usual.latency, usual.share, usual.is_mute))
+        return self._ways.setdefault(host, fresh)
 
     def close(self) -> None:
         """End every connection."""
@@ -205,14 +205,14 @@ class LinkProxy:
 
     def _due(self, way: Way, direction: str, size: int) -> float:
         """The time at which bytes that arrive now are delivered."""
-        now, told = self._loop.time(), way.conditions
-        due = now + told.latency
-        if told.kbits is not None:
-            free = max(now, way.free_at.get(direction, 0.0)) + size * 8 / (1e3 * told.kbits)
+        now, conditions = self._loop.time(), way.conditions
+        due = now + conditions.latency
+        if conditions.kbits is not None:
+            free = max(now, way.free_at.get(direction, 0.0)) + size * 8 / (1e3 * conditions.kbits)
             way.free_at[direction] = free
-            due = free + told.latency
-        if told.share:
-            lost = sum(self._rng.random() < told.share for _ in range(-(-size // SEGMENT_BYTES)))
+            due = free + conditions.latency
+        if conditions.share:
+            lost = sum(self._rng.random() < conditions.share for _ in range(-(-size // SEGMENT_BYTES)))
             way.lost_segments += lost
             due += AGAIN_SECONDS * lost
         return due
@@ -345,8 +345,8 @@ class ProcessTable:
     def status(self) -> Mapping[str, Any]:
         """The status from the run's daemon; empty if none answers."""
         with suppress(OSError, ValueError, KeyError, ConfigError):
-            told = json.loads((self._folder / "daemon.json").read_text())
-            return ask(told["endpoint"], {"type": "status"}, ANSWER_SECONDS) or {}
+            address = json.loads((self._folder / "daemon.json").read_text())
+            return ask(address["endpoint"], {"type": "status"}, ANSWER_SECONDS) or {}
         return {}
 
     def zero(self) -> float | None:
@@ -360,7 +360,7 @@ class ProcessTable:
     def find_all(self, role: str) -> list[RunProcess]:
         """The processes of a role, whatever they do."""
         pids = [host["pid"] for host in self.status().get("hosts", ()) if host["role"] == role]
-        return [found for pid in pids if (found := process(pid or 0)) is not None]
+        return [running for pid in pids if (running := process(pid or 0)) is not None]
 
     def find_machine(self, name: str) -> tuple[str, ...] | None:
         """The hosts of a machine of a plan, if all of them do their work."""
@@ -456,10 +456,10 @@ class Machines:
         """Kill all processes on a machine of a plan, its daemon first; returns them. No restart happens meanwhile."""
         with self._lock:
             number = machine_number(name)
-            found = sorted(self._processes(number), key=lambda each: each.pid != self._daemons[number].pid)
-            for each in found:
+            processes = sorted(self._processes(number), key=lambda each: each.pid != self._daemons[number].pid)
+            for each in processes:
                 kill(each)
-            return found
+            return processes
 
     def close(self) -> None:
         """End the daemons, and whatever they have left."""
@@ -519,8 +519,8 @@ class Machines:
         for path in Path("/proc").iterdir():
             with suppress(OSError, ValueError):
                 is_of = mark in (path / "environ").read_bytes().split(b"\0")
-                if is_of and (found := process(int(path.name))) is not None:
-                    yield found
+                if is_of and (running := process(int(path.name))) is not None:
+                    yield running
 
 
 BACK_SECONDS_MAX: Final = 60.0
@@ -568,7 +568,7 @@ class Striker:
 
     def __init__(
         self,
-        cast: ProcessTable,
+        processes: ProcessTable,
         faults: Sequence[Planned],
         zero: float,
         program: str,
@@ -576,7 +576,7 @@ class Striker:
         machines: Machines | None = None,
     ) -> None:
         self._links, self._machines = links, machines
-        self._cast, self._zero, self._together = cast, zero, TOGETHER.get(program)
+        self._processes, self._zero, self._together = processes, zero, TOGETHER.get(program)
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._strikes: dict[int, Strike] = {}
@@ -609,8 +609,8 @@ class Striker:
         if self._over.wait(max(0.0, self._zero + fault.at - time.monotonic())):
             return
         until = time.monotonic() + BACK_SECONDS_MAX
-        find: Callable[[str], Any] = self._cast.find_machine if fault.role == MACHINE else self._cast.find
-        while (found := find(fault.host)) is None:
+        find: Callable[[str], Any] = self._processes.find_machine if fault.role == MACHINE else self._processes.find
+        while (victim := find(fault.host)) is None:
             if self._over.wait(SEARCH_SECONDS):
                 return
             if time.monotonic() > until:
@@ -618,18 +618,18 @@ class Striker:
                 return
         if fault.role == MACHINE:
             assert self._machines is not None, "a plan that kills one has them"
-            others = self._cast.find_all(self._together) if self._together else []
-            strike = _kill_machine(fault, found, self._machines)
+            others = self._processes.find_all(self._together) if self._together else []
+            strike = _kill_machine(fault, victim, self._machines)
             for other in others:
                 _signal(other, signal.SIGKILL)
             self._note(number, strike)
             return
         if fault.kind in OF_LINKS:
             assert self._links is not None, "a plan with faults of links has them"
-            self._note(number, _clog(fault, found, self._links.way(fault.host), self._over))
+            self._note(number, _clog(fault, victim, self._links.way(fault.host), self._over))
             return
-        others = self._cast.find_all(fault.role) if fault.kind == "kill" and fault.role == self._together else []
-        strike = _STRIKES[fault.kind](fault, found, self._over)
+        others = self._processes.find_all(fault.role) if fault.kind == "kill" and fault.role == self._together else []
+        strike = _STRIKES[fault.kind](fault, victim, self._over)
         for other in others:
             _signal(other, signal.SIGKILL)
         self._note(number, strike)
@@ -639,7 +639,7 @@ class Striker:
     def _ready_again(self, host: str) -> float | None:
         """The time at which a killed process had a successor; None if it does not get one."""
         until = time.monotonic() + BACK_SECONDS_MAX
-        while self._cast.find(host) is None:
+        while self._processes.find(host) is None:
             if self._over.wait(SEARCH_SECONDS) or time.monotonic() > until:
                 return None
         return time.monotonic()
@@ -722,15 +722,15 @@ def _clog(fault: Planned, process: RunProcess, way: Way, over: threading.Event) 
         # Held-up bytes pass once the fault is over; the next heartbeat of the wire arrives within that time.
         comes_about(lambda: way.held_bytes > held)
     held, lost = way.held_bytes - held, way.lost_segments - lost
-    told = f"{held:,} bytes held up, {passed_then:,} passed"
+    effect = f"{held:,} bytes held up, {passed_then:,} passed"
     is_proved = held > 0
     if fault.kind == "lose":
-        told, is_proved = f"{lost:,} segments lost, {passed_then:,} bytes", lost > 0
+        effect, is_proved = f"{lost:,} segments lost, {passed_then:,} bytes", lost > 0
     if fault.kind == "mute" and passed_then > IN_FLIGHT_BYTES_MAX:
         is_proved = False
     if not is_proved:
-        return Strike(fault, begun, ended, process.pid, why=told)
-    return Strike(fault, begun, ended, process.pid, proof=told)
+        return Strike(fault, begun, ended, process.pid, why=effect)
+    return Strike(fault, begun, ended, process.pid, proof=effect)
 
 
 _STRIKES: Final[dict[str, Callable[[Planned, RunProcess, threading.Event], Strike]]] = {
@@ -756,6 +756,6 @@ def _signal(process: RunProcess, number: int) -> bool:
 def comes_about(what: Callable[[], bool]) -> bool:
     """Wait at most GONE_SECONDS_MAX for `what` to hold; returns whether it does."""
     until = time.monotonic() + GONE_SECONDS_MAX
-    while not (found := what()) and time.monotonic() < until:
+    while not (holds := what()) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS / 10)
-    return found
+    return holds

@@ -97,11 +97,11 @@ class TrialFigures:
 def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> TrialFigures:
     """The figures of the run in `folder`, which is over."""
     record = reading.load(folder)
-    told = spec.load(folder)
-    zero = told.zero_ns / 1e9 + float(record.summary.get("start_seconds") or 0.0)
+    run_spec = spec.load(folder)
+    zero = run_spec.zero_ns / 1e9 + float(record.summary.get("start_seconds") or 0.0)
     happened = [strike for strike in strikes if strike.proof]
-    plan = lower(told.graph()).get("learner")
-    waits = 0 if plan is None else _waits(folder, plan, happened, told.zero_ns)
+    plan = lower(run_spec.graph()).get("learner")
+    waits = 0 if plan is None else _waits(folder, plan, happened, run_spec.zero_ns)
     return TrialFigures(
         folder, record.summary, strikes, [_recovery(record, each, zero) for each in happened], waits, zero
     )
@@ -110,13 +110,13 @@ def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> TrialFigures:
 def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) -> int:
     """The number of waits of learners on other hosts while they were not struck themselves."""
     count = 0
-    for file in tapes.found(folder)[0]:
+    for file in tapes.of_folder(folder)[0]:
         if file.member is None or file.member.replica.role != "learner":
             continue
         own = [each for each in strikes if str(file.member.replica) in (each.fault.host, *each.hosts)]
         for segment in tapes.read(file).segments:
-            found = waits_on_others(plan, segment.records)
-            count += sum(not any(_meet(wait, strike, zero_ns) for strike in own) for wait in found)
+            waits = waits_on_others(plan, segment.records)
+            count += sum(not any(_meet(wait, strike, zero_ns) for strike in own) for wait in waits)
     return count
 
 

@@ -91,11 +91,11 @@ class Lived:
 
 def failures(rng: Random, mean_seconds: float, seconds: float) -> list[float]:
     """Instants of a learner's failures, `mean_seconds` apart on average."""
-    found, at = list[float](), rng.expovariate(1 / mean_seconds)
+    instants, at = list[float](), rng.expovariate(1 / mean_seconds)
     while at < seconds:
-        found.append(at)
+        instants.append(at)
         at += rng.expovariate(1 / mean_seconds)
-    return found
+    return instants
 
 
 def lived(failed: Sequence[float], terms: FailureTerms, slices: float, seconds: float) -> Lived:
@@ -217,23 +217,23 @@ def goodput_of(
 
 
 def _cell(program: str, learners: int, chips: int, seeds: int) -> Cell:
-    found = [goodput_of(TERMS[program], learners, chips, seed) for seed in range(seeds)]
-    goods = [good for good, _ in found]
+    days = [goodput_of(TERMS[program], learners, chips, seed) for seed in range(seeds)]
+    goods = [good for good, _ in days]
     deviation = stdev(goods) if seeds > 1 else 0.0
-    return Cell(program, learners, chips, fmean(goods), deviation, fmean(up for _, up in found))
+    return Cell(program, learners, chips, fmean(goods), deviation, fmean(up for _, up in days))
 
 
 def _check(learners: Sequence[int], chips: Sequence[int], seeds: int) -> None:
     doing, faults = "Reading the options of `isthmus simulate goodput`", list[Fault]()
     if not learners or not all(1 <= count <= LEARNERS_MAX for count in learners):
-        found = ", ".join(map(str, learners)) or "none"
-        faults.append(Fault(doing, f"--learners from 1 to {LEARNERS_MAX}", found, "Say how many, as in 1,2,4."))
+        actual = ", ".join(map(str, learners)) or "none"
+        faults.append(Fault(doing, f"--learners from 1 to {LEARNERS_MAX}", actual, "Say how many, as in 1,2,4."))
     slice_chips = TERMS[DECOUPLED].slice_chips
     least = slice_chips * max([1, *learners])
     if not chips or not all(least <= many <= CHIPS_MAX for many in chips):
-        found = ", ".join(map(str, chips)) or "none"
+        actual = ", ".join(map(str, chips)) or "none"
         expected = f"--chips from {least:,} (a slice of {slice_chips} for each learner) to {CHIPS_MAX:,}"
-        faults.append(Fault(doing, expected, found, "Take more chips, or fewer learners."))
+        faults.append(Fault(doing, expected, actual, "Take more chips, or fewer learners."))
     if not 1 <= seeds <= SEEDS_MAX:
         faults.append(Fault(doing, f"--seeds from 1 to {SEEDS_MAX}", str(seeds), "Say how many days to try."))
     if faults:
@@ -249,7 +249,7 @@ CALIBRATED: Final = (
 def as_object(cells: Sequence[Cell]) -> dict[str, Any]:
     """All figures; `calibrated` are the terms of each program, `published` and `difference` are None if nothing was
     published."""
-    told = [
+    objects = [
         {
             **asdict(cell),
             "published": cell.published,
@@ -257,7 +257,7 @@ def as_object(cells: Sequence[Cell]) -> dict[str, Any]:
         }
         for cell in cells
     ]
-    return {"cells": told, "calibrated": {program: asdict(terms) for program, terms in TERMS.items()}}
+    return {"cells": objects, "calibrated": {program: asdict(terms) for program, terms in TERMS.items()}}
 
 
 def table(cells: Sequence[Cell]) -> str:
@@ -265,8 +265,8 @@ def table(cells: Sequence[Cell]) -> str:
     chips = sorted({cell.chips for cell in cells})
     lines = [f"{'goodput (published), percent':<32}" + "".join(f"{scaled(many):>16}" for many in chips)]
     for name, row in _rows(cells).items():
-        told = (_beside(row[many]) if many in row else "" for many in chips)
-        lines.append(f"{name:<32}" + "".join(f"{each:>16}" for each in told))
+        cells_text = (_beside(row[many]) if many in row else "" for many in chips)
+        lines.append(f"{name:<32}" + "".join(f"{each:>16}" for each in cells_text))
     return "\n".join([*lines, "", *_summary(cells), CALIBRATED, ""])
 
 

@@ -140,7 +140,7 @@ def borrowed(learners: int, steps: int, seed: int) -> list[Borrowed]:
     _check_borrowed(learners, steps)
     alone = measured(Program("decoupled-diloco"), learners=learners, steps=steps, pace=_PACE, seed=seed).summary
     half = alone["start_seconds"] + alone["wall_seconds"] / 2
-    found = []
+    cases = []
     for more, (data_parallel, decoupled) in BORROWED_PUBLISHED.items():
         joining = [Join(f"learner/{slot}", at=half) for slot in range(learners, learners + round(more * learners))]
         program = Program("decoupled-diloco")
@@ -148,8 +148,8 @@ def borrowed(learners: int, steps: int, seed: int) -> list[Borrowed]:
         guests = sum(each["tokens"] for each in run["per_learner"] if each["learner"] >= learners)
         took, limit = run["wall_seconds"], 0.5 + 0.5 / (1 + more)
         time, share = took / alone["wall_seconds"], guests / run["tokens_total"]
-        found.append(Borrowed(more, len(joining), took, time, limit, share, decoupled, data_parallel))
-    return found
+        cases.append(Borrowed(more, len(joining), took, time, limit, share, decoupled, data_parallel))
+    return cases
 
 
 def _check_borrowed(learners: int, steps: int) -> None:
@@ -202,13 +202,13 @@ def mixed(learners: int, slower: float, steps: int, seed: int) -> list[Mixed]:
     """All cases; ConfigError for numbers out of range."""
     _check_speeds(learners, slower, steps)
     speeds = tuple(1.0 if slot < (learners + 1) // 2 else slower for slot in range(learners))
-    found = []
+    cases = []
     for case, program in CASES.items():
         pace = VirtualPace(speeds, step_ms=1000.0, jitter=JITTER)
         run = measured(program, learners=learners, steps=steps, pace=pace, seed=seed)
         figures = (run.summary[name] for name in ("goodput", "contributors_mean", "wall_seconds"))
-        found.append(Mixed(case, program.name, _stepping(run, learners), SPEEDS_PUBLISHED[case], *figures))
-    return found
+        cases.append(Mixed(case, program.name, _stepping(run, learners), SPEEDS_PUBLISHED[case], *figures))
+    return cases
 
 
 def _stepping(run: Measured, learners: int) -> float:
@@ -242,23 +242,23 @@ _NOTE: Final = (
 )
 
 
-def as_object(found: Sequence[Mixed], slower: float) -> dict[str, Any]:
+def as_object(cases: Sequence[Mixed], slower: float) -> dict[str, Any]:
     """All figures."""
-    return {"slower": slower, "cases": [asdict(each) for each in found]}
+    return {"slower": slower, "cases": [asdict(each) for each in cases]}
 
 
-def table(found: Sequence[Mixed]) -> str:
+def table(cases: Sequence[Mixed]) -> str:
     """A line for each case."""
-    return _lines(_COLUMNS, list(map(_row, found)), _NOTE)
+    return _lines(_COLUMNS, list(map(_row, cases)), _NOTE)
 
 
-def sheet(found: Sequence[Mixed], slower: float) -> Sheet:
+def sheet(cases: Sequence[Mixed], slower: float) -> Sheet:
     """The page."""
-    lines = [ChartLine(each.case, [(at, each.goodput)], [(at, each.published)]) for at, each in enumerate(found)]
+    lines = [ChartLine(each.case, [(at, each.goodput)], [(at, each.published)]) for at, each in enumerate(cases)]
     drawing = draw_lines(lines, "Goodput", lambda at: str(int(at) + 1), percent, low=0.5, high=1.0)
     lead = f"Half of the learners step at {slower:g} times the speed of the others. Virtual time."
     notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _NOTE]
-    return Sheet("Mixed speeds", lead, [PageSection("Goodput", drawing, _COLUMNS, list(map(_row, found)), notes)])
+    return Sheet("Mixed speeds", lead, [PageSection("Goodput", drawing, _COLUMNS, list(map(_row, cases)), notes)])
 
 
 def _row(of: Mixed) -> tuple[str, ...]:
@@ -273,24 +273,24 @@ _HALF: Final = (
 )
 
 
-def borrowed_object(found: Sequence[Borrowed]) -> dict[str, Any]:
+def borrowed_object(cases: Sequence[Borrowed]) -> dict[str, Any]:
     """All figures."""
-    return {"cases": [asdict(each) for each in found]}
+    return {"cases": [asdict(each) for each in cases]}
 
 
-def borrowed_table(found: Sequence[Borrowed]) -> str:
+def borrowed_table(cases: Sequence[Borrowed]) -> str:
     """A line for each case."""
-    return _lines(_BORROWED, list(map(_borrowed_row, found)), _HALF)
+    return _lines(_BORROWED, list(map(_borrowed_row, cases)), _HALF)
 
 
-def borrowed_sheet(found: Sequence[Borrowed]) -> Sheet:
+def borrowed_sheet(cases: Sequence[Borrowed]) -> Sheet:
     """The page."""
-    ours, theirs = [(each.more, each.time) for each in found], [(each.more, each.published) for each in found]
-    ring = [(each.more, each.published_data_parallel) for each in found]
+    ours, theirs = [(each.more, each.time) for each in cases], [(each.more, each.published) for each in cases]
+    ring = [(each.more, each.published_data_parallel) for each in cases]
     lines = [ChartLine("decoupled-diloco", ours, theirs), ChartLine("data-parallel (published)", ring)]
     drawing = draw_lines(lines, "Time to finish", lambda more: f"+{percent(more)}", lambda time: f"{time:.2f}", low=0.5)
     notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _HALF]
-    part = PageSection("Time to finish", drawing, _BORROWED, list(map(_borrowed_row, found)), notes)
+    part = PageSection("Time to finish", drawing, _BORROWED, list(map(_borrowed_row, cases)), notes)
     return Sheet("Borrowed compute", "Learners that join half-way. Virtual time.", [part])
 
 

@@ -91,18 +91,20 @@ class PlanRequest:
 
 def islands_of(names: Sequence[str], learners: int) -> tuple[Target, ...]:
     """One island for each learner, from a single name or one name for each."""
-    found = [target(name, _DOING) for name in names]
-    if len(found) == 1:
-        return tuple(found * max(learners, 0))
-    if found and len(found) != learners:
+    targets = [target(name, _DOING) for name in names]
+    if len(targets) == 1:
+        return tuple(targets * max(learners, 0))
+    if targets and len(targets) != learners:
         expected = f"one --island for all learners, or {learners}, one for each"
-        raise ConfigError(_DOING, expected, f"{len(found)}", "Name one, or all; or change --learners.")
-    return tuple(found)
+        raise ConfigError(_DOING, expected, f"{len(targets)}", "Name one, or all; or change --learners.")
+    return tuple(targets)
 
 
 def check(wanted: PlanRequest) -> None:
     """ConfigError with everything that cannot be."""
-    faults = [Fault(_DOING, expected, found, do) for is_right, expected, found, do in _demands(wanted) if not is_right]
+    faults = [
+        Fault(_DOING, expected, actual, do) for is_right, expected, actual, do in _demands(wanted) if not is_right
+    ]
     if faults:
         raise ConfigError.of(faults)
 
@@ -324,12 +326,12 @@ def _format(name: str) -> coding.CodeFormat:
 
 def _median(run: Callable[[], Any]) -> float:
     run()
-    found = []
+    durations = []
     for _ in range(TRIES):
         begun = time.perf_counter()
         run()
-        found.append(time.perf_counter() - begun)
-    return sorted(found)[TRIES // 2]
+        durations.append(time.perf_counter() - begun)
+    return sorted(durations)[TRIES // 2]
 
 
 FAILURES: Final = 2000
@@ -410,8 +412,8 @@ def _cost_per_hour(of: PlanRequest) -> float | None:
     if of.price_per_hour is not None and of.chips_total is not None:
         return of.price_per_hour * of.chips_total
     prices = [island.device.price_per_hour for island in of.islands]
-    known = [price * island.count for price, island in zip(prices, of.islands, strict=True) if price is not None]
-    return sum(known) if known and len(known) == of.learners else None
+    priced = [price * island.count for price, island in zip(prices, of.islands, strict=True) if price is not None]
+    return sum(priced) if priced and len(priced) == of.learners else None
 
 
 _COLUMNS = ("program", "up, mean", "down, mean", "peak", "shard's link", "no wait from", "a step", "goodput")
@@ -455,7 +457,7 @@ def table(plan: RunPlan) -> str:
     rows = _rows(plan)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    facts = (f"{name:<10}{told}" for name, told in _facts(plan))
+    facts = (f"{name:<10}{fact}" for name, fact in _facts(plan))
     return "\n".join([*lines, _LEGEND, "", *facts, "", *_ASSUMED, ""])
 
 
@@ -497,9 +499,11 @@ def _row(of: Outlook) -> tuple[str, ...]:
 
 
 def _step(of: Outlook) -> str:
-    told = seconds(of.step_seconds)
+    duration = seconds(of.step_seconds)
     raised = of.links.interval
-    return f"{told}, H = {raised:.0f}" if of.links.program == "decoupled-diloco" and raised is not None else told
+    return (
+        f"{duration}, H = {raised:.0f}" if of.links.program == "decoupled-diloco" and raised is not None else duration
+    )
 
 
 def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
@@ -530,20 +534,20 @@ def _islands(plan: RunPlan) -> Iterator[dict[str, Any]]:
 def _drawing(plan: RunPlan) -> Markup:
     """Mean, peak and smallest link of each program, on a logarithmic scale."""
     bars = [(each.links, *named) for each in plan.outlooks for named in _bits(each.links).items()]
-    known = [math.log10(bits) for _, _, bits in bars if bits]
+    exponents = [math.log10(bits) for _, _, bits in bars if bits]
     left, row, width, height = 250, 22, 1080, 22 * len(bars) + 34
-    across = Scale(math.floor(min(known, default=0)), math.ceil(max(known, default=1)), left, width - 120)
+    across = Scale(math.floor(min(exponents, default=0)), math.ceil(max(exponents, default=1)), left, width - 120)
     decades = range(int(across.low), int(across.high) + 1)
     parts = [line(across(each), 8, across(each), height - 26, "grid") for each in decades]
     parts += [text(across(each), height - 8, scaled(10.0**each, "bit/s"), "mid") for each in decades]
     for index, (links, name, bits) in enumerate(bars):
-        y, end, told = 10 + row * index, float(left), "-"
+        y, end, value = 10 + row * index, float(left), "-"
         if not index % len(_bits(links)):
             parts.append(text(0, y + 12, links.program, "name"))
         if bits:
-            end, told = across(math.log10(bits)), scaled(bits, "bit/s")
-            parts.append(rectangle(left, y + 2, end - left, 13, f"c{index // len(_bits(links))} step", told))
-        parts += [text(left - 10, y + 12, name, "end"), text(end + 6, y + 12, told)]
+            end, value = across(math.log10(bits)), scaled(bits, "bit/s")
+            parts.append(rectangle(left, y + 2, end - left, 13, f"c{index // len(_bits(links))} step", value))
+        parts += [text(left - 10, y + 12, name, "end"), text(end + 6, y + 12, value)]
     return drawing(width, height, "Bits a second of a learner's link", *parts)
 
 

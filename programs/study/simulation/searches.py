@@ -87,7 +87,7 @@ def deadly(seed: int) -> Shape:
     """The run of a seed, in which everything dies, too, or its home moves."""
     shape = shape_of(seed)
     rng = random.Random(f"isthmus {seed} deaths")
-    made: list[Fault] = []
+    faults: list[Fault] = []
     if rng.random() < MOVED_SHARE:
         machines = [machine_of(host) for host in hosts_of(shape.program, shape.learners)]
         machine = rng.choice([each for each in machines if each != HOME])
@@ -99,8 +99,8 @@ def deadly(seed: int) -> Shape:
         step, lasts = STEPS[point], rng.choice((0.3, 1.0, 3.0, 7.0))
         when = moment_of(rng, shape.steps, shape.step_ms)
         keeps_power = rng.random() < 0.5
-        made.append(DieAll(HOME, point, step.operation, step.name, lasts, step.then, keeps_power, **when))
-    return replace(shape, faults=(*shape.faults, *made))
+        faults.append(DieAll(HOME, point, step.operation, step.name, lasts, step.then, keeps_power, **when))
+    return replace(shape, faults=(*shape.faults, *faults))
 
 
 def run_deadly(seed: int, program: str = DEFAULT) -> Outcome:
@@ -193,7 +193,7 @@ def _sizes(rng: random.Random, count: int) -> tuple[int, ...]:
 def _fault(rng: random.Random, replica: Replica, moment: dict[str, Any], lasts_max: float) -> Fault:
     host, machine = str(replica), machine_of(replica)
     lasts = min(rng.choice((0.3, 1.0, 4.0, 25.0)), lasts_max)
-    made: Sequence[Fault] = (
+    faults: Sequence[Fault] = (
         Kill(host, **moment),
         Kill(host, **moment),
         Pause(host, lasts, **moment),
@@ -203,7 +203,7 @@ def _fault(rng: random.Random, replica: Replica, moment: dict[str, Any], lasts_m
         Cut(machine, None, lasts, **moment),
         SlowStarts(machine, 3.0, **moment),
     )
-    return rng.choice(made)
+    return rng.choice(faults)
 
 
 def run_ganged(seed: int, program: str = DEFAULT) -> Outcome:

@@ -267,7 +267,7 @@ def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_
 
 
 def coded(vote: Any, form: Any) -> Any:
-    return {**vote, **coding.told("gradient", coding.encode(vote["gradient"], PARTS[0], form))}
+    return {**vote, **coding.item_fields("gradient", coding.encode(vote["gradient"], PARTS[0], form))}
 
 
 @pytest.mark.parametrize("form", get_args(coding.CodeFormat))
