@@ -1,31 +1,8 @@
-"""Which batch a learner trains on, as a pure function of its place in the data.
+"""Which batch a learner trains on: a pure function of its place in the data, or a stream with a state.
 
-It decides the windows of a batch; `corpus` has the text and its split. `At` names a batch: seed, slot, position and
-split. There is no iterator and no state, so that a learner resumes exactly, a batch can be made ahead of its time or
-again, and a test can request any of them.
-
-Every slot draws its windows uniformly from the whole training split: with shards of the text each learner would fit
-another distribution, and merging would have to undo that. Evaluation windows are the same in every run: evenly spaced
-over the held-out text.
-
-The position at which a life of a learner begins in its slot's batches, and its progress.
-
-Decides when a new life knows its beginning: once every shard has sent it a Place. Does not decide the contents of a
-Place (`syncer.placing`), nor make batches. Positions count the batches of a slot from 0, over all its lives.
-
-Batches from an object with a state: its interface, and how its state travels.
-
-A Stream gives the batches of one slot, one after the other, without end. A new one for the same slot, slots and seed
-gives the same batches again: a learner's next life, for which no state may be known, is wound forward from there.
-Decides which states travel: those that msgpack writes and restores unchanged, of at most STATE_SIZE_BYTES_MAX. Network
-input is never unpickled.
-
-A Stream from a torch DataLoader, or anything like it; torch itself is not imported.
-
-Decides what an epoch is: one pass over the loader, after which the next begins. Where a sampler has `set_epoch`, or the
-loader a `generator`, its order follows from the seed and the number of the epoch, so that an epoch can be read again. A
-loader that has a state of its own (`state_dict`, as torchdata's StatefulDataLoader) keeps it; of any other the state is
-the epoch and the number of its batches, and to go back there those batches are read and discarded.
+Decides the windows of a batch, the position at which a new life begins (once every shard has sent it a Place), which
+states of streams travel, and what an epoch of a torch loader is. Positions count the batches of a slot from 0, over all
+its lives. `corpus` has the text and its split; torch is not imported.
 """
 
 from __future__ import annotations
@@ -99,6 +76,10 @@ class Windows:
 
     As a tuple, `sequences` gives each slot its own number, and the evaluation that of slot 0. DataError if the training
     split is shorter than one batch, or the held-out text shorter than one window.
+
+    Every slot draws its windows uniformly from the whole training split: with shards of the text each learner would fit
+    another distribution, and merging would have to undo that. Evaluation windows are the same in every run: evenly
+    spaced over the held-out text.
     """
 
     corpus: Corpus
@@ -254,7 +235,12 @@ METHODS: Final = ("__next__", "get_state", "set_state")
 
 @runtime_checkable
 class Stream(Protocol):
-    """Batches of one slot; Grain's DatasetIterator is one as it is."""
+    """Batches of one slot; Grain's DatasetIterator is one as it is.
+
+    A new one for the same slot, slots and seed gives the same batches again: a learner's next life, for which no state
+    may be known, is wound forward from there. States travel if msgpack writes and restores them unchanged, in at most
+    STATE_SIZE_BYTES_MAX; network input is never unpickled.
+    """
 
     def __next__(self) -> Any:
         """The next batch, always of one structure, shape and dtype."""
@@ -319,6 +305,11 @@ class LoaderStream:
     `loader` can be iterated over and over, and is of one slot: `DataLoader(dataset, batch_size=8, drop_last=True,
     sampler=DistributedSampler(dataset, slots, slot))`, for example. DataError for one that shuffles without a
     generator, whose order cannot be repeated, and for one without batches.
+
+    An epoch is one pass over the loader. Where a sampler has `set_epoch`, or the loader a `generator`, its order
+    follows from the seed and the number of the epoch, so that an epoch can be read again. A loader that has a state of
+    its own (`state_dict`) keeps it; of any other the state is the epoch and the number of its batches, and to go back
+    there those batches are read and discarded.
     """
 
     def __init__(self, loader: Any, *, seed: int = 0) -> None:

@@ -1,42 +1,8 @@
-"""The settings that fit the links of a shard: the finest formats, and the shortest interval, that they carry.
+"""Settings that follow the links of a shard: formats, interval and overlap, as requested by a program and as they are
+in use.
 
-Decides from figures alone; it keeps nothing, and `chooser` decides when to take up a better choice.
-
-Theory of operation. In each interval of H steps every learner sends each of the shard's fragments once, and receives
-each once. The share of a link's goodput that this takes is its *load*:
-
-    load = bits / 8 * max(values, 4 * largest fragment) / (H * seconds a step * goodput)
-
-With P fragments of one size both directions of a round take 2 load / P of an interval; a fragment counts as at least a
-quarter of all, so that with a load of SHARE both directions of the largest one take a quarter of an interval, the limit
-of a round trip. What costs the least in loss is given up first: bits before steps, so formats are chosen for the
-requested interval, and the interval only where the coarsest formats do not fit it.
-
-The present settings of a shard that follow its links: a core with the states of links and rounds as input.
-
-Decides when to take up what fits (`choice`). Reads no clock: it counts *turns*, in each of which one fragment is due.
-
-Theory of operation. Each setting (of pushes one a learner) is either kept, or moved to what `best` finds, in one move:
-
-    a link does not carry the format in use, CROWDED turns in a row  -> what it carries
-    nor the coarsest, or rounds take too long, PATIENCE in a row     -> a longer overlap, or interval
-    it carries something finer, or shorter, for a whole sweep        -> that
-
-The duration of rounds is a median of the last SETTLING, so it counts for an interval only that long after a change of
-formats.
-
-New settings load a link by at most SHARE of its goodput, present ones by up to KEEP, so that goodputs which differ by
-less than 1.6 change nothing. A link on which small items promise more than large ones find (a token bucket, for
-example) would be tried again and again: a setting that has to be given up within RELAPSE sweeps after it was taken up
-waits twice as long before the next try, up to 64 times.
-
-A shard whose settings follow its links: the requests of its rounds, and the records of changes.
-
-Decides nothing itself: it passes the reports of learners and rounds to the `Chooser`, and its choice to rounds.
-
-The settings that follow the links, and the values that all of them have where links carry everything.
-
-Decides nothing but the initial values of "auto": the published interval and overlap, and formats that lose nothing.
+Decides which settings fit the links (`best`), and when a better choice is taken up (`Chooser`). Reads no clock: it
+counts turns, in each of which one fragment is due.
 """
 
 from __future__ import annotations
@@ -201,7 +167,18 @@ def steps_needed(needs: Needs, link: LinkGoodput, push: str, update: str) -> flo
 
 
 def best(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs, now: Choice) -> Choice:
-    """The choice that fits the links, if nothing were in use yet; settings that are not "auto" stay as requested."""
+    """The choice that fits the links, if nothing were in use yet; settings that are not "auto" stay as requested.
+
+    In each interval of H steps every learner sends each of the shard's fragments once, and receives each once. The
+    share of a link's goodput that this takes is its *load*:
+
+        load = bits / 8 * max(values, 4 * largest fragment) / (H * seconds a step * goodput)
+
+    With P fragments of one size both directions of a round take 2 load / P of an interval; a fragment counts as at
+    least a quarter of all, so that with a load of SHARE both directions of the largest one take a quarter of an
+    interval, the limit of a round trip. What costs the least in loss is given up first: bits before steps, so formats
+    are chosen for the requested interval, and the interval grows only where the coarsest formats do not fit it.
+    """
     requested = wanted.interval if "interval" in wanted.auto else now.interval
     reach = within_reach(wanted, links, needs)
     push, update = {link.slot: wanted.push for link in links}, wanted.update
@@ -315,7 +292,19 @@ class Patience:
 
 
 class Chooser:
-    """The settings of one shard; `choice` is in use."""
+    """The settings of one shard; `choice` is in use.
+
+    Each setting (of pushes one a learner) is kept, or moved to what `best` finds, in one move:
+
+        a link does not carry the format in use, CROWDED turns in a row  -> what it carries
+        nor the coarsest, or rounds take too long, PATIENCE in a row     -> a longer overlap, or interval
+        it carries something finer, or shorter, for a whole sweep        -> that
+
+    New settings load a link by at most SHARE, present ones by up to KEEP, so goodputs that differ by less than 1.6
+    change nothing. On some links (a token bucket, for example) small items promise more than large ones find: a setting
+    that is given up within RELAPSE sweeps after it was taken up waits twice as long before the next try, up to 64
+    times.
+    """
 
     def __init__(self, wanted: WantedSettings) -> None:
         self.wanted = wanted

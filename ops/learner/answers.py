@@ -1,17 +1,6 @@
-"""A learner's answers to pulls: the fragment that a round asks for, in its state at a boundary.
+"""A learner's answers to pulls, its progress in the batches of its slot, and the scalars of its steps.
 
-Decides whether a pull is answered: now, later, or not at all. The fragment is captured on the device; the node that
-sends it waits for the capture.
-
-The progress of one life of a learner in its slot's batches, as its answers report it.
-
-Does not decide which batches are trained: it counts the batches that were taken, from the position at which the data
-node starts this life, and keeps the states of a stream until their positions are reached.
-
-The scalars of a learner's steps: kept as they come from the device, read for reports, and checked for finiteness.
-
-Reading a scalar that the device has not finished would wait for it, so the newest are left. Decides which step is the
-first whose loss is not finite; the consequences for the learner are inner-step's.
+Decides whether a pull is answered now, later, or not at all, and which step is the first whose loss is not finite.
 """
 
 from __future__ import annotations
@@ -37,7 +26,11 @@ two may wait. The oldest of any more are dropped: an older state only costs batc
 
 
 class Feed:
-    """`reached` is the position after the last batch trained on; `is_placed` tells whether the start is known."""
+    """`reached` is the position after the last batch trained on; `is_placed` tells whether the start is known.
+
+    It does not decide which batches are trained: it counts those that were taken, from the position at which the data
+    node starts this life, and keeps the states of a stream until their positions are reached.
+    """
 
     def __init__(self) -> None:
         self.reached = self._position = 0

@@ -1,30 +1,7 @@
-"""The inner-step node of elastic data-parallel: one step for every mean of the gradients of the present learners.
+"""The inner-step nodes of data-parallel training: one step for every mean of gradients, the same in every learner.
 
-Each firing takes a call and a batch: it steps along the mean of the round before, and votes in the next round with the
-gradient of the batch. All learners that have taken every mean since the first hold the same bytes. The *donor*, named
-by the call, sends its state along with its vote; a new learner takes the state, then the mean of that round, and is at
-the same step as all others.
-
-Phases. *ready*: it holds no valid model, and waits for the beginning, or for a state that is addressed to it.
-*stepping*. *final*. A learner's tokens count when its vote is in the mean. A beginning that brings a state comes from a
-syncer in its next life: all learners go back to that state.
-
-The reports of a data-parallel learner and their times: the Report of every other learner, without fragments.
-
-Decides when a report is due: the first, at every change of phase, and every 100 ms. Counts steps and tokens; knows
-nothing of gradients.
-
-The inner-step node of data-parallel: a step for every mean of gradients, the same in every learner.
-
-Each firing takes the mean of the step before and a batch: it steps along the mean, and sends the gradient of the batch,
-in parts, into the ring. All learners begin with the same parameters and take the same steps, so they hold the same
-bytes and agree, without further messages, when the budget is spent. A request to stop travels around the ring with the
-gradients, so that all end after the same step.
-
-Phases. *ready*: the ring is complete only when every learner knows all others; each reports whether it has received the
-greetings of all of them, with a state as far as its own, and begins when all report that. *stepping*. *final*. The
-others cannot go on without a learner that died: one that comes back while they step ends the run, with the reason.
-Where all come back, because the operator ended them all, they go on from the last snapshot (`kept_state`).
+Decides when a learner votes, steps, gives its state to others, and reports. All learners begin with the same parameters
+and take the same means, so they hold the same bytes and agree, without further messages, when the budget is spent.
 """
 
 from __future__ import annotations
@@ -45,7 +22,10 @@ Phase = Literal["ready", "stepping", "final"]
 
 
 class Reporter:
-    """The counts of one life of a learner. `totals` are [slot, incarnation, tokens] of the lives that it knows."""
+    """The counts of one life of a learner. `totals` are [slot, incarnation, tokens] of the lives that it knows.
+
+    The first report is due at once, then one at every change of phase, and every 100 ms.
+    """
 
     def __init__(self, context: Any, device_kind: str) -> None:
         self._context, self._device_kind = context, device_kind
@@ -122,6 +102,12 @@ class ElasticStep:
 
     The model leaves every `emit_every` steps, the state every `snapshot_seconds`. `tokens` is the budget of the run,
     which the learning rate follows.
+
+    Each firing takes a call and a batch: it steps along the mean of the round before, and votes in the next round with
+    the gradient of the batch. The *donor*, named by the call, sends its state along with its vote; a new learner takes
+    the state, then the mean of that round, and is at the same step as all others. Phases: *ready* without a valid
+    model, until the beginning or a state addressed to it; *stepping*; *final*. A beginning that brings a state comes
+    from a syncer in its next life: all learners go back to that state.
     """
 
     outputs = ("vote", "model", "state", "progress")
@@ -249,6 +235,12 @@ class GradientStep:
 
     The model leaves every `emit_every` steps, the state every `snapshot_seconds`. `learners` is M, `tokens` the budget
     of the run.
+
+    Each firing takes the mean of the step before and a batch: it steps along the mean, and sends the gradient of the
+    batch, in parts, into the ring. A request to stop travels around the ring with the gradients, so that all end after
+    the same step. *ready*: each reports whether it has received the greetings of all others, with a state as far as its
+    own, and begins when all report that. The others cannot go on without a learner that died: one that comes back while
+    they step ends the run, with the reason. Where all come back, they go on from the last snapshot (`kept_state`).
     """
 
     outputs = ("part", "hello", "model", "state", "place", "progress")

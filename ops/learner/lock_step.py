@@ -1,23 +1,8 @@
 """Steps in lock-step: a learner steps when its gate permits it, and the gate waits for the syncer.
 
 Decides at which of a learner's steps an update is adopted and a fragment captured. Does not decide the order and the
-members of merges (`conductor`), and computes nothing: adoption, capture and step are those of `inner_step`.
-
-Theory of operation. Boundaries lie between steps: boundary n is before step n, counted from 0. The conductor's turns
-define after how many steps each fragment is captured; `overlap` steps after its capture, its update is adopted. So the
-gate permits step n when
-
-    the updates of all fragments captured at boundary n - overlap are here, and are adopted before it; and
-    the next turn is known, or boundary n + 1 is too early for one: within `free` steps of the last capture.
-
-A capture at boundary n + 1 happens at the end of step n, because with an overlap of 0 step n + 1 waits for its update.
-Before a learner holds every fragment, and after the end, there are no steps: messages then go directly to the learner.
-A syncer that comes back begins a new count of rounds, and all turns that were open before are dropped. It asks for the
-newest version: a learner that steps answers at a boundary, by a permit, and one that waits to begin, which takes no
-permits, at once; where a request and the first step may have crossed, both.
-
-All learners are at one boundary when they have answered a turn. So a cut is made there: the model that results from the
-turns up to it, and from each learner the state that only it has, before its next step (`inheritance`).
+members of merges (`conductor`), and computes nothing: adoption, capture and step are those of `inner_step`. All
+learners are at one boundary when they have answered a turn, so a cut is made there.
 """
 
 from __future__ import annotations
@@ -152,6 +137,18 @@ class StepGate:
 
     `fragments` is P, `overlap` the steps between a capture and the adoption of the resulting update, `free` the steps
     after a capture that a learner may make without knowing the next turn.
+
+    Boundary n is before step n, counted from 0. The conductor's turns define after how many steps each fragment is
+    captured; `overlap` steps after its capture, its update is adopted. So the gate permits step n when
+
+        the updates of all fragments captured at boundary n - overlap are here, and are adopted before it; and
+        the next turn is known, or boundary n + 1 is too early for one: within `free` steps of the last capture.
+
+    A capture at boundary n + 1 happens at the end of step n, because with an overlap of 0 step n + 1 waits for its
+    update. Before a learner holds every fragment, and after the end, there are no steps: messages then go directly to
+    the learner. A syncer that comes back begins a new count of rounds, and all turns that were open before are dropped.
+    It asks for the newest version: a learner that steps answers at a boundary, by a permit, and one that waits to
+    begin, which takes no permits, at once; where a request and the first step may have crossed, both.
     """
 
     outputs = ("update", "pull", "permit")

@@ -1,35 +1,9 @@
-"""The state that one life of a learner takes over from the lives before it, and leaves for those after it.
+"""The state that one life of a learner takes over from the lives before it and from other learners, and leaves for
+those after it.
 
-Decides the source of that state: the cut in a snapshot (`Own`), if this life begins with exactly its versions, and then
-it continues as the life that made the cut would have; else the copy on the disk of its machine (`local_copies`); else
-its local leaves begin anew, and another learner's replace them, if they arrive soon (`lending`). The choice is reported
-(`began`).
-
-Theory of operation. A cut is made when an answer was captured. By then a learner had adopted a version of each
-fragment, and had worked since: that work is in its parameters, and in no version. Its next life continues with both,
-and includes that work in its answer (`FragmentLedger.former`). Or it had already answered, and the resulting version,
-which is in the snapshot, was to be adopted some steps later: the next life adopts it after as many.
-
-The loans of one life of a learner: local leaves that it borrows from another, and lends to others.
-
-The lend node is `ops.recovery.lend`. This module decides how long a loan is worth it. A life that begins with no local
-leaves of its own steps at once, and takes those of another that arrive within `BORROW_STEPS` steps; later its own are
-as good. It lends once it has found or borrowed some, or has made twice as many steps: where all begin together, none
-has any to lend. It lends the leaves after its last step, unless its loss is not finite. Leaves that have the right form
-but bad values lead to a loss that is not finite, and that creates them anew.
-
-Copies of a learner's own state, moments above all, on the disk of its machine, for its next life.
-
-Decides when one is made, and whether one that is found is used. A copy is made in the background, one at a time, and so
-seldom that the learner itself spends at most a 400th of its time on it, until it has the leaves in memory: after a
-second, then after twice as long each time, up to 15 s, or up to 400 times the duration of the last one. Only some
-leaves of a large state are in memory at a time: the next ones are read after a later step, when those are written.
-Moments of different steps serve as well as those of one step, beside a model that is newer than both.
-
-A copy that is found is from a life of the same slot before this one, on this machine: some seconds old, beside a model
-that is newer. Moments are means over many steps, so an old copy is nearer to what was lost than none. It is not synced:
-the death of a process does not touch it, and after a power failure its digest tells whether it is whole. If anything is
-wrong with it, or with the disk, the learner just begins with none.
+Decides the source of that state, in this order: the cut in a snapshot (`Own`), if this life begins with exactly its
+versions; the copy of its local leaves on the disk of its machine (`LocalCopies`); leaves that another learner lends, if
+they arrive soon (`Lending`); else they begin anew.
 """
 
 from __future__ import annotations
@@ -59,6 +33,11 @@ class Lending:
     """The loans of the life that a host opens with `context`.
 
     `learner` is None where it neither borrows nor lends: an elastic island has copies of its own.
+
+    A life without local leaves of its own steps at once, and takes those of another that arrive within BORROW_STEPS
+    steps; later its own are as good. It lends once it has found or borrowed some, or has made twice as many steps:
+    where all begin together, none has any to lend. Leaves that have the right form but bad values lead to a loss that
+    is not finite, and that creates them anew.
     """
 
     def __init__(self, context: Any, learner: LastingLearning | None, odometer: Odometer) -> None:
@@ -192,7 +171,13 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @final
 class LocalCopies:
-    """The copies of one life of a slot, in the run's `folder` on this machine; `now` is in nanoseconds."""
+    """The copies of one life of a slot, in the run's `folder` on this machine; `now` is in nanoseconds.
+
+    A copy is made in the background, one at a time, and so seldom that the learner spends at most a SHAREth of its time
+    on it. Only some leaves of a large state are in memory at a time; moments of different steps serve as well as those
+    of one step. It is not synced: the death of a process does not touch it, and after a power failure its digest tells
+    whether it is whole. If anything is wrong with it, or with the disk, the learner begins with none.
+    """
 
     def __init__(self, folder: Path, disk: HostDisk, slot: int, incarnation: int, now: Callable[[], int]) -> None:
         self._path, self._disk = folder / FOLDER / f"learner-{slot}", disk
@@ -284,6 +269,11 @@ class Inheritance:
 
     `held` and `odometer` belong to the `learner`, and change here, too. `has_kept` returns whether the learner's local
     leaves, once created, are those of a former life already.
+
+    A cut is made when an answer was captured. By then a learner had adopted a version of each fragment, and had worked
+    since: that work is in its parameters, and in no version. Its next life continues with both, and includes that work
+    in its answer (`FragmentLedger.former`). Or it had already answered, and the resulting version, which is in the
+    snapshot, was to be adopted some steps later: the next life adopts it after as many.
     """
 
     def __init__(

@@ -1,40 +1,8 @@
-"""Which version a shard that comes back continues from, among those that learners claim to hold.
+"""What outlives a shard: who holds a fragment, which of the versions that learners claim is true, and how many tokens
+each life has trained.
 
-Decides which claims to believe. The versions of learners are all that a shard can continue from, and one learner may be
-wrong. Hosts that only hold the model (`hold`) have it from the shard itself, so a version that they know is believed
-from any learner with the same bytes, and from no other. A version that they do not know, because it was the last one
-published, is believed where half of those that answer, or more, claim to hold it or a newer one: so of three no single
-one is believed, and of two one is, because either may be wrong. Where they have different bytes for it, the largest
-agreeing group is believed.
-
-The believed numbers of tokens that lives of learners have trained, by their sources.
-
-Decides which source counts. A life that reports is the only source about itself. About a life that was never heard,
-which a shard that comes back finds where learners have died, the recorder is a source; and so are learners, which know
-it from the shard before. One of them may be wrong, so learners' numbers about others count as far as more than half of
-the live ones report at least as much. A learner that is alone is believed: it is the whole run.
-
-The hold node: keeps published updates, for shards that come back when no learner has them any more.
-
-Decides when learners get a copy: when the shard that published a fragment is gone and its next life is there. A learner
-that holds that version, or a newer one, ignores the copy; one that holds none adopts it, and the shard then asks it
-like any learner that held it all along. So a merged model is never begun anew as long as one host of any role has it.
-Once the shard has published under its new epoch, the copies are withdrawn, because learners that join later would get
-them, too. Shards learn which fragments are held, so that they wait for the copies, with digests of them, to check
-claims; so does the recorder, which reports a model as lost once no host holds it.
-
-Leaves of a state as bytes, and back: of any numeric type, including those that tensor files do not know.
-
-Whether fragments were ever merged: a shard that comes back finds this out before it lets any learner begin them.
-
-Decides which fragments may begin: all, in the first life of a shard; later all as long as neither the recorder nor any
-holder of the model knows of any fragment that was merged, once each of those that is live has checked since it knows of
-this life, and reported: an earlier report may be older than what reached it from the life before. A fragment whose
-first version a holder has does not begin anew either: this life goes on from it. No fragment is merged before one
-holder has reported all first versions (`is_kept`), so that there is one to go on from. Once a merge is known,
-fragments without a version come from their holders, also where that is the first one: beside merged fragments one that
-is begun anew would make a model of two. Where the hosts that knew of a merge have died since, this life is the last
-that knows; it reports that to the recorder, which reports a model as lost.
+Decides which claims a shard that comes back believes, when learners get a copy of a fragment from a host that only
+holds it, and whether a fragment may begin anew.
 """
 
 from __future__ import annotations
@@ -54,7 +22,14 @@ from isthmus.ops.exchange.token_accounts import Totals
 
 
 class Claim(NamedTuple):
-    """A learner's claim to hold a version, [epoch, count], with the digest of its contents."""
+    """A learner's claim to hold a version, [epoch, count], with the digest of its contents.
+
+    A shard that comes back can continue only from versions of learners, and one learner may be wrong. Hosts that only
+    hold the model have it from the shard itself, so a version that they know is believed from any learner with the same
+    bytes, and from no other. A version that they do not know, because it was published last, is believed where at least
+    half of those that answer claim it or a newer one: of three no single one is believed, and of two one is, because
+    either may be wrong. Of different bytes for it the largest agreeing group is believed.
+    """
 
     version: tuple[int, int]
     digest: str
@@ -96,7 +71,13 @@ def is_majority(count: int, of: int) -> bool:
 
 
 class RelayedTotals:
-    """Believed tokens by (slot, incarnation) (`totals`)."""
+    """Believed tokens by (slot, incarnation) (`totals`).
+
+    A life that reports is the only source about itself. About a life that this shard has never heard of, the recorder
+    is a source, and so are learners, which know it from the shard before. One learner may be wrong, so what learners
+    say about others counts as far as more than half of the live ones report at least as much. A learner that is alone
+    is believed: it is the whole run.
+    """
 
     def __init__(self) -> None:
         self.totals = Totals()
@@ -144,7 +125,13 @@ HOLDERS: Final = ("evaluator", "recorder")
 
 
 class Hold:
-    """Updates in, copies of them out, on a timer. Fragment p belongs to the replica p mod `shards` of `role`."""
+    """Updates in, copies of them out, on a timer. Fragment p belongs to the replica p mod `shards` of `role`.
+
+    Learners get a copy when the shard that published a fragment is gone and its next life is there. A learner that
+    holds that version, or a newer one, ignores it; one that holds none adopts it, and the shard then asks it like any
+    other. So a merged model never begins anew as long as one host of any role has it. Once the shard has published
+    under its new epoch, the copies are withdrawn, because learners that join later would get them, too.
+    """
 
     outputs: ClassVar[tuple[str, ...]] = ("copy", "held")
     schemas: ClassVar[dict[str, Any]] = {"update": UPDATE}
@@ -270,7 +257,16 @@ class ShardContext(Protocol):
 
 
 class ShardMemory:
-    """A shard life's knowledge of earlier ones."""
+    """A shard life's knowledge of earlier ones.
+
+    All fragments may begin in the first life of a shard; later as long as neither the recorder nor any holder of the
+    model knows of a merged fragment, once each live one has checked since it knows of this life: an earlier report may
+    be older than what reached it from the life before. A fragment whose first version a holder has does not begin anew
+    either. No fragment is merged before one holder has reported all first versions (`is_kept`). Once a merge is known,
+    fragments without a version come from their holders: beside merged fragments one that begins anew would make a model
+    of two. Where the hosts that knew of a merge have died since, this life reports it to the recorder, which reports a
+    model as lost once no host holds it.
+    """
 
     def __init__(self) -> None:
         self._merged: set[int] = set()

@@ -1,27 +1,8 @@
-"""The conductor of a program in lock-step: which fragment is merged next, after how many steps, with which learners.
+"""The conductor of a program in lock-step: which fragment is merged next, after how many steps, with which learners
+(DiLoCo, arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512).
 
 Decides the turns. It does not collect votes, wait, or touch values: the quorum of merge waits for every member of a
 round, and each learner's gate keeps to the steps that a turn names (`lock_step`).
-
-Theory of operation. Fragment p of P is captured after (p + 1) H / P steps, and then every H (Streaming DiLoCo, arXiv
-2501.18512; with P = 1, DiLoCo, arXiv 2311.08105). The number of open rounds is one more than the captures within the
-overlap; each merge opens the next. All learners are members of every round, so it lasts as long as the slowest of them:
-a program in lock-step waits. The phases are those of `pacer`:
-
-    initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came
-                        back. Then the conductor waits for a holder of all of them (`memory`), and for learners
-    merge               one turn after the other, on a plan that is exact in tokens as long as no learner dies; a syncer
-                        that came back goes on after the turn that was merged last
-    final               after as many more steps as the budget has left, every fragment once, with all that answer
-                        within a learned bound
-
-The token totals that learners receive of each other, which the learning rate may follow, are counted by merges and not
-by reports: so a run in which no learner dies is the same for any durations. For lives that are over only merged tokens
-count: so a run that goes on from a snapshot has the budget that it had there.
-
-A learner that comes back holds no part of an open round. It takes the newest version of every fragment, and is a member
-from the next round on. The conductor receives no notice of deaths: the quorum drops members that are dead, and a
-learner that left no trace in two rounds in a row counts as gone until its next report.
 """
 
 from __future__ import annotations
@@ -74,6 +55,25 @@ class Conductor:
     Fires on AnyOf("progress", "merged", "control", "held", "tick"). `fragments`, `interval` and `overlap` are P, H and
     tau, `learners` the number that the start waits for, `tokens` the budget of the run and `tokens_per_batch` those of
     one step, the mean of all learners; `step_tokens` are for `schemas`.
+
+    Fragment p of P is captured after (p + 1) H / P steps, and then every H. The number of open rounds is one more than
+    the captures within the overlap; each merge opens the next. All learners are members of every round, so it lasts as
+    long as the slowest of them. The phases are those of `pacer`:
+
+        initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came
+                            back. Then the conductor waits for a holder of all of them, and for learners
+        merge               one turn after the other, on a plan that is exact in tokens as long as no learner dies; a
+                            syncer that came back goes on after the turn that was merged last
+        final               after as many more steps as the budget has left, every fragment once, with all that answer
+                            within a learned bound
+
+    The token totals that learners receive of each other, which the learning rate may follow, are counted by merges and
+    not by reports: so a run in which no learner dies is the same for any durations. For lives that are over only merged
+    tokens count: so a run that goes on from a snapshot has the budget that it had there.
+
+    A learner that comes back holds no part of an open round. It takes the newest version of every fragment, and is a
+    member from the next round on. A learner that left no trace in two rounds in a row counts as gone until its next
+    report.
     """
 
     outputs = ("round", "pull", "place", "held")

@@ -1,23 +1,9 @@
-"""Bounds on one learner's influence on a merge: its claims are checked, and the length of its gradient is bounded.
+"""The merge node: one firing per closed round, from answers to one outer gradient.
 
-Decides which answers are out of proportion, and by how much a merely long one is shortened. A fault of one learner (a
-diverged optimizer, a broken batch, a bit) is to cost its own work, and not the model of all: the length of an outer
-gradient is compared with those of its peers in the round, and with the lengths merged of the fragment before. Up to
-BOUND times the usual length it counts as it is; beyond, it is shortened to that; beyond REFUSED times it is refused,
-with a report. Norms that do not match the values are refused: the merge rests on them.
-
-Nothing is bounded as long as there is nothing to compare with. Usual lengths change by small factors from round to
-round, and with the steps between two answers, so BOUND is far above the differences between honest learners.
-
-An answer that would take a value of the model beyond float32 is refused before it is booked, so that the accounts need
-not take back an outer step that failed. `Extent` bounds every value from above, by the norms alone.
-
-The merge node: one firing per closed round, from answers to one outer gradient.
-
-It refuses answers that the token accounts refuse, that are not finite, whose norms do not match their values, that are
-out of proportion, or that exceed float32 (`bounds`); weighs the rest by tokens * (tokens / steps), merges in slot
-order, and books the result. The quorum decided which answers came into the round; outer-step applies the merged
-gradient to the parameters.
+Decides which of a round's answers count, and how much. It refuses answers that the token accounts refuse, that are not
+finite, whose norms do not match their values, that are out of proportion, or that would take the model beyond float32;
+it shortens those that are merely long, weighs the rest by tokens * (tokens / steps), merges in slot order, and books
+the result. The quorum decided which answers came into the round; outer-step applies the merged gradient.
 """
 
 from __future__ import annotations
@@ -48,7 +34,10 @@ if TYPE_CHECKING:
 
 
 BOUND: Final = 10.0
+"""A gradient of more than so many times the usual length is shortened to that: a fault of one learner is to cost its
+own work, not the model of all. Lengths of honest learners, and from round to round, differ by far smaller factors."""
 REFUSED: Final = 1000.0
+"""Beyond so many times the usual length it is refused."""
 PAST: Final = 32
 """The number of lengths of merged answers of a fragment that are remembered: eight rounds of four learners."""
 PAST_MIN: Final = 4
@@ -208,6 +197,7 @@ class Merge:
         The progress is the position of the fragment's merges in the batches of each slot.
         """
         merging_record = self._record(round, decision or {})
+        # Sums of floats depend on their order: the merge is the same bit for bit however answers arrived.
         answers = sorted(answer.values(), key=lambda vote: vote["slot"])
         if round["kind"] in ("initial", "recover"):
             return self._told(self._begin(round, answers, merging_record))
@@ -219,6 +209,7 @@ class Merge:
                 accepted.append(vote)
             else:
                 merging_record["refused"].append([vote["slot"], refusal])
+        # Shortened first: an answer that is too long may stay within float32 once it is shortened.
         bounded = self._bounded(round, accepted, merging_record)
         merged = self._merge(round, self._held(round, bounded, merging_record), merging_record)
         return self._told({**merged, "lives": lives})
@@ -237,7 +228,7 @@ class Merge:
         shares = norms.shares([length(vote["norms"]) for vote in accepted])
         bounded: list[Answer] = []
         for vote, share in zip(accepted, shares, strict=True):
-            if share == 0.0:
+            if share == 0.0:  # It is below 1, too, but not to be shortened to nothing.
                 record["refused"].append([vote["slot"], "out of proportion"])
                 continue
             if share < 1.0:
@@ -265,6 +256,7 @@ class Merge:
     def _begin(self, round: Round, answers: list[Answer], record: Merging) -> Gradient:
         """The first version, unchanged: of the one learner that was asked, or the newest that learners still hold."""
         p = round["fragment"]
+        # A fragment begins once: of a later round of this kind no answer is judged, and no learner accused.
         if p in self._accounts:
             return self._gradient(round, record, None)
         newest = self._newest(round, answers, record)
@@ -292,8 +284,10 @@ class Merge:
         claims: dict[Claim, Answer] = {}
         for vote in answers:
             epoch, count = vote["base"] or (self._epoch, 0)
+            # Before the digest, which takes whole values.
             if vote["fragment"] != round["fragment"] or not self._is_version(vote):
                 continue
+            # Before the claim is compared: holders can only know the versions of this shard's former lives.
             if vote["base"] is not None and epoch >= self._epoch:
                 record["refused"].append([vote["slot"], "unknown base"])
                 continue
@@ -314,7 +308,9 @@ class Merge:
         if not any(weights):
             return self._gradient(round, record, None)
         account = self._accounts[round["fragment"]]
+        # Before `publish`: only answers on what is the newest version now are compared.
         record["opposed"] = self._opposed([vote for vote in accepted if tuple(vote["base"] or ()) == account.newest])
+        # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
             [self._values(vote) for vote in accepted],
             weights,
@@ -326,7 +322,7 @@ class Merge:
             for incarnation, begin, end, _ in ranges_of(vote):
                 account.merge(vote["slot"], incarnation, begin, end)
             self._reach(vote)
-        account.publish((self._epoch, account.newest[1] + 1))
+        account.publish((self._epoch, account.newest[1] + 1))  # `_gradient` names this version.
         voting = [vote["norms"] for vote, share in zip(accepted, weights, strict=True) if share > 0]
         self._extents[round["fragment"]].stepped(voting)
         self._norm_histories.setdefault(round["fragment"], NormHistory()).merged([length(norms) for norms in voting])
@@ -334,7 +330,7 @@ class Merge:
         voted = [(vote["slot"], share / total) for vote, share in zip(accepted, weights, strict=True) if share > 0]
         record["voters"] = [slot for slot, _ in voted]
         record["weights"] = [share for _, share in voted]
-        if round["kind"] == "merge":
+        if round["kind"] == "merge":  # The record has the counts with this merge.
             self._merges += 1
             self._votes += len(voted)
         return self._gradient(round, record, merged)
@@ -365,7 +361,7 @@ class Merge:
         account = self._accounts.get(round["fragment"])
         if account is None or vote["base"] is None:
             return "unknown base"
-        account.interval = round["interval"]
+        account.interval = round["interval"]  # What is stale is judged by this round's interval.
         refusal = account.refusal(
             vote["slot"],
             vote["incarnation"],
@@ -379,15 +375,17 @@ class Merge:
         tokens = of_slot(self._step_tokens, vote["slot"])
         if any(end - begin != steps * tokens for _, begin, end, steps in vote.get("former", ())):
             refusal = refusal or "inconsistent"
-        if refusal is None:
+        if refusal is None:  # Last: it reads every value.
             refusal = self._unsound(vote)
         return refusal
 
     def _unsound(self, vote: Answer) -> str | None:
         """The fault in the values and norms of an answer."""
         values, fragment = self._values(vote), self._fragments[vote["fragment"]]
+        # Before the kernels, which rely on a scale for each block.
         if not self._coding.is_whole(values, fragment):
             return "codes without their scales"
+        # Before the norms: of values that are not finite they match nothing, and the reason would be wrong.
         if not (self._coding.is_finite(values) and np.isfinite(vote["norms"]).all()):
             return "not finite"
         if not are_own(vote["norms"], self._merging.unit_norms(values, fragment), vote["gradient"].dtype == np.uint8):

@@ -1,36 +1,9 @@
-"""The pacer of a syncer shard: when a round opens, for which fragment, and with which learners.
+"""The pacer of a syncer shard: when a round opens, for which fragment, and with which learners (Decoupled DiLoCo, arXiv
+2604.21428).
 
 Decides, from the reports of learners and merges, which rounds are open at any time. It does not collect votes, wait, or
 touch values: the quorum of the merge node reads `members`, `count_min`, `grace`, `required` and `deadline` of the
 rounds that it opens.
-
-Theory of operation (the rounds of Decoupled DiLoCo, arXiv 2604.21428). Shard s of S has the fragments p with p mod S =
-s. Each is in one of these states, and never has two rounds open:
-
-    unborn --its initial round--> resting <--is due, its merge round--> merging
-                                  resting --stopping and no round open, its final round--> ended
-
-- *initial*: once enough learners are there, the one in the lowest slot sends the first version of all fragments that
-  were never published; a model that was merged is not begun anew.
-- *recover*: a shard that came back waits for reports of all learners that have trained, at most a second, before it
-  asks the holders of a fragment for the newest version, which takes the place of the first.
-- *merge*: fragments are due on a grid of H steps of the fastest learner (`schedule`), on the terms of `terms`.
-- *final*: once the tokens are spent, or a stop is requested, all fragments are merged a last time with all learners; a
-  live learner that does not answer is waited for within a learned bound.
-
-Initial and merge rounds respect the bound of rounds in flight, so a shard holds the answers of no more rounds than
-that. Recover and final rounds open all at once: they wait for learners that may be silent, and wait for them once.
-
-An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life, unless
-the lives of all its members are over: then it closes by itself. A shard receives no notice of deaths. A member that
-neither answered nor was left out alive, in two closed rounds in a row, counts as gone; any later report of it brings it
-back.
-
-The start of a run, as one shard sees it: when, and from which learner, it requests its fragments' first versions.
-
-Decides the learner that gives the first version; does not open its rounds (`pacer`). Learners that are ready wait until
-as many as the run was configured for have compiled, at most START_WAIT: the only wait of a run. All shards ask the live
-learner of the lowest slot, so that the first versions of all fragments are of one model; where it fails, the next.
 """
 
 from __future__ import annotations
@@ -62,7 +35,12 @@ TRIES_MAX: Final = 16
 
 
 class Start:
-    """Chooses the learners that give the first versions. Members are [slot, incarnation]."""
+    """Chooses the learners that give the first versions. Members are [slot, incarnation].
+
+    Ready learners wait until as many as the run was configured for have compiled, at most START_WAIT: the only wait of
+    a run. All shards ask the live learner of the lowest slot, so that the first versions of all fragments are of one
+    model; where it fails, the next.
+    """
 
     def __init__(self, learners: int) -> None:
         """`learners` is the number that a start waits for."""
@@ -152,6 +130,26 @@ class Pacer:
     Fires on AnyOf("progress", "merged", "control"). Several rounds may leave in one firing, never two of one fragment.
     `is_finished` once every own fragment's final round has come back. Changes of the settings that follow the links
     leave on `changed`; the merges known to learners that have died, on `held`.
+
+    Shard s of S has the fragments p with p mod S = s. Each is in one of these states, and never has two rounds open:
+
+        unborn --its initial round--> resting <--is due, its merge round--> merging
+                                      resting --stopping and no round open, its final round--> ended
+
+    - *initial*: the learner in the lowest slot sends the first version of all fragments that were never published.
+    - *recover*: a shard that came back waits for reports of all learners that have trained, at most a second, before it
+      asks the holders of a fragment for the newest version, which takes the place of the first.
+    - *merge*: fragments are due on a grid of H steps of the fastest learner (`schedule`), on the terms of `terms`.
+    - *final*: once the tokens are spent, or a stop is requested, all fragments are merged a last time with all
+      learners; a live learner that does not answer is waited for within a learned bound.
+
+    Initial and merge rounds respect the bound of rounds in flight, so a shard holds the answers of no more rounds than
+    that. Recover and final rounds open all at once: they wait for learners that may be silent, and wait for them once.
+
+    An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life,
+    unless the lives of all its members are over: then it closes by itself. A shard receives no notice of deaths. A
+    member that neither answered nor was left out alive, in two closed rounds in a row, counts as gone until its next
+    report.
     """
 
     outputs = ("round", "pull", "place", "changed", "held")

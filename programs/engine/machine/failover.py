@@ -1,26 +1,8 @@
-"""The folder of a run on the machine that becomes its home: a copy of the former home's, or on a disk that both share.
+"""How a run goes on under another home: whether its home is lost, in which term, and in which folder with which files.
 
-Decides whether a run can go on there, and which files are written for that. The folder may be as old as its copy. So
-from the ledger only two facts are used: that the run goes on, and which machines were left out of it; the stations
-report which lives there are. The model is in the snapshot, and, where it is newer, with the live hosts.
-
-The folder of a run whose home was lost together with its folder: made from the newest snapshot in the run's store.
-
-It is made below the root of the next home's daemon. Decides which stores may be read for that, and the use of a
-snapshot. Everything is in a hidden folder first, until it is known that the run can go on, so that a wrong request
-leaves nothing. Files that the store lacks (ledger, lines and tapes) are lost with the home, as where a ledger is lost:
-the stations report which lives there are.
-
-Hosts of a run that are on a machine already when it becomes the run's home: they go on as the processes they are.
-
-They have the folder of the outpost that this machine had, and find their daemon through the file in it. That file leads
-to the one of the run folder from then on, so they find the home's daemon there, and each after it. Their files stay in
-the outpost's folder until the run is over.
-
-Whether the home of a run is lost, and which term the next home begins: from the answers of machines.
-
-Pure: the machines are asked elsewhere. One yes is enough to refuse: a machine that has the run as its home, or one that
-takes part in it and hears its home.
+Decides which stores and copies may be read for that, and refuses where one machine has the run as its home, or hears
+it. The folder is a copy of the former home's, one on a disk that both share, or made from the newest snapshot in the
+run's store. Hosts that are on the machine already go on as the processes they are.
 """
 
 from __future__ import annotations
@@ -64,7 +46,12 @@ class TakeoverState:
 
 
 def read(folder: Path, doing: str) -> TakeoverState:
-    """The takeover in a folder; ConfigError if its run cannot go on under another home."""
+    """The takeover in a folder; ConfigError if its run cannot go on under another home.
+
+    The folder may be as old as its copy, so only two facts of the ledger are used: that the run goes on, and which
+    machines were left out of it; the stations report which lives there are. The model is in the snapshot, and, where it
+    is newer, with the live hosts.
+    """
     check_cut_off(folder, doing)
     check_whole(folder, doing)
     if not (folder / spec.CLUSTER).exists():
@@ -131,6 +118,10 @@ def settled(snapshot: FetchedSnapshot, aside: Path, root: RunRoot, name: str) ->
     """The run folder `name` below the root, or without a name the program's next free one, made of the fetched files.
 
     Its times count on. ConfigError if it cannot be made.
+
+    Everything is in a hidden folder first, until it is known that the run can go on, so that a wrong request leaves
+    nothing. Files that the store lacks (ledger, lines and tapes) are lost with the home: the stations report which
+    lives there are.
     """
     run_spec = spec.load(aside)
     config = (aside / new_folder.CONFIG).read_text()
@@ -148,7 +139,12 @@ INHERITED: Final = "inherited.json"
 
 
 def inherit(folder: Path, former: Path) -> None:
-    """Make the hosts whose folder is `former` find the daemon of run folder `folder`; OSError on failure."""
+    """Make the hosts whose folder is `former` find the daemon of run folder `folder`; OSError on failure.
+
+    They find their daemon through the file in the outpost's folder, which leads to the one of the run folder from then
+    on: so they find the home's daemon there, and each after it. Their files stay in the outpost's folder until the run
+    is over.
+    """
     write_json(folder / INHERITED, {"folder": str(former)})
     beside = former / f".{HERE}"
     beside.unlink(missing_ok=True)

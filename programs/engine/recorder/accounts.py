@@ -1,37 +1,9 @@
-"""A recorder's view of settings that follow the links: each change once, and the values in use.
+"""The books of a run: what a recorder knows of learners, merges, evaluations and settings, and the contradictions
+between the sources.
 
-The books of a run, compared: the reports of learners, those of shards, and the contradictions between them.
-
-Nothing is adjusted. For each life of a learner and each fragment an `LifeTokens` has the fate of its tokens, from the
-best source for each: the *merged* tokens are those that the shards have in the model; *overlapped* and *refused* are
-the learner's; *pending* are those whose fate the learner does not know yet, and *lost* the same of a life that has
-ended, with those that a shard had merged and took with it. These are counted one by one, so that they add up to the
-trained tokens, or do not: the rest is the *difference*, of either sign.
-
-Three things are no difference. A learner may end before it learns that its tokens were merged: its pending ones, or
-those that it took for refused. It may have *unreported* tokens, which others know of: they are pending, or lost. And
-where the recorder has not seen every merge that is in the model, the larger of both counts holds; where it has, but not
-every one that was undone, tokens that only the learner counts were undone.
-
-Tokens that a learner trained after its last message are in no book. For lives that have ended their number is estimated
-from their pace, beside the books: `unreported_estimate`.
-
-The shares of a run's time: goodput, of what slots had, and uptime, of what passed while any learner stepped.
-
-The merges that shards report: the newest merge of each fragment in each epoch, and its origin.
-
-Decides which of the tokens that were ever merged are in the model. A shard that comes back begins with a version that
-others hold, its *origin*; merges of its former life beyond that version are *undone*. So the model's tokens are those
-of the newest epoch, of the epoch before it up to the origin, and so on. Where a recorder has missed a merge, the counts
-of its fragment are only a bound, and are marked so: those in the model, where a merge is missing that is in it; those
-undone, where any is missing.
-
-A recorder's knowledge of a run: the trained tokens of each learner in each life, the merges, evaluations and finals.
-
-Decides which of them is news, so that nothing is written twice, and counts the figures of a status. Everything here
-only grows: of each life of a learner the most tokens, of each fragment the newest merge in each epoch of its shard,
-every evaluation once. So the knowledge of a recorder before this one may be added in any order, and twice
-(`recorder.memory`).
+Decides which of an input is news, so that nothing is written twice; which of the tokens that were ever merged are in
+the model; and the figures of a status. Nothing is adjusted to fit. Everything here only grows, so the knowledge of a
+former recorder may be added in any order, and twice.
 """
 
 from __future__ import annotations
@@ -107,7 +79,12 @@ SAVED_MAX: Final = 4
 
 @final
 class ShardBooks:
-    """The merges of shards by fragment and epoch; the books only grow, and take items in any order and twice."""
+    """The merges of shards by fragment and epoch; the books only grow, and take items in any order and twice.
+
+    A shard that comes back begins with a version that others hold, its *origin*; merges of its former life beyond that
+    version are *undone*. So the model's tokens are those of the newest epoch, of the epoch before it up to the origin,
+    and so on. Where a recorder has missed a merge, the counts of its fragment are only a bound, and are marked so.
+    """
 
     def __init__(self) -> None:
         self._newest: dict[tuple[int, int], Merging] = {}
@@ -233,6 +210,16 @@ class LifeTokens(NamedTuple):
 
     `learner_merged` and `shard_merged` are the merged ones by the learner's count and by the shards', `undone` those
     that a shard took with it; `gap` is the difference of the learner's own account from its trained tokens.
+
+    Each fate comes from its best source: *merged* from the shards that have it in the model; *overlapped* and *refused*
+    from the learner; *pending* is what the learner does not know yet, and *lost* the same of a life that has ended,
+    with what a shard had merged and took with it. They are counted one by one; what does not add up to the trained
+    tokens is the *difference*, of either sign.
+
+    Three things are no difference. A learner may end before it learns that its tokens were merged. It may have tokens
+    that it did not report, and others know of. And where the recorder has not seen every merge in the model, the larger
+    of both counts holds; where it has, but not every one that was undone, tokens that only the learner counts were
+    undone.
     """
 
     fragment: int

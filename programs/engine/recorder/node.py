@@ -1,40 +1,10 @@
-"""Whether the end of a run is awaited any longer: the one bound that ends every graph.
+"""The recorder: keeps the files of a run, publishes its status, and detects its end.
 
-Decides that, and nothing else. A run is to end once the token budget is spent or a stop was requested; then its bodies
-come to an end by themselves, in their own way, and report it: learners are final, fragments are final, the model is
-evaluated. Each of these is a sign. Without a new one for a while, nothing is waited for any more, whatever bodies do.
-
-The length of that while was learned from the run: some steps of the slowest learner, some sweeps of the slowest merges.
-No run is cut off sooner than `MODEL` where a final model is to come, because a daemon that takes over, a machine that
-is lost and a life that begins again after back-offs take that long together, nor than `PLAIN` where none is. Time in
-which this host was stopped, or its machine asleep, does not count: the others may have sent signs in it.
-
-The holders of the model, as far as a recorder knows, and whether the model is lost.
-
-A fragment is held by the hosts that report so (`ops.recovery.hold`), by the learners whose last report has a version of
-it, and by the life of its shard that published it last; each only while that life is live. A model is lost if a
-fragment of it was merged, by the books, by its holders, or by a shard that heard of them, and some fragment has no
-holder any more: no shard begins it anew (`ops.recovery.hold`). In a program in which no host reports what it holds
-nothing is lost. Nor is a fragment whose shard is not live: a recorder that comes back before its home has found the
-other hosts again is alone in its roster, and knows nothing of them.
-
-The recorder: keeps the files of a run, and provides its status to observers.
-
-It writes metrics, evaluations, merges and the final model into the run folder as they come, publishes a status twice a
-second, saves its knowledge for its next life (`recorder.books`, `recorder.memory`), passes on a request to stop, keeps
-the token budget, and detects the end of a run: everything final has arrived, and is written, or is waited for no longer
-(`ending`). It decides nothing about training, but for one thing: where a model was merged, and every host that held it
-has ended (`model_holders`), the run has failed.
-
-A disk that is full or broken does not stop it: lines wait or are lost, and are counted; the final model is written as
-soon as the disk takes it. Only where that lasts too long, the run has failed: the status has an `error` then. As long
-as the disk does not return the knowledge of a recorder before this one, inputs are kept and nothing is done.
-
-The schemas of the recorder's inputs, as plain data: from any program, so no more is required than it reads.
-
-Whether a run that has come to its end is done: its reports must hold of the model that it leaves.
-
-Decides only that; the recorder asks when everything final is there. A run that was stopped may have trained little.
+Decides nothing about training. It decides when a run has ended (everything final is there and written, or is waited for
+no longer), whether that end is a success, and that a run has failed whose model no host holds any more. A disk that is
+full or broken does not stop it: lines wait or are lost, and are counted, and the final model is written as soon as the
+disk takes it. As long as the disk does not return the knowledge of a former recorder, inputs are kept and nothing is
+done.
 """
 
 from __future__ import annotations
@@ -58,7 +28,10 @@ from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_tensors
 
 PLAIN: Final = seconds(10)
+"""The shortest wait for the next sign where no final model is to come."""
 MODEL: Final = seconds(90)
+"""The shortest where one is: a daemon that takes over, a lost machine and a life that begins after back-offs take that
+long together."""
 EVALUATION: Final = seconds(600)
 """Time limit for the last evaluation, if nothing else is missing and its host lives."""
 TIMES: Final = 4
@@ -68,7 +41,13 @@ GAP: Final = seconds(2)
 
 
 class Ending:
-    """The end of one run; `has_model`: its program gives a final model."""
+    """The end of one run; `has_model`: its program gives a final model.
+
+    A run is to end once the token budget is spent or a stop was requested; then learners are final, fragments are
+    final, the model is evaluated. Each of these is a sign. Without a new one for some steps of the slowest learner and
+    some sweeps of the slowest merges, nothing is waited for any more, whatever bodies do. Time in which this host was
+    stopped, or its machine asleep, does not count: the others may have sent signs in it.
+    """
 
     def __init__(self, *, has_model: bool) -> None:
         self._least = MODEL if has_model else PLAIN
@@ -111,7 +90,14 @@ back hears it then. Looks are counted, not time, because a clock may leap."""
 
 
 class ModelHolders:
-    """Looks, ten times a second, whether each of `count` fragments is held."""
+    """Looks, ten times a second, whether each of `count` fragments is held.
+
+    A fragment is held by the hosts that report it (`ops.recovery.hold`), by the learners whose last report has a
+    version of it, and by the life of its shard that published it last; each only while that life is live. A model is
+    lost if a fragment of it was merged and some fragment has no holder any more. In a program in which no host reports
+    what it holds nothing is lost. Nor is a fragment whose shard is not live: a recorder that comes back before its home
+    has found the other hosts again is alone in its roster, and knows nothing of them.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -1,27 +1,7 @@
-"""A learner's activity during an absence: its single steps where its trace is there, else its reports.
+"""The picture of a run over time: learners that step without pause while fragments travel and merge.
 
-A host leaves its trace when it ends in good order. The tape of one that was killed tells nearly as much; without it its
-reports give the number of its steps, not the time of each. This module also selects the parts of the run that are worth
-a look.
-
-The places of all elements of the timeline: hosts from top to bottom, and in each a lane per node worth seeing.
-
-Learners come first, then the other roles. A shard's pacer and quorum share one lane, `rounds`, with as many rows as
-rounds were open at once; merge and outer step share another. Nodes that would only be noise (data, recorder) have none,
-and neither have hosts beyond a screenful; the chart states their number.
-
-The picture that explains the system: learners that step without pause while fragments travel and merge.
-
-Time runs to the right. Every firing is a box as wide as it lasted, so that a pause would show as a gap; inner steps
-alternate in shade. A transfer is a line from the lane of the sending node to the lane of the receiving node, from the
-time of its departure to that of its arrival. On a shard's `rounds` lane a bar is one round: from the pull to the
-quorum, the grace window, and the merge at its end, with a dot for each answer.
-
-The second or two of a run that the timeline shows.
-
-A window is about thirty inner steps, so that single steps are visible for any step time; fewer where rounds follow one
-another so fast that there would be more than ten, but always long enough for two. It lies in the middle of the trace,
-or as near to it as there is a window with a round from beginning to end. Nothing is chosen for its looks.
+Decides the second or two that the timeline shows, the parts of the run in which hosts were away, the lanes from top to
+bottom, and what is drawn in them. Time runs to the right.
 """
 
 from __future__ import annotations
@@ -77,7 +57,12 @@ class TimeWindow(NamedTuple):
 
 
 def choose_window(record: RunRecord) -> TimeWindow | None:
-    """The window to show; None without a trace of consecutive inner steps."""
+    """The window to show; None without a trace of consecutive inner steps.
+
+    About thirty inner steps, so that single steps are visible for any step time; fewer where rounds follow one another
+    so fast that there would be more than ten, but always long enough for two. It lies in the middle of the trace, or as
+    near to it as there is a window with a round from beginning to end. Nothing is chosen for its looks.
+    """
     timeline = record.timeline
     extent = _extent(timeline) if timeline is not None else None
     if timeline is None or extent is None:
@@ -214,7 +199,11 @@ def _training_end(record: RunRecord) -> float:
 
 
 def steps_between(record: RunRecord, window: TimeWindow) -> list[Steps]:
-    """The steps of each learner in `window`, slots in order."""
+    """The steps of each learner in `window`, slots in order.
+
+    A host leaves its trace when it ends in good order. The tape of one that was killed tells nearly as much; without it
+    its reports give the number of its steps, not the time of each.
+    """
     reports = by_learner(record.reports)
     return [_steps(record, slot, reports.get(slot, []), window) for slot in record.learners]
 
@@ -289,7 +278,12 @@ class Lanes:
 
 
 def arrange(timeline: Timeline, window: TimeWindow, rounds: Sequence[RoundSpan], top: float) -> Lanes:
-    """The lanes for the activity in `window`; rounds get rows so that no two of a row overlap."""
+    """The lanes for the activity in `window`; rounds get rows so that no two of a row overlap.
+
+    Learners come first, then the other roles. A shard's pacer and quorum share one lane, `rounds`, with as many rows as
+    rounds were open at once; merge and outer step share another. Nodes that would only be noise (data, recorder) have
+    none, and neither have hosts beyond a screenful; the chart states their number.
+    """
     result = Lanes()
     learners = [host for host in timeline.hosts if slot_of(host) is not None]
     others = [host for host in timeline.hosts if slot_of(host) is None]
@@ -361,7 +355,13 @@ class _Scene:
 
 
 def draw_timeline(record: RunRecord, window: TimeWindow, width: float = 1080) -> Markup:
-    """The timeline of `window`, `width` pixels wide and as high as its lanes are."""
+    """The timeline of `window`, `width` pixels wide and as high as its lanes are.
+
+    Every firing is a box as wide as it lasted, so that a pause would show as a gap; inner steps alternate in shade. A
+    transfer is a line from the lane of the sending node to the lane of the receiving node. On a shard's `rounds` lane a
+    bar is one round: from the pull to the quorum, the grace window, and the merge at its end, with a dot for each
+    answer.
+    """
     timeline = record.timeline
     assert timeline is not None, "a window is chosen from a trace"
     rounds = with_journeys(rounds_between(record, *window), timeline, window.begin - 1, window.end + 1)

@@ -1,28 +1,8 @@
-"""Absences in words: the fate of a host, its consequences for the others, and the cost.
+"""Absences of hosts from a run: their times, causes, and consequences for the others, in words; and the remarks on
+events that are no absences.
 
-The fate is an incident, whose words are those of `incident_words`. The consequences for the others depend on which
-hosts wait for which in the program (`who_waits`); where that is not known, they are left out.
-
-The absences of hosts from a run, with their times and reasons: a daemon's records of its hosts, as stories.
-
-A daemon writes single incidents (`events.jsonl`): a process ended, was restarted, was silent, was heard again, was
-adopted. A person asks how long a host was away. An absence begins when a host ends or falls silent, and ends when it
-*works* again: that is no incident of the daemon's, so readers add it (`Works`) from the host's activity. A life that
-ends before it worked belongs to the absence that it should have ended; a silence that ends in death is one absence. A
-host that goes with its machine is not away (`remarks`).
-
-Times are seconds, from the zero of the caller that feeds the facts; facts come in the order of their times.
-
-Events of hosts, or of their daemon, that are no absences: reported separately.
-
-They do not count as failures, but for what was given up.
-
-The hosts that go on, and those that wait, when a host is away: by the graph of the run.
-
-It reads `graph.json`, whose nodes contain what was proved of them before the start (`blocked_by`), and decides nothing
-of its own. For learners the result concerns their steps: where a node of theirs is declared free-running, that one
-counts; where none is, all do. A firing rule that counts votes (`Quorum`) drops members that are known to be dead, so a
-host that waits in rounds waits for the living only; a Queue between learners drops none.
+Decides where an absence begins and ends, by the daemon's records (`events.jsonl`), and which hosts wait meanwhile, by
+the graph of the run. Times are seconds, from the zero of the caller that feeds the facts, in order.
 """
 
 from __future__ import annotations
@@ -127,7 +107,13 @@ class Absence:
 
 
 class Absences:
-    """All absences so far, in the order in which they became known."""
+    """All absences so far, in the order in which they became known.
+
+    An absence begins when a host ends or falls silent, and ends when it *works* again: that is no incident of the
+    daemon's, so readers add it (`Works`) from the host's activity. A life that ends before it worked belongs to the
+    absence that it should have ended; a silence that ends in death is one absence. A host that goes with its machine is
+    not away (`remark`).
+    """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self.all: list[Absence] = []
@@ -246,7 +232,13 @@ def waiting_of(folder: Path) -> Waiting | None:
 
 
 def waiting_in(graph: object) -> Waiting | None:
-    """The waiting in a graph as in graph.json; None if it is no graph."""
+    """The waiting in a graph as in graph.json; None if it is no graph.
+
+    Nodes contain what was proved of them before the start (`blocked_by`). For learners the result concerns their steps:
+    where a node of theirs is declared free-running, that one counts; where none is, all do. A firing rule that counts
+    votes (`Quorum`) drops members that are known to be dead, so a host that waits in rounds waits for the living only;
+    a Queue between learners drops none.
+    """
     nodes = graph.get("nodes") if isinstance(graph, Mapping) else None
     if not isinstance(nodes, list) or not all(isinstance(node, Mapping) for node in nodes):
         return None

@@ -1,29 +1,8 @@
-"""A daemon's link to one fork server: requests go out, answers come back, and its end is seen exactly once.
+"""The start of the processes of a run's hosts by its daemon, and its link to the fork server.
 
-Decides when a fork server hangs, and ensures that nothing of it is left behind. `launch` decides what happens to
-requests that it has not answered.
-
-Theory of operation. The fork server is a child of the daemon and leads a session and a process group of its own. The
-daemon knows it by its pidfd: that this becomes readable is the only sign of its end, and nothing else reaps it. The end
-of the socket is no such sign, because it comes a moment before or after. At the end everything that it has sent is
-taken first, so that a request that is then unanswered has become no host: a forked host waits, in this process group,
-until its pid has been sent, and ends by itself if that never happens (`fork_server`). So a request without an answer
-may be carried out in another way, without two processes for one life.
-
-Time is counted in ticks, of which a daemon that was stopped sees one: it does not blame a fork server for its own
-sleep.
-
-The start of the processes of a run's hosts by its daemon.
-
-Hosts that compute come from the run's fork server, which has imported jax and the task already; all others, which are
-to import neither, are started from nothing. Either way they are children of the daemon, in a session of their own, with
-a log in the run folder. The daemon's loop never waits: it learns of a fork when the fork server has answered, which for
-the first one takes about a second.
-
-A host that a fork server does not start, because it refuses, hangs (`fork_link`) or dies, is started from nothing, and
-the log of the daemon has the reason. A fork server that had come to be ready is replaced at once, so that the next host
-does not wait for imports; one that dies before, or after several of which no host was asked, is replaced when a host
-asks for it.
+Decides how a host is started: forked, if it computes, from a fork server that has imported jax and the task; from
+nothing otherwise, and where the fork server refuses, hangs or dies. Either way it is a child of the daemon, in a
+session of its own, with a log in the run folder. The daemon's loop never waits.
 """
 
 from __future__ import annotations
@@ -68,6 +47,14 @@ class ForkLink(Generic[Asked]):
 
     `answered(asked, answer)` is called for each request, in order; `used(cpu_seconds)` for each process that was
     reaped; `ended(unanswered, how)` once, if it ends before it is closed.
+
+    The fork server is known by its pidfd: that this becomes readable is the only sign of its end, because the end of
+    the socket comes a moment before or after. At the end everything that it has sent is taken first, so that a request
+    that is then unanswered has become no host: a forked host waits until its pid has been sent, and ends by itself if
+    that never happens (`fork_server`). So it may be started in another way, without two processes for one life.
+
+    Time is counted in ticks, of which a daemon that was stopped sees one: it does not blame a fork server for its own
+    sleep.
     """
 
     def __init__(
@@ -241,6 +228,9 @@ class Launcher:
     Hosts of the `computing` roles import jax and the task.
 
     `cpu_seconds`: used by fork servers that have ended.
+
+    A fork server that had been ready is replaced at once, so that the next host does not wait for imports; one that
+    dies before, or after several of which no host was asked, is replaced when a host asks for it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path, computing: Iterable[str]) -> None:

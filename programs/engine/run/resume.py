@@ -1,22 +1,8 @@
-"""The differences that a resume may make to a run, and those that it may not.
+"""The resumption of a run whose processes have all died, in its folder or, from a store of snapshots, in a new one.
 
-Decides from the job with which a run was begun and the request that its configuration makes today. A snapshot stays
-valid as long as fragments, slots and the tokens of a step are what they were: then every version describes the same
-tokens. The basis of a default (the outer settings follow from the number of sweeps) does not change by itself.
-
-The resumption of a run whose processes have all died: the conditions on its folder.
-
-Decides whether a run can be resumed; the rest is an ordinary takeover. The next daemon finds in the ledger which lives
-there were, takes them for ended, and begins the next life of each host; the recorder recalls its books, and holds the
-versions of the last snapshot; shards and learners take them from it like from any other holder. So nothing is restored
-that is not restored after a death of some hosts, too. A run that failed before its end had begun, as it does where its
-command is gone, counts as interrupted; one with a part of its final model written does not.
-
-Today's configuration may differ from the one with which the run was begun (`differences`). The former spec stays beside
-the new one, for the tapes that were written under it.
-
-A run whose folder is lost, or far away, goes on from a store (`snapshots.stored`) in a folder of its own. The contents
-of the store become that folder's files, and the rest is the same. Earlier lines and tapes stay where they were.
+Decides whether it can be resumed, and which settings may differ from those with which it was begun. The rest is an
+ordinary takeover: the next daemon takes the lives in the ledger for ended and begins the next ones; the recorder
+recalls its books, and holds the versions of the last snapshot like any other holder.
 """
 
 from __future__ import annotations
@@ -72,7 +58,12 @@ def check_program(run_spec: Spec, wanted: str, doing: str) -> None:
 
 
 def changes(run_spec: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
-    """A run's settings that a job changes: key -> (before, after); ConfigError with every key that may not change."""
+    """A run's settings that a job changes: key -> (before, after); ConfigError with every key that may not change.
+
+    A snapshot stays valid as long as fragments, slots and the tokens of a step are what they were: then every version
+    describes the same tokens. The basis of a default (the outer settings follow from the number of sweeps) does not
+    change by itself.
+    """
     changed = dict(_differences(run_spec.job, wanted))
     faults = [_fault(key, pair, doing) for key, pair in changed.items() if not _may_change(key, wanted)]
     if faults:
@@ -133,6 +124,10 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     """A run that was cut off, ready to go on in its folder; ConfigError, with nothing changed, if it cannot.
 
     `request` makes today's request.
+
+    A run that failed before its end had begun, as it does where its command is gone, counts as interrupted; one with a
+    part of its final model written does not. The former spec stays beside the new one, for the tapes that were written
+    under it.
     """
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)

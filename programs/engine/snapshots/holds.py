@@ -1,30 +1,9 @@
-"""Cuts of a program whose learners step in lock-step.
+"""The hold nodes of a run's home: a model that outlives every process of its run.
 
-Decides after which turn a cut is made, and when it is complete; takes no snapshot. A cut is the model that results from
-the turns up to one, with its momentum, and from every live learner the state that it had when it had answered that
-turn, before its next step. The turn is announced some turns before: `AHEAD` at first. A learner that receives the
-announcement too late has made its next step by then, and does not send; so a cut that is not complete a while after the
-version of its turn, or a later one, has arrived, is given up, and the next is announced twice as far ahead. No step and
-no merge waits for any of it.
-
-The hold node of a run's home: its versions are also on disk, so that a model outlives every process of its run.
-
-Decides the contents of a snapshot (`keeping` its time): a version of every fragment. A hold that opens begins with the
-contents of the last snapshot: for shards and learners it is a holder like any other, whose versions may be older than
-those of live hosts. It receives whole states of shards (`ShardState`), and sends a shard in a new life the part of them
-that no learner has.
-
-Keeps the state that all learners of a program share: in memory, on disk, and for those that begin again.
-
-Decides the state that is sent: the newest that arrived, of this life or of the snapshot with which it began; the
-initial one, as long as there is none, and it is known that there is none. Each state that arrives is a snapshot,
-because learners send one only when it is due.
-
-The hold node of a program that resumes from a cut (`cuts`): with the bits of an uninterrupted run.
-
-Decides the contents of its snapshots: a cut, whenever one is due; the newest version alone where a cut was given up,
-because a learner died, or had no state to give. The state that only a learner had goes to the next life in its slot,
-once: that of the cut in the newest snapshot, or nothing where there is none.
+Decides the contents of a snapshot (`keeping` decides its time): the newest version of every fragment (`KeptHold`), the
+state that all learners share (`KeptState`), or a cut of a program in lock-step (`WholeHold`), and what of it a new life
+of a shard or a learner is sent. A hold that opens begins with the last snapshot: for shards and learners it is a holder
+like any other, whose versions may be older than those of live hosts.
 """
 
 from __future__ import annotations
@@ -68,7 +47,14 @@ Life = tuple[int, int]
 
 @final
 class Cuts:
-    """Requests and assembles one cut at a time. Times are nanoseconds."""
+    """Requests and assembles one cut at a time. Times are nanoseconds.
+
+    A cut is the model that results from the turns up to one, with its momentum, and from every live learner the state
+    that it had when it had answered that turn, before its next step. The turn is announced some turns before (`AHEAD`
+    at first). A learner that receives the announcement too late has made its next step by then, and does not send; so a
+    cut that is not complete a while after the version of its turn, or a later one, has arrived, is given up, and the
+    next is announced twice as far ahead. No step and no merge waits for any of it.
+    """
 
     def __init__(self) -> None:
         self._ahead = AHEAD
@@ -196,7 +182,10 @@ class KeptHold(Hold):
 
 
 class KeptState:
-    """States in, by timer; the newest out."""
+    """States in, by timer; the newest out.
+
+    Each state that arrives is a snapshot, because learners send one only when it is due.
+    """
 
     outputs = ("kept", "held")
 
@@ -248,7 +237,12 @@ _NOTHING: Final[dict[str, list[Any]]] = {"fragments": [], "merged": [], "lives":
 
 
 class WholeHold(KeptHold):
-    """A `KeptHold` whose learners step in lock-step. Inputs beside updates: `cut` and `own`, the parts of a cut."""
+    """A `KeptHold` whose learners step in lock-step. Inputs beside updates: `cut` and `own`, the parts of a cut.
+
+    It takes a cut whenever one is due; the newest versions alone where a cut was given up. The state that only a
+    learner had goes to the next life in its slot, once: that of the cut in the newest snapshot, or nothing where there
+    is none.
+    """
 
     outputs = (*KeptHold.outputs, "wanted", "restored")
     schemas: ClassVar[dict[str, Any]] = {"update": STATE, "cut": STATE, "own": KEPT_OWN}

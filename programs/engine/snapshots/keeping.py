@@ -1,33 +1,8 @@
-"""The transfer of a snapshot to a store: in the background, one at a time.
+"""When snapshots of a run are taken, and how they come into a store and back.
 
-Decides nothing about snapshots. The work is an iterator that is exhausted once it is done, and raises OSError if it
-cannot be. On the real clock a thread of its own does it, so that a store that is slow, or hangs, holds up only itself;
-under the virtual clock a firing does one piece of it, so that everything may die between any two.
-
-A snapshot from a store, as files of a run folder: the basis on which a run goes on on another machine.
-
-Decides which of its parts may become a file. All of it was written by someone with access to the store, so names are
-compared with those that a run has, sizes and digests with the head, and everything is in a folder of its own until it
-is known to be whole.
-
-Snapshots of one life of a recorder: recalled once, taken when they are due, brought to a store, and reported.
-
-Decides when: a snapshot is taken at intervals in which something is new, and only once the existing ones are known. The
-hold nodes decide its contents. No node waits for it, and a disk that refuses costs only that snapshot: the one before
-stays.
-
-The times at which a snapshot on the disk is brought to the store, and the reports about that.
-
-Decides it as a core: events in, and at most one snapshot to bring. One transfer is in progress at a time; its files
-stay on the disk meanwhile, and once it is there, or was refused, the newest is next. So a slow store gets fewer
-snapshots and no older ones, the disk keeps at most one more than it would, and no queue grows. After a refusal there is
-a pause, which doubles up to a minute.
-
-Brings the snapshots of a run's home to its store: the shell of `offers`.
-
-It reads the files of a snapshot from the disk one at a time, so it has at most one fragment in memory. Beside the model
-go the files that a run needs to go on: its spec and configuration, and its recorder's knowledge at the time when the
-model is there, because books only grow and may know more than a snapshot, never less.
+Decides when a snapshot is taken (at intervals in which something is new, once the existing ones are known), which one
+is brought to the store next, and which parts of a fetched one may become files. The hold nodes decide its contents. No
+node waits for it, and a disk or store that refuses costs only that snapshot: the one before stays.
 """
 
 from __future__ import annotations
@@ -64,7 +39,12 @@ class CourierResult(NamedTuple):
 
 
 class Courier(Protocol):
-    """Does one piece of work at a time."""
+    """Does one piece of work at a time.
+
+    The work is an iterator that is exhausted once it is done, and raises OSError if it cannot be. On the real clock a
+    thread does it, so that a store that is slow, or hangs, holds up only itself; under the virtual clock a firing does
+    one piece of it, so that everything may die between any two.
+    """
 
     def begin(self, work: Callable[[], Iterator[int]]) -> None:
         """Begin with some; nothing else is under way."""
@@ -139,6 +119,10 @@ class Offers:
 
     `under_way`: the snapshot that is being brought; `stored`: the number of the newest in the store, 0 if none is
     known; `stored_at`: since when; `error`: why the last one was refused, None if it was not.
+
+    One transfer is in progress at a time; its files stay on the disk meanwhile, and once it is there, or was refused,
+    the newest is next. So a slow store gets fewer snapshots and no older ones, the disk keeps at most one more than it
+    would, and no queue grows. After a refusal there is a pause, which doubles up to a minute.
     """
 
     under_way: Manifest | None = field(default=None, init=False)
@@ -189,7 +173,12 @@ class Brought(TypedDict):
 
 @final
 class Storing:
-    """Brings snapshots to a store, for the life `life` of the recorder of the run in `folder`."""
+    """Brings snapshots to a store, for the life `life` of the recorder of the run in `folder`.
+
+    It reads the files of a snapshot one at a time, so it has at most one fragment in memory. Spec, configuration and
+    the recorder's knowledge are read when the model is there: books only grow, and may know more than a snapshot, never
+    less.
+    """
 
     def __init__(self, place: StorePlace, folder: Path, disk: Disk, life: int) -> None:
         self.offers = Offers()
@@ -261,6 +250,9 @@ def fetch(place: StorePlace, folder: Path, disk: Disk, doing: str) -> FetchedSna
     """Write the newest complete snapshot at a place into an empty folder.
 
     ConfigError if there is none, or the place or the disk refuses.
+
+    Someone with access to the store wrote it, so names are compared with those that a run has, sizes and digests with
+    the head, and everything stays in a folder of its own until it is known to be whole.
     """
 
     def write_file(head: SnapshotHead, entry: FragmentEntry | StateEntry, data: bytes) -> None:

@@ -1,36 +1,9 @@
-"""A place for snapshots beside the run folder: objects by name, each there whole or not at all.
+"""Snapshots in a store beside the run folder: what makes one up, which one is good, which are removed, and which stores
+are valid.
 
-Decides nothing: guarantees are built on top of it, in `stored`. It requires less of a place than of a disk, because
-object stores have neither renaming nor appending: put an object, get it, list the names, remove one. So one protocol
-serves a folder on another disk, through the `Disk` that a host is given, and every filesystem of fsspec (`urls`).
-
-Snapshots in a store: the objects that make one up, which one is good, and which are removed.
-
-Decides that without renaming or locks, which object stores lack. Theory of operation:
-
-- An object is never changed. Each life of a recorder has names of its own: `TERM-LIFE` before all of them, where a run
-  that goes on from a store is in the next term. So no writer, though it lives on after it was replaced, can spoil the
-  objects of another.
-- The values of a fragment's version are put once, each as one object. Then comes the *head*, one object with all else:
-  the manifest, with size and digest of each, and the small files that a run needs to go on. A store shows an object
-  whole or not at all, and to all readers after the answer (S3 promises both); where one does not, a torn head does not
-  match its own digest, and neither do torn values. So a snapshot is good from one moment on: that in which its head is
-  there. A transfer that is interrupted before leaves the snapshot before as it was.
-- Heads are ordered by term, life and number. The newest that is whole is read, compared byte for byte.
-- The two newest heads stay, and the objects that they name. The rest of this life, and of earlier ones, goes; heads
-  first.
-- A writer that finds the head of a later life writes no more: its run has gone on elsewhere.
-
-The contents of the store are a copy of those on the disk of the run's home. So a store that is away costs nothing but
-age: once it is back, it is given the newest snapshot, and objects that it already has are not sent again.
-
-The places for a run's snapshots beside its folder: the values of `run.snapshots`, and how each is opened.
-
-Decides the valid places: a folder (a path, or file://), which is written through the disk of the host, and every URL of
-which fsspec knows the scheme. A place that cannot be used gives one message, before anything is started. Credentials
-are never part of it: each filesystem finds them where its own tools do (environment, files of the user).
-
-A call of fsspec has no limit of time of its own; `courier` keeps one that hangs from holding up anything else.
+Decides that without renaming or locks, which object stores lack. A store is only required to put an object whole, get
+it, list names and remove one, so a folder and every filesystem of fsspec serve. The contents are a copy of the
+snapshots on the disk of the run's home: a store that is away costs nothing but age.
 """
 
 from __future__ import annotations
@@ -207,7 +180,16 @@ def _values(store: Store, head: SnapshotHead, entry: FragmentEntry | StateEntry)
 
 @final
 class StoredSnapshots:
-    """The stored snapshots of one life of a run's recorder, in one term of the run."""
+    """The stored snapshots of one life of a run's recorder, in one term of the run.
+
+    - An object is never changed, and each life of a recorder has names of its own (`TERM-LIFE`): no writer, even one
+      that lives on after it was replaced, can spoil the objects of another.
+    - Values are put first, then the head, with size and digest of each: a snapshot is good from the moment at which its
+      head is there. A torn head or torn values do not match their digests.
+    - Heads are ordered by term, life and number. The newest that is whole is read; the two newest stay with their
+      objects, the others are removed, heads first.
+    - A writer that finds the head of a later life writes no more: its run has gone on elsewhere.
+    """
 
     def __init__(self, store: Store, run: str, home: str, term: int, life: int) -> None:
         self._store, self._run, self._home, self._term, self._life = store, run, home, term, life
@@ -303,6 +285,10 @@ class StorePlace:
     """The store of snapshots of the run named `run`, whose folder is `home` (MACHINE:PATH).
 
     `text` is a folder's absolute path, or a URL. `in_background`: by a thread, as on the real clock.
+
+    A place that cannot be used gives one message before anything is started. Credentials are never part of it: each
+    filesystem finds them where its own tools do. A call of fsspec has no time limit of its own; a courier (`keeping`)
+    keeps one that hangs from holding up anything else.
     """
 
     text: str

@@ -1,34 +1,10 @@
-"""The collectives of a compiled program, and the number that overlap with computation: read from its text.
+"""The figures of a learner's functions compiled for an island, and their sum for the island: memory, operations,
+collectives, predicted times.
 
-The text is the optimised module of an accelerator's compiler, which is a schedule (`is_scheduled=true`): the
-instructions of a computation run in the order of their lines. A collective is asynchronous where it is a pair of a
-start and a done: instructions of their own (`all-gather-start`), or fusions with such names
-(`async-collective-start.3`), between which its parts may be fused into products. It overlaps where an instruction that
-computes lies between the two. That is evidence of a schedule, not a measurement. Sends to another slice, and receives,
-are such pairs, too.
-
-The computation that a fusion calls is inspected: an all-reduce inside one is a collective that waits. The parts of a
-collective inside the fusions that carry it along are not counted again.
-
-The figures of one function of a learner, compiled for an island: the form that a worker sends, and that is kept.
-
-All sizes are bytes on one device, as the compiler lays them out; operations are those of the whole island.
-
-A run on an island that it was compiled for: whether it fits, the contents of the memory, and the cost of a step.
-
-Decides how the figures of a learner's functions add up to those of an island; all but compile times come from the
-compiler and from shapes, and the step time is predicted. Memory counts the state whole, also while a function runs that
-takes a part of it.
-
-Figures that are kept from one command to the next: the same program, options and compiler have the same figures.
-
-A file for each, under the digest of all that they depend on. One that cannot be read, or was written by another version
-of this module, is treated as missing.
-
-The names of islands that are compiled for, `v5p:2x2x1`: a kind of TPU and a topology in chips.
-
-Decides the valid names, and the compiler's options for each; the published figures of a kind are in
-`runtime.graph.devices`. The compiler itself does not check that a topology exists.
+Decides the valid names of islands (`v5p:2x2x1`, a kind of TPU and a topology in chips) with the compiler's options for
+each, what counts as an overlapping collective, whether a run fits, and which figures are kept from one command to the
+next. All but compile times come from the compiler and from shapes. Sizes are bytes on one device, as the compiler lays
+them out; operations are those of the whole island.
 """
 
 from __future__ import annotations
@@ -95,7 +71,16 @@ class _Instruction(NamedTuple):
 
 
 def read_collectives(text: str) -> Collectives:
-    """The collectives in the text of a compiled module; InvariantError if it is no schedule."""
+    """The collectives in the text of a compiled module; InvariantError if it is no schedule.
+
+    The text is the optimised module of an accelerator's compiler, which is a schedule: the instructions of a
+    computation run in the order of their lines. A collective is asynchronous where it is a pair of a start and a done:
+    instructions of their own (`all-gather-start`), or fusions with such names (`async-collective-start.3`), between
+    which its parts may be fused into products. It overlaps where an instruction that computes lies between the two.
+    That is evidence of a schedule, not a measurement. Sends to another slice, and receives, are such pairs, too. An
+    all-reduce inside a fusion is a collective that waits; the parts of a collective inside the fusions that carry it
+    along are not counted again.
+    """
     if "is_scheduled=true" not in text.partition("\n")[0]:
         what = "reading a compiled program: expected a module with is_scheduled=true"
         raise InvariantError(f"{what}, found {text[:60]!r}.")
@@ -408,7 +393,10 @@ class CountedIsland:
 
 
 def summed(target: Target, slot: int, answer: IslandFigures) -> CountedIsland:
-    """The island of a worker's answer."""
+    """The island of a worker's answer.
+
+    Memory counts the state whole, also while a function runs that takes a part of it.
+    """
     functions = answer.functions
     state = max(each.state_bytes for each in functions)
     needs = [each.needed(state) for each in functions]
@@ -533,7 +521,11 @@ class _Entry(msgspec.Struct):
 
 @final
 class KeptFigures:
-    """Figures in a folder, which need not be there yet; None keeps nothing."""
+    """Figures in a folder, which need not be there yet; None keeps nothing.
+
+    A file for each program, under the digest of all that its figures depend on. One that cannot be read, or was written
+    by another version of this module, is treated as missing.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

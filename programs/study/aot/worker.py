@@ -1,31 +1,10 @@
-"""The cost of a learner's function on some devices: lowers it, compiles it, and reads the result.
+"""A process that compiles a learner's functions for one island and reports their cost: `python -m
+isthmus.programs.study.aot.worker`.
 
-The devices may be those of a topology that is not there, or real ones: nothing is computed on either.
-
-The batch of a step in other sizes: the functions of a step, on shapes, with any number of rows.
-
-The largest batch whose step fits a device: the sequence of batches for which a compiler is run.
-
-Memory grows about linearly with the batch, so the next batch to try is where a line through the memory of two of them
-meets the limit. The result rests on the compiler's figures for the very batch that is found.
-
-The number of floating-point operations in the matrix products of a traced function: analytic, from its jaxpr.
-
-A compiler's own figure counts the body of a loop once and leaves kernels out, so it is no measure of a model. Here a
-product counts 2 operations per multiply-add (arXiv 2204.02311, appendix B), the body of a scan as often as it runs, of
-a branch the larger side. Elementwise operations are left out: they are limited by memory. A `while` whose number of
-turns no shape determines counts once, and is reported (`Flops.unbounded`).
-
-A compiler's message about a program that does not fit the memory of a device, as numbers.
-
-A TPU's compiler refuses such a program, and reports how much it would need, and how much there is: that gives its own
-limit, which is a little above or below the published figure of the device.
-
-A process that compiles a learner's functions for one island: `python -m isthmus.programs.study.aot.worker`.
-
-One line of JSON comes in, the request {spec, target, slot, kept, fit}; lines go out: {doing} for each function as it
-begins, and at the end {answer}, or {faults} where the request is wrong, or {error}. It is the only process that starts
-a backend, of the CPU: a TPU's compiler needs no TPU. The standard output of libraries goes to standard error.
+Decides which batch to try next for the largest that fits, and what counts as an operation. One line of JSON comes in,
+the request {spec, target, slot, kept, fit}; lines go out: {doing} for each function as it begins, and at the end
+{answer}, or {faults} where the request is wrong, or {error}. It is the only process that starts a backend, of the CPU:
+a TPU's compiler needs no TPU, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -87,7 +66,11 @@ GROWTH_MAX: Final = 8
 def largest(needed: Callable[[int], int], limit: int, begin: int, unit: int) -> int | None:
     """The largest multiple of `unit` rows, to within `FINENESS` and at most `ASKED_MAX` batches, that needs no more
     than `limit` bytes of a device; None if not even `unit` rows fit. `needed(rows)` returns the bytes that `rows` rows
-    need; `begin` rows are tried first."""
+    need; `begin` rows are tried first.
+
+    Memory grows about linearly with the batch, so the next batch to try is where a line through the memory of two of
+    them meets the limit. The result rests on the compiler's figures for the very batch that is found.
+    """
     needed_of: dict[int, int] = {}
     low, high, count = 0, 0, max(begin // unit, 1)
     while len(needed_of) < ASKED_MAX:
@@ -154,7 +137,12 @@ def _with_rows(leaf: Any, rows: int) -> Any:
 
 
 class Flops(NamedTuple):
-    """Operations of matrix products; `unbounded`: loops of unknown length, whose bodies were counted once."""
+    """Operations of matrix products; `unbounded`: loops of unknown length, whose bodies were counted once.
+
+    A compiler's own figure counts the body of a loop once and leaves kernels out. Here a product counts 2 operations
+    per multiply-add (arXiv 2204.02311, appendix B), the body of a scan as often as it runs, of a branch the larger
+    side. Elementwise operations are left out: they are limited by memory.
+    """
 
     products: int
     unbounded: int = 0

@@ -1,31 +1,8 @@
-"""The links between the hosts of a run, where faults can be inflicted on them: a SOCKS5 proxy on loopback.
+"""Faults inflicted on a real run, each with its proof from /proc: on processes, on machines, and on links.
 
-Learners and the evaluator dial all other hosts through this proxy if the environment names it; so all of their traffic
-passes here. The kernel tells which host a connection belongs to: the socket's inode, and the process that has it. Each
-host has a `Way`, with conditions for both directions that hold for all its connections together, and counts of the
-bytes that passed and were held up.
-
-A lost segment costs the time that TCP takes to send it again, as in the simulator (`runtime.sim.faults.Lose`): bytes
-are late, in order, and none is missing. The same holds for a way that is mute for a while.
-
-The machines of a run: a daemon each on loopback, which is started again when it has ended, as by a service manager.
-
-A machine is killed with everything that runs on it, at once. Its processes are identified by the state folder in the
-environment of its daemon, and of all that the daemon has started: so nothing of it is left, and nothing else is struck.
-
-The processes of a run in progress, and the kernel's information about them (proc(5)).
-
-Everything is read from outside: the daemon reports the pid of a host, /proc whether that process is there, stands
-still, and how much CPU time it has had.
-
-Inflicts the faults of a plan on real processes, and proves each from /proc.
-
-Where the learners of a program cannot go on without one of them (`TOGETHER`), all are ended with it, as launchers of
-such programs do, and begin again at once from the last snapshot: each as fast as one that was struck alone.
-
-A fault that is due waits for the process that it names, which may not be back yet after an earlier fault. Its delay is
-recorded, and so is the observation: that the process was gone, that it stood still and used no CPU time, how much less
-of it it had. A fault without such a proof has not happened.
+Decides when a fault of a plan is carried out, and whether it has happened: a fault without a proof (the process was
+gone, stood still, used less CPU time; bytes were held up) has not. Everything about processes is read from outside: the
+daemon reports the pid of a host, /proc whether that process is there.
 """
 
 from __future__ import annotations
@@ -108,7 +85,13 @@ class Way:
 
 class LinkProxy:
     """A proxy in a thread of its own; `owner_of(pid)` names the host of a process, and `usual` is how ways are at
-    first."""
+    first.
+
+    Learners and the evaluator dial all other hosts through this SOCKS5 proxy on loopback if the environment names it.
+    The kernel tells which host a connection belongs to: the socket's inode, and the process that has it. Conditions
+    hold for all connections of a host together, in both directions. A lost segment costs the time that TCP takes to
+    send it again, as in the simulator: bytes are late, in order, and none is missing.
+    """
 
     def __init__(self, owner_of: Callable[[int], str], usual: WayConditions) -> None:
         self._owner_of, self._usual = owner_of, usual
@@ -403,6 +386,10 @@ class Machines:
 
     They are started in `folder`, with their files in a folder there that is named after the `run`; `references` name
     code that they may load; `environment` is added to theirs. RunError if one does not start to listen.
+
+    Each has a daemon on loopback, which is started again when it has ended, as by a service manager. A machine is
+    killed with everything that runs on it, at once: its processes are identified by the state folder in the environment
+    of its daemon, and of all that the daemon has started.
     """
 
     def __init__(
@@ -564,7 +551,12 @@ class Strike(msgspec.Struct, frozen=True):
 
 
 class Striker:
-    """Carries a plan out, a thread for each fault that is due."""
+    """Carries a plan out, a thread for each fault that is due.
+
+    Where the learners of a program cannot go on without one of them (`TOGETHER`), all are ended with it, as launchers
+    of such programs do, and begin again at once from the last snapshot. A fault that is due waits for the process that
+    it names, which may not be back yet after an earlier fault; its delay is recorded.
+    """
 
     def __init__(
         self,
