@@ -1,19 +1,7 @@
 """The text of a training run as token ids, and the part of it that is held out.
 
-It decides how files become ids and where the split is; `files` decides which files, `batches` which windows a batch
-takes. A file is bytes, whose vocabulary is 256, or token ids, whose vocabulary must be given: `.npy` (one axis, any
-integer dtype) and `.bin` (raw little-endian uint16 or uint32).
-
-The split depends on the files' contents only, never on learners or slots. With at least 20 distinct files whole files
-are held out: one in twenty, the first in the order of a hash of their contents. So copies of one file fall on one side.
-A file of more than a twentieth of all tokens is never held out; the smallest of n >= 20 files is no larger than that,
-so something always is. With fewer files, it is the last twentieth of each. Each side is one sequence: its files in
-order, joined without a separator.
-
-The files that a training run reads.
-
-It decides the list of files and their order, and reads none of them: `corpus` does. Without paths it is Python's own
-standard library, which is on every machine that can run this, so that a first run needs no download.
+Decides which files are read, in which order, how they become ids, and where the split is; `batches` decides which
+windows a batch takes.
 """
 
 from __future__ import annotations
@@ -64,6 +52,8 @@ def find(paths: Sequence[str] = ()) -> tuple[CorpusFile, ...]:
 
     Folders recursively and sorted, hidden and empty files left out, a file that is named twice once. DataError if a
     path does not exist or cannot be listed, or if nothing is left.
+
+    Python's own library is on every machine that can run this, so that a first run needs no download.
     """
     sources: dict[str, CorpusFile] = {}
     try:
@@ -171,6 +161,15 @@ def load(sources: Sequence[CorpusFile], *, vocabulary: int | None = None, token_
 
     DataError if token files come without a vocabulary or beside text, or text with a vocabulary below 256; if a
     file cannot be read, has another form, or holds an id outside [0, vocabulary).
+
+    A file is bytes, whose vocabulary is 256, or token ids, whose vocabulary must be given: `.npy` (one axis, any
+    integer dtype) and `.bin` (raw little-endian uint16 or uint32).
+
+    The split depends on the files' contents only, never on learners or slots. With at least 20 distinct files whole
+    files are held out: one in twenty, the first in the order of a hash of their contents. So copies of one file fall on
+    one side. A file of more than a twentieth of all tokens is never held out; the smallest of n >= 20 files is no
+    larger than that, so something always is. With fewer files, it is the last twentieth of each. Each side is one
+    sequence: its files in order, joined without a separator.
     """
     vocabulary = _vocabulary(sources, vocabulary)
     files = [_read(source, vocabulary, np.dtype(token_dtype).newbyteorder("<")) for source in sources]

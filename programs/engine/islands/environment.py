@@ -1,18 +1,8 @@
-"""The devices of this machine, and those that each process of a run gets: the environment that it sets for its jax.
+"""The devices of this machine, and the environment that each process of a run sets for its jax.
 
-Accelerators are found without jax, by device files and installed plugins, because the process that starts a backend has
-the devices: on a TPU no other can then, on a GPU most of its memory is taken. The user's variables for platforms and
-visible devices are a bound.
-
-The environment of a host is a pure function of its role, the declared contents of its machine, and the devices found
-there. Nothing falls back: a host that is to have an accelerator names its platform alone, so that jax fails, with the
-reason, where it cannot use it. Islands are numbered on their machine. Each has devices of its own, in the order of
-their numbers; where learners outnumber GPUs and the number of devices of an island is not set, several share one, and
-its memory. The evaluator is on the CPU unless requested otherwise, and then shares the devices of the first island.
-
-A process that carries out a whole run has all of its learners, so one device is its island. A GPU is shared by a few
-such processes, each with an equal part of its memory; a TPU chip has one. A run in the user's own process takes all
-devices that there are.
+Decides which devices there are, without jax (the process that starts a backend has the devices), and which of them each
+host gets. Nothing falls back: a host that is to have an accelerator names its platform alone, so that jax fails, with
+the reason, where it cannot use it. The user's variables for platforms and visible devices are a bound.
 """
 
 from __future__ import annotations
@@ -106,7 +96,12 @@ class Islands:
 
 
 def islands_of(here: Here, accelerators: Accelerators | None) -> Islands:
-    """The islands of this machine; ConfigError if it has other devices than declared."""
+    """The islands of this machine; ConfigError if it has other devices than declared.
+
+    Islands are numbered on their machine. Each has devices of its own, in the order of their numbers; where learners
+    outnumber GPUs and the number of devices of an island is not set, several share one, and its memory. The evaluator
+    is on the CPU unless requested otherwise, and then shares the devices of the first island.
+    """
     count = max(here.islands or here.learners, 1)
     declared = platform_of(here.kinds)
     if declared == "cpu" or (accelerators is None and declared is None):
@@ -215,6 +210,10 @@ def process_places(
     """The places for `runs` processes on a machine with `cores`, at most one a core; `variables` are the user's.
 
     Without accelerators processes compute on the CPU, unless the user names another platform.
+
+    A process that carries out a whole run has all of its learners, so one device is its island. A GPU is shared by a
+    few such processes, each with an equal part of its memory; a TPU chip has one. A run in the user's own process takes
+    all devices that there are.
     """
     count = max(min(cores, runs), 1)
     if accelerators is None:

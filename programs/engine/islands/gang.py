@@ -1,19 +1,7 @@
-"""The view of the others that the host of an elastic island's process has, and its reports about their forms.
+"""A host's part in an island of several processes: where its leader is, and, for an elastic one, in which form the
+island trains and in which process it computes.
 
-Daemons announce to all hosts of the run in which form each island trains; the leader's host reports in its heartbeat in
-which it does, so that the home knows the result. Announcements arrive in the loop's thread; a node's thread reads them.
-
-The view of the others that a process of a shared island has: the address of their leader.
-
-The leader listens on an address of its machine, and reports it to its daemon, with a secret token. Daemons announce
-both to all hosts of the run, with the live members; a follower goes by the row of its own life.
-
-Begins the processes that compute for a host of an elastic island, one after the other.
-
-A process that has threads cannot be forked, and a host has; so it forks a *forker* before it has any, which has none,
-and has all imported and traced that the host had. The forker forks a worker whenever the host requests one, and ends
-the one before. Both end with the host: the kernel kills the forker when the host is gone, and the worker when the
-forker is.
+Decides what a host knows of the others, from the rosters that daemons send; it forms no island itself.
 """
 
 from __future__ import annotations
@@ -44,7 +32,11 @@ TOKEN_BYTES = 16
 
 @final
 class GangOfProcesses:
-    """The host side of one of the `size` processes of an island, in its life as `member`."""
+    """The host side of one of the `size` processes of an island, in its life as `member`.
+
+    The leader listens on an address of its machine, and reports it to its daemon, with a secret token. Daemons announce
+    both to all hosts of the run, with the live members; a follower goes by the row of its own life.
+    """
 
     def __init__(self, member: Member, size: int, address: str) -> None:
         """`address` is that of this machine. OSError if the leader cannot listen there."""
@@ -91,7 +83,13 @@ Work = Callable[[Mapping[str, Any], Connection], None]
 
 @final
 class WorkerForker:
-    """The host's end of its forker; made before the host has threads. `work` runs in each worker."""
+    """The host's end of its forker; made before the host has threads. `work` runs in each worker.
+
+    A process that has threads cannot be forked, and a host has; so it forks a forker before it has any, which has none,
+    and has all imported and traced that the host had. The forker forks a worker whenever the host requests one, and
+    ends the one before. Both end with the host: the kernel kills the forker when the host is gone, and the worker when
+    the forker is.
+    """
 
     def __init__(self, name: str, work: Work) -> None:
         self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -195,6 +193,9 @@ class ElasticHost:
     """The host side of one of the at most `size` processes of an island, in its life as `member`.
 
     `workers` is set once this host has begun its forker. OSError if the leader cannot listen at `address`.
+
+    Daemons announce in which form each island trains; the leader's host reports in its heartbeat in which it does, so
+    that the home knows the result. Announcements arrive in the loop's thread; a node's thread reads them.
     """
 
     def __init__(self, member: Member, size: int, address: str) -> None:

@@ -1,17 +1,9 @@
-"""The requests that each caller may send to a machine's daemon.
+"""The daemon of a machine: takes runs that commands hand to it, supervises several at once, and answers for them.
 
-A machine that is admitted offers its islands: it links itself, reports, answers and leaves, each for itself. All other
-requests, which decide what runs here or report on it, are for an operator: the machine's own key, one that was admitted
-with `--operator`, and, at a daemon without keys, which listens on loopback only, any caller.
-
-The daemon of a machine: takes runs that commands hand to it, supervises several at once, and answers for them.
-
-Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A run
-is running, then finishing (its processes have ended, and summary and report are written), then over: `over.json` is
-there. Code is judged by name before anything starts; this process imports no user's code. Every message of a command
-has one answer. A request that cannot be fulfilled, or that its sender may not send (`authority`), is answered with the
-faults, like a wrong request. A message names runs by the folders that this daemon has announced, and no other. The
-messages of other machines, and the parts that this one has in their runs, are in `neighbours`.
+Decides who may request what, which run is carried out here, and how a request is answered: every message of a command
+has one answer, and one that cannot be fulfilled, or that its sender may not send, is answered with the faults. Code is
+judged by name before anything starts; this process imports no user's code. The messages of other machines, and the
+parts that this one has in their runs, are in `neighbours`.
 """
 
 from __future__ import annotations
@@ -75,6 +67,10 @@ class Authority:
     """Checks messages to the daemon of `machine` against its current keys.
 
     `tell` gets one line for people about each machine and request type that is refused.
+
+    A machine that is admitted offers its islands: it links itself, reports, answers and leaves, each for itself. All
+    other requests, which decide what runs here or report on it, are for an operator: the machine's own key, one that
+    was admitted with `--operator`, and, at a daemon without keys, which listens on loopback only, any caller.
     """
 
     def __init__(self, machine: str, keys: Keyring | None, tell: Callable[[str], None]) -> None:
@@ -110,6 +106,10 @@ class MachineDaemon:
     It has `keys`, or listens on loopback only. Its parts of other homes' runs are in `folder`, its own runs below the
     root that `config` names. `tell` gets lines for people; `on_change` is called with the runs that are not over
     whenever they change, `on_idle` when the daemon is ending and no run is left.
+
+    Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A
+    run is running, then finishing (its processes have ended, and summary and report are written), then over:
+    `over.json` is there. A message names runs by the folders that this daemon has announced, and no other.
     """
 
     def __init__(

@@ -1,20 +1,7 @@
-"""The files of hosts on other machines, fetched to the home of their run: logs, spans and tapes, within bounds.
+"""One run under the daemon of its home machine: its `Daemon`, its lease, its outposts elsewhere, and its end.
 
-Spans make the timeline, tapes that of lives that were killed; logs are for people. Files that stay where they are,
-because they are beyond the bound or do not arrive whole, are named in the log of the run's daemon; a machine that does
-not answer, or answers nonsense, costs its files and nothing else. From a machine only files of hosts are taken that it
-may have had: it writes into no other's, and into no tape that is here. While a run goes on, the end of one log is read
-where it grows.
-
-One run under the daemon of its home machine: its `Daemon`, its lease, its outposts elsewhere, and its end.
-
-A run that is *watched* has a lease, which its command renews with every question. The machine's daemon ticks; after
-LEASE_TICKS_MAX ticks without a question, the command is gone. A tick that comes late counts once, so a daemon that was
-stopped does not blame its commands. A run that is *detached* has no lease.
-
-An outpost is *stationed* whenever its machine is there and does not report that it has this run. At the end logs and
-spans are fetched from there; then summary and report are written by a process of its own, because this one loads no
-user's code and has other runs.
+Decides when the command of a watched run is gone, when an outpost is stationed, and which files of other machines are
+fetched, within bounds.
 """
 
 from __future__ import annotations
@@ -70,7 +57,13 @@ _FORK_SERVER: Final = "logs/forkserver.log"
 async def gather(
     links: MachineLinks, run: str, folder: Path, machines: Mapping[str, Collection[Replica]], log: Callable[[str], None]
 ) -> None:
-    """Fetch a run's files from `machines` into its folder; each maps to the replicas that it may have hosted."""
+    """Fetch a run's files from `machines` into its folder; each maps to the replicas that it may have hosted.
+
+    Spans make the timeline, tapes that of lives that were killed; logs are for people. Files that stay where they are,
+    because they are beyond the bound or do not arrive whole, are named in the log of the run's daemon; a machine that
+    does not answer, or answers nonsense, costs its files and nothing else. Only files of hosts that the machine may
+    have had are taken: it writes into no other's, and into no tape that is here.
+    """
 
     async def one(machine: str) -> None:
         try:
@@ -172,7 +165,14 @@ LEASE_TICKS_MAX: Final = 10
 
 @final
 class MachineRun:
-    """A run from its start here until it is over; then it releases the `lock` on its folder and calls `on_over`."""
+    """A run from its start here until it is over; then it releases the `lock` on its folder and calls `on_over`.
+
+    A run that is *watched* has a lease, which its command renews with every question; after LEASE_TICKS_MAX ticks
+    without one, the command is gone. A tick that comes late counts once, so a daemon that was stopped does not blame
+    its commands. A run that is *detached* has no lease. An outpost is *stationed* whenever its machine is there and
+    does not report that it has this run. At the end logs and spans are fetched from there; then summary and report are
+    written by a process of its own, because this one loads no user's code and has other runs.
+    """
 
     def __init__(
         self,

@@ -1,26 +1,7 @@
-"""The files of lines of a run folder, whose times count from the first inner step of any learner.
+"""The files of lines of a run folder, and the state that a recorder leaves for its next life.
 
-Decides nothing but when a line may be written: those that come before the first step wait for it. A recorder that ends
-while it writes them leaves some in the files, and all of them to the next one, which writes those that are missing.
-
-The state that a recorder needs in its next life: a file beside the lines that it writes, and those lines.
-
-Decides which life of a recorder may write: the latest that has. One that was replaced may live on for a while, cut off
-from its daemon; its writes would then be behind those of the next one. The file is written whole, once a second; later
-changes are in the lines, which are read when a recorder opens. All that is known only grows, so reading something twice
-changes nothing (`recorder.books`).
-
-The contents of metrics.jsonl, from learners' reports, and their times.
-
-The newest report of each slot, at most every 200 ms, with means over all reports meanwhile.
-
-The completion of a body's reports for the token count: a body itself has to report nothing but `tokens`.
-
-    {"tokens": 6400}                                        tokens that this life of this replica has trained in all
-    {"tokens": 6400, "step": 100, "loss": 0.3, "phase": "stepping"}      and anything else that is worth showing
-
-Everything else of a `StepReport` is for programs that merge fragments. `phase` is "final" once the body has come to its
-end; `step` counts steps, `step_time` is nanoseconds.
+Decides when a line may be written, which life of a recorder may write, how often a learner's metrics become a line, and
+what is added to a report that a body has not filled in.
 """
 
 from __future__ import annotations
@@ -65,7 +46,13 @@ class BooksMemory(msgspec.Struct):
 
 
 class Remembering:
-    """The file, as one life of a recorder writes it."""
+    """The file, as one life of a recorder writes it.
+
+    The latest life that has written may write: one that was replaced may live on for a while, cut off from its daemon,
+    and its writes would be behind those of the next one. The file is written whole, once a second; later changes are in
+    the lines, which are read when a recorder opens. All that is known only grows, so reading something twice changes
+    nothing.
+    """
 
     def __init__(self, folder: Path, disk: Disk, incarnation: int) -> None:
         self._folder, self._disk, self._incarnation = folder, disk, incarnation
@@ -126,7 +113,11 @@ FILES: Final = ("metrics", "merges", "evaluations", "changes")
 
 
 class RecordLines:
-    """The lines of one recorder. `early` are those that wait, as (name of the file, line), with instants for times."""
+    """The lines of one recorder. `early` are those that wait, as (name of the file, line), with instants for times.
+
+    Times count from the first inner step of any learner, so lines that come before it wait for it. A recorder that ends
+    while it writes them leaves some in the files, and all of them to the next one, which writes those that are missing.
+    """
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.early: list[tuple[str, dict[str, Any]]] = []
@@ -230,7 +221,10 @@ class TokenMeans:
 
 @final
 class MetricLines:
-    """The lines of one recorder, which `lines` writes."""
+    """The lines of one recorder, which `lines` writes.
+
+    The newest report of each slot, at most every METRIC_NS, with means over all reports meanwhile.
+    """
 
     def __init__(self, lines: RecordLines) -> None:
         self._lines = lines
@@ -328,7 +322,15 @@ _UNTOLD: Final[Mapping[str, Any]] = {
 
 
 class Reports:
-    """Completes the reports that arrive at a recorder."""
+    """Completes the reports that arrive at a recorder.
+
+    A body has to report nothing but `tokens`, the tokens that this life of this replica has trained in all; anything
+    else that is worth showing may stand beside it:
+
+        {"tokens": 6400, "step": 100, "loss": 0.3, "phase": "stepping"}
+
+    `phase` is "final" once the body has come to its end; `step` counts steps, `step_time` is nanoseconds.
+    """
 
     def __init__(self) -> None:
         self._began: dict[Member, int] = {}

@@ -1,20 +1,7 @@
-"""Snapshots of a model: the newest published version of every fragment, on the disk of the run's home.
+"""Snapshots of a model on the disk of the run's home: the newest published version of every fragment, and whole states
+of learners.
 
 Decides the form of a snapshot, when one is good, and which one is read; not when one is taken (`keeping`).
-
-Theory of operation. A fragment's published item contains everything that belongs to its values: the version, up to
-which token each life's work is in it (`clock`), and below which batch of each stream (`positions`). So any set of
-published versions, one of each fragment, is a consistent cut: no token is in it twice, and tokens in none of them were
-either undone or are reported lost. No host has to stop for it, nor to agree on a moment with another.
-
-Each version is a file of its own, written whole before the manifest that names it. A snapshot is good once its manifest
-is there; the one before it stays until then, and its files as long as it. Only versions that are new are written. Files
-are checked against the manifest when they are read, byte for byte; where anything differs, the snapshot before is read.
-
-Whole states of learners as files: parameters, moments, and their progress in their data.
-
-Decides the form: a safetensors file with the bytes of each leaf, whose types and shapes are in the manifest, so that
-types which safetensors does not know (those of keys, and of small floats) are as good as others.
 """
 
 from __future__ import annotations
@@ -64,7 +51,11 @@ def is_of(entry: StateEntry, state: WholeState) -> bool:
 
 
 def encoded_state(index: int, state: WholeState, life: int) -> tuple[StateEntry, bytes]:
-    """The entry of a state, and its file; `life` is the recorder's."""
+    """The entry of a state, and its file; `life` is the recorder's.
+
+    A safetensors file with the bytes of each leaf, whose types and shapes are in the manifest, so that types which
+    safetensors does not know (those of keys, and of small floats) are as good as others.
+    """
     leaves = [np.asarray(leaf) for leaf in state["leaves"]]
     tensors = {f"leaf-{i}": flat(leaf) for i, leaf in enumerate(leaves)}
     tensors |= {f"stream-{slot}": flat(np.asarray(stream)) for slot, _, stream in state["streams"]}
@@ -167,6 +158,15 @@ class Snapshots:
 
     A reader that does not know the sizes gives None. Errors of the disk are raised as OSError, and leave the newest
     good snapshot as it was.
+
+    A fragment's published item contains everything that belongs to its values: the version, up to which token each
+    life's work is in it (`clock`), and below which batch of each stream (`positions`). So any set of published
+    versions, one of each fragment, is a consistent cut: no token is in it twice, and tokens in none of them were either
+    undone or are reported lost. No host has to stop for it.
+
+    Each version is a file of its own, written whole before the manifest that names it. A snapshot is good once its
+    manifest is there; the one before it stays until then, and its files as long as it. Files are checked against the
+    manifest when they are read, byte for byte; where anything differs, the snapshot before is read.
     """
 
     def __init__(self, folder: Path, sizes: Sequence[int] | None, disk: Disk, life: int = 1) -> None:

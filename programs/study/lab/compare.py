@@ -1,22 +1,8 @@
-"""The folder of a comparison: `compare.json` with the plan, and a folder for every run, `VARIANT/seed-N`.
+"""A comparison of programs and settings: its plan, kept as `compare.json`, and its folder, with a folder
+`VARIANT/seed-N` for every run.
 
-A run that is done is never repeated; one that was interrupted or failed stays where it is, and the next attempt has a
-folder of its own beside it, `seed-N-2`. So a call continues where the one before it ended, for whatever reason.
-
-The plan of a comparison: variants, each a whole configuration, with a run for every seed. Plain data, kept as JSON.
-
-The first variant is the reference. For each number of learners (and each task) there is a control: one learner alone on
-its share of the tokens, the result that each would reach without the others. It is `diloco` with one learner and an
-outer step of 1 without momentum, which gives a learner its own parameters back: the inner optimizer alone, in every
-task.
-
-The `identity` tells which runs belong together: configurations, sources, pace. The number of seeds is not part of it,
-so that a comparison can be given more of them later; nor is the margin, which is given before the first run.
-
-Conversion of a request to a plan: every variant and control is prepared as a run would be, and nothing is started.
-
-Keys of section `program.` go to the programs that know them, because a family of programs has no settings in common; a
-key that none of them knows is refused. Preparing imports the task, and so jax: to be done in a process of its own.
+Decides the variants and controls (each prepared as a run would be, and nothing is started), which runs belong together,
+and which attempt at a run counts. Preparing imports the task, and so jax: to be done in a process of its own.
 """
 
 from __future__ import annotations
@@ -74,7 +60,13 @@ class Pacing(msgspec.Struct, frozen=True):
 
 class ComparisonPlan(msgspec.Struct, frozen=True):
     """A comparison. The reference is the first of `variants`, controls are last; in real time `pacing` is None, and
-    without a verdict `margin`, in units of the loss."""
+    without a verdict `margin`, in units of the loss.
+
+    For each number of learners (and each task) there is a control: one learner alone on its share of the tokens, the
+    result that each would reach without the others. It is `diloco` with one learner and an outer step of 1 without
+    momentum, which gives a learner its own parameters back. The `identity` leaves out the number of seeds, so that a
+    comparison can be given more of them later, and the margin, which is given before the first run.
+    """
 
     variants: tuple[Variant, ...]
     seed: int
@@ -191,7 +183,11 @@ def _only(one: Variant, other: Variant) -> str:
 
 
 def done(folder: Path, variant: Variant, seed: int) -> Path | None:
-    """The folder of a run that has ended; None if there is none."""
+    """The folder of a run that has ended; None if there is none.
+
+    A run that is done is never repeated; one that was interrupted or failed stays where it is, and the next attempt has
+    a folder of its own beside it, `seed-N-2`. So a call continues where the one before it ended.
+    """
     return next((path for path in attempts(folder, variant, seed) if has_ended(path, variant)), None)
 
 
@@ -264,7 +260,11 @@ class ComparisonRequest:
 
 
 def plan(wanted: ComparisonRequest, faults_before: Sequence[Fault] = ()) -> ComparisonPlan:
-    """The plan; ConfigError or GraphError with the faults of all variants, and those already `faults_before`."""
+    """The plan; ConfigError or GraphError with the faults of all variants, and those already `faults_before`.
+
+    Keys of section `program.` go to the programs that know them, because a family of programs has no settings in
+    common; a key that none of them knows is refused.
+    """
     faults = [*faults_before, *_sweep_faults(wanted)]
     schemas: dict[str, Schema] = {}
     for name in wanted.programs:

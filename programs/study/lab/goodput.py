@@ -1,22 +1,9 @@
-"""Cells of a table: the goodput of a program, a number of learners and a number of chips; and the published cells.
+"""The effect of failures on goodput: an event model, in which nothing is trained, and its cells beside the published
+ones.
 
-The terms are *calibrated*: they were chosen so that the model comes near the published cells (arXiv 2604.21428, where a
-chip is interrupted once a year), so agreement with those cells is no prediction. Each seed is a day of a run.
-
-The effect of failures on one learner of many slices: an event model of its own, in which nothing is trained.
-
-A learner works in steps. Chips fail as a Poisson process, at a rate that belongs to the whole learner. At the end of
-the step in which one failed the learner stalls (it detects, reshards, replays) and goes on without that slice. A slice
-that fails during a stall is lost, too, and neither prolongs the stall nor begins another. Repaired slices rejoin for
-nothing at the end of any stall, or else in a stall of their own, the upscale, which comes no sooner than `calm_seconds`
-after the last one. A learner without any slice waits for the first.
-
-Learners do not interact in this model: with Decoupled DiLoCo none waits for another, so each learner of a run with M is
-one with an M-th of the chips. Data-parallel training is one learner with all of them.
-
-The tests compare the model with whole runs of the real cores (tests/programs/study/lab/test_goodput_against_cores.py).
-
-Cells as a table of text, as JSON, and as a page with a drawing, beside the published figures.
+Decides the terms of each program and how a run of a day is simulated. The terms are *calibrated* to the published cells
+(arXiv 2604.21428, where a chip is interrupted once a year), so agreement with those is no prediction; the tests compare
+the model with whole runs of the real cores.
 """
 
 from __future__ import annotations
@@ -99,7 +86,14 @@ def failures(rng: Random, mean_seconds: float, seconds: float) -> list[float]:
 
 
 def lived(failed: Sequence[float], terms: FailureTerms, slices: float, seconds: float) -> Lived:
-    """The history, over `seconds`, of a learner of `slices` slices, one of which fails at each instant of `failed`."""
+    """The history, over `seconds`, of a learner of `slices` slices, one of which fails at each instant of `failed`.
+
+    A learner works in steps. Chips fail as a Poisson process, at a rate that belongs to the whole learner. At the end
+    of the step in which one failed the learner stalls (it detects, reshards, replays) and goes on without that slice. A
+    slice that fails during a stall is lost, too, and neither prolongs the stall nor begins another. Repaired slices
+    rejoin for nothing at the end of any stall, or else in a stall of their own, the upscale, which comes no sooner than
+    `calm_seconds` after the last one. A learner without any slice waits for the first.
+    """
     works, stalls = list[Work](), list[LearnerStall]()
     away = list[float]()  # When each slice that is away will be repaired, in this order.
     now, index, stalled = 0.0, 0, 0.0
@@ -204,6 +198,9 @@ def goodput_of(
     """Goodput and uptime, over `seconds`, of `learners` that share `chips`, each with `failures_per_year`.
 
     A learner with fewer chips than a slice is one slice.
+
+    Learners do not interact: with Decoupled DiLoCo none waits for another, so each learner of a run with M is one with
+    an M-th of the chips. Data-parallel training is one learner with all of them.
     """
     mean = YEAR_SECONDS * learners / (chips * failures_per_year)
     slices = max(1.0, chips / learners / terms.slice_chips)

@@ -1,22 +1,8 @@
-"""Borrowed learners, that join half-way: the duration of a run for the same tokens, against one without them.
+"""Mixtures of learners: of two speeds, or with some that join half-way; each case a whole run of the toy in virtual
+time.
 
-Each case is a whole run of the toy in virtual time: machines join by the real supervision, learners by the real
-membership, and take the global fragments. When learners were borrowed was not published; from half of the tokens on,
-without any cost, is 1/2 + 1/2 / (1 + more), within a point of the published figure for each case.
-
-Whole runs of the toy in virtual time, and the figures that a run leaves in `summary.json`.
-
-The hosts, cores, wire and supervision are those of a real run; the caller sets the duration of a step, and the events
-of each learner. Nothing is checked here beyond what a run checks itself.
-
-The results of mixtures of learners: a table, JSON, and a page beside the published figures.
-
-Learners of two speeds: their goodput if all wait, or none, with and without grace.
-
-Each case is a whole run of the toy in virtual time: hosts, quorum, membership, supervision and wire are the real ones,
-steps take the given time. Half of the learners, the last ones, step at `slower` times the speed of the others; every
-duration has 10 % of jitter. How much slower they are was not published: 0.68 is what lock-step with 84 % implies, (1 +
-0.68) / 2, so that case is set by the published figure.
+Decides the cases and what is measured in each, beside the published figures. Hosts, cores, wire and supervision are
+those of a real run; steps take the given time.
 """
 
 from __future__ import annotations
@@ -136,7 +122,11 @@ class Borrowed:
 
 
 def borrowed(learners: int, steps: int, seed: int) -> list[Borrowed]:
-    """All cases; ConfigError for numbers out of range."""
+    """All cases; ConfigError for numbers out of range.
+
+    When learners were borrowed was not published; from half of the tokens on, without any cost, is 1/2 + 1/2 / (1 +
+    more), within a point of the published figure for each case.
+    """
     _check_borrowed(learners, steps)
     alone = measured(Program("decoupled-diloco"), learners=learners, steps=steps, pace=_PACE, seed=seed).summary
     half = alone["start_seconds"] + alone["wall_seconds"] / 2
@@ -199,7 +189,12 @@ class Mixed:
 
 
 def mixed(learners: int, slower: float, steps: int, seed: int) -> list[Mixed]:
-    """All cases; ConfigError for numbers out of range."""
+    """All cases; ConfigError for numbers out of range.
+
+    Half of the learners, the last ones, step at `slower` times the speed of the others; every duration has 10 % of
+    jitter. How much slower they are was not published: 0.68 is what lock-step with 84 % implies, (1 + 0.68) / 2, so
+    that case is set by the published figure.
+    """
     _check_speeds(learners, slower, steps)
     speeds = tuple(1.0 if slot < (learners + 1) // 2 else slower for slot in range(learners))
     cases = []

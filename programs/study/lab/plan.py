@@ -1,25 +1,8 @@
-"""The traffic on the links of a run, program by program: bits a second in each direction, full duplex.
+"""The plan of a run: traffic on links, memory, goodput and cost of every shipped program, from the request and from the
+merge rate of this machine.
 
-    decoupled, streaming   mean = N push / (H s) up, N update / (H s) down, one fragment every H / P steps
-    diloco                 the same bits, all at once every H steps, while all wait
-    data-parallel          2 (M - 1) / M N gradients in every step, a ring; within a share of it, or all wait
-
-with N parameters, M learners, P fragments, H steps between two merges of a fragment, tau of overlap and s seconds a
-step. A peak is that of the largest fragment, which the layout keeps within 4/3 of the mean one where tensors allow
-(`ops/exchange/fragments.py`). The smallest link without a wait brings the largest fragment to the syncer and back, and
-leaves time for its merge, within tau steps, and is no smaller than the means; latency is left out. Below it, or where
-shards merge more slowly than fragments come, no learner waits in decoupled-diloco, but H is lengthened until everything
-fits.
-
-The least that a learner and a shard of the syncer have to hold, in bytes; activations and buffers come on top.
-
-The plan of a run: everything that follows from the request and from the rates of this machine.
-
-The merge rate of this machine: the kernels of the syncer, run once on enough values, and the consequences.
-
-A plan as text, as JSON, and as a page with a picture.
-
-The request for a plan, and its faults.
+Decides which requests can be planned, and what follows from one; nothing of the run is started. It also shows a plan:
+as text, as JSON, and as a page with a picture.
 """
 
 from __future__ import annotations
@@ -177,7 +160,20 @@ class LinkLoad:
 
 
 def links_of(wanted: PlanRequest, merge_seconds: float) -> list[LinkLoad]:
-    """The links of every shipped program; `merge_seconds` is the time of the largest fragment's merge."""
+    """The links of every shipped program; `merge_seconds` is the time of the largest fragment's merge.
+
+    Bits a second in each direction, full duplex:
+
+        decoupled, streaming   mean = N push / (H s) up, N update / (H s) down, one fragment every H / P steps
+        diloco                 the same bits, all at once every H steps, while all wait
+        data-parallel          2 (M - 1) / M N gradients in every step, a ring; within a share of it, or all wait
+
+    with N parameters, M learners, P fragments, H steps between two merges of a fragment, tau of overlap and s seconds a
+    step. A peak is that of the largest fragment. The smallest link without a wait brings the largest fragment to the
+    syncer and back, and leaves time for its merge, within tau steps, and is no smaller than the means; latency is left
+    out. Below it, or where shards merge more slowly than fragments come, no learner waits in decoupled-diloco, but H is
+    lengthened until everything fits.
+    """
     return [
         _data_parallel(wanted, "data-parallel"),
         _data_parallel(wanted, "elastic-data-parallel"),
