@@ -92,16 +92,16 @@ class InOrder:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._next: int | None = None
-        self._known: tuple[int, State | None] = (0, None)
+        self._stream_state: tuple[int, State | None] = (0, None)
 
     def know(self, position: int, state: State) -> None:
         """Start from this state of the stream, which is that before batch `position`, once a later one is asked for."""
-        self._known = position, state
+        self._stream_state = position, state
 
     def batch(self, position: int) -> Any:
         """The batch at a position, which is greater than that of the last one; a stream is read up to there."""
         if self._next is None:
-            start = self._known if self._known[0] <= position else (0, None)
+            start = self._stream_state if self._stream_state[0] <= position else (0, None)
             self._next = self._source.seek(Beginning(position, *start))
         for skipped in range(self._next, position):
             self._source.batch_at(skipped)

@@ -473,7 +473,7 @@ class FollowedSettings:
         self._chooser = Chooser(wanted)
         self._sizes = tuple(sizes)
         self._member = member
-        self._told = 0
+        self._changes_sent = 0
 
     @property
     def interval(self) -> int:
@@ -539,7 +539,7 @@ class FollowedSettings:
         if not self.is_needed:
             return {}
         choice = self._chooser.choice
-        return {"push": dict(sorted(choice.push.items())), "update": choice.update, "changes": self._told}
+        return {"push": dict(sorted(choice.push.items())), "update": choice.update, "changes": self._changes_sent}
 
     def _up(self, learner: LearnerSteps) -> LinkRate:
         """The goodput of a learner's link to this shard, as it reports it."""
@@ -548,12 +548,12 @@ class FollowedSettings:
         return next(rates, LinkRate())
 
     def _change(self, move: Move, round_number: int, now: int) -> Change:
-        self._told += 1
+        self._changes_sent += 1
         return Change(
             shard=self._member.replica.slot,
             epoch=self._member.incarnation,
-            number=self._told,
-            place=self._told % PLACES,
+            number=self._changes_sent,
+            place=self._changes_sent % PLACES,
             round=round_number,
             setting=move.setting,
             slot=move.slot,

@@ -257,7 +257,7 @@ class GradientStep:
         self._has_state = True
         self._is_due = Due(snapshot_seconds)
         self._scalars: Mapping[str, float] = {}
-        self._is_asked = False
+        self._is_stopping = False
         self.is_idle = True
         self.is_finished = False
 
@@ -295,7 +295,7 @@ class GradientStep:
 
         RuntimeError in a life that comes back while others step.
         """
-        self._is_asked |= any(item["stop"] for item in (control or {}).values())
+        self._is_stopping |= any(item["stop"] for item in (control or {}).values())
         self._take(newest(kept))
         emitted = self._greet(hello)
         if mean is not None:
@@ -372,7 +372,7 @@ class GradientStep:
             self._learners,
             step=self._reporter.step,
             tokens=of_slot(self._task.tokens_per_batch, self._slot),
-            stop=self._is_asked,
+            stop=self._is_stopping,
         )
         return [*emitted, *(("part", part) for part in own)]
 

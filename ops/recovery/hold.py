@@ -140,7 +140,7 @@ class Hold:
         self._role, self._shards = role, shards
         self._held: dict[int, Update] = {}
         self._sent: Held | None = None
-        self._given: dict[int, tuple[int, list[Any]]] = {}
+        self._copies_sent: dict[int, tuple[int, list[Any]]] = {}
         """Fragment -> the life of its shard for which copies were sent, and its row in `Held.given`."""
 
     def open(self, context: Any) -> None:
@@ -162,20 +162,20 @@ class Hold:
         merged = sorted(fragment for fragment, held in self._held.items() if held["version"][1])
         role = self._context.member.replica.role
         for fragment, held in sorted(self._held.items()):
-            life, life_given = lives.get(fragment % self._shards, 0), self._given.get(fragment, (0,))[0]
+            life, life_given = lives.get(fragment % self._shards, 0), self._copies_sent.get(fragment, (0,))[0]
             if held["version"][0] < life and life_given < life:
                 lengths = cast(dict[str, Any], held).get("lengths", [])
-                self._given[fragment] = life, [fragment, *held["version"], _digest(held), lengths]
+                self._copies_sent[fragment] = life, [fragment, *held["version"], _digest(held), lengths]
                 emitted += self._gifts(held)
             elif life_given and held["version"][0] >= life_given:
-                del self._given[fragment]
+                del self._copies_sent[fragment]
                 emitted.append(("copy", withdrawn(fragment)))
         own = {
             "holder": role,
             "fragments": sorted(self._held),
             "merged": merged,
             "lives": [[shard, life] for shard, life in sorted(lives.items())],
-            "given": [row for _, (_, row) in sorted(self._given.items())],
+            "given": [row for _, (_, row) in sorted(self._copies_sent.items())],
         }
         message = cast(Held, {**own, **self._of_disk()})
         if message != self._sent:
@@ -273,7 +273,7 @@ class ShardMemory:
         self._heard: dict[Any, Held] = {}
         self._recorded: set[int] = set()
         self._has_recorder = False
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._kept_by: int | None = None
         self._is_kept = False
 
@@ -313,10 +313,10 @@ class ShardMemory:
         No report as long as the recorder is silent, and each only once.
         """
         unknown = self._merged - self._recorded
-        if context.member.incarnation == 1 or not self._has_recorder or unknown <= self._told:
+        if context.member.incarnation == 1 or not self._has_recorder or unknown <= self._reported:
             return []
-        self._told |= unknown
-        return [("held", heard(context.member.replica.role, sorted(self._told)))]
+        self._reported |= unknown
+        return [("held", heard(context.member.replica.role, sorted(self._reported)))]
 
     def has_heard_holders(self, context: ShardContext) -> bool:
         """Whether all live holders of the model have checked their versions for this life of the shard."""

@@ -78,7 +78,7 @@ class Caller:
         self._newcomers: list[list[int]] = []
         self._reached = ReachedPositions(fragment=0, clock=[], positions=[], states=[])
         self._totals = Totals()
-        self._is_asked = False
+        self._is_stopping = False
         self.is_finished = False
 
     def open(self, context: Any) -> None:
@@ -99,7 +99,7 @@ class Caller:
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._roster.record(report)
             self._placing.hear_learner(report["slot"], report["incarnation"], [self._round])
-        self._is_asked |= any(order["stop"] for order in (control or {}).values())
+        self._is_stopping |= any(order["stop"] for order in (control or {}).values())
         opened: dict[str, Any] | None = None
         if self._round == self._rounds_before:
             opened = self._begin()
@@ -144,7 +144,7 @@ class Caller:
         """The round after one that is over; there is none after the last."""
         served = self._newcomers if averaged["state"] is not None else []
         members = sorted([*averaged["voters"], *served])
-        self.is_finished = self._is_asked or self._trained + averaged["tokens"] >= self._budget
+        self.is_finished = self._is_stopping or self._trained + averaged["tokens"] >= self._budget
         return self._open(members, averaged, served=served, is_last=self.is_finished)
 
     def _open(

@@ -200,7 +200,7 @@ class Merge:
         # Sums of floats depend on their order: the merge is the same bit for bit however answers arrived.
         answers = sorted(answer.values(), key=lambda vote: vote["slot"])
         if round["kind"] in ("initial", "recover"):
-            return self._told(self._begin(round, answers, merging_record))
+            return self._emitted(self._begin(round, answers, merging_record))
         lives = [[vote["slot"], vote["incarnation"]] for vote in answers]
         accepted = []
         for vote in answers:
@@ -212,9 +212,9 @@ class Merge:
         # Shortened first: an answer that is too long may stay within float32 once it is shortened.
         bounded = self._bounded(round, accepted, merging_record)
         merged = self._merge(round, self._held(round, bounded, merging_record), merging_record)
-        return self._told({**merged, "lives": lives})
+        return self._emitted({**merged, "lives": lives})
 
-    def _told(self, gradient: Gradient) -> dict[str, Gradient | ReachedPositions]:
+    def _emitted(self, gradient: Gradient) -> dict[str, Gradient | ReachedPositions]:
         states = [[slot, position, state] for slot, (position, state) in sorted(self._states.items())]
         p, clock = gradient["fragment"], gradient["clock"]
         reached = ReachedPositions(fragment=p, clock=clock, positions=gradient["positions"], states=states)

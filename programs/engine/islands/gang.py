@@ -46,7 +46,7 @@ class GangOfProcesses:
         self.token = secrets.token_hex(TOKEN_BYTES)
         self.form, self.copy = 0, (0, 0)
         self._life = str(first), member.incarnation
-        self._found: tuple[str, str] | None = None
+        self._leader_at: tuple[str, str] | None = None
         self._door = socket.create_server((address, 0), backlog=size) if self.number == 0 else None
 
     @property
@@ -68,11 +68,11 @@ class GangOfProcesses:
         del forms  # They live and end together.
         for name, incarnation, endpoints, _ in rows:
             if (name, incarnation) == self._life and len(endpoints) == 2:
-                self._found = endpoints[0], endpoints[1]
+                self._leader_at = endpoints[0], endpoints[1]
 
     def find(self) -> tuple[str, str] | None:
         """The endpoint of this life's leader, and its token; None until a roster has them."""
-        return self._found
+        return self._leader_at
 
 
 REQUEST_BYTES_MAX: Final = 1 << 16
@@ -207,9 +207,9 @@ class ElasticHost:
         self.door = socket.create_server((address, 0), backlog=size) if self.number == 0 else None
         self.workers: WorkerForker | None = None
         self._leader = first
-        self._told = threading.Event()
+        self._announced = threading.Event()
         self._form: _OfNumbers | None = None
-        self._found: dict[int, tuple[str, str]] = {}
+        self._leader_at: dict[int, tuple[str, str]] = {}
         self._formed = Formed()
         self._is_forming = False
 
@@ -235,12 +235,12 @@ class ElasticHost:
         """Take in a roster: rows of (replica, incarnation, endpoints, machine), and the forms of elastic islands."""
         for name, incarnation, endpoints, _ in rows:
             if name == self.names[0] and len(endpoints) == 2:
-                self._found = {incarnation: (endpoints[0], endpoints[1])}
+                self._leader_at = {incarnation: (endpoints[0], endpoints[1])}
         for form in forms:
             if form.leader == self._leader and (self._form is None or form.number > self._form.number):
                 members = tuple((gang_number(each.replica), each.incarnation) for each in form.members)
                 self._form = _OfNumbers(form.number, members)
-        self._told.set()
+        self._announced.set()
 
     @property
     def said(self) -> Formed:
@@ -262,11 +262,11 @@ class ElasticHost:
         return self._form
 
     def find(self, incarnation: int) -> tuple[str, str] | None:
-        return self._found.get(incarnation)
+        return self._leader_at.get(incarnation)
 
     def wait(self, seconds: float) -> None:
-        self._told.wait(seconds)
-        self._told.clear()
+        self._announced.wait(seconds)
+        self._announced.clear()
 
     def forming(self, broken: int) -> None:
         self._is_forming = True

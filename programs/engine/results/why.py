@@ -305,7 +305,7 @@ def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
     """A merge from its opening to its publication: keywords and texts."""
     yield "round", f"{merge.round & 0xFFFFFFFF} of syncer/{merge.shard}, life {merge.epoch}{_began(merge)}"
     if merge.terms is not None:
-        yield "asked", _asked(merge.terms, merge.opened)
+        yield "asked", _conditions(merge.terms, merge.opened)
     if merge.asked is not None:
         yield "settings", settings(merge.asked)
     for change in merge.changes:
@@ -392,7 +392,7 @@ def _began(merge: MergeFacts) -> str:
     return f", which began with version {dotted(merge.origin)}"
 
 
-def _asked(terms: RoundTerms, opened: float | None) -> str:
+def _conditions(terms: RoundTerms, opened: float | None) -> str:
     """The members asked, the time, and the quorum."""
     when = "" if opened is None else f", {_since(opened)}"
     again = f", in {terms.attempts} attempts" if terms.attempts > 1 else ""

@@ -192,8 +192,8 @@ class KeptState:
     def __init__(self, folder: Path, seconds: float, place: StorePlace | None) -> None:
         self._where = folder, seconds, place
         self._newest: WholeState | None = None
-        self._given: WholeState | None = None
-        self._told: Held | None = None
+        self._emitted: WholeState | None = None
+        self._held_sent: Held | None = None
         self._recalled: list[list[int]] = []
         """The progress of the run by the snapshot that it began with."""
 
@@ -212,13 +212,13 @@ class KeptState:
             self._keeping.write({}, {0: came}, now)
         self._keeping.store(now)
         emitted: list[tuple[str, Any]] = []
-        if self._newest is not None and self._newest is not self._given:
-            self._given = self._newest
-            emitted.append(("kept", self._given))
+        if self._newest is not None and self._newest is not self._emitted:
+            self._emitted = self._newest
+            emitted.append(("kept", self._emitted))
         own = {"holder": self._context.member.replica.role, "totals": self._recalled}
         message = cast(Held, {**_NOTHING, **own, **self._keeping.of_disk()})
-        if message != self._told:
-            self._told = message
+        if message != self._held_sent:
+            self._held_sent = message
             emitted.append(("held", message))
         return emitted or None
 

@@ -572,7 +572,7 @@ class Striker:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._strikes: dict[int, Strike] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._threads = [
             threading.Thread(target=self._await, args=(number, fault), name=f"fault {number}", daemon=True)
             for number, fault in enumerate(faults)
@@ -584,8 +584,8 @@ class Striker:
     def news(self) -> list[Strike]:
         """The strikes since the last call."""
         with self._lock:
-            new = [strike for number, strike in self._strikes.items() if number not in self._told]
-            self._told.update(self._strikes)
+            new = [strike for number, strike in self._strikes.items() if number not in self._reported]
+            self._reported.update(self._strikes)
         return new
 
     def close(self) -> list[Strike]:

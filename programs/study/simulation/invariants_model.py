@@ -466,32 +466,32 @@ class SnapshotsChecker(Checker):
     """
 
     def __init__(self) -> None:
-        self._taken = 0
-        self._known: set[Life] = set()
+        self._number_max = 0
+        self._lives_seen: set[Life] = set()
 
     def asked(self, universe: Universe) -> None:
         """Check the recorders' status of snapshots: the first number of a life is the one it has read, or the next."""
         for life in universe.living():
             is_home = life.member.replica == RECORDER and life.machine == universe.home
-            snapshots = _told(life) if is_home else None
+            snapshots = _snapshots_of(life) if is_home else None
             if snapshots is None or snapshots["error"] is not None:
                 continue
-            if life not in self._known:
-                self._known.add(life)
-                if snapshots["number"] < self._taken:
-                    actual = f"snapshot {snapshots['number']}, and {self._taken} had been taken"
+            if life not in self._lives_seen:
+                self._lives_seen.add(life)
+                if snapshots["number"] < self._number_max:
+                    actual = f"snapshot {snapshots['number']}, and {self._number_max} had been taken"
                     raise ViolationError(f"{life.member} goes on from {actual}: {snapshots['faults']}")
-            self._taken = max(self._taken, snapshots["number"])
+            self._number_max = max(self._number_max, snapshots["number"])
 
     def finished(self, universe: Universe, home: Home) -> None:
         """Check the claim that the model is lost."""
         failure = home.failure
         is_lost = isinstance(failure, RecorderFailed) and failure.error.startswith("the model is lost")
-        if is_lost and self._taken and not universe.disks[universe.home].troubles:
-            raise ViolationError(f"the model is lost, of which snapshot {self._taken} was taken")
+        if is_lost and self._number_max and not universe.disks[universe.home].troubles:
+            raise ViolationError(f"the model is lost, of which snapshot {self._number_max} was taken")
 
 
-def _told(life: Life) -> dict[str, Any] | None:
+def _snapshots_of(life: Life) -> dict[str, Any] | None:
     """A recorder's status of its snapshots, once it has listed them; else None."""
     shown = [each for each in life.host.published.values() if "taken_at" in each]
     return dict(shown[0]) if shown else None

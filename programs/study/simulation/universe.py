@@ -206,7 +206,7 @@ def outcome_of(shape: Shape, *more: Checker) -> Outcome:
         universe = _universe(shape, graph, (guards, tapes, *more))
         try:
             violation, taped = _violation(universe, shape), universe.tape()
-            outcome = _told(universe, shape, violation, guards, digest(taped))
+            outcome = _outcome(universe, shape, violation, guards, digest(taped))
             if violation is None:
                 outcome.violation = tapes.objection(_plans(graph, shape), taped, outcome.status)
             return outcome
@@ -224,7 +224,7 @@ def words(error: Exception) -> str:
     return "\n".join([f"{type(error).__name__}: {error}", *lines[-TRACEBACK_LINES:]])
 
 
-def _told(universe: Universe, shape: Shape, violation: str | None, guards: GuardsWitness, tapes: str) -> Outcome:
+def _outcome(universe: Universe, shape: Shape, violation: str | None, guards: GuardsWitness, tapes: str) -> Outcome:
     injector = universe.injector
     storms = _storms(shape, injector.happened)
     recorder = universe.last(Replica("recorder", 0))

@@ -75,12 +75,12 @@ class NoticeFeed:
         self._submitted_ns: int | None = None
         self._zero: int | None = None
         self._waiting: Waiting | None = None
-        self._is_data_told = False
+        self._is_data_shown = False
         self._told_errors = set[tuple[str, ...]]()
         self._told_faults: list[str] = []
-        self._told_changes = set[tuple[int, int, int]]()
+        self._shown_changes = set[tuple[int, int, int]]()
         self._is_store_away = False
-        self._told_began = set[tuple[int, int, str]]()
+        self._shown_began = set[tuple[int, int, str]]()
         self._sick_steps: dict[int, tuple[int, int]] = {}
 
     def update(self, status: Mapping[str, Any]) -> list[Notice]:
@@ -93,17 +93,17 @@ class NoticeFeed:
         for fact in facts:
             self._waiting = self._waiting or waiting_of(self._folder)
             remarked = remark(fact, self._waiting)
-            if remarked is not None and remarked.topic == "data" and self._is_data_told:
+            if remarked is not None and remarked.topic == "data" and self._is_data_shown:
                 continue  # They all have the same batch().
             if remarked is not None:
-                self._is_data_told |= remarked.topic == "data"
+                self._is_data_shown |= remarked.topic == "data"
                 new.append(Notice(self._since(fact.at), remarked.text, remarked.tone))
                 continue
             changed = self.absences.add(fact)
             # Hosts that end with the run are silent, because they are writing their files.
             if changed is None or (changed.kind == "silent" and status.get("phase") == "done"):
                 continue
-            text = self._told(changed, fact)
+            text = self._sentence(changed, fact)
             if text:
                 # A silence is detected some time after it began.
                 at = changed.begun if changed.kind == "silent" and changed.ended is None else fact.at
@@ -111,7 +111,7 @@ class NoticeFeed:
         self.notices += new
         return new
 
-    def _told(self, changed: Absence, fact: Fact) -> str:
+    def _sentence(self, changed: Absence, fact: Fact) -> str:
         """The text for a change of an absence; '' for a restart alone, which the state of the host shows."""
         if changed.ended is not None and (returned := back(changed)):
             return returned
@@ -132,8 +132,8 @@ class NoticeFeed:
         """The settings that followed the links since the last call, each change once."""
         for row in status.get("changes", {}).get("last", ()):
             which = row["shard"], row["epoch"], row["number"]
-            if which not in self._told_changes:
-                self._told_changes.add(which)
+            if which not in self._shown_changes:
+                self._shown_changes.add(which)
                 change = change_of(row)
                 yield Notice(row["time"], sentence(change), "good" if is_better(change) else "odd")
 
@@ -148,8 +148,8 @@ class NoticeFeed:
         """The source of the moments with which later lives of learners go on, each once."""
         for slot, report in status.get("learners", {}).items():
             began, life = report.get("began"), report.get("incarnation", 1)
-            if began and (int(slot), life, began[0]) not in self._told_began:
-                self._told_began.add((int(slot), life, began[0]))
+            if began and (int(slot), life, began[0]) not in self._shown_began:
+                self._shown_began.add((int(slot), life, began[0]))
                 kind, former, step = began
                 source = f"with its moments after step {step} of life {former}, from its machine"
                 if kind == "snapshot":
