@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from setproctitle import setproctitle
 
-from isthmus.programs.engine.islands.taken import claim_island
+from isthmus.programs.engine.islands.claims import claim_island
 from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.environment import prepare_environment

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from isthmus.programs.engine.islands.taken import shares
+from isthmus.programs.engine.islands.claims import shares
 from isthmus.programs.engine.recorder import summary as recorded
 from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise

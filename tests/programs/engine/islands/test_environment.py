@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.programs.engine.islands.claims import shares
 from isthmus.programs.engine.islands.environment import (
     MEMORY,
     Accelerators,
@@ -13,7 +14,6 @@ from isthmus.programs.engine.islands.environment import (
     learner_environment,
     usable,
 )
-from isthmus.programs.engine.islands.taken import shares
 from isthmus.programs.engine.request.spec import Here
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import Island

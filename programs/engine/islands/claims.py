@@ -1,10 +1,7 @@
-"""The island of this machine that a learner takes: the first that no living process has.
+"""The island of this machine that a host's process uses: chosen, claimed, and written into the environment before jax
+starts a backend.
 
-An island is a locked file, for all runs of a user on this machine. The kernel releases a lock when its process ends,
-for whatever reason, so that no ownership has to be recorded: a daemon may die, and be followed by another, and a
-learner's next life finds the island of its last one free.
-
-The island of this host's process: chosen, claimed, and written into the environment before jax starts a backend.
+Decides which island a learner gets: the first that no living process has.
 """
 
 from __future__ import annotations
@@ -51,6 +48,10 @@ def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> Islan
     """The first free island; each is given as the names of the resources that it needs for itself.
 
     ConfigError if none is free.
+
+    An island is a locked file, for all runs of a user on this machine. The kernel releases a lock when its process
+    ends, for whatever reason, so no ownership has to be recorded: a daemon may die, and be followed by another, and a
+    learner's next life finds the island of its last one free.
     """
     folder = _folder() if folder is None else folder
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
