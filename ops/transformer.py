@@ -1,28 +1,9 @@
-"""A mixture-of-experts feed-forward half: a router sends each token to a few experts, each of which has a capacity.
+"""A decoder-only transformer over bytes or tokens, by configuration, dense or with a mixture of experts.
 
-Decides which expert computes which token, and with which share its output counts; the experts themselves are SwiGLU,
-like the dense half. Tokens are routed in groups, a sequence each, as in GShard (arXiv 2006.16668, algorithm 1), by
-dense one-hot products: every shape is static, regardless of the router. An expert takes at most `capacity` tokens of a
-group; the rest is not computed, and the residual stream carries those tokens past it.
-
-Where we differ: places are assigned token by token, not all first choices before all second ones. So no token's fate
-depends on a later token, and a causal model stays causal.
-
-The balance (Switch Transformer, arXiv 2101.03961, equations 4 to 6) is 1 where tokens and probabilities are spread
-evenly, and up to the number of experts where all go to one. It is computed from a learner's own batch; learners do not
-exchange it.
-
-A decoder-only transformer over bytes or tokens, by configuration.
-
-Decides names, shapes, initial values and the forward pass; optimizer and data are elsewhere. The table of `tensors`
-defines all parameters: `init` fills it, and '/' in a name is one level of nesting, so the paths of the tree are the
-names that fragments and safetensors use. Layers are separate entries, or, in a `stacked` model, rows of one entry each,
-over which the forward pass is a scan: the compiler then sees one layer, whatever the depth.
-
-Normalisation before each half of a layer (RMSNorm, arXiv 1910.07467), rotary positions (arXiv 2104.09864), SwiGLU
-(arXiv 2002.05202), no biases, `x @ W` throughout. Parameters are float32; `dtype` is that of the matrix products, while
-norms, the softmax and the loss are always computed in float32. With experts, the second half of every layer is a
-mixture of them (`experts`), and the router's balance is added to the loss that is trained.
+Decides names, shapes, initial values and the forward pass; optimizer and data are elsewhere. Normalisation before each
+half of a layer (RMSNorm, arXiv 1910.07467), rotary positions (arXiv 2104.09864), SwiGLU (arXiv 2002.05202), no biases,
+`x @ W` throughout. Parameters are float32; `dtype` is that of the matrix products, while norms, the softmax and the
+loss are always computed in float32.
 """
 
 from __future__ import annotations
@@ -66,6 +47,15 @@ def route(routing: Routing, router: jax.Array, x: jax.Array) -> tuple[jax.Array,
     elsewhere; `combine`, of the same shape, the share of the expert's output in the token's; and the balance, a scalar.
     All are float32, because the choice is too sensitive for lower precision. The shares of a token's chosen experts add
     up to 1, whether they have room for it or not.
+
+    Tokens are routed in groups, a sequence each, as in GShard (arXiv 2006.16668, algorithm 1), by dense one-hot
+    products: every shape is static, regardless of the router. An expert takes at most `capacity` tokens of a group; the
+    rest is not computed, and the residual stream carries those tokens past it. Unlike there, places are assigned token
+    by token, not all first choices before all second ones: no token's fate depends on a later token, and a causal model
+    stays causal.
+
+    The balance (Switch Transformer, arXiv 2101.03961, equations 4 to 6) is 1 where tokens and probabilities are spread
+    evenly, and up to the number of experts where all go to one. It is computed from a learner's own batch.
     """
     scores = jax.nn.softmax(x.astype(jnp.float32) @ router.astype(jnp.float32), axis=-1)
     values, experts = jax.lax.top_k(scores, routing.chosen)
@@ -89,11 +79,11 @@ def feedforward(routing: Routing, params: dict[str, Any], x: jax.Array) -> tuple
     `params`: `router` [width, experts]; `gate` and `up` [experts, width, hidden], `down` [experts, hidden, width].
     """
     dispatch, combine, balance = route(routing, params["router"], x)
-    taken = jnp.einsum("gtec,gtd->egcd", dispatch.astype(x.dtype), x)
-    gate = jnp.einsum("egcd,edh->egch", taken, params["gate"])
-    up = jnp.einsum("egcd,edh->egch", taken, params["up"])
-    given = jnp.einsum("egch,ehd->egcd", jax.nn.silu(gate) * up, params["down"])
-    return jnp.einsum("gtec,egcd->gtd", combine.astype(x.dtype), given), balance
+    inputs = jnp.einsum("gtec,gtd->egcd", dispatch.astype(x.dtype), x)
+    gate = jnp.einsum("egcd,edh->egch", inputs, params["gate"])
+    up = jnp.einsum("egcd,edh->egch", inputs, params["up"])
+    outputs = jnp.einsum("egch,ehd->egcd", jax.nn.silu(gate) * up, params["down"])
+    return jnp.einsum("gtec,egcd->gtd", combine.astype(x.dtype), outputs), balance
 
 
 Parameters: TypeAlias = dict[str, Any]
@@ -148,7 +138,12 @@ class InitialTensor(NamedTuple):
 
 
 def tensors(config: ModelConfig) -> dict[str, InitialTensor]:
-    """Name -> shape and initial values of every parameter, in the order of the forward pass."""
+    """Name -> shape and initial values of every parameter, in the order of the forward pass.
+
+    The table defines all parameters: `init` fills it, and '/' in a name is one level of nesting, so the paths of the
+    tree are the names that fragments and safetensors use. Layers are separate entries, or, in a `stacked` model, rows
+    of one entry each, over which the forward pass is a scan: the compiler then sees one layer, whatever the depth.
+    """
     width = config.width
     table = {"embedding": InitialTensor((config.vocabulary, width), 0.02)}
     layer = _layer_tensors(config)
@@ -224,11 +219,11 @@ def _forward(config: ModelConfig, params: Parameters, tokens: jax.Array) -> tupl
     if config.stacked:
         x, balances = jax.lax.scan(partial(_layer, config), x, layers)
     else:
-        found = list[jax.Array]()
+        losses = list[jax.Array]()
         for index in range(config.layers):
             x, balance = _layer(config, x, layers[str(index)])
-            found += [] if balance is None else [balance]
-        balances = jnp.stack(found) if found else None
+            losses += [] if balance is None else [balance]
+        balances = jnp.stack(losses) if losses else None
     head = rest["embedding"].T if config.tied else rest["head"]
     scores: jax.Array = _norm(rest["norm"], x) @ head
     return scores.astype(jnp.float32), None if balances is None else jnp.mean(balances)

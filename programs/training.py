@@ -80,12 +80,12 @@ def _train(
         raise ConfigError(f"Importing {module}", "a module that can be imported", "a call of train()", do)
     if task is not None and len(sys.argv) > 1:
         run = {**run, "argv": tuple(sys.argv)}
-    from isthmus.programs.engine.islands import taken
+    from isthmus.programs.engine.islands import claims
 
     if transport == "inproc":
-        taken.take_all()
+        claims.take_all()
     # Where the learners are to have accelerators, a bad first loss is left to their first step.
-    computes = transport == "inproc" or not taken.would_take()
+    computes = transport == "inproc" or not claims.would_take()
     request = prepare(program, task, run=run, run_dir=run_dir, computes=computes).to_train()
     if transport != "inproc" and isinstance(task, Task):
         _check_importable(request)

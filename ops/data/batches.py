@@ -1,31 +1,8 @@
-"""Which batch a learner trains on, as a pure function of its place in the data.
+"""Which batch a learner trains on: a pure function of its place in the data, or a stream with a state.
 
-It decides the windows of a batch; `corpus` has the text and its split. `At` names a batch: seed, slot, position and
-split. There is no iterator and no state, so that a learner resumes exactly, a batch can be made ahead of its time or
-again, and a test can request any of them.
-
-Every slot draws its windows uniformly from the whole training split: with shards of the text each learner would fit
-another distribution, and merging would have to undo that. Evaluation windows are the same in every run: evenly spaced
-over the held-out text.
-
-The position at which a life of a learner begins in its slot's batches, and its progress.
-
-Decides when a new life knows its beginning: once every shard has sent it a Place. Does not decide the contents of a
-Place (`syncer.placing`), nor make batches. Positions count the batches of a slot from 0, over all its lives.
-
-Batches from an object with a state: its interface, and how its state travels.
-
-A Stream gives the batches of one slot, one after the other, without end. A new one for the same slot, slots and seed
-gives the same batches again: a learner's next life, for which no state may be known, is wound forward from there.
-Decides which states travel: those that msgpack writes and restores unchanged, of at most STATE_SIZE_BYTES_MAX. Network
-input is never unpickled.
-
-A Stream from a torch DataLoader, or anything like it; torch itself is not imported.
-
-Decides what an epoch is: one pass over the loader, after which the next begins. Where a sampler has `set_epoch`, or the
-loader a `generator`, its order follows from the seed and the number of the epoch, so that an epoch can be read again. A
-loader that has a state of its own (`state_dict`, as torchdata's StatefulDataLoader) keeps it; of any other the state is
-the epoch and the number of its batches, and to go back there those batches are read and discarded.
+Decides the windows of a batch, the position at which a new life begins (once every shard has sent it a Place), which
+states of streams travel, and what an epoch of a torch loader is. Positions count the batches of a slot from 0, over all
+its lives. `corpus` has the text and its split; torch is not imported.
 """
 
 from __future__ import annotations
@@ -99,6 +76,10 @@ class Windows:
 
     As a tuple, `sequences` gives each slot its own number, and the evaluation that of slot 0. DataError if the training
     split is shorter than one batch, or the held-out text shorter than one window.
+
+    Every slot draws its windows uniformly from the whole training split: with shards of the text each learner would fit
+    another distribution, and merging would have to undo that. Evaluation windows are the same in every run: evenly
+    spaced over the held-out text.
     """
 
     corpus: Corpus
@@ -204,7 +185,7 @@ class Step(NamedTuple):
     before that."""
 
     position: int
-    known: Sequence[Any] | None = None
+    stream_state: Sequence[Any] | None = None
 
 
 def by_slot(positions: Iterable[Sequence[int]]) -> dict[int, int]:
@@ -230,16 +211,18 @@ def beginning(places: Iterable[Place], slot: int, incarnation: int) -> Beginning
 
     Of the places that one shard has sent in two lives of its own the higher counts.
     """
-    told: dict[int, Place] = {}
+    last_places: dict[int, Place] = {}
     for place in places:
         if (place["slot"], place["incarnation"]) == (slot, incarnation):
-            known = told.get(place["shard"])
-            if known is None or place["position"] > known["position"]:
-                told[place["shard"]] = place
-    if not told or len(told) < max(place["shards"] for place in told.values()):
+            last = last_places.get(place["shard"])
+            if last is None or place["position"] > last["position"]:
+                last_places[place["shard"]] = place
+    if not last_places or len(last_places) < max(place["shards"] for place in last_places.values()):
         return None
-    position = max(place["position"] for place in told.values())
-    usable = [place for place in told.values() if place["state"] is not None and place["state_position"] <= position]
+    position = max(place["position"] for place in last_places.values())
+    usable = [
+        place for place in last_places.values() if place["state"] is not None and place["state_position"] <= position
+    ]
     if not usable:
         return Beginning(position, 0, None)
     newest = max(usable, key=lambda place: (place["state_position"], -place["shard"]))
@@ -252,7 +235,12 @@ METHODS: Final = ("__next__", "get_state", "set_state")
 
 @runtime_checkable
 class Stream(Protocol):
-    """Batches of one slot; Grain's DatasetIterator is one as it is."""
+    """Batches of one slot; Grain's DatasetIterator is one as it is.
+
+    A new one for the same slot, slots and seed gives the same batches again: a learner's next life, for which no state
+    may be known, is wound forward from there. States travel if msgpack writes and restores them unchanged, in at most
+    STATE_SIZE_BYTES_MAX; network input is never unpickled.
+    """
 
     def __next__(self) -> Any:
         """The next batch, always of one structure, shape and dtype."""
@@ -269,37 +257,37 @@ def opened(task: Any, slot: int, slots: int, seed: int) -> Stream:
     stream = task.stream(slot, slots, seed)
     missing = [name for name in METHODS if not callable(getattr(stream, name, None))]
     if missing:
-        found = f"a {type(stream).__name__} without {', '.join(missing)}"
-        do = "Return an iterator with a state, as Grain's are; of a torch DataLoader, LoaderStream(loader)."
-        raise DataError(OPENING, "an object with __next__, get_state and set_state", found, do)
+        actual = f"a {type(stream).__name__} without {', '.join(missing)}"
+        remedy = "Return an iterator with a state, as Grain's are; of a torch DataLoader, LoaderStream(loader)."
+        raise DataError(OPENING, "an object with __next__, get_state and set_state", actual, remedy)
     return stream  # type: ignore[no-any-return]
 
 
-def taken(stream: Stream, position: int) -> Any:
+def next_batch(stream: Stream, position: int) -> Any:
     """The next batch, which is that of `position`. DataError at the end of a stream."""
     try:
         return next(stream)
     except StopIteration:
-        do = "Let it begin anew at its end, for example with .repeat() of Grain; the token budget ends the run."
-        raise DataError("Reading task.stream", "batches without end", f"the end after {position}", do) from None
+        remedy = "Let it begin anew at its end, for example with .repeat() of Grain; the token budget ends the run."
+        raise DataError("Reading task.stream", "batches without end", f"the end after {position}", remedy) from None
 
 
 def first_batch(task: Any, seed: int, slot: int = 0) -> Any:
     """A batch like those that learners in this slot train on."""
     if getattr(task, "stream", None) is None:
         return task.batch(At(seed, slot, 0))
-    return taken(opened(task, slot, slot + 1, seed), 0)
+    return next_batch(opened(task, slot, slot + 1, seed), 0)
 
 
 def packed(state: Any) -> State | None:
     """A state as it travels; None where msgpack does not restore it, or it is too large."""
     try:
-        found = msgpack.packb(state)
-        if len(found) > STATE_SIZE_BYTES_MAX or msgpack.unpackb(found, strict_map_key=False) != state:
+        data = msgpack.packb(state)
+        if len(data) > STATE_SIZE_BYTES_MAX or msgpack.unpackb(data, strict_map_key=False) != state:
             return None
     except (TypeError, ValueError, OverflowError):
         return None
-    return np.frombuffer(found, np.uint8)
+    return np.frombuffer(data, np.uint8)
 
 
 def unpacked(state: State) -> Any:
@@ -317,16 +305,21 @@ class LoaderStream:
     `loader` can be iterated over and over, and is of one slot: `DataLoader(dataset, batch_size=8, drop_last=True,
     sampler=DistributedSampler(dataset, slots, slot))`, for example. DataError for one that shuffles without a
     generator, whose order cannot be repeated, and for one without batches.
+
+    An epoch is one pass over the loader. Where a sampler has `set_epoch`, or the loader a `generator`, its order
+    follows from the seed and the number of the epoch, so that an epoch can be read again. A loader that has a state of
+    its own (`state_dict`) keeps it; of any other the state is the epoch and the number of its batches, and to go back
+    there those batches are read and discarded.
     """
 
     def __init__(self, loader: Any, *, seed: int = 0) -> None:
         if not hasattr(loader, "__iter__") or hasattr(loader, "__next__"):
-            found, do = f"a {type(loader).__name__}", "Pass the DataLoader itself, not iter(loader)."
-            raise DataError(_DOING, "a loader that can be iterated again and again", found, do)
+            actual, remedy = f"a {type(loader).__name__}", "Pass the DataLoader itself, not iter(loader)."
+            raise DataError(_DOING, "a loader that can be iterated again and again", actual, remedy)
         shuffles = type(getattr(loader, "sampler", None)).__name__ == "RandomSampler"
         if shuffles and getattr(loader, "generator", None) is None:
-            do = "Pass generator=torch.Generator() to the DataLoader, or a sampler with set_epoch."
-            raise DataError(_DOING, "an order that can be repeated", "shuffle=True without a generator", do)
+            remedy = "Pass generator=torch.Generator() to the DataLoader, or a sampler with set_epoch."
+            raise DataError(_DOING, "an order that can be repeated", "shuffle=True without a generator", remedy)
         self._loader, self._seed = loader, seed
         self._epoch = self._count = 0
         self._batches: Iterator[Any] | None = None

@@ -14,9 +14,9 @@ from isthmus.ops.data.batches import (
     State,
     Stream,
     beginning,
+    next_batch,
     opened,
     packed,
-    taken,
     unpacked,
 )
 from isthmus.ops.data.corpus import DataError
@@ -36,7 +36,7 @@ class Source(Protocol):
     def seek(self, begin: Beginning) -> int:
         """Go to a position, or as near before it as is quick; returns the position of the next batch."""
 
-    def take(self, position: int) -> Any:
+    def batch_at(self, position: int) -> Any:
         """The next batch, which is that of `position`."""
 
     def state(self) -> State | None:
@@ -53,7 +53,7 @@ class _Function:
     def seek(self, begin: Beginning) -> int:
         return begin.position
 
-    def take(self, position: int) -> Any:
+    def batch_at(self, position: int) -> Any:
         return self._batch(At(*self._at, position, "train", *self._others))
 
     def state(self) -> None:
@@ -71,8 +71,8 @@ class _Streamed:
             self._stream.set_state(unpacked(begin.state))
         return begin.state_position
 
-    def take(self, position: int) -> Any:
-        return taken(self._stream, position)
+    def batch_at(self, position: int) -> Any:
+        return next_batch(self._stream, position)
 
     def state(self) -> State | None:
         return packed(self._stream.get_state())
@@ -92,21 +92,21 @@ class InOrder:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._next: int | None = None
-        self._known: tuple[int, State | None] = (0, None)
+        self._stream_state: tuple[int, State | None] = (0, None)
 
     def know(self, position: int, state: State) -> None:
         """Start from this state of the stream, which is that before batch `position`, once a later one is asked for."""
-        self._known = position, state
+        self._stream_state = position, state
 
     def batch(self, position: int) -> Any:
         """The batch at a position, which is greater than that of the last one; a stream is read up to there."""
         if self._next is None:
-            known = self._known if self._known[0] <= position else (0, None)
-            self._next = self._source.seek(Beginning(position, *known))
+            start = self._stream_state if self._stream_state[0] <= position else (0, None)
+            self._next = self._source.seek(Beginning(position, *start))
         for skipped in range(self._next, position):
-            self._source.take(skipped)
+            self._source.batch_at(skipped)
         self._next = position + 1
-        return self._source.take(position)
+        return self._source.batch_at(position)
 
 
 class Batches:
@@ -142,7 +142,7 @@ class Batches:
     def __call__(self, place: Mapping[Any, Place] | None = None) -> list[tuple[str, Any]]:
         """The next batches; none as long as the beginning is unknown."""
         if self.is_idle:
-            self._hear(place or {})
+            self._record_places(place or {})
             begin = beginning(self._places.values(), self._member.replica.slot, self._member.incarnation)
             if begin is None:
                 return []
@@ -154,18 +154,18 @@ class Batches:
         batches = self._make(min(self._count, self._begin - self._position) if is_winding else self._count)
         if is_winding:
             return [("cursor", self._cursor())] if self._position == self._begin else []
-        told = [("cursor", cursor)] if (cursor := self._cursor())["state"] is not None else []
-        return [*told, *(("batch", batch) for batch in batches)]
+        cursors = [("cursor", cursor)] if (cursor := self._cursor())["state"] is not None else []
+        return [*cursors, *(("batch", batch) for batch in batches)]
 
-    def _hear(self, told: Mapping[Any, Place]) -> None:
+    def _record_places(self, places: Mapping[Any, Place]) -> None:
         """Keep the last place of each shard for this life: they arrive one after the other."""
         own = self._member.replica.slot, self._member.incarnation
-        mine = [each for each in told.values() if (each["slot"], each["incarnation"]) == own]
+        mine = [each for each in places.values() if (each["slot"], each["incarnation"]) == own]
         self._places |= {each["shard"]: each for each in mine}
 
     def _make(self, count: int) -> list[Any]:
         begun = self._now()
-        batches = [self._source.take(position) for position in range(self._position, self._position + count)]
+        batches = [self._source.batch_at(position) for position in range(self._position, self._position + count)]
         for batch in batches:
             self._check(batch)
             self._position += 1
@@ -178,10 +178,10 @@ class Batches:
         self._form = self._form or form
         if form != self._form:
             name = next(each for each in sorted({*form, *self._form}) if form.get(each) != self._form.get(each))
-            found = f"{form.get(name, 'nothing')} at position {self._position} of slot {self._member.replica.slot}"
+            actual = f"{form.get(name, 'nothing')} at position {self._position} of slot {self._member.replica.slot}"
             expected = f"{self._form.get(name, 'nothing')} at {name}, as in the first batch"
-            do = "Give every batch the same structure, shapes and dtypes: pad or drop what does not fit."
-            raise DataError("Making the batches of the task", expected, found, do)
+            remedy = "Give every batch the same structure, shapes and dtypes: pad or drop what does not fit."
+            raise DataError("Making the batches of the task", expected, actual, remedy)
 
     def _cursor(self) -> Cursor:
         return Cursor(begin=self._begin, position=self._position, state=self._source.state())
@@ -197,13 +197,13 @@ def form_of(batch: Any, name: str = "batch") -> dict[str, str]:
     return {name: type(batch).__name__ if shape is None else f"{batch.dtype}{list(shape)}"}
 
 
-def _count(made: int, duration_ns: int, size_bytes: int) -> int:
+def _count(count: int, duration_ns: int, size_bytes: int) -> int:
     """The number of batches to make in a firing.
 
-    The last one made `made`, the largest of `size_bytes` (both from 1), in `duration_ns`; where time stands still, the
+    The last one made `count`, the largest of `size_bytes` (both from 1), in `duration_ns`; where time stands still, the
     maximum.
     """
-    in_time = MAKING_NS * made // duration_ns if duration_ns else BATCHES_MAX
+    in_time = MAKING_NS * count // duration_ns if duration_ns else BATCHES_MAX
     in_memory = 1 + AHEAD_SIZE_BYTES_MAX // size_bytes
     return max(1, min(in_time, in_memory, BATCHES_MAX))
 

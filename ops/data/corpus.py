@@ -1,19 +1,7 @@
 """The text of a training run as token ids, and the part of it that is held out.
 
-It decides how files become ids and where the split is; `files` decides which files, `batches` which windows a batch
-takes. A file is bytes, whose vocabulary is 256, or token ids, whose vocabulary must be given: `.npy` (one axis, any
-integer dtype) and `.bin` (raw little-endian uint16 or uint32).
-
-The split depends on the files' contents only, never on learners or slots. With at least 20 distinct files whole files
-are held out: one in twenty, the first in the order of a hash of their contents. So copies of one file fall on one side.
-A file of more than a twentieth of all tokens is never held out; the smallest of n >= 20 files is no larger than that,
-so something always is. With fewer files, it is the last twentieth of each. Each side is one sequence: its files in
-order, joined without a separator.
-
-The files that a training run reads.
-
-It decides the list of files and their order, and reads none of them: `corpus` does. Without paths it is Python's own
-standard library, which is on every machine that can run this, so that a first run needs no download.
+Decides which files are read, in which order, how they become ids, and where the split is; `batches` decides which
+windows a batch takes.
 """
 
 from __future__ import annotations
@@ -64,6 +52,8 @@ def find(paths: Sequence[str] = ()) -> tuple[CorpusFile, ...]:
 
     Folders recursively and sorted, hidden and empty files left out, a file that is named twice once. DataError if a
     path does not exist or cannot be listed, or if nothing is left.
+
+    Python's own library is on every machine that can run this, so that a first run needs no download.
     """
     sources: dict[str, CorpusFile] = {}
     try:
@@ -171,6 +161,15 @@ def load(sources: Sequence[CorpusFile], *, vocabulary: int | None = None, token_
 
     DataError if token files come without a vocabulary or beside text, or text with a vocabulary below 256; if a
     file cannot be read, has another form, or holds an id outside [0, vocabulary).
+
+    A file is bytes, whose vocabulary is 256, or token ids, whose vocabulary must be given: `.npy` (one axis, any
+    integer dtype) and `.bin` (raw little-endian uint16 or uint32).
+
+    The split depends on the files' contents only, never on learners or slots. With at least 20 distinct files whole
+    files are held out: one in twenty, the first in the order of a hash of their contents. So copies of one file fall on
+    one side. A file of more than a twentieth of all tokens is never held out; the smallest of n >= 20 files is no
+    larger than that, so something always is. With fewer files, it is the last twentieth of each. Each side is one
+    sequence: its files in order, joined without a separator.
     """
     vocabulary = _vocabulary(sources, vocabulary)
     files = [_read(source, vocabulary, np.dtype(token_dtype).newbyteorder("<")) for source in sources]
@@ -182,14 +181,14 @@ def _vocabulary(sources: Sequence[CorpusFile], vocabulary: int | None) -> int:
     texts = [source.path for source in sources if not source.holds_tokens]
     tokens = [source.path for source in sources if source.holds_tokens]
     if texts and tokens:
-        found = f"text ({texts[0]}) and tokens ({tokens[0]})"
-        raise DataError(READING, "text files or token files (.npy, .bin)", found, "Train on one kind.")
+        actual = f"text ({texts[0]}) and tokens ({tokens[0]})"
+        raise DataError(READING, "text files or token files (.npy, .bin)", actual, "Train on one kind.")
     if texts and vocabulary is not None and vocabulary < BYTE_VOCABULARY:
         expected = f"a vocabulary of at least {BYTE_VOCABULARY}, because text ({texts[0]}) is read as bytes"
         raise DataError(READING, expected, f"vocabulary={vocabulary}", "Leave task.vocabulary out.")
     if tokens and vocabulary is None:
-        do = "Give task.vocabulary=N, or another file name if these are bytes."
-        raise DataError(READING, f"the vocabulary size of the tokens in {tokens[0]}", "none", do)
+        remedy = "Give task.vocabulary=N, or another file name if these are bytes."
+        raise DataError(READING, f"the vocabulary size of the tokens in {tokens[0]}", "none", remedy)
     return vocabulary or BYTE_VOCABULARY
 
 
@@ -205,12 +204,12 @@ def _read(source: CorpusFile, vocabulary: int, bin_dtype: np.dtype[Any]) -> Segm
             ids = np.fromfile(source.path, np.uint8)
     except (OSError, ValueError) as error:
         form = f"{bin_dtype.name} ids (task.token_dtype)" if source.path.endswith(".bin") else "a readable file"
-        do = "Correct the file, or leave it out."
-        raise DataError(READING, f"{form} in {source.path}", f"{type(error).__name__}: {error}", do) from error
+        remedy = "Correct the file, or leave it out."
+        raise DataError(READING, f"{form} in {source.path}", f"{type(error).__name__}: {error}", remedy) from error
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        found = f"{ids.dtype} of shape {ids.shape}"
-        do = "Save the ids as one integer array of one axis."
-        raise DataError(READING, f"integers along one axis in {source.path}", found, do)
+        actual = f"{ids.dtype} of shape {ids.shape}"
+        remedy = "Save the ids as one integer array of one axis."
+        raise DataError(READING, f"integers along one axis in {source.path}", actual, remedy)
     if source.holds_tokens:
         check_ids(ids[:CHECKED_TOKENS_MAX], vocabulary, source.path)
     return np.asarray(ids)

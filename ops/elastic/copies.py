@@ -79,13 +79,13 @@ def keep(files: Sequence[int], name: tuple[int, int]) -> tuple[Stored, int] | No
 
     All others are removed, so that nothing resumes from them.
     """
-    found = None
+    kept = None
     for what, file in whole(files):
-        if what.name == name and found is None:
-            found = what, file
+        if what.name == name and kept is None:
+            kept = what, file
         else:
             _clear(file, 0)
-    return found
+    return kept
 
 
 def oldest(files: Sequence[int]) -> int:
@@ -172,7 +172,7 @@ Basis: TypeAlias = tuple[int, int] | None
 """The name of the copy from which a leader continues; NOTHING for none, None for the newest of any process."""
 
 
-class Told(NamedTuple):
+class WorkerSpec(NamedTuple):
     """A host's instructions to its worker.
 
     Its `number` in form `form`, the `names` of all in it, the leader's life `incarnation`, its address (for others),
@@ -205,7 +205,7 @@ class WorkerPlace(NamedTuple):
 class FormedGang:
     """One form of an island, as a gang; and itself the island that it makes up."""
 
-    told: Told
+    spec: WorkerSpec
     place: WorkerPlace
     copy: tuple[int, int]
     begin: int = 0
@@ -213,15 +213,15 @@ class FormedGang:
 
     @property
     def number(self) -> int:
-        return self.told.number
+        return self.spec.number
 
     @property
     def names(self) -> Sequence[str]:
-        return self.told.names
+        return self.spec.names
 
     @property
     def size(self) -> int:
-        return len(self.told.names)
+        return len(self.spec.names)
 
     @property
     def door(self) -> Any:
@@ -233,7 +233,7 @@ class FormedGang:
 
     @property
     def form(self) -> int:
-        return self.told.form
+        return self.spec.form
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -248,4 +248,4 @@ class FormedGang:
         return self
 
     def find(self) -> tuple[str, str] | None:
-        return self.told.there
+        return self.spec.there

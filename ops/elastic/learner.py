@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any, Final, final
 
 from isthmus.ops.data.batches import Step
-from isthmus.ops.elastic.copies import Told
+from isthmus.ops.elastic.copies import WorkerSpec
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.gang.mesh_island import ElasticGang, IslandForm
 
@@ -82,7 +82,7 @@ class ElasticLearner:
         return metrics
 
     def extract(self, fragment: int) -> Vector:
-        values: Vector = self._asked(("extract", fragment))
+        values: Vector = self._result_of(("extract", fragment))
         return values
 
     def adopt(self, fragment: int, values: Vector) -> None:
@@ -99,14 +99,14 @@ class ElasticLearner:
         self._inherits = False
 
     def local(self) -> list[Any]:
-        leaves: list[Any] = self._asked(("local",))
+        leaves: list[Any] = self._result_of(("local",))
         return leaves
 
     def take_local(self, leaves: Sequence[Any]) -> bool:
         return bool(self._do("take_local", list(leaves)))
 
     def own(self, *, whole: bool) -> list[Any]:
-        leaves: list[Any] = self._asked(("own", whole))
+        leaves: list[Any] = self._result_of(("own", whole))
         return leaves
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
@@ -123,25 +123,25 @@ class ElasticLearner:
 
     # -- requests to the worker ----------------------------------------------------------------------------------------
 
-    def _do(self, *asked: Any) -> Any:
+    def _do(self, *request: Any) -> Any:
         """Make a request that changes the state."""
-        result = self._asked(asked)
-        self._since.append(asked)
+        result = self._result_of(request)
+        self._since.append(request)
         return result
 
-    def _asked(self, asked: tuple[Any, ...]) -> Any:
+    def _result_of(self, request: tuple[Any, ...]) -> Any:
         """The worker's answer, in whichever form of the island."""
         begun = self._now()
         while True:
             try:
-                return self._ask(asked)
+                return self._ask(request)
             except _GoneError:
                 self._form_anew(begun)
 
-    def _ask(self, asked: tuple[Any, ...]) -> Any:
+    def _ask(self, request: tuple[Any, ...]) -> Any:
         """This worker's answer; _GoneError if it does not come."""
         with suppress(OSError):  # Its last message can still be read.
-            self._worker.send(asked)
+            self._worker.send(request)
         return self._answer()[1]
 
     def _answer(self) -> tuple[Any, ...]:
@@ -187,10 +187,10 @@ class ElasticLearner:
         while True:
             self._workers.end()
             if self._broken >= BROKEN_MAX:
-                found = self._why or "its process ended"
+                reason = self._why or "its process ended"
                 raise ElasticError(
                     f"Forming the island of {self._gang.names[0]}: expected a step within {BROKEN_MAX} forms, "
-                    f"found none; the last one: {found}. Look at the logs of its processes."
+                    f"found none; the last one: {reason}. Look at the logs of its processes."
                 )
             self._broken += 1
             self._gang.forming(0 if self._form is None else self._form.number)
@@ -206,9 +206,9 @@ class ElasticLearner:
     def _take_up(self, form: IslandForm, *, is_first: bool) -> int:
         """Restore the island's state in this form; returns the number of repeated steps. _GoneError if that fails."""
         has_state = self._start(form)
-        for asked in self._since:
-            self._ask(asked)
-        again = [asked[0] for asked in self._since].count("step")
+        for request in self._since:
+            self._ask(request)
+        again = [request[0] for request in self._since].count("step")
         self._inherits |= has_state and is_first
         self._copy_now()
         self._copy_took = 0  # This duration included a compilation.
@@ -223,8 +223,8 @@ class ElasticLearner:
     def _start(self, form: IslandForm) -> bool:
         """Start the worker for a form; returns whether it has taken up a state."""
         names = tuple(self._gang.names[number] for number, _ in form.members)
-        told = Told(0, form.number, names, self._gang.incarnation, None, self._copied)
-        self._worker = self._workers.start(told._asdict())
+        spec = WorkerSpec(0, form.number, names, self._gang.incarnation, None, self._copied)
+        self._worker = self._workers.start(spec._asdict())
         _, self._kind, has_state = self._answer()
         return bool(has_state)
 
@@ -273,7 +273,7 @@ class HostWorker:
         if self._worker is None:
             self._gang.wait(seconds)
         elif self._worker.poll(seconds):
-            self._hear()
+            self._receive()
 
     def _is_kept(self, newest: IslandForm | None) -> bool:
         assert self._form is not None
@@ -285,18 +285,18 @@ class HostWorker:
         there, mine = self._gang.find(lead), (self._gang.number, self._gang.incarnation)
         if mine in form.members and there is not None:
             names = tuple(self._gang.names[number] for number, _ in form.members)
-            told = Told(list(form.members).index(mine), form.number, names, lead, there)
-            self._form, self._worker = form, self._workers.start(told._asdict())
+            spec = WorkerSpec(list(form.members).index(mine), form.number, names, lead, there)
+            self._form, self._worker = form, self._workers.start(spec._asdict())
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Handle a message of the worker."""
         try:
-            said, *told = self._worker.recv()
+            kind, *details = self._worker.recv()
         except (EOFError, OSError):
-            said, told = "broken", []
-        if said == "raised":
-            raise ElasticError(f"Computing in a process of {self._gang.names[0]}'s island:\n{told[0]}")
-        if said == "broken":  # If its form is not given up, its leader has not joined it yet.
+            kind, details = "broken", []
+        if kind == "raised":
+            raise ElasticError(f"Computing in a process of {self._gang.names[0]}'s island:\n{details[0]}")
+        if kind == "broken":  # If its form is not given up, its leader has not joined it yet.
             self._end()
             self._gang.wait(AGAIN_SECONDS)
 

@@ -23,7 +23,7 @@ import numpy as np
 from isthmus.ops.data.batches import Step, first_batch
 from isthmus.ops.data.batches_node import InOrder
 from isthmus.ops.elastic import copies
-from isthmus.ops.elastic.copies import FormedGang, Told, WorkerPlace
+from isthmus.ops.elastic.copies import FormedGang, WorkerPlace, WorkerSpec
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.gang.meeting import GangError, join, lead
 from isthmus.ops.gang.orders import Following, Leader, LeaderOrders, follow
@@ -36,7 +36,7 @@ STATUSES: Final = frozenset({"ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTER
 
 def work(
     parts: tuple[Any, tuple[Fragment, ...], float],
-    told: Mapping[str, Any],
+    spec: Mapping[str, Any],
     host: Any,
     *,
     seed: int,
@@ -46,10 +46,10 @@ def work(
 ) -> None:
     """Serve `host`, a connection, until it or the island is gone.
 
-    `parts` are task, fragments and alpha, `told` the fields of Told; `batches` are those of a slot, for
+    `parts` are task, fragments and alpha, `spec` the fields of WorkerSpec; `batches` are those of a slot, for
     followers. Exceptions of the task are sent to the host.
     """
-    fields = Told(**{**told, "basis": None if told["basis"] is None else tuple(told["basis"])})
+    fields = WorkerSpec(**{**spec, "basis": None if spec["basis"] is None else tuple(spec["basis"])})
     try:
         _Worker(parts, LearnerLife(seed, slot, fields.incarnation), fields, place).serve(host, batches)
     except (EOFError, OSError, GangError) as error:  # Another process is gone: a new form will follow.
@@ -79,26 +79,26 @@ def _tell(host: Any, kind: str, what: str) -> None:
 @final
 class _Worker:
     def __init__(
-        self, parts: tuple[Any, tuple[Fragment, ...], float], life: LearnerLife, told: Told, place: WorkerPlace
+        self, parts: tuple[Any, tuple[Fragment, ...], float], life: LearnerLife, spec: WorkerSpec, place: WorkerPlace
     ) -> None:
         give_way()
         task, fragments, alpha = parts
         from isthmus.ops.island.jax_learner import Learner
 
-        self._told, self._files = told, place.files
-        known = copies.newest(place.files)
-        gang = FormedGang(told, place, copies.NOTHING if known is None else known[0].name)
-        self._following = join(gang) if told.number else None
-        self._orders = LeaderOrders([], [gang.copy]) if told.number or gang.size == 1 else lead(gang)
+        self._spec, self._files = spec, place.files
+        newest = copies.newest(place.files)
+        gang = FormedGang(spec, place, copies.NOTHING if newest is None else newest[0].name)
+        self._following = join(gang) if spec.number else None
+        self._orders = LeaderOrders([], [gang.copy]) if spec.number or gang.size == 1 else lead(gang)
         learner = self._learner = Learner(task, fragments, life=life, alpha=alpha, island=gang)
         self._size = sum(leaf.nbytes for leaf in learner.shapes)
-        basis = self._chosen() if self._following is None else self._told_of(self._following)
+        basis = self._chosen() if self._following is None else self._ordered_of(self._following)
         if basis is not None:
             what, file = basis
-            learner.take(copies.read(file, what, learner.shapes), (what.steps, what.restarts))
+            learner.restore(copies.read(file, what, learner.shapes), (what.steps, what.restarts))
         # A copy of before the beginning has zeros, where the local leaves are to be made.
         self.has_state = basis is not None and basis[0].steps > 0
-        mine = [number for life, number in self._orders.copies if life == told.incarnation]
+        mine = [number for life, number in self._orders.copies if life == spec.incarnation]
         self._copies = max(mine, default=0)
         # All processes wait for a form that is not the first; most of it is in the cache of compiled programs.
         compiled = learner.compile if basis is None else learner.compile_step
@@ -109,7 +109,7 @@ class _Worker:
     def _chosen(self) -> tuple[copies.Stored, int] | None:
         """Make all processes hold the copy from which they continue; None for none."""
         held, orders = self._orders.copies, self._orders
-        chosen = max(held) if self._told.basis is None else self._told.basis
+        chosen = max(held) if self._spec.basis is None else self._spec.basis
         if chosen not in (copies.NOTHING, held[0]) and chosen in held:
             owner = held.index(chosen)
             orders.give_one(owner, "bring")
@@ -127,7 +127,7 @@ class _Worker:
             raise ValueError(f"going on from copy {chosen}: expected it in the memory of this host, found {held[0]}")
         return basis
 
-    def _told_of(self, following: Following) -> tuple[copies.Stored, int] | None:
+    def _ordered_of(self, following: Following) -> tuple[copies.Stored, int] | None:
         """The same for a follower, on its leader's orders."""
         while True:
             match following.next(ORDER_SECONDS):
@@ -139,9 +139,9 @@ class _Worker:
                     copies.receive(copies.oldest(self._files), self._size, following)
                     return copies.keep(self._files, (life, number))
                 case ["bring"]:
-                    known = copies.newest(self._files)
-                    assert known is not None  # Otherwise the leader would not ask this process.
-                    copies.send(known[1], known[0], following)
+                    newest = copies.newest(self._files)
+                    assert newest is not None  # Otherwise the leader would not ask this process.
+                    copies.send(newest[1], newest[0], following)
                 case None:
                     continue
                 case _:
@@ -149,7 +149,7 @@ class _Worker:
 
     def _copy(self, number: int) -> tuple[int, int]:
         """Copy the state to the memory of this host; returns the name of the copy."""
-        what = copies.Stored(self._told.incarnation, number, *self._learner.counts, self._size)
+        what = copies.Stored(self._spec.incarnation, number, *self._learner.counts, self._size)
         copies.write(copies.oldest(self._files), what, self._learner.whole())
         return what.name
 
@@ -179,8 +179,8 @@ class _Worker:
         while True:
             result: Any = None
             match host.recv():
-                case ("step", given, progress, where):
-                    result = {name: np.asarray(each) for name, each in learner.step(given, progress).items()}
+                case ("step", batch, progress, where):
+                    result = {name: np.asarray(each) for name, each in learner.step(batch, progress).items()}
                 case ("extract", fragment):
                     result = np.asarray(learner.extract(fragment), np.float32)
                 case ("adopt", fragment, values):
@@ -203,6 +203,6 @@ class _Worker:
                     self._copies += 1
                     self._orders.give("copy", self._copies)
                     result = self._copy(self._copies)
-                case asked:
-                    raise ValueError(f"nothing that a host asks: {asked[0]!r}")
+                case request:
+                    raise ValueError(f"nothing that a host asks: {request[0]!r}")
             host.send(("done", result))

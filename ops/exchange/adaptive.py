@@ -1,42 +1,8 @@
-"""The settings that fit the links of a shard: the finest formats, and the shortest interval, that they carry.
+"""Settings that follow the links of a shard: formats, interval and overlap, as requested by a program and as they are
+in use.
 
-Decides from figures alone; it keeps nothing, and `chooser` decides when to take up a better choice.
-
-Theory of operation. In each interval of H steps every learner sends each of the shard's fragments once, and receives
-each once. The share of a link's goodput that this takes is its *load*:
-
-    load = bits / 8 * max(values, 4 * largest fragment) / (H * seconds a step * goodput)
-
-With P fragments of one size both directions of a round take 2 load / P of an interval; a fragment counts as at least a
-quarter of all, so that with a load of SHARE both directions of the largest one take a quarter of an interval, the limit
-of a round trip. What costs the least in loss is given up first: bits before steps, so formats are chosen for the
-requested interval, and the interval only where the coarsest formats do not fit it.
-
-The present settings of a shard that follow its links: a core with the states of links and rounds as input.
-
-Decides when to take up what fits (`choice`). Reads no clock: it counts *turns*, in each of which one fragment is due.
-
-Theory of operation. Each setting (of pushes one a learner) is either kept, or moved to what `best` finds, in one move:
-
-    a link does not carry the format in use, CROWDED turns in a row  -> what it carries
-    nor the coarsest, or rounds take too long, PATIENCE in a row     -> a longer overlap, or interval
-    it carries something finer, or shorter, for a whole sweep        -> that
-
-The duration of rounds is a median of the last SETTLING, so it counts for an interval only that long after a change of
-formats.
-
-New settings load a link by at most SHARE of its goodput, present ones by up to KEEP, so that goodputs which differ by
-less than 1.6 change nothing. A link on which small items promise more than large ones find (a token bucket, for
-example) would be tried again and again: a setting that has to be given up within RELAPSE sweeps after it was taken up
-waits twice as long before the next try, up to 64 times.
-
-A shard whose settings follow its links: the requests of its rounds, and the records of changes.
-
-Decides nothing itself: it passes the reports of learners and rounds to the `Chooser`, and its choice to rounds.
-
-The settings that follow the links, and the values that all of them have where links carry everything.
-
-Decides nothing but the initial values of "auto": the published interval and overlap, and formats that lose nothing.
+Decides which settings fit the links (`best`), and when a better choice is taken up (`Chooser`). Reads no clock: it
+counts turns, in each of which one fragment is due.
 """
 
 from __future__ import annotations
@@ -74,14 +40,14 @@ class WantedSettings:
     @classmethod
     def of(cls, *, push: str, update: str, interval: Steps, overlap: Steps) -> WantedSettings:
         """The settings that a program requests."""
-        asked: dict[Setting, object] = {"push": push, "update": update, "interval": interval, "overlap": overlap}
+        values: dict[Setting, object] = {"push": push, "update": update, "interval": interval, "overlap": overlap}
         steps = first_interval(interval)
         return cls(
             push=FORMATS[0] if push == AUTO else push,
             update=FORMATS[0] if update == AUTO else update,
             interval=steps,
             overlap=min(OVERLAP, steps) if overlap == "auto" else overlap,
-            auto=frozenset(name for name, value in asked.items() if value == AUTO),
+            auto=frozenset(name for name, value in values.items() if value == AUTO),
         )
 
 
@@ -201,19 +167,32 @@ def steps_needed(needs: Needs, link: LinkGoodput, push: str, update: str) -> flo
 
 
 def best(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs, now: Choice) -> Choice:
-    """The choice that fits the links, if nothing were in use yet; settings that are not "auto" stay as requested."""
-    asked = wanted.interval if "interval" in wanted.auto else now.interval
+    """The choice that fits the links, if nothing were in use yet; settings that are not "auto" stay as requested.
+
+    In each interval of H steps every learner sends each of the shard's fragments once, and receives each once. The
+    share of a link's goodput that this takes is its *load*:
+
+        load = bits / 8 * max(values, 4 * largest fragment) / (H * seconds a step * goodput)
+
+    With P fragments of one size both directions of a round take 2 load / P of an interval; a fragment counts as at
+    least a quarter of all, so that with a load of SHARE both directions of the largest one take a quarter of an
+    interval, the limit of a round trip. What costs the least in loss is given up first: bits before steps, so formats
+    are chosen for the requested interval, and the interval grows only where the coarsest formats do not fit it.
+    """
+    requested = wanted.interval if "interval" in wanted.auto else now.interval
     reach = within_reach(wanted, links, needs)
     push, update = {link.slot: wanted.push for link in links}, wanted.update
     if "push" in wanted.auto:
-        push = {link.slot: finest(needs, link.up, asked) for link in links}
+        push = {link.slot: finest(needs, link.up, requested) for link in links}
     if "update" in wanted.auto:
-        found = [finest(needs, link.down, asked) for link in reach]
-        update = max(found, key=FORMATS.index, default=FORMATS[0])
-    interval, overlap = asked, now.overlap
+        formats = [finest(needs, link.down, requested) for link in reach]
+        update = max(formats, key=FORMATS.index, default=FORMATS[0])
+    interval, overlap = requested, now.overlap
     if "interval" in wanted.auto:
         steps = max((steps_needed(needs, link, push[link.slot], update) for link in reach), default=0.0)
-        interval = max(asked, min(math.ceil(steps), INTERVAL_GROWTH_MAX * asked), round_trip_interval(needs, now))
+        interval = max(
+            requested, min(math.ceil(steps), INTERVAL_GROWTH_MAX * requested), round_trip_interval(needs, now)
+        )
     if "overlap" in wanted.auto:
         trips = [needs.trip_steps(link, push[link.slot], update) for link in reach]
         needed = max([needs.overlap, *(math.ceil(trip + SLACK_STEPS) for trip in trips if trip)])
@@ -313,7 +292,19 @@ class Patience:
 
 
 class Chooser:
-    """The settings of one shard; `choice` is in use."""
+    """The settings of one shard; `choice` is in use.
+
+    Each setting (of pushes one a learner) is kept, or moved to what `best` finds, in one move:
+
+        a link does not carry the format in use, CROWDED turns in a row  -> what it carries
+        nor the coarsest, or rounds take too long, PATIENCE in a row     -> a longer overlap, or interval
+        it carries something finer, or shorter, for a whole sweep        -> that
+
+    New settings load a link by at most SHARE, present ones by up to KEEP, so goodputs that differ by less than 1.6
+    change nothing. On some links (a token bucket, for example) small items promise more than large ones find: a setting
+    that is given up within RELAPSE sweeps after it was taken up waits twice as long before the next try, up to 64
+    times.
+    """
 
     def __init__(self, wanted: WantedSettings) -> None:
         self.wanted = wanted
@@ -325,7 +316,7 @@ class Chooser:
         """The format of a learner's answers."""
         return self.choice.push.get(slot, self.wanted.push)
 
-    def given(self, interval: int, overlap: int) -> None:
+    def set_numbers(self, interval: int, overlap: int) -> None:
         """Set interval and overlap where they are numbers."""
         if "interval" not in self.wanted.auto:
             self.choice = replace(self.choice, interval=interval)
@@ -344,46 +335,48 @@ class Chooser:
         if not self.wanted.auto or not needs.step:
             return []
         sweep = max(sweep, PATIENCE)
-        found = best(self.wanted, links, needs, self.choice)
-        moves = self._pushes(found, links, needs, sweep) + self._update(found, links, needs, sweep)
+        fitting = best(self.wanted, links, needs, self.choice)
+        moves = self._pushes(fitting, links, needs, sweep) + self._update(fitting, links, needs, sweep)
         pushes = {move.slot: move.after for move in moves if move.slot is not None}
         update = next((move.after for move in moves if move.slot is None), self.choice.update)
         self.choice = replace(self.choice, push={**self.choice.push, **pushes}, update=update)
         if moves:
             self._settled = self._turns + SETTLING
-        for move in self._interval(found, links, needs, sweep):
+        for move in self._interval(fitting, links, needs, sweep):
             self.choice = replace(self.choice, interval=int(move.after))
             moves.append(move)
-        for move in self._overlap(found, needs, sweep):
+        for move in self._overlap(fitting, needs, sweep):
             self.choice = replace(self.choice, overlap=int(move.after))
             moves.append(move)
         return moves
 
-    def _pushes(self, found: Choice, links: Sequence[LinkGoodput], needs: Needs, sweep: int) -> list[Move]:
+    def _pushes(self, fitting: Choice, links: Sequence[LinkGoodput], needs: Needs, sweep: int) -> list[Move]:
         if "push" not in self.wanted.auto:
             return []
         moves = (
-            self._format(("push", link.slot), self.push(link.slot), found.push[link.slot], link.up, link, needs, sweep)
+            self._format(
+                ("push", link.slot), self.push(link.slot), fitting.push[link.slot], link.up, link, needs, sweep
+            )
             for link in links
         )
         return [move for move in moves if move is not None]
 
-    def _update(self, found: Choice, links: Sequence[LinkGoodput], needs: Needs, sweep: int) -> list[Move]:
-        known = [link for link in within_reach(self.wanted, links, needs) if link.down.mean]
+    def _update(self, fitting: Choice, links: Sequence[LinkGoodput], needs: Needs, sweep: int) -> list[Move]:
+        measured = [link for link in within_reach(self.wanted, links, needs) if link.down.mean]
         if "update" not in self.wanted.auto or not links:
             return []
-        slowest = min(known, key=lambda link: link.down.best, default=LinkGoodput(EVERYBODY, LinkRate(), LinkRate()))
+        slowest = min(measured, key=lambda link: link.down.best, default=LinkGoodput(EVERYBODY, LinkRate(), LinkRate()))
         key: Key = "update", EVERYBODY
-        move = self._format(key, self.choice.update, found.update, slowest.down, slowest, needs, sweep)
+        move = self._format(key, self.choice.update, fitting.update, slowest.down, slowest, needs, sweep)
         return [] if move is None else [move]
 
     def _format(
-        self, key: Key, now: str, found: str, rate: LinkRate, link: LinkGoodput, needs: Needs, sweep: int
+        self, key: Key, now: str, fitting: str, rate: LinkRate, link: LinkGoodput, needs: Needs, sweep: int
     ) -> Move | None:
         """The move of a format, if any, by the link that limits it."""
         patience, interval = self._patience.setdefault(key, Patience()), self.choice.interval
-        is_finer = FORMATS.index(found) < FORMATS.index(now)
-        if needs.load(rate.mean, now, interval) > KEEP and not is_finer and found != now:
+        is_finer = FORMATS.index(fitting) < FORMATS.index(now)
+        if needs.load(rate.mean, now, interval) > KEEP and not is_finer and fitting != now:
             if not patience.falls(CROWDED):
                 return None
         elif not is_finer:
@@ -391,19 +384,19 @@ class Chooser:
             return None
         elif not patience.rises(sweep):
             return None
-        needed = round(needs.bytes_per_second(found if is_finer else now, interval))
+        needed = round(needs.bytes_per_second(fitting if is_finer else now, interval))
         cause = Cause(link.slot, rate.best if is_finer else rate.mean, needed) if rate.mean else NO_LINK
-        return self._moved(key, now, found, "carries more" if is_finer else "carries less", cause, needs, sweep)
+        return self._moved(key, now, fitting, "carries more" if is_finer else "carries less", cause, needs, sweep)
 
-    def _interval(self, found: Choice, links: Sequence[LinkGoodput], needs: Needs, sweep: int) -> list[Move]:
+    def _interval(self, fitting: Choice, links: Sequence[LinkGoodput], needs: Needs, sweep: int) -> list[Move]:
         if "interval" not in self.wanted.auto:
             return []
         key: Key = "interval", EVERYBODY
         patience, now = self._patience.setdefault(key, Patience()), self.choice.interval
         cause, load = self._most_loaded(links, needs)
-        is_shorter, is_crowded = found.interval < now, load > KEEP
+        is_shorter, is_crowded = fitting.interval < now, load > KEEP
         is_slow = self._turns >= self._settled and needs.round_trip * ROUND_TRIP_SHARE > now
-        if found.interval > now and (is_crowded or is_slow):
+        if fitting.interval > now and (is_crowded or is_slow):
             if not patience.falls(PATIENCE):
                 return []
         elif not is_shorter:
@@ -414,26 +407,26 @@ class Chooser:
         reason: Reason = "carries more" if is_shorter else "carries less"
         if not (is_shorter or is_crowded) or cause is NO_LINK:
             reason, cause = "quick rounds" if is_shorter else "slow rounds", NO_LINK
-        return [self._moved(key, str(now), str(found.interval), reason, cause, needs, sweep)]
+        return [self._moved(key, str(now), str(fitting.interval), reason, cause, needs, sweep)]
 
     def _most_loaded(self, links: Sequence[LinkGoodput], needs: Needs) -> tuple[Cause, float]:
         """The link with the highest load of those that count, and that load."""
-        found = (NO_LINK, 0.0)
+        most = (NO_LINK, 0.0)
         for link in within_reach(self.wanted, links, needs):
             for rate, name in ((link.up, self.push(link.slot)), (link.down, self.choice.update)):
                 load = needs.load(rate.mean, name, self.choice.interval)
-                if load > found[1]:
+                if load > most[1]:
                     needed = round(needs.bytes_per_second(name, self.choice.interval))
-                    found = Cause(link.slot, rate.mean, needed), load
-        return found
+                    most = Cause(link.slot, rate.mean, needed), load
+        return most
 
-    def _overlap(self, found: Choice, needs: Needs, sweep: int) -> list[Move]:
+    def _overlap(self, fitting: Choice, needs: Needs, sweep: int) -> list[Move]:
         if "overlap" not in self.wanted.auto:
             return []
         key: Key = "overlap", EVERYBODY
         patience, now = self._patience.setdefault(key, Patience()), self.choice.overlap
         room = max(self.wanted.overlap, self.choice.interval // ROUND_TRIP_SHARE)
-        wanted = min(found.overlap, room)
+        wanted = min(fitting.overlap, room)
         if wanted == now or self.wanted.overlap < wanted == now - 1:  # Goodputs are not that exact.
             patience.rest()
             return []
@@ -480,7 +473,7 @@ class FollowedSettings:
         self._chooser = Chooser(wanted)
         self._sizes = tuple(sizes)
         self._member = member
-        self._told = 0
+        self._changes_sent = 0
 
     @property
     def interval(self) -> int:
@@ -492,15 +485,15 @@ class FollowedSettings:
         """tau, in inner steps."""
         return self._chooser.choice.overlap
 
-    def given(self, interval: int, overlap: int) -> None:
+    def set_numbers(self, interval: int, overlap: int) -> None:
         """Set H and tau where they are numbers."""
-        self._chooser.given(interval, overlap)
+        self._chooser.set_numbers(interval, overlap)
 
     def forget(self, slot: int) -> None:
         """Forget a learner's former life."""
         self._chooser.forget(slot)
 
-    def asked(self, members: Sequence[Sequence[int]]) -> RequestedSettings:
+    def requests(self, members: Sequence[Sequence[int]]) -> RequestedSettings:
         """The requests of a round to its members."""
         choice = self._chooser.choice
         push = [[slot, self._chooser.push(slot)] for slot, _ in members]
@@ -546,21 +539,21 @@ class FollowedSettings:
         if not self.is_needed:
             return {}
         choice = self._chooser.choice
-        return {"push": dict(sorted(choice.push.items())), "update": choice.update, "changes": self._told}
+        return {"push": dict(sorted(choice.push.items())), "update": choice.update, "changes": self._changes_sent}
 
     def _up(self, learner: LearnerSteps) -> LinkRate:
         """The goodput of a learner's link to this shard, as it reports it."""
         own = self._member.replica
-        found = (LinkRate(*rate) for role, slot, *rate in learner.links if (role, slot) == (own.role, own.slot))
-        return next(found, LinkRate())
+        rates = (LinkRate(*rate) for role, slot, *rate in learner.links if (role, slot) == (own.role, own.slot))
+        return next(rates, LinkRate())
 
     def _change(self, move: Move, round_number: int, now: int) -> Change:
-        self._told += 1
+        self._changes_sent += 1
         return Change(
             shard=self._member.replica.slot,
             epoch=self._member.incarnation,
-            number=self._told,
-            place=self._told % PLACES,
+            number=self._changes_sent,
+            place=self._changes_sent % PLACES,
             round=round_number,
             setting=move.setting,
             slot=move.slot,

@@ -1,19 +1,9 @@
 """Which tensors travel together: the partition of a model into balanced fragments.
 
 Decides the units (whole tensors, row ranges of embedding-like ones, rows of stacked ones), which fragment holds which
-unit, and the order of values in a fragment's payload. Does not touch an array: it sees names and shapes only, and every
-host computes the same answer from them, whatever the order of the layout.
-
-Theory of operation. A fragment is the unit of an outer step and of a transfer, so the largest one sets the peak
-bandwidth. Units go by falling size into the currently smallest fragment (longest processing time first), whose peak is
-at most 4/3 of the optimum (Graham 1969). Embedding-like tensors (whose rule is "average") have fragments of their own,
-never shared with another tensor. One larger than 4/3 of the mean fragment would itself be the peak: it is cut into
-ceil(size * count / total) row ranges, as equal as rows allow. A tensor that stacks the layers of a model is cut into
-its rows, so that a merge rule handles each layer separately, and layers may travel apart. Where `count` is too small
-for fragments of their own, all units are packed together. "Too small" is decided by the same 4/3: own fragments stay
-only while a lower bound on bin packing proves that they are within 4/3 of the best packing of all units.
-
-A fragment's payload is one flat float32 vector: its units' values in C order, one unit after the other.
+unit, and the order of values in a fragment's payload: one flat float32 vector, its units' values in C order, one unit
+after the other. Does not touch an array: it sees names and shapes only, and every host computes the same answer from
+them, whatever the order of the layout.
 """
 
 from __future__ import annotations
@@ -126,6 +116,14 @@ def partition(layout: Sequence[Tensor], count: Cut) -> tuple[Fragment, ...]:
 
     There are `count` of them, or one for each layer or tensor. Raises ValueError where a `count` is not within
     1..units_max(layout), and for a layout that is empty, names a tensor twice or holds a tensor without values.
+
+    A fragment is the unit of an outer step and of a transfer, so the largest one sets the peak bandwidth. Units go by
+    falling size into the currently smallest fragment (longest processing time first), whose peak is at most 4/3 of the
+    optimum (Graham 1969). Embedding-like tensors (whose rule is "average") have fragments of their own. One larger than
+    4/3 of the mean fragment would itself be the peak: it is cut into ceil(size * count / total) row ranges, as equal as
+    rows allow. A tensor that stacks the layers of a model is cut into its rows, so that a merge rule handles each layer
+    separately. Where `count` is too small for fragments of their own, all units are packed together: own fragments stay
+    only while a lower bound on bin packing proves that they are within 4/3 of the best packing of all units.
     """
     if isinstance(count, str):
         return _ordered(_by(layout, count))

@@ -37,11 +37,11 @@ def tree_mean(*trees: Any, weights: list[float] | None = None) -> Any:
 
     Works on dicts, lists and tuples of arrays; the sum is taken in float32 and the leaves keep their dtype.
     """
-    given = weights if weights is not None else [1.0] * len(trees)
-    total = sum(given)
-    if len(given) != len(trees) or not trees or total <= 0:
-        raise ValueError(f"a mean of {len(trees)} trees: expected as many weights, of a positive sum, found {given}")
-    return _mean(trees, [weight / total for weight in given])
+    shares = weights if weights is not None else [1.0] * len(trees)
+    total = sum(shares)
+    if len(shares) != len(trees) or not trees or total <= 0:
+        raise ValueError(f"a mean of {len(trees)} trees: expected as many weights, of a positive sum, found {shares}")
+    return _mean(trees, [weight / total for weight in shares])
 
 
 def _mean(trees: tuple[Any, ...], weights: list[float]) -> Any:
@@ -92,13 +92,13 @@ def uncovered(rules: Rules[Value], paths: Iterable[str]) -> list[str]:
 
 def idle_rules(rules: Rules[Value], paths: Sequence[str]) -> list[IdleRule]:
     """The rules that hold for no path."""
-    found = []
+    idle = []
     for place, (pattern, _) in enumerate(rules):
         matched = [path for path in paths if matches(pattern, path)]
         before = [next((p for p, _ in rules[:place] if matches(p, path)), None) for path in matched]
         if None not in before and not (pattern == EVERYTHING and place == len(rules) - 1):
-            found.append(IdleRule(pattern, before[0] if before else None))
-    return found
+            idle.append(IdleRule(pattern, before[0] if before else None))
+    return idle
 
 
 @lru_cache(maxsize=256)

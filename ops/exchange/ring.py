@@ -1,16 +1,6 @@
 """The ring all-reduce: M learners in a circle, each talking to the next one only, sum a vector in 2 (M - 1) hops.
 
 Decides what each learner adds and passes on at which hop. Does not decide what is summed, nor what becomes of the mean.
-
-Theory of operation. The vector is cut into M chunks, as equal as possible. *Reduce-scatter*: chunk c begins at rank c
-and travels once around; each learner adds its own part, and the last, rank c - 1, has the sum. *All-gather*: the sums
-travel around once more, and every learner keeps them. So a learner sends 2 (M - 1) / M times the size of the vector.
-Each chunk is summed in one order (by rank, from its own on) and divided in one place: all learners have the same bytes.
-
-In the graph a learner's hops of one step are 2 M - 1 firings. Each takes one item of its neighbour and one of its own
-(its addend, or nothing), and sends one: at the last the empty item with which the next step begins, as the edge did. An
-unexpected item is from a ring that was closed anew around a learner that died: this learner then waits for good,
-because the lost item exists nowhere.
 """
 
 from __future__ import annotations
@@ -56,7 +46,13 @@ class Hop(NamedTuple):
 
 
 def hops(rank: int, learners: int) -> tuple[Hop, ...]:
-    """The hops of one step, in order, as learner `rank` of `learners` sees them."""
+    """The hops of one step, in order, as learner `rank` of `learners` sees them.
+
+    The vector is cut into M chunks, as equal as possible. *Reduce-scatter*: chunk c begins at rank c and travels once
+    around; each learner adds its own part, and the last, rank c - 1, has the sum. *All-gather*: the sums travel around
+    once more, and every learner keeps them. So a learner sends 2 (M - 1) / M times the size of the vector. Each chunk
+    is summed in one order (by rank, from its own on) and divided in one place: all learners have the same bytes.
+    """
     scatter = [Hop((rank - j) % learners, True, j == learners - 1) for j in range(learners)]
     gather = [Hop((rank - j) % learners, False, True) for j in range(learners - 1)]
     return (*scatter, *gather)
@@ -82,7 +78,13 @@ def parts(vector: Vector, rank: int, learners: int, *, step: int, tokens: int, s
 
 
 class Ring:
-    """Own parts and the neighbour's chunks in; chunks to the next learner and, after the last hop, the Mean out."""
+    """Own parts and the neighbour's chunks in; chunks to the next learner and, after the last hop, the Mean out.
+
+    A learner's hops of one step are 2 M - 1 firings. Each takes one item of its neighbour and one of its own (its
+    addend, or nothing), and sends one: at the last the empty item with which the next step begins, as the edge did. An
+    unexpected item is from a ring that was closed anew around a learner that died: this learner then waits for good,
+    because the lost item exists nowhere.
+    """
 
     outputs = ("passed", "mean")
 

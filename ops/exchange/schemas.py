@@ -2,8 +2,8 @@
 
 Decides nothing: bodies declare them (`schemas`), and the runtime refuses violations, by their sender
 (`runtime.items.schemas`). So a body may rely on fields, types and sizes of its inputs, and on `slot` and `incarnation`
-being those of the sender. Other contents of an item may still be wrong: accounts, voices and hearsay judge those. A
-vector that is not finite is such a case, because a learner that has diverged sends one and then recovers.
+being those of the sender. Other contents of an item may still be wrong: accounts, norm histories and relayed totals
+judge those. A vector that is not finite is such a case: a learner that has diverged sends one and then recovers.
 """
 
 from __future__ import annotations

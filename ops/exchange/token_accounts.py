@@ -1,31 +1,8 @@
-"""Token accounts: which tokens are in a fragment, which are not, and why.
+"""Token accounts: which tokens are in a fragment, which are not, and why; in integers.
 
 Decides whether an answer may be merged, its weight, and the account of every trained token. Does not decide which
-learners are asked (the pacer), when a round closes (the quorum), or whether an incarnation is alive (membership).
-
-Theory of operation. A learner numbers the tokens it trains; its `position` is their count. Per fragment both sides keep
-accounts, in integers.
-
-The shard (`FragmentAccount`) has a clock: slot -> (incarnation, position up to which its work is in Theta). An answer
-names its tokens, (begin, end], begin being the position at which its base was adopted. It is merged only if the base is
-one of the shard's own versions and begin is not before the clock: an answer that missed the broadcast of its own work
-still holds that work, and would merge it twice. The clock travels with every update.
-
-The learner (`FragmentLedger`) reads in that clock what became of its answer, and at each adoption closes the accounts
-of the tokens since the one before. With adoption before at a, adoption now at x, last answer up to t, and clock c of
-this life (a where there is none; both at least a):
-
-    a ........ c ........ t ........ x
-      merged    refused    overlapped        without an answer, all that is not merged is refused: left out
-
-so that trained = merged + overlapped + refused + lost + pending, exactly, at every moment. A slow update may be adopted
-after the answer to the next round has left: that answer is booked as refused, and moved to merged when the clock of a
-following update has it. And a shard that comes back may begin with an older version than the learner held, where it
-could not be reached: what the clock of the new epoch no longer has was undone, and is moved from merged to lost.
-
-The known trained tokens of a run: by life of a learner, and their sum, which is read at every step.
-
-Decides nothing. Pacers, recorders and learners each keep one, add those of others, and pass their own on.
+learners are asked (the pacer), when a round closes (the quorum), or whether an incarnation is alive (membership). A
+learner numbers the tokens that it trains; its `position` is their count.
 """
 
 from __future__ import annotations
@@ -72,6 +49,10 @@ class FragmentAccount:
 
     `interval` is H, the inner steps between two merges; it may be lengthened during the run. `origin` is the version
     that it began with: tokens merged into that are in the accounts of another epoch.
+
+    An answer names its tokens, (begin, end], begin being the position at which its base was adopted. It is merged only
+    if the base is one of the shard's own versions and begin is not before the clock: an answer that missed the
+    broadcast of its own work still holds that work, and would merge it twice. The clock travels with every update.
     """
 
     def __init__(self, version: Version, interval: int, clock: Iterable[Sequence[int]] = ()) -> None:
@@ -176,6 +157,18 @@ class FragmentLedger:
     `tokens` count from there, by difference: a step touches no ledger. The four totals cover the tokens whose fate is
     known; the rest are pending. `former` is work of earlier lives since the adoption of `base`, [incarnation, begin,
     end, steps], which this one continues: it is in this life's answers, and in the accounts of those.
+
+    It reads in the clock of an update what became of its answer, and at each adoption closes the accounts of the tokens
+    since the one before. With adoption before at a, adoption now at x, last answer up to t, and clock c of this life (a
+    where there is none; both at least a):
+
+        a ........ c ........ t ........ x
+          merged    refused    overlapped        without an answer, all that is not merged is refused: left out
+
+    so that trained = merged + overlapped + refused + lost + pending, exactly, at every moment. A slow update may be
+    adopted after the answer to the next round has left: that answer is booked as refused, and moved to merged when the
+    clock of a following update has it. A shard that comes back may begin with an older version than the learner held:
+    what the clock of the new epoch no longer has was undone, and is moved from merged to lost.
     """
 
     incarnation: int
@@ -256,8 +249,8 @@ class FragmentLedger:
             return self.begin
         position = clock[1]
         if position > self.odometer.tokens:
-            found = f"found {position} merged."
-            raise ValueError(f"reading the clock: expected at most token {self.odometer.tokens}, {found}")
+            actual = f"found {position} merged."
+            raise ValueError(f"reading the clock: expected at most token {self.odometer.tokens}, {actual}")
         for first, last in self._unsettled:
             if first < position <= last:
                 self.refused -= position - first
@@ -287,23 +280,27 @@ class FragmentLedger:
         self.former, self._answered = [], None
 
 
-TOLD_MAX: Final = 16
+ROWS_MAX: Final = 16
 """Other lives in a report: in a large run, a receiver of many reports gets enough to cover all."""
 
 
 @final
 @dataclass(slots=True)
 class Totals:
-    """Tokens by (slot, incarnation). They only grow, so the larger of two values holds."""
+    """Tokens by (slot, incarnation). They only grow, so the larger of two values holds.
+
+    Pacers, recorders and learners each keep one, add those of others, and pass their own on. The sum is read at every
+    step.
+    """
 
     trained: int = field(default=0, init=False)
-    _told: int = field(default=0, init=False)
+    _row_next: int = field(default=0, init=False)
     """The number of lives, in order of first appearance, that `next_told` has returned."""
     _tokens: defaultdict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int), init=False)
 
-    def hear(self, told: Iterable[Sequence[int]]) -> None:
+    def raise_to(self, rows: Iterable[Sequence[int]]) -> None:
         """Take the maximum, life by life, of the known and the given [slot, incarnation, tokens] triples."""
-        for slot, incarnation, tokens in told:
+        for slot, incarnation, tokens in rows:
             more = tokens - self._tokens[slot, incarnation]
             if more > 0:
                 self._tokens[slot, incarnation] = tokens
@@ -318,19 +315,19 @@ class Totals:
         """The tokens of one life; 0 if it is unknown."""
         return self._tokens.get((slot, incarnation), 0)
 
-    def told(self) -> list[list[int]]:
+    def rows(self) -> list[list[int]]:
         """[slot, incarnation, tokens] of every life, in this order, as an item carries it."""
         return [[slot, incarnation, tokens] for (slot, incarnation), tokens in sorted(self._tokens.items())]
 
-    def next_told(self, slot: int, incarnation: int) -> list[list[int]]:
+    def next_rows(self, slot: int, incarnation: int) -> list[list[int]]:
         """[slot, incarnation, tokens] of that life, and of at most TOLD_MAX others.
 
         Each call continues with the next ones, so that a frequent receiver soon knows all, even where some items do not
         arrive.
         """
         lives, own = list(self._tokens), (slot, incarnation)
-        if len(lives) <= TOLD_MAX:
-            return self.told()
-        chosen = {own} | {lives[(self._told + i) % len(lives)] for i in range(TOLD_MAX)}
-        self._told = (self._told + TOLD_MAX) % len(lives)
+        if len(lives) <= ROWS_MAX:
+            return self.rows()
+        chosen = {own} | {lives[(self._row_next + i) % len(lives)] for i in range(ROWS_MAX)}
+        self._row_next = (self._row_next + ROWS_MAX) % len(lives)
         return [[*life, self._tokens[life]] for life in sorted(chosen) if life in self._tokens]

@@ -75,13 +75,13 @@ def join(gang: Gang) -> Following:
     """
     begun = time.monotonic()
     while time.monotonic() < begun + MEETING_SECONDS:
-        found = gang.find()
-        if found is not None:
-            host, _, port = found[0].rpartition(":")
+        leader_at = gang.find()
+        if leader_at is not None:
+            host, _, port = leader_at[0].rpartition(":")
             with suppress(OSError), ExitStack() as unless_met:
                 leader = socket.create_connection((host, int(port)), timeout=MEETING_SECONDS)
                 unless_met.callback(leader.close)
-                leader.sendall(found[1].encode() + _HELLO.pack(gang.number, gang.form, *gang.copy))
+                leader.sendall(leader_at[1].encode() + _HELLO.pack(gang.number, gang.form, *gang.copy))
                 following = Following(leader)
                 order = following.next(MEETING_SECONDS)
                 if order is not None and order[0] == "meet":
@@ -90,10 +90,10 @@ def join(gang: Gang) -> Following:
                     unless_met.pop_all()
                     return following
         time.sleep(LOOK_SECONDS)
-    found_text = "nowhere" if gang.find() is None else "no answer"
+    actual = "nowhere" if gang.find() is None else "no answer"
     raise GangError(
         f"Joining the island of {gang.names[0]}: expected its leader within {MEETING_SECONDS:.0f} s, found "
-        f"{found_text}. Look at the log of {gang.names[0]}."
+        f"{actual}. Look at the log of {gang.names[0]}."
     )
 
 
@@ -116,9 +116,9 @@ def _admitted(other: socket.socket, gang: Gang) -> tuple[int, tuple[int, int]] |
 
 def _free_port(host: str) -> int:
     """A port that is free now; jax does not choose one itself."""
-    with socket.socket() as found:
-        found.bind((host, 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 def _await(coordinator: str) -> None:

@@ -1,23 +1,10 @@
-"""The devices of an island, as jax knows them: some of this process's, of the requested kind.
+"""The devices of an island, as jax knows them, and codes of outer gradients made on them before anything is copied to
+the host.
 
-A learner whose island is of another kind, or smaller, than its placement refuses to open: jax silently falls back to
-the CPU where an accelerator cannot be used, and the run would be slow for no visible reason.
-
-Codes of outer gradients made where the parameters are, before anything is copied to the host.
-
-Decides nothing that `kernels.coding` does not: the formats, blocks and scales are those described there, and on a
-device whose float32 division is correctly rounded the codes are the same, bit for bit. (On one whose division is not, a
-scale may differ in its last bit. It travels with its codes, so what they decode to is still the same everywhere.)
-
-Theory of operation. Of each unit, whole blocks are coded together, and what is left as one shorter block. A value times
-the inverse of its scale is one rounded product, and then rounded to an integer by itself: there is no sum that a
-compiler could fuse with it. The levels are an argument, one for each block, because XLA turns a division by a constant,
-or by one number for all, into a product. A norm is the root of a sum over blocks, in float64: of each block the squares
-of its values in units of its scale, which are between 0 and some millions whatever the values are, summed in float32 on
-the device.
-
-An array that lies on several devices is coded by all of them, as the compiler cuts it; codes are whole on each device
-afterwards, so one copy to the host has all.
+Decides which devices an island has, and refuses others: jax silently falls back to the CPU where an accelerator cannot
+be used, and the run would be slow for no visible reason. Formats, blocks and scales are those of `kernels.coding`; on a
+device whose float32 division is correctly rounded the codes are the same, bit for bit. On others a scale may differ in
+its last bit; it travels with its codes, so they decode to the same everywhere.
 """
 
 from __future__ import annotations
@@ -53,12 +40,12 @@ def devices_of(island: IslandDevices | None) -> tuple[Any, ...]:
     if island is None:
         return devices
     kinds = {kind.casefold() for kind in island.kinds}
-    found = sorted({str(device.device_kind) for device in devices})
-    if kinds and not kinds.issuperset(map(str.casefold, found)):
+    present = sorted({str(device.device_kind) for device in devices})
+    if kinds and not kinds.issuperset(map(str.casefold, present)):
         raise IslandError(
             f"Opening an island: expected devices of kind {island.kinds[0]!r}, as its machine was declared, found "
-            f"{', '.join(map(repr, found))}. Correct `device` of the machine in the cluster file, or install what jax "
-            "needs for it there."
+            f"{', '.join(map(repr, present))}. Correct `device` of the machine in the cluster file, or install what "
+            "jax needs for it there."
         )
     if island.gang is not None:
         return _of_gang(island.devices or len(devices), island.gang.size)
@@ -67,8 +54,8 @@ def devices_of(island: IslandDevices | None) -> tuple[Any, ...]:
     end = island.begin + island.devices
     if len(devices) < end:
         raise IslandError(
-            f"Opening an island: expected {end} devices, found {len(devices)} of kind {found[0]!r}. Correct `devices` "
-            "of the machine in the cluster file."
+            f"Opening an island: expected {end} devices, found {len(devices)} of kind {present[0]!r}. Correct "
+            "`devices` of the machine in the cluster file."
         )
     return devices[island.begin : end]
 
@@ -110,14 +97,14 @@ class FetchedCodes(NamedTuple):
 class DeviceCodes:
     """The codes of one fragment's outer gradient, on their way to the host."""
 
-    def __init__(self, fragment: Fragment, push: str, made: Sequence[jax.Array]) -> None:
-        self._fragment, self._push, self._made = fragment, push, made
-        for each in made:
+    def __init__(self, fragment: Fragment, push: str, arrays: Sequence[jax.Array]) -> None:
+        self._fragment, self._push, self._arrays = fragment, push, arrays
+        for each in arrays:
             each.copy_to_host_async()
 
     def fetch(self) -> FetchedCodes:
         """Wait for them."""
-        codes, scales, squares = map(np.asarray, self._made)
+        codes, scales, squares = map(np.asarray, self._arrays)
         each = scales.astype(np.float64) ** 2 * squares
         firsts = np.cumsum([0, *block_counts(self._fragment)[:-1]])
         norms = np.sqrt(np.add.reduceat(each, firsts)).astype(np.float32)
@@ -131,11 +118,19 @@ def coded(fragment: Fragment, push: str, values: Sequence[Any], anchors: Sequenc
         values: the units of a fragment, as they are held.
         anchors: the same as they were published, float32; rounded here to what the leaf can hold, as adoption does.
         levels: `levels_of` the fragment, traced.
+
+    Of each unit, whole blocks are coded together, and what is left as one shorter block. A value times the inverse of
+    its scale is one rounded product, and then rounded to an integer by itself: there is no sum that a compiler could
+    fuse with it. The levels are an argument, one for each block, because XLA turns a division by a constant, or by one
+    number for all, into a product. A norm is the root of a sum over blocks, in float64: of each block the squares of
+    its values in units of its scale, which are between 0 and some millions whatever the values are, summed in float32
+    on the device. An array that lies on several devices is coded by all of them; codes are whole on each device
+    afterwards, so one copy to the host has all.
     """
     own = jnp.split(levels, np.cumsum(block_counts(fragment))[:-1])
     units = zip(fragment.units, anchors, values, own, strict=True)
-    made = [_unit(push, _gradient(unit.dtype, anchor, held), each) for unit, anchor, held, each in units]
-    return [jnp.concatenate(parts) for parts in zip(*made, strict=True)]
+    unit_codes = [_unit(push, _gradient(unit.dtype, anchor, held), each) for unit, anchor, held, each in units]
+    return [jnp.concatenate(parts) for parts in zip(*unit_codes, strict=True)]
 
 
 def _gradient(dtype: str, anchor: Any, values: Any) -> Any:

@@ -59,7 +59,7 @@ class IslandForm(Protocol):
 class Workers(Protocol):
     """Starts the processes that compute for this host, one after the other: each start ends the one before."""
 
-    def start(self, told: Mapping[str, Any]) -> Any:
+    def start(self, spec: Mapping[str, Any]) -> Any:
         """Start a worker with these instructions; returns the connection with it."""
 
     def end(self) -> None:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.parameter_trees import Rules, named_leaves
-from isthmus.ops.gang.mesh_sharding import Axes, MeshShape, Shard, Spec, alike, said_of
+from isthmus.ops.gang.mesh_sharding import Axes, MeshShape, Shard, Spec, alike, rule_of
 
 PROCESS: Final = "(process)"
 LOCAL: Final = "(local)"
@@ -66,10 +66,10 @@ class StateLayout:
         self._specs = {
             leaf.path: self._shape.of_leaf(leaf.path, leaf.shape, rules, has_rows=leaf.has_rows) for leaf in model
         }
-        known = {leaf.path: (leaf.shape, self._specs[leaf.path]) for leaf in model}
+        placed = {leaf.path: (leaf.shape, self._specs[leaf.path]) for leaf in model}
         self.replicated = self._sharding(())
         self.merged = [self._sharding(self._specs[leaf.path]) for leaf in model]
-        self.local = [self._sharding(self._of_other(leaf, known, rules)) for leaf in others]
+        self.local = [self._sharding(self._of_other(leaf, placed, rules)) for leaf in others]
 
     def _cut_by_process(self, devices: Sequence[Any]) -> Mesh:
         """The mesh with its axis of data as two, of the processes and within each. Where that does not divide, no axis
@@ -117,12 +117,12 @@ class StateLayout:
         return jax.tree.unflatten(jax.tree.structure(batch), [self._sharding(spec) for spec in specs])
 
     def _of_other(
-        self, leaf: StateLeaf, known: Mapping[str, tuple[tuple[int, ...], Spec]], rules: Rules[Shard]
+        self, leaf: StateLeaf, placed: Mapping[str, tuple[tuple[int, ...], Spec]], rules: Rules[Shard]
     ) -> Spec:
-        if said_of(leaf.path, rules) is not None:
+        if rule_of(leaf.path, rules) is not None:
             return self._shape.of_leaf(leaf.path, leaf.shape, rules)
-        found = alike(leaf.path, leaf.shape, known)
-        return self._shape.automatic(leaf.shape) if found is None else found
+        spec = alike(leaf.path, leaf.shape, placed)
+        return self._shape.automatic(leaf.shape) if spec is None else spec
 
     def _sharding(self, spec: Spec) -> NamedSharding:
         return NamedSharding(self._mesh, PartitionSpec(*spec))  # type: ignore[no-untyped-call]

@@ -51,16 +51,16 @@ class MeshShape(NamedTuple):
     @classmethod
     def of(cls, axes: Axes, devices: int) -> MeshShape:
         """The mesh of `devices` devices; ShardingError if the axes do not use each of them once."""
-        known = math.prod(size for _, size in axes if size != -1)
+        fixed = math.prod(size for _, size in axes if size != -1)
         free = sum(size == -1 for _, size in axes)
-        if devices % known or (not free and devices != known):
+        if devices % fixed or (not free and devices != fixed):
             multiple = "a multiple of " if free else ""
             expected, do = (
-                f"{multiple}{known} devices for mesh={dict(axes)}",
+                f"{multiple}{fixed} devices for mesh={dict(axes)}",
                 "Change mesh= of the task, or the island.",
             )
             raise ShardingError("Making a mesh", expected, str(devices), do)
-        return cls(tuple((name, devices // known if size == -1 else size) for name, size in axes))
+        return cls(tuple((name, devices // fixed if size == -1 else size) for name, size in axes))
 
     @property
     def data(self) -> tuple[str, int]:
@@ -85,18 +85,18 @@ class MeshShape(NamedTuple):
 
     def of_leaf(self, path: str, shape: Sequence[int], rules: Rules[Shard], *, has_rows: bool = False) -> Spec:
         """The spec of a leaf of a model; ShardingError if its rule does not fit."""
-        said = said_of(path, rules)
-        if said is None:
+        rule = rule_of(path, rules)
+        if rule is None:
             return self.automatic(shape, has_rows=has_rows)
-        if len(said) > len(shape):
+        if len(rule) > len(shape):
             do = "Give it an entry for each axis, or fewer."
-            raise ShardingError(f"Cutting {path!r}", f"at most {len(shape)} axes in shard=", repr(said), do)
-        for axis, name in enumerate(said):
+            raise ShardingError(f"Cutting {path!r}", f"at most {len(shape)} axes in shard=", repr(rule), do)
+        for axis, name in enumerate(rule):
             if name is not None and (name not in self.sizes or shape[axis] % self.sizes[name]):
                 sizes = ", ".join(f"{each} of {size}" for each, size in self.axes)
                 expected = f"an axis of the mesh ({sizes}) that divides axis {axis}, of {shape[axis]}"
                 raise ShardingError(f"Cutting {path!r}", expected, repr(name), "Change shard= or mesh= of the task.")
-        return said
+        return rule
 
     def of_rows(self, spec: Spec, shape: Sequence[int]) -> Spec:
         """The spec of some rows of an array, with this shape: that of the whole, where it fits."""
@@ -116,12 +116,12 @@ class MeshShape(NamedTuple):
         return (name,)
 
 
-def said_of(path: str, rules: Rules[Shard]) -> Spec | None:
+def rule_of(path: str, rules: Rules[Shard]) -> Spec | None:
     """A task's spec for a leaf; None if it leaves that to us."""
-    said = first_match(rules, path)
-    if said is None or said == AUTOMATIC:
+    rule = first_match(rules, path)
+    if rule is None or rule == AUTOMATIC:
         return None
-    return () if isinstance(said, str) else said
+    return () if isinstance(rule, str) else rule
 
 
 def alike(path: str, shape: tuple[int, ...], model: Mapping[str, tuple[tuple[int, ...], Spec]]) -> Spec | None:
@@ -133,5 +133,5 @@ def alike(path: str, shape: tuple[int, ...], model: Mapping[str, tuple[tuple[int
     named = [name for name in shaped if path == name or path.endswith(f"/{name}")]
     if named:
         return shaped[max(named, key=len)]
-    found = set(shaped.values())
-    return found.pop() if len(found) == 1 else None
+    specs = set(shaped.values())
+    return specs.pop() if len(specs) == 1 else None

@@ -97,8 +97,8 @@ class Following:
                 if end > ORDER_BYTES_MAX:
                     raise ValueError(f"an order of {end} bytes: expected at most {ORDER_BYTES_MAX}")
                 if len(self._data) >= end:
-                    told, self._data = self._data[_LENGTH.size : end], self._data[end:]
-                    order: Order = msgpack.unpackb(told)
+                    body, self._data = self._data[_LENGTH.size : end], self._data[end:]
+                    order: Order = msgpack.unpackb(body)
                     return order
             try:
                 data = self._leader.recv(ORDER_BYTES_MAX)
@@ -199,8 +199,8 @@ class Leader:
 
     def step(self, batch: Any, progress: float) -> Mapping[str, Any]:
         where = self._where()
-        if not self._has_stepped and where.known is not None:
-            position, state = where.known
+        if not self._has_stepped and where.stream_state is not None:
+            position, state = where.stream_state
             self._orders.give("know", position, state.tobytes())
         self._has_stepped = True
         self._orders.give("step", where.position, progress)

@@ -87,7 +87,7 @@ class Evaluate:
         """Store the published updates; evaluate if that is due."""
         for item in (update or {}).values():
             self._values[item["fragment"]] = item["values"]
-            self._totals.hear(item["totals"])
+            self._totals.raise_to(item["totals"])
             if item["kind"] == "final":
                 self._final.add(item["fragment"])
         if len(self._values) < len(self._fragments):
@@ -122,7 +122,7 @@ class EvaluateMean:
         self._parameters: dict[int, Any] = {}
         self._reports: dict[int, Mapping[str, Any]] = {}
         self._was_final = False
-        self._told_at: int | None = None
+        self._stop_seen_at: int | None = None
         self.is_finished = False
 
     def prepare(self) -> None:
@@ -145,8 +145,8 @@ class EvaluateMean:
         """Store the inputs; evaluate the mean if that is due, but the initial parameters first."""
         self._parameters.update({replica.slot: tree for (replica, _), tree in (parameters or {}).items()})
         self._reports.update({replica.slot: report for (replica, _), report in (progress or {}).items()})
-        if self._told_at is None and any(told["stop"] for told in (control or {}).values()):
-            self._told_at = self._now()
+        if self._stop_seen_at is None and any(order["stop"] for order in (control or {}).values()):
+            self._stop_seen_at = self._now()
         if kind := self._schedule.due(0, is_final=False):
             metrics = self._evaluation.metrics(first_tensors_of(self._task, self._seed))
             return {"evaluation": evaluated(kind, metrics, 0)}
@@ -164,11 +164,11 @@ class EvaluateMean:
         # Where the run was stopped before any learner had stepped, nothing has a weight.
         mean = tree_mean(*(self._parameters[slot] for slot in slots), weights=weights if any(weights) else None)
         tensors = dict(named_leaves(mean))
-        told = evaluated(kind, self._evaluation.metrics(tensors), trained)
+        scores = evaluated(kind, self._evaluation.metrics(tensors), trained)
         if not is_final:
-            return {"evaluation": told}
+            return {"evaluation": scores}
         self.is_finished = True
-        return {"evaluation": told, "final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}
+        return {"evaluation": scores, "final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}
 
     def _are_final(self, live: set[int]) -> bool:
         final = {slot for slot, report in self._reports.items() if report.get("phase") == "final"}
@@ -177,7 +177,7 @@ class EvaluateMean:
     def _is_late(self) -> bool:
         """Whether the wait for learners that are not final by now is over."""
         step_ns = max((report.get("step_time", 0) for report in self._reports.values()), default=0)
-        return self._told_at is not None and self._now() - self._told_at >= max(LATE_NS, LATE_STEPS * step_ns)
+        return self._stop_seen_at is not None and self._now() - self._stop_seen_at >= max(LATE_NS, LATE_STEPS * step_ns)
 
 
 class EvaluateModel:
@@ -210,8 +210,8 @@ class EvaluateModel:
         if kind is None:
             return None
         tensors = dict(named_leaves(newest["tree"]))
-        told = evaluated(kind, self._evaluation.metrics(tensors), newest["tokens"])
+        scores = evaluated(kind, self._evaluation.metrics(tensors), newest["tokens"])
         if kind != "final":
-            return {"evaluation": told}
+            return {"evaluation": scores}
         self.is_finished = True
-        return {"evaluation": told, "final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}
+        return {"evaluation": scores, "final": {"fragment": 0, "version": [1, 0], "tensors": tensors}}

@@ -1,21 +1,7 @@
 """The compiled functions of a learner: one set for all learners of a process that train one task.
 
-A state is two lists of leaves: the merged ones, in the model's order, and all others, which are local. Fragments are
-read from and written to the first list, by place. Random keys are held as their data, like any other array.
-
-Devices. On jax's one default device no function specifies a sharding. On any other, and on several, every function
-specifies the sharding of its result (`StateLayout`): the state keeps its layout through every step and exchange, and
-each function is compiled once.
-
-Random numbers. A step's key is derived from seed, slot, incarnation and the number of the step, in the jitted step:
-where a task does not use it, jit drops it.
-
-Conversion of a fragment between the leaves on devices and the flat payload on the host.
-
-On one device a payload is made there, as one array. On several no device holds a whole fragment: each unit leaves with
-its sharding, each device gives its part, and the host puts the parts in their places, in C order, so that the payload
-is the same for any mesh. On the way back each device gets its part. Where the devices belong to several processes, the
-first process reads all and brings all, and the devices pass on to each other the parts that they need.
+Decides how a state is laid out as leaves, and how a fragment is converted between the leaves on devices and the flat
+payload on the host.
 """
 
 from __future__ import annotations
@@ -113,7 +99,14 @@ class FragmentFunctions:
 
 @final
 class Pieces:
-    """The units of a fragment, in parts on several devices; converted to one array on demand."""
+    """The units of a fragment, in parts on several devices; converted to one array on demand.
+
+    On one device a payload is made there, as one array. On several no device holds a whole fragment: each unit leaves
+    with its sharding, each device gives its part, and the host puts the parts in their places, in C order, so that the
+    payload is the same for any mesh. On the way back each device gets its part. Where the devices belong to several
+    processes, the first process reads all and brings all, and the devices pass on to each other the parts that they
+    need.
+    """
 
     def __init__(self, fragment: Fragment, units: Sequence[jax.Array], crossings: Sequence[Crossing]) -> None:
         self._fragment, self._units, self._crossings = fragment, units, crossings
@@ -212,7 +205,17 @@ def compute_in_the_calling_thread() -> None:
 
 
 class Functions:
-    """The compiled functions of one (task, fragments, alpha), on these devices; on jax's default for None."""
+    """The compiled functions of one (task, fragments, alpha), on these devices; on jax's default for None.
+
+    A state is two lists of leaves: the merged ones, in the model's order, and all others, which are local. Fragments
+    are read from and written to the first list, by place. Random keys are held as their data, like any other array; a
+    step's key is derived from seed, slot, incarnation and the number of the step, in the jitted step: where a task does
+    not use it, jit drops it.
+
+    On jax's one default device no function specifies a sharding. On any other, and on several, every function specifies
+    the sharding of its result (`StateLayout`): the state keeps its layout through every step and exchange, and each
+    function is compiled once.
+    """
 
     def __init__(
         self, task: Any, fragments: tuple[Fragment, ...], alpha: float, devices: tuple[Any, ...] | None
@@ -292,8 +295,8 @@ class Functions:
             leaves = [merged[i] for i in touched]
             yield DeviceCall(f"extract/{number}", functions.extract, (leaves,))
             for push in codes:
-                given = leaves, functions.shapes(), levels_of(functions.fragment, push)
-                yield DeviceCall(f"code/{push}/{number}", functions.code[push], given)
+                arguments_of_code = leaves, functions.shapes(), levels_of(functions.fragment, push)
+                yield DeviceCall(f"code/{push}/{number}", functions.code[push], arguments_of_code)
             yield DeviceCall(f"replace/{number}", functions.replace, (leaves, functions.shapes()))
             if functions.adopt is not functions.replace:
                 yield DeviceCall(f"adopt/{number}", functions.adopt, (leaves, functions.shapes()))
@@ -320,9 +323,9 @@ class Functions:
         if load is None:
             return self.first(jax.random.key(seed))  # type: ignore[no-any-return]
         loaded = [load(name, shape) for name, shape in zip(self.names, self.shapes, strict=True)]
-        made = loaded if all(leaf is not None for leaf in loaded) else self.first(jax.random.key(seed))
-        chosen = zip(made, loaded, self.shapes, strict=True)
-        leaves = [own if given is None else np.asarray(given, shape.dtype) for own, given, shape in chosen]
+        initial = loaded if all(leaf is not None for leaf in loaded) else self.first(jax.random.key(seed))
+        chosen = zip(initial, loaded, self.shapes, strict=True)
+        leaves = [own if own_leaf is None else np.asarray(own_leaf, shape.dtype) for own, own_leaf, shape in chosen]
         return self.copy(self.put(leaves))  # type: ignore[no-any-return]
 
     def model(self, merged: Sequence[Any], others: Sequence[Any]) -> Any:
@@ -363,8 +366,8 @@ class Functions:
 
     def _joined(self, merged: Sequence[Any], local: Sequence[Any], count: int) -> list[Any]:
         """The first `count` leaves of a state, in its order, with random keys as such."""
-        found = dict(zip(self.merged, merged, strict=True)) | dict(zip(self._local, local, strict=False))
-        return [jax.random.wrap_key_data(found[i]) if is_key(self._shapes[i]) else found[i] for i in range(count)]
+        leaves = dict(zip(self.merged, merged, strict=True)) | dict(zip(self._local, local, strict=False))
+        return [jax.random.wrap_key_data(leaves[i]) if is_key(self._shapes[i]) else leaves[i] for i in range(count)]
 
 
 def words_of(life: LearnerLife) -> np.ndarray[Any, np.dtype[np.uint32]]:

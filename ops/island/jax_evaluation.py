@@ -49,8 +49,8 @@ class Evaluation:
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""
         merged = [jax.device_put(tensors[name]) for name in self._functions.names]  # Once for all batches.
-        found = [self._metrics_of(merged, batch) for batch in self._batches]
-        return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
+        scalars = [self._metrics_of(merged, batch) for batch in self._batches]
+        return {name: float(np.mean([each[name] for each in scalars])) for name in scalars[0]}
 
     def _metrics_of(self, merged: list[Any], batch: Any) -> dict[str, float]:
         with CORES:

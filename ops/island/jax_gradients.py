@@ -76,9 +76,9 @@ class _Functions:
         """The scalars, and the gradient as one vector."""
         assert self._loss is not None  # A program that averages gradients takes no other task.
         parameters = self._tree(leaves)
-        gradient, told = jax.grad(self._loss, has_aux=True)(parameters, batch)
+        gradient, scalars = jax.grad(self._loss, has_aux=True)(parameters, batch)
         pieces = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(gradient)]
-        return told, jnp.concatenate(pieces)
+        return scalars, jnp.concatenate(pieces)
 
     def _apply(self, state: tuple[Any, Any], vector: Any, progress: Any) -> tuple[Any, Any]:
         """(leaves, optimizer state) after a step along a mean gradient."""
@@ -134,8 +134,8 @@ class GradientLearner:
     def gradient(self, batch: Any) -> tuple[Mapping[str, float], Vector]:
         """The scalars of a batch, and its gradient, float32[n], in host memory."""
         with CORES if self._devices[0].platform == "cpu" else nullcontext():
-            told, vector = self._functions.gradient(self._leaves, self._functions.base.put_batch(batch))
-            return {name: float(value) for name, value in told.items()}, np.array(vector)
+            scalars, vector = self._functions.gradient(self._leaves, self._functions.base.put_batch(batch))
+            return {name: float(value) for name, value in scalars.items()}, np.array(vector)
 
     def apply(self, vector: Vector, progress: float) -> None:
         """Step along a gradient; `progress` is the share of the token budget that is spent, at most 1."""
@@ -156,8 +156,8 @@ class GradientLearner:
     def restore(self, state: Sequence[Any]) -> None:
         """Replace parameters and moments by those of another learner."""
         treedef = jax.tree.structure((self._leaves, self._moments))
-        taken = jax.tree.unflatten(treedef, [jnp.array(leaf) for leaf in state])
-        self._leaves, self._moments = self._functions.put(taken)
+        restored = jax.tree.unflatten(treedef, [jnp.array(leaf) for leaf in state])
+        self._leaves, self._moments = self._functions.put(restored)
 
     @property
     def device_kind(self) -> str:

@@ -172,8 +172,8 @@ class Learner:
         """
         functions, touched = self._functions.fragments[fragment], self._functions.touched[fragment]
         leaves = [self._leaves[i] for i in touched]
-        made = functions.code[push](leaves, functions.put(anchor), levels_of(functions.fragment, push))
-        return DeviceCodes(functions.fragment, push, made)
+        codes = functions.code[push](leaves, functions.put(anchor), levels_of(functions.fragment, push))
+        return DeviceCodes(functions.fragment, push, codes)
 
     def _codes_here(self) -> bool:
         """Whether outer gradients are coded on the devices.
@@ -195,14 +195,14 @@ class Learner:
         self._write(fragment, self._functions.fragments[fragment].replace, values)
 
     def _write(self, fragment: int, adopt: jax.stages.Wrapped, values: Vector | None) -> None:
-        touched, given = self._functions.touched[fragment], self._functions.fragments[fragment].put(values)
-        for i, leaf in zip(touched, adopt([self._leaves[i] for i in touched], given), strict=True):
+        touched, units = self._functions.touched[fragment], self._functions.fragments[fragment].put(values)
+        for i, leaf in zip(touched, adopt([self._leaves[i] for i in touched], units), strict=True):
             self._leaves[i] = leaf
 
     def adopt_tree(self, parameters: Any) -> None:
         """Replace all merged leaves by those of a tree as `tree` gives it."""
-        given = dict(named_leaves(parameters))
-        leaves = [jnp.array(given[name]) for name in self._functions.names]
+        tensors = dict(named_leaves(parameters))
+        leaves = [jnp.array(tensors[name]) for name in self._functions.names]
         self._leaves = leaves if self._functions.layout is None else self._functions.put(leaves)
 
     def copy(self) -> list[jax.Array]:
@@ -241,7 +241,7 @@ class Learner:
                 np.asarray, group if layout is None or layout.processes == 1 else self._functions.whole(group)
             )
 
-    def take(self, leaves: Sequence[np.ndarray[Any, Any]], counts: tuple[int, int]) -> None:
+    def restore(self, leaves: Sequence[np.ndarray[Any, Any]], counts: tuple[int, int]) -> None:
         """Continue from a state in the form that `whole` returns, after `counts` steps and restarts."""
         functions, count = self._functions, len(self._leaves)
         self._leaves = functions.copy(functions.put(leaves[:count]))

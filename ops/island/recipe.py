@@ -122,9 +122,9 @@ def with_scalars(loss: Callable[[Any, Any], Any], params: Any, batch: Any) -> tu
     These are the scalars that the loss returns beside its value, and the value itself as 'loss' unless one has that
     name.
     """
-    found = loss(params, batch)
-    value, told = found if isinstance(found, tuple) else (found, {})
-    return value, {"loss": value, **told}
+    result = loss(params, batch)
+    value, scalars = result if isinstance(result, tuple) else (result, {})
+    return value, {"loss": value, **scalars}
 
 
 def of_loss(
@@ -142,9 +142,9 @@ def of_loss(
     scalars = partial(with_scalars, loss)
 
     def step(state: Trained, batch: Any, now: Now) -> tuple[Trained, Mapping[str, Any]]:
-        gradient, told = jax.grad(scalars, has_aux=True)(state.model, batch)
+        gradient, reported = jax.grad(scalars, has_aux=True)(state.model, batch)
         updates, moments = transformation.update(gradient, state.optimizer, state.model, progress=now.progress)
-        return Trained(optax.apply_updates(state.model, updates), moments), told
+        return Trained(optax.apply_updates(state.model, updates), moments), reported
 
     return Recipe(
         init=init,

@@ -158,10 +158,10 @@ def _check(
         if weight == 0:
             continue
         if not is_whole(gradient, fragment) or length.shape != (len(fragment.units),):
-            found = [part.shape for part in (gradient if isinstance(gradient, Coded) else [gradient])]
+            shapes = [part.shape for part in (gradient if isinstance(gradient, Coded) else [gradient])]
             raise ValueError(
                 f"{doing}: expected {fragment.size} values and {len(fragment.units)} norms of contributor {m}, "
-                f"found shapes {found} and {length.shape}."
+                f"found shapes {shapes} and {length.shape}."
             )
         if not (np.isfinite(length).all() and (length >= 0).all()):
             raise ValueError(f"{doing}: expected finite norms >= 0 of contributor {m}, found {length.tolist()}.")

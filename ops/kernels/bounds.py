@@ -32,7 +32,7 @@ SAMPLE_SIZE: Final = 1 << 14
 """Values of each gradient that are read, evenly spaced: a merge reads the memory of all of them twice already."""
 
 
-class Opposition:
+class DissentCounter:
     """The number of merges in a row in which each life has pulled against all others, over all fragments of a shard."""
 
     def __init__(self) -> None:

@@ -1,20 +1,7 @@
-"""New float32 buffers for payloads: aligned, and recycled once all references are gone.
+"""New float32 buffers for payloads: aligned to 64 bytes, and recycled once all references are gone.
 
 Decides where the memory of a new payload comes from. Does not decide when a payload dies: that is when its last
 reference goes.
-
-Theory of operation. Payloads are immutable, so each merge and each outer step writes to new buffers. Fresh memory costs
-0.1 to 0.5 CPU seconds per GB (the kernel clears every page), as much as the merge itself. So memory of 1 MiB and more
-is lent: the array stands on a lease object, which numpy, jax and zmq keep alive together with every view of the array,
-and when the lease is collected its memory goes back to a short shelf. There is no explicit release, so a buffer that is
-still referenced cannot be written again. A bare address (`array.ctypes.data`) is not a reference.
-
-A large block goes from the shelf to the kernel when nothing has taken it for a while: merges that follow each other
-find it, and between rounds of a model that is one large fragment it would be as much memory as that, for a second of
-clearing pages in a round of many.
-
-Buffers begin at a multiple of 64 bytes, the width of a cache line and of the widest vector; jax then uses them without
-a copy.
 """
 
 from __future__ import annotations
@@ -52,7 +39,7 @@ class _Shelf:
         """Free blocks, and since when."""
         self._is_looking = False
 
-    def take(self, size_bytes: int) -> NDArray[np.uint8]:
+    def claim(self, size_bytes: int) -> NDArray[np.uint8]:
         """A block of at least `size_bytes`: the smallest on the shelf, if at most a quarter larger, or new memory."""
         with self._lock:
             fitting = [block for block, _ in self._blocks if size_bytes <= len(block) <= size_bytes + size_bytes // 4]
@@ -108,12 +95,20 @@ def _is_lent(size: int) -> bool:
 
 
 def empty(size: int) -> Float32:
-    """A new float32[size] on a 64-byte boundary, not initialized, in no other array's memory."""
+    """A new float32[size] on a 64-byte boundary, not initialized, in no other array's memory.
+
+    Payloads are immutable, so each merge and each outer step writes to new buffers. Fresh memory costs 0.1 to 0.5 CPU
+    seconds per GB (the kernel clears every page), as much as the merge itself. So memory of 1 MiB and more is lent: the
+    array stands on a lease object, which numpy, jax and zmq keep alive together with every view of the array, and when
+    the lease is collected its memory goes back to a short shelf. There is no explicit release, so a buffer that is
+    still referenced cannot be written again. A bare address (`array.ctypes.data`) is not a reference. 64 bytes are a
+    cache line and the widest vector; jax then uses a buffer without a copy.
+    """
     size_bytes = 4 * size
     if not _is_lent(size):
         block = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
         return block[(start := -block.ctypes.data % _ALIGNMENT_BYTES) : start + size_bytes].view(np.float32)
-    block = _shelf.take(size_bytes + _ALIGNMENT_BYTES)
+    block = _shelf.claim(size_bytes + _ALIGNMENT_BYTES)
     lease = (ctypes.c_uint8 * len(block)).from_buffer(block.data)
     # numpy shortens chains of views only down to the first base that is no array: every view keeps the lease.
     weakref.finalize(lease, _shelf.put, block).atexit = False

@@ -90,7 +90,7 @@ def as_sent(codes: NDArray[Any], scales: Float32 | None) -> Values:
     return Coded(codes, _NONE if scales is None else scales)
 
 
-def told(name: str, values: Values) -> dict[str, Any]:
+def item_fields(name: str, values: Values) -> dict[str, Any]:
     """The fields of an item for `as_sent`, the first with this name."""
     if not isinstance(values, Coded):
         return {name: values}
@@ -134,14 +134,14 @@ def is_finite(values: Values) -> bool:
 def largest(values: Float32) -> float:
     """The largest magnitude in float32[n], 0 without any; inf or nan where a value is not finite."""
     bits, cuts = kernel_input(values).view(np.int32), stripes((0, values.size))
-    found: list[np.int32] = [np.int32(0)]
+    maxima: list[np.int32] = [np.int32(0)]
 
     def look(first: int, last: int) -> None:
-        found.append(largest_of(bits[cuts.begins[first] : cuts.ends[last - 1]]))
+        maxima.append(largest_of(bits[cuts.begins[first] : cuts.ends[last - 1]]))
 
     if values.size:
         share(look, cuts)
-    return float(np.array(max(found), np.int32).view(np.float32))
+    return float(np.array(max(maxima), np.int32).view(np.float32))
 
 
 def scaled(values: Values, share: float) -> Values:

@@ -75,8 +75,8 @@ def descent(
     """The fragment after one outer step without momentum, float32[n] in a new buffer; arguments as for `outer_step`."""
     _check(fragment, theta=theta, direction=direction, scale=scale)
     cuts, stepped = stripes(fragment.offsets), empty(fragment.size)
-    given = kernel_input(theta), kernel_input(direction), kernel_input(scale), _rates(fragment, lr)
-    share(partial(_descend, *given, cuts.begins, cuts.ends, cuts.units, stepped), cuts, threads)
+    inputs = kernel_input(theta), kernel_input(direction), kernel_input(scale), _rates(fragment, lr)
+    share(partial(_descend, *inputs, cuts.begins, cuts.ends, cuts.units, stepped), cuts, threads)
     return stepped
 
 
@@ -87,12 +87,12 @@ def warm() -> None:
     descent(ones, ones, ones, fragment, 1.0)
 
 
-def _check(fragment: Fragment, **given: Float32) -> None:
+def _check(fragment: Fragment, **arrays: Float32) -> None:
     """ValueError where a size disagrees with the fragment."""
-    expected = {name: (len(fragment.units) if name == "scale" else fragment.size,) for name in given}
-    found = {name: each.shape for name, each in given.items()}
-    if found != expected:
-        raise ValueError(f"outer step of fragment {fragment.index}: expected shapes {expected}, found {found}.")
+    expected = {name: (len(fragment.units) if name == "scale" else fragment.size,) for name in arrays}
+    actual = {name: each.shape for name, each in arrays.items()}
+    if actual != expected:
+        raise ValueError(f"outer step of fragment {fragment.index}: expected shapes {expected}, found {actual}.")
 
 
 def _rates(fragment: Fragment, lr: float) -> Float32:

@@ -1,17 +1,6 @@
-"""A learner's answers to pulls: the fragment that a round asks for, in its state at a boundary.
+"""A learner's answers to pulls, its progress in the batches of its slot, and the scalars of its steps.
 
-Decides whether a pull is answered: now, later, or not at all. The fragment is captured on the device; the node that
-sends it waits for the capture.
-
-The progress of one life of a learner in its slot's batches, as its answers report it.
-
-Does not decide which batches are trained: it counts the batches that were taken, from the position at which the data
-node starts this life, and keeps the states of a stream until their positions are reached.
-
-The scalars of a learner's steps: kept as they come from the device, read for reports, and checked for finiteness.
-
-Reading a scalar that the device has not finished would wait for it, so the newest are left. Decides which step is the
-first whose loss is not finite; the consequences for the learner are inner-step's.
+Decides whether a pull is answered now, later, or not at all, and which step is the first whose loss is not finite.
 """
 
 from __future__ import annotations
@@ -37,7 +26,11 @@ two may wait. The oldest of any more are dropped: an older state only costs batc
 
 
 class Feed:
-    """`reached` is the position after the last batch trained on; `is_placed` tells whether the start is known."""
+    """`reached` is the position after the last batch trained on; `is_placed` tells whether the start is known.
+
+    It does not decide which batches are trained: it counts those that were taken, from the position at which the data
+    node starts this life, and keeps the states of a stream until their positions are reached.
+    """
 
     def __init__(self) -> None:
         self.reached = self._position = 0
@@ -54,7 +47,7 @@ class Feed:
         """The position of the batch that was taken last."""
         return self._position - 1
 
-    def hear(self, cursor: Cursor) -> None:
+    def accept(self, cursor: Cursor) -> None:
         """Store the position at which this life begins, and the state of a later batch."""
         if not self.is_placed:
             self.reached = self._position = cursor["begin"]
@@ -63,14 +56,14 @@ class Feed:
             self._ahead.append((cursor["position"], cursor["state"]))
             self._settle()
 
-    def take(self, *, is_trained: bool = True) -> None:
+    def advance(self, *, is_trained: bool = True) -> None:
         """Count a batch that was taken; at the end of a run it is not trained on."""
         self._position += 1
         if is_trained:
             self.reached = self._position
             self._settle()
 
-    def told(self) -> list[Any] | None:
+    def reached_state(self) -> list[Any] | None:
         """The newest state whose position is reached, as [position, state]."""
         return None if self._state is None else list(self._state)
 
@@ -201,7 +194,7 @@ class Answers:
             values=values,
             anchor=None if held is None else held.anchor,
             positions=[[self._slot, self._feed.reached]],
-            state=self._feed.told(),
+            state=self._feed.reached_state(),
         )
         if held is not None and held.ledger.former:
             capture["former"] = held.ledger.former

@@ -67,13 +67,13 @@ class Follow:
         self._orders = orders
         self._batches = InOrder(source_of(self._task, seed, slot, self._slots, self._learners))
 
-    def work(self, told: Mapping[str, Any], host: Any, *, seed: int, slot: int, place: Any) -> None:
+    def work(self, spec: Mapping[str, Any], host: Any, *, seed: int, slot: int, place: Any) -> None:
         """Compute for the host of this body, in a process of its own: the loop of a worker of an elastic island."""
         from isthmus.ops.elastic.worker import work
 
         batches = InOrder(source_of(self._task, seed, slot, self._slots, self._learners))
         parts = self._task, self._fragments, self._alpha
-        work(parts, told, host, batches=batches, seed=seed, slot=slot, place=place)
+        work(parts, spec, host, batches=batches, seed=seed, slot=slot, place=place)
 
     def __call__(self) -> None:
         """Execute the leader's next order, if one comes."""

@@ -116,12 +116,12 @@ class FragmentSend:
         fragment, anchor = self._fragments[capture["fragment"]], capture["anchor"]
         if (coded := capture.get("coded")) is not None:
             codes, scales, lengths = coded.fetch()
-            gradient = self._coding.told("gradient", self._coding.Coded(codes, scales))
+            gradient = self._coding.item_fields("gradient", self._coding.Coded(codes, scales))
         else:
             values = np.asarray(capture["values"], np.float32)
             whole = values if anchor is None else outer_gradient(anchor, values, fragment)
             lengths = norms(whole, fragment)
-            gradient = self._told(capture, whole)
+            gradient = self._gradient_fields(capture, whole)
         answer = Answer(
             fragment=capture["fragment"],
             round=capture["round"],
@@ -144,11 +144,11 @@ class FragmentSend:
             answer["scales"] = gradient["scales"]
         return answer
 
-    def _told(self, capture: Capture, whole: Float32) -> dict[str, Any]:
+    def _gradient_fields(self, capture: Capture, whole: Float32) -> dict[str, Any]:
         """The fields of an answer that have its outer gradient."""
         push = capture.get("push", "float32") if self._push == "auto" else self._push
         if push == "float32" or capture["anchor"] is None:
             return {"gradient": whole}
         fragment = self._fragments[capture["fragment"]]
-        told: dict[str, Any] = self._coding.told("gradient", self._coding.encode(whole, fragment, push))
-        return told
+        fields: dict[str, Any] = self._coding.item_fields("gradient", self._coding.encode(whole, fragment, push))
+        return fields

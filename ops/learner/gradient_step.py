@@ -1,30 +1,7 @@
-"""The inner-step node of elastic data-parallel: one step for every mean of the gradients of the present learners.
+"""The inner-step nodes of data-parallel training: one step for every mean of gradients, the same in every learner.
 
-Each firing takes a call and a batch: it steps along the mean of the round before, and votes in the next round with the
-gradient of the batch. All learners that have taken every mean since the first hold the same bytes. The *donor*, named
-by the call, sends its state along with its vote; a new learner takes the state, then the mean of that round, and is at
-the same step as all others.
-
-Phases. *ready*: it holds no valid model, and waits for the beginning, or for a state that is addressed to it.
-*stepping*. *final*. A learner's tokens count when its vote is in the mean. A beginning that brings a state comes from a
-syncer in its next life: all learners go back to that state.
-
-The reports of a data-parallel learner and their times: the Report of every other learner, without fragments.
-
-Decides when a report is due: the first, at every change of phase, and every 100 ms. Counts steps and tokens; knows
-nothing of gradients.
-
-The inner-step node of data-parallel: a step for every mean of gradients, the same in every learner.
-
-Each firing takes the mean of the step before and a batch: it steps along the mean, and sends the gradient of the batch,
-in parts, into the ring. All learners begin with the same parameters and take the same steps, so they hold the same
-bytes and agree, without further messages, when the budget is spent. A request to stop travels around the ring with the
-gradients, so that all end after the same step.
-
-Phases. *ready*: the ring is complete only when every learner knows all others; each reports whether it has received the
-greetings of all of them, with a state as far as its own, and begins when all report that. *stepping*. *final*. The
-others cannot go on without a learner that died: one that comes back while they step ends the run, with the reason.
-Where all come back, because the operator ended them all, they go on from the last snapshot (`kept_state`).
+Decides when a learner votes, steps, gives its state to others, and reports. All learners begin with the same parameters
+and take the same means, so they hold the same bytes and agree, without further messages, when the budget is spent.
 """
 
 from __future__ import annotations
@@ -45,7 +22,10 @@ Phase = Literal["ready", "stepping", "final"]
 
 
 class Reporter:
-    """The counts of one life of a learner. `totals` are [slot, incarnation, tokens] of the lives that it knows."""
+    """The counts of one life of a learner. `totals` are [slot, incarnation, tokens] of the lives that it knows.
+
+    The first report is due at once, then one at every change of phase, and every 100 ms.
+    """
 
     def __init__(self, context: Any, device_kind: str) -> None:
         self._context, self._device_kind = context, device_kind
@@ -122,6 +102,12 @@ class ElasticStep:
 
     The model leaves every `emit_every` steps, the state every `snapshot_seconds`. `tokens` is the budget of the run,
     which the learning rate follows.
+
+    Each firing takes a call and a batch: it steps along the mean of the round before, and votes in the next round with
+    the gradient of the batch. The *donor*, named by the call, sends its state along with its vote; a new learner takes
+    the state, then the mean of that round, and is at the same step as all others. Phases: *ready* without a valid
+    model, until the beginning or a state addressed to it; *stepping*; *final*. A beginning that brings a state comes
+    from a syncer in its next life: all learners go back to that state.
     """
 
     outputs = ("vote", "model", "state", "progress")
@@ -162,9 +148,9 @@ class ElasticStep:
     ) -> list[tuple[str, Any]]:
         """Perform one step; `batch` and `call` are None in the first firing, which only announces this learner."""
         if cursor is not None:
-            self._feed.hear(cursor)
+            self._feed.accept(cursor)
         if batch is not None:
-            self._feed.take()
+            self._feed.advance()
         emitted = [each for item in (call or {}).values() for each in self._follow(batch, item)]
         emitted += self._reporter.report(self._phase)
         self.is_idle = False
@@ -235,7 +221,7 @@ class ElasticStep:
             values=gradient,
             state=None if state is None else list(state),
             positions=[[self._slot, self._feed.reached]],
-            stream=self._feed.told(),
+            stream=self._feed.reached_state(),
         )
         return [("vote", vote)]
 
@@ -249,6 +235,12 @@ class GradientStep:
 
     The model leaves every `emit_every` steps, the state every `snapshot_seconds`. `learners` is M, `tokens` the budget
     of the run.
+
+    Each firing takes the mean of the step before and a batch: it steps along the mean, and sends the gradient of the
+    batch, in parts, into the ring. A request to stop travels around the ring with the gradients, so that all end after
+    the same step. *ready*: each reports whether it has received the greetings of all others, with a state as far as its
+    own, and begins when all report that. The others cannot go on without a learner that died: one that comes back while
+    they step ends the run, with the reason. Where all come back, they go on from the last snapshot (`kept_state`).
     """
 
     outputs = ("part", "hello", "model", "state", "place", "progress")
@@ -259,13 +251,13 @@ class GradientStep:
         self._task, self._learners, self._budget, self._emit_every = task, learners, tokens, emit_every
         self._phase: Literal["ready", "stepping", "final"] = "ready"
         self._heard: dict[int, Mapping[str, Any]] = {}
-        self._saying: dict[str, Any] = {}
-        self._said: Mapping[str, Any] = {}
+        self._greeting_next: dict[str, Any] = {}
+        self._greeting: Mapping[str, Any] = {}
         self._trained = self._steps_before = 0
         self._has_state = True
         self._is_due = Due(snapshot_seconds)
         self._scalars: Mapping[str, float] = {}
-        self._is_asked = False
+        self._is_stopping = False
         self.is_idle = True
         self.is_finished = False
 
@@ -286,7 +278,7 @@ class GradientStep:
         self._context = context
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._has_state = self._incarnation == 1
-        self._saying = {"slot": self._slot, "incarnation": self._incarnation}
+        self._greeting_next = {"slot": self._slot, "incarnation": self._incarnation}
         batch = first_batch(self._task, context.seed, self._slot)
         self._learner = gradient_learner_of(self._task, context.seed, batch, context.island)
         self._reporter = Reporter(context, self._learner.device_kind)
@@ -303,7 +295,7 @@ class GradientStep:
 
         RuntimeError in a life that comes back while others step.
         """
-        self._is_asked |= any(told["stop"] for told in (control or {}).values())
+        self._is_stopping |= any(item["stop"] for item in (control or {}).values())
         self._take(newest(kept))
         emitted = self._greet(hello)
         if mean is not None:
@@ -338,24 +330,28 @@ class GradientStep:
 
         RuntimeError where another steps with a former life of this learner.
         """
-        self._heard.update({said["slot"]: said for said in (hello or {}).values()})
+        self._heard.update({greeting["slot"]: greeting for greeting in (hello or {}).values()})
         if self._phase == "ready":
-            lives = sorted([said["slot"], said["incarnation"]] for said in self._heard.values())
-            self._saying |= {"at": self._trained, "hears_all": self._has_state and len(lives) == self._learners}
+            lives = sorted([greeting["slot"], greeting["incarnation"]] for greeting in self._heard.values())
+            self._greeting_next |= {"at": self._trained, "hears_all": self._has_state and len(lives) == self._learners}
             me = [self._slot, self._incarnation]
-            if any(said["steps"] and me not in said["lives"] for said in self._heard.values()):
+            if any(greeting["steps"] and me not in greeting["lives"] for greeting in self._heard.values()):
                 raise RuntimeError(
                     f"learner {self._slot} died, and data-parallel cannot go on without it: the others wait for its "
                     "gradient. Train anew, or by elastic-data-parallel, which goes on with those that are left"
                 )
-            agreeing = [said for said in self._heard.values() if said["hears_all"] and said["at"] == self._trained]
+            agreeing = [
+                greeting
+                for greeting in self._heard.values()
+                if greeting["hears_all"] and greeting["at"] == self._trained
+            ]
             if self._has_state and len(agreeing) == self._learners:
                 self._phase = "stepping"
-            self._saying |= {"lives": lives, "steps": self._phase == "stepping"}
-        if self._saying == self._said:
+            self._greeting_next |= {"lives": lives, "steps": self._phase == "stepping"}
+        if self._greeting_next == self._greeting:
             return []
-        self._said = dict(self._saying)
-        return [("hello", self._said), *([("place", self._place())] if self._said["steps"] else [])]
+        self._greeting = dict(self._greeting_next)
+        return [("hello", self._greeting), *([("place", self._place())] if self._greeting["steps"] else [])]
 
     def _step(self, batch: Any, mean: Mean | dict[str, Any]) -> list[tuple[str, Any]]:
         """Step along the mean, and send the next gradient, unless this was the last step."""
@@ -376,7 +372,7 @@ class GradientStep:
             self._learners,
             step=self._reporter.step,
             tokens=of_slot(self._task.tokens_per_batch, self._slot),
-            stop=self._is_asked,
+            stop=self._is_stopping,
         )
         return [*emitted, *(("part", part) for part in own)]
 
@@ -394,7 +390,7 @@ class GradientStep:
         steps, leaves = self._steps_before + self._reporter.step, list(self._learner.state())
         totals = [
             [slot, incarnation, self._reporter.step * of_slot(self._task.tokens_per_batch, slot)]
-            for slot, incarnation in self._said["lives"]
+            for slot, incarnation in self._greeting["lives"]
         ]
         return [
             (

@@ -1,15 +1,10 @@
-"""The inner-step node: a learner's boundaries, one firing each.
+"""The inner-step node: what a learner does at each boundary between two steps, one firing each.
 
-At each boundary, in this order: adopt the updates that have arrived, answer the pulls that have arrived, then make one
-step, of which a device may still compute the last part while the next is prepared. The answers leave before the step
-begins. The order matters: a pull answered before the updates would carry a stale base. Losses are read when they are
-reported.
-
-Phases. *ready*: with fragments, a learner waits (idle) until it has adopted all of them; without, it begins with
-initial parameters of its own. *stepping*, as long as the budget is not known to be spent; then it is idle, because it
-would train beyond it. *final*: it stays idle to answer and to adopt. It enters this phase by a pull of kind 'final',
-or, if it came too late for that, by a fragment that is already final (without a syncer, by `stop`). A learner whose
-loss is not finite reports that it is sick, and starts its optimizer anew once it has adopted every fragment again.
+Decides the phase of the learner, when it steps, and what it reports. Phases: *ready* until it has adopted all fragments
+(it is idle; a program without fragments skips this phase); *stepping* while the token budget is not known to be spent,
+then idle; *final* once a pull or a fragment of kind 'final' has arrived, or, without a syncer, a stop: it only answers
+and adopts. A learner whose loss is not finite reports that it is sick, and restarts its optimizer once it has adopted
+every fragment again.
 """
 
 from __future__ import annotations
@@ -132,7 +127,7 @@ class InnerStep:
         self._step_tokens = of_slot(self._task.tokens_per_batch, self._slot)
         if "parameters" not in context.connected:
             self._emit_every = 0
-        self._learner = self._made(context)
+        self._learner = self._learner_of(context)
         self._answers = Answers(
             self._slot,
             self._incarnation,
@@ -156,17 +151,17 @@ class InnerStep:
         if not self._fragments:
             self._learner.begin()
 
-    def work(self, told: Mapping[str, Any], host: Any, **at: Any) -> None:
+    def work(self, spec: Mapping[str, Any], host: Any, **at: Any) -> None:
         """Compute for the host of this body, in a process of its own: the loop of a worker of an elastic island."""
         from isthmus.ops.elastic.worker import work
 
-        work((self._task, self._fragments, self._alpha), told, host, batches=None, **at)
+        work((self._task, self._fragments, self._alpha), spec, host, batches=None, **at)
 
-    def _made(self, context: Any) -> LastingLearning:
+    def _learner_of(self, context: Any) -> LastingLearning:
         """The learner of this island; also stored as `_sole` if the island has no other processes."""
 
         def where() -> Step:
-            return Step(self._feed.latest, self._feed.told())
+            return Step(self._feed.latest, self._feed.reached_state())
 
         island, life = context.island, LearnerLife(context.seed, self._slot, self._incarnation)
         if island is not None and island.elastic is not None:
@@ -193,37 +188,46 @@ class InnerStep:
         loan: Mapping[Any, Loan] | None = None,
     ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
         """Process one boundary; `batch` is None where this node is idle. Yields the answers, returns the rest."""
-        before = self._phase, self.is_idle
+        before = self._phase, self.is_idle  # Of the last boundary: any input below may change them.
         has_news = update is not None or control is not None or bool(pull)
+        # The cursor before the updates: a life that lacked only its position continues from the cut in its snapshot,
+        # and that only if it holds the versions of the cut, which an update of this boundary would replace.
         if cursor is not None:
-            self._feed.hear(cursor)
-            self._move_on()
+            self._feed.accept(cursor)
+            self._move_on()  # Steps begin only once their position is known.
+        # Updates before pulls: an answer captured before an update would have a stale base.
         if update is not None:
             self._adopt_all(update)
+        # Before the answers: once the budget is spent none is postponed.
         if control is not None:
-            self._hear(control)
+            self._follow_control(control)
         if loan:
-            self._inheritance.borrowed(self._lending.hear(loan))
+            self._inheritance.borrowed(self._lending.accept(loan))
         answers = self._answer(pull) if pull else []
+        # After the pulls: each replaces the postponed one of its fragment, and a final one ends all postponement.
         answers += self._answers.postponed(is_last=self._is_last)
+        # Before the step: a round does not wait for it.
         if answers:
             yield answers
         has_stepped = batch is not None and self._phase == "stepping" and not self._is_spent()
+        # Counted before the step, which tells the other processes of an island the position of its batch.
         if batch is not None:
-            self._feed.take(is_trained=has_stepped)
+            self._feed.advance(is_trained=has_stepped)
         if has_stepped:
             self._train(batch)
         if self._phase == "final":
             self._read_metrics(left=0)
-        emitted = self._parameters(has_stepped=has_stepped) if self._emit_every else []
+        emitted = self._parameters(has_stepped=has_stepped) if self._emit_every else []  # Those after the step.
+        # The step may have spent the budget; what is postponed would then never contain more work.
         self.is_idle = self._phase != "stepping" or self._is_spent()
         self.is_finished = self._phase == "final" and not self._fragments
         last = self._answers.postponed(is_last=self._is_last) if self.is_idle else []
         now = self._stepped_at if has_stepped else self._context.now()
         has_changed = self._reported_step < 0 or before != (self._phase, self.is_idle)
+        # After the last answers: the report has the accounts with them.
         if has_changed or self._is_report_due(now, has_news=has_news):
             emitted += self._reports(now, has_changed=has_changed)
-        return last + emitted + self._lending.news(is_sick=self._sick)
+        return last + emitted + self._lending.announcements(is_sick=self._sick)
 
     @property
     def phase(self) -> Literal["ready", "stepping", "final"]:
@@ -246,7 +250,7 @@ class InnerStep:
 
     def drop(self) -> None:
         """Count a batch that is not trained on."""
-        self._feed.take(is_trained=False)
+        self._feed.advance(is_trained=False)
 
     def _is_spent(self) -> bool:
         """Whether the tokens known to be trained make up the budget: then no more steps are needed."""
@@ -268,7 +272,7 @@ class InnerStep:
             return
         p, version = update["fragment"], (update["version"][0], update["version"][1])
         if update["kind"] not in AGAIN or not self._inheritance.is_whole:
-            self._totals.hear(update["totals"])
+            self._totals.raise_to(update["totals"])
         held = self._held[p]
         # No share of the zeros before a first version may survive, nor of values that are not finite.
         adopt = self._learner.replace if held is None or self._sick else self._learner.adopt
@@ -278,15 +282,16 @@ class InnerStep:
         elif version < held.ledger.base or (version == held.ledger.base and not self._is_anew(update)):
             return
         else:
-            # The duration of a shard's absence is not a round trip.
+            # The duration of a shard's absence is not a round trip. Before `adopted`, which replaces the base.
             if held.answered is not None and version[0] == held.ledger.base[0] and update["kind"] not in AGAIN:
                 self._delay_steps = self._odometer.steps - held.answered[1]
+            # Before the values are replaced: it raises for a version, or a clock, that cannot be.
             held.ledger.adopted(version, clock_of(update["clock"], self._slot))
             held.anchor, held.clock, held.answered = update["values"], update["clock"], None
             held.positions = update["positions"]
         adopt(p, update["values"])
         self._inheritance.overtaken(p)
-        if self._sick:
+        if self._sick:  # After the adoption: the optimizer restarts from sound values.
             self._heal(p)
         self._is_over |= update["kind"] == "final"
         self._move_on()
@@ -297,7 +302,7 @@ class InnerStep:
             return
         if self._phase == "ready" and ((self._feed.is_placed and not self._inheritance.is_awaited) or self._is_over):
             self._learner.restart()
-            self._totals = self._inheritance.take() or self._totals
+            self._totals = self._inheritance.take_over() or self._totals  # It replaces leaves that `restart` creates.
             self._phase = "stepping"
         if self._is_over:
             self._phase = "final"
@@ -311,10 +316,10 @@ class InnerStep:
         is_refused = [self._slot, self._incarnation] in update["refused"]
         return update["kind"] not in AGAIN and (self._sick or is_refused or update["kind"] == "final")
 
-    def _hear(self, control: Mapping[Any, Control]) -> None:
+    def _follow_control(self, control: Mapping[Any, Control]) -> None:
         """Store the progress of the run and a request to stop, where no syncer pulls."""
         for item in control.values():
-            self._totals.hear(item["totals"])
+            self._totals.raise_to(item["totals"])
             self._budget = item["tokens"]
             if item["stop"] and not self._fragments:
                 self._phase = "final"
@@ -331,9 +336,9 @@ class InnerStep:
     def _answer(self, pull: Mapping[Any, Round]) -> list[tuple[str, Any]]:
         """The captures that answer these pulls."""
         for request in pull.values():
-            self._totals.hear(request["totals"])
+            self._totals.raise_to(request["totals"])
         answers = self._answers.to(pull)
-        if self._answers.is_final:
+        if self._answers.is_final:  # One of these pulls may be the final one.
             self._phase = "final"
         return list(answers)
 
@@ -358,18 +363,22 @@ class InnerStep:
         if not self._odometer.steps:
             self._first_at = self._context.now()
             self._lending.begin(is_anew=not self._inheritance.has_found)
+        # Before the step: the life of the cut would have adopted them at this boundary.
         self._inheritance.adopt_due()
+        # The progress counts the tokens before this step, as in every learner: the learning rate follows it.
         metrics = self._learner.step(batch, self._totals.trained / self._budget if self._budget else 0.0)
         now = self._context.now()
-        if self._odometer.steps:
+        if self._odometer.steps:  # The first step has no end of another one before it.
             took = now - self._stepped_at
             self._step_time = STEP_TIME_DECAY * (self._step_time or took) + (1 - STEP_TIME_DECAY) * took
         self._stepped_at = now
         self._odometer.steps += 1
         self._odometer.tokens += self._step_tokens
         self._totals.add(self._slot, self._incarnation, self._step_tokens)
+        # After the count: the step whose loss is not finite is found by its distance from the last one counted.
         if self._metrics.add(metrics):
             self._read_metrics(left=1)
+        # After the losses were read: a copy must not have the leaves of a sick learner.
         if self._fragments and not self._sick:
             self._inheritance.leave_copy()
 
@@ -396,15 +405,15 @@ class InnerStep:
         is_watched = "report" in connected and not (is_usual and now - self._watched_at < WATCH_NS)
         if not (is_paced or is_watched):
             return []
-        if is_watched:
+        if is_watched:  # Before anything is published: it may find that this learner is sick.
             self._read_metrics(left=1)
         self._reported_step, self._reported_at = self._odometer.steps, now
         if self._odometer.steps and self._phase == "stepping":
             self._stepping = now - self._first_at
         self._context.publish({"phase": self._phase, "step": self._odometer.steps, "sick": self._sick})
         progress = self._progress()
-        told: list[tuple[str, Any]] = [("progress", progress)] if is_paced else []
-        return [*told, ("report", self._report(progress))] if is_watched else told
+        for_pacer: list[tuple[str, Any]] = [("progress", progress)] if is_paced else []
+        return [*for_pacer, ("report", self._report(progress))] if is_watched else for_pacer
 
     def _progress(self) -> Progress:
         progress = Progress(
@@ -416,7 +425,7 @@ class InnerStep:
             step_time=round(self._step_time),
             delay_steps=self._delay_steps,
             epochs=[0 if held is None else held.ledger.base[0] for held in self._held],
-            totals=self._totals.next_told(self._slot, self._incarnation),
+            totals=self._totals.next_rows(self._slot, self._incarnation),
         )
         if self._tells_links:
             progress["links"] = [[*link, *rate] for link, rate in sorted(self._context.traffic.goodput.items())]

@@ -1,23 +1,8 @@
 """Steps in lock-step: a learner steps when its gate permits it, and the gate waits for the syncer.
 
 Decides at which of a learner's steps an update is adopted and a fragment captured. Does not decide the order and the
-members of merges (`conductor`), and computes nothing: adoption, capture and step are those of `inner_step`.
-
-Theory of operation. Boundaries lie between steps: boundary n is before step n, counted from 0. The conductor's turns
-define after how many steps each fragment is captured; `overlap` steps after its capture, its update is adopted. So the
-gate permits step n when
-
-    the updates of all fragments captured at boundary n - overlap are here, and are adopted before it; and
-    the next turn is known, or boundary n + 1 is too early for one: within `free` steps of the last capture.
-
-A capture at boundary n + 1 happens at the end of step n, because with an overlap of 0 step n + 1 waits for its update.
-Before a learner holds every fragment, and after the end, there are no steps: messages then go directly to the learner.
-A syncer that comes back begins a new count of rounds, and all turns that were open before are dropped. It asks for the
-newest version: a learner that steps answers at a boundary, by a permit, and one that waits to begin, which takes no
-permits, at once; where a request and the first step may have crossed, both.
-
-All learners are at one boundary when they have answered a turn. So a cut is made there: the model that results from the
-turns up to it, and from each learner the state that only it has, before its next step (`inheritance`).
+members of merges (`conductor`), and computes nothing: adoption, capture and step are those of `inner_step`. All
+learners are at one boundary when they have answered a turn, so a cut is made there.
 """
 
 from __future__ import annotations
@@ -78,9 +63,9 @@ class LockStep:
         """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
         return self._step.calls_on(devices, seed, slot)
 
-    def work(self, told: Mapping[str, Any], host: Any, **at: Any) -> None:
+    def work(self, spec: Mapping[str, Any], host: Any, **at: Any) -> None:
         """Compute for the host of this body, in a process of its own."""
-        self._step.work(told, host, **at)
+        self._step.work(spec, host, **at)
 
     def open(self, context: Any) -> None:
         """Compile every function."""
@@ -97,8 +82,8 @@ class LockStep:
         restored: Mapping[Any, Restored] | None = None,
     ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
         """Execute the permit; `batch` and `permit` are None where this node is idle."""
-        for told in (wanted or {}).values():
-            self._wanted = told
+        for cut in (wanted or {}).values():
+            self._wanted = cut
         for kept in (restored or {}).values():
             self._step.give(kept)
         emitted: list[tuple[str, Any]] = []
@@ -152,6 +137,18 @@ class StepGate:
 
     `fragments` is P, `overlap` the steps between a capture and the adoption of the resulting update, `free` the steps
     after a capture that a learner may make without knowing the next turn.
+
+    Boundary n is before step n, counted from 0. The conductor's turns define after how many steps each fragment is
+    captured; `overlap` steps after its capture, its update is adopted. So the gate permits step n when
+
+        the updates of all fragments captured at boundary n - overlap are here, and are adopted before it; and
+        the next turn is known, or boundary n + 1 is too early for one: within `free` steps of the last capture.
+
+    A capture at boundary n + 1 happens at the end of step n, because with an overlap of 0 step n + 1 waits for its
+    update. Before a learner holds every fragment, and after the end, there are no steps: messages then go directly to
+    the learner. A syncer that comes back begins a new count of rounds, and all turns that were open before are dropped.
+    It asks for the newest version: a learner that steps answers at a boundary, by a permit, and one that waits to
+    begin, which takes no permits, at once; where a request and the first step may have crossed, both.
     """
 
     outputs = ("update", "pull", "permit")
@@ -163,7 +160,7 @@ class StepGate:
         self._waiting: list[_WaitingTurn] = []
         self._ending: list[Turn] = []
         self._loose: dict[int, Update] = {}
-        self._asked: list[Round] = []
+        self._due_turns: list[Round] = []
         self._straight: dict[int, Turn] = {}
         """By fragment, the request to a learner that was not known to step, until the resulting update is here."""
         self._steps = False
@@ -184,12 +181,12 @@ class StepGate:
         """The permits that follow from the inputs; messages that concern no step are passed on at once."""
         if progress is not None and progress["phase"] == "stepping" and not self._steps:
             self._steps = True
-            asked, self._straight = self._straight, {}
-            self._asked += [turn for turn in asked.values() if not _has_come(turn, update)]
+            turns, self._straight = self._straight, {}
+            self._due_turns += [turn for turn in turns.values() if not _has_come(turn, update)]
         # Turns first: an update does not name its turn, so the turns must be known.
-        asked_for = [each for turn in _in_order(pull, "round") for each in self._hear(turn)]
+        due_turns = [each for turn in _in_order(pull, "round") for each in self._accept_turn(turn)]
         # And updates first on their way: a pull is answered on the newest version that has arrived.
-        emitted = [each for item in _in_order(update, "fragment") for each in self._take(item)] + asked_for
+        emitted = [each for item in _in_order(update, "fragment") for each in self._keep_update(item)] + due_turns
         while not self._is_over and (permit := self._next()) is not None:
             emitted.append(("permit", permit))
         return emitted
@@ -198,7 +195,7 @@ class StepGate:
     def _is_stepping(self) -> bool:
         return len(self._held) == self._fragments and not self._is_over
 
-    def _hear(self, turn: Turn) -> list[tuple[str, Any]]:
+    def _accept_turn(self, turn: Turn) -> list[tuple[str, Any]]:
         """Store a turn, if it is this learner's."""
         epoch = turn["round"] >> 32
         if epoch > self._epoch:
@@ -217,18 +214,18 @@ class StepGate:
             self._ends_at = max(last + turn["steps"], self._position)
             self._ending.append(turn)
         elif self._steps:
-            self._asked.append(turn)
+            self._due_turns.append(turn)
         else:
             self._straight[turn["fragment"]] = turn
             return [("pull", turn)]
         return []
 
-    def _take(self, item: Update) -> list[tuple[str, Any]]:
+    def _keep_update(self, item: Update) -> list[tuple[str, Any]]:
         """Keep an update until its boundary; one that no turn waits for, until the next."""
         if item["kind"] == "copy" and (self._is_stepping or is_withdrawn(item)):
             return []
-        asked = self._straight.get(item["fragment"])
-        if asked is not None and _answers(item, asked):
+        turn = self._straight.get(item["fragment"])
+        if turn is not None and _answers(item, turn):
             del self._straight[item["fragment"]]
         if not self._is_stepping:
             self._held.add(item["fragment"])
@@ -246,16 +243,16 @@ class StepGate:
             return None
         n = self._position
         due = [waiting for waiting in self._waiting if waiting.is_captured and waiting.at + self._overlap <= n]
-        asked, self._asked = self._asked, []
+        turns, self._due_turns = self._due_turns, []
         if any(waiting.update is None for waiting in due):
-            return Permit(updates=[], pulls=asked, trains=False) if asked else None
+            return Permit(updates=[], pulls=turns, trains=False) if turns else None
         is_end = len(self._ending) == self._fragments and n >= self._ends_at
         if is_end or self._is_free(n):
-            pulls = [*asked, *(self._ending if is_end else self._capture(n + 1))]
+            pulls = [*turns, *(self._ending if is_end else self._capture(n + 1))]
             self._is_over = is_end
             self._position += not is_end
             return Permit(updates=self._adopted(due), pulls=pulls, trains=not is_end)
-        return Permit(updates=[], pulls=asked, trains=False) if asked else None
+        return Permit(updates=[], pulls=turns, trains=False) if turns else None
 
     def _is_free(self, n: int) -> bool:
         """Whether step n passes no boundary at which a capture may yet be requested."""
@@ -282,11 +279,11 @@ def _in_order(items: Mapping[Any, Any] | None, by: str) -> list[Any]:
     return sorted((items or {}).values(), key=itemgetter(by))
 
 
-def _answers(item: Update, asked: Turn) -> bool:
+def _answers(item: Update, turn: Turn) -> bool:
     """Whether an update is the result of a request, or newer: a recovered version keeps its epoch."""
-    return item["kind"] == "recover" or item["version"][0] > asked["round"] >> 32
+    return item["kind"] == "recover" or item["version"][0] > turn["round"] >> 32
 
 
-def _has_come(asked: Turn, update: Mapping[Any, Update] | None) -> bool:
+def _has_come(turn: Turn, update: Mapping[Any, Update] | None) -> bool:
     came = (update or {}).values()
-    return any(item["fragment"] == asked["fragment"] and _answers(item, asked) for item in came)
+    return any(item["fragment"] == turn["fragment"] and _answers(item, turn) for item in came)

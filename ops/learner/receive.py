@@ -122,11 +122,11 @@ class Receive:
 
         The first is repeated only where the version sent did not help.
         """
-        kept, said, held = self._kept.get(p), self._lacking.get(p), self._held.get(p)
+        kept, reported, held = self._kept.get(p), self._lacking.get(p), self._held.get(p)
         version = [0, 0] if held is None else held["version"]
         if not kept:
             return [] if self._lacking.pop(p, None) is None else [Need(fragment=p, version=version, lacks=False)]
-        if said == version:
+        if reported == version:
             return []
         self._lacking[p] = version
         return [Need(fragment=p, version=version, lacks=True)]

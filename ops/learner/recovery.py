@@ -1,35 +1,9 @@
-"""The state that one life of a learner takes over from the lives before it, and leaves for those after it.
+"""The state that one life of a learner takes over from the lives before it and from other learners, and leaves for
+those after it.
 
-Decides the source of that state: the cut in a snapshot (`Own`), if this life begins with exactly its versions, and then
-it continues as the life that made the cut would have; else the copy on the disk of its machine (`local_copies`); else
-its local leaves begin anew, and another learner's replace them, if they arrive soon (`lending`). The choice is reported
-(`began`).
-
-Theory of operation. A cut is made when an answer was captured. By then a learner had adopted a version of each
-fragment, and had worked since: that work is in its parameters, and in no version. Its next life continues with both,
-and includes that work in its answer (`FragmentLedger.former`). Or it had already answered, and the resulting version,
-which is in the snapshot, was to be adopted some steps later: the next life adopts it after as many.
-
-The loans of one life of a learner: local leaves that it borrows from another, and lends to others.
-
-The lend node is `ops.recovery.lend`. This module decides how long a loan is worth it. A life that begins with no local
-leaves of its own steps at once, and takes those of another that arrive within `BORROW_STEPS` steps; later its own are
-as good. It lends once it has found or borrowed some, or has made twice as many steps: where all begin together, none
-has any to lend. It lends the leaves after its last step, unless its loss is not finite. Leaves that have the right form
-but bad values lead to a loss that is not finite, and that creates them anew.
-
-Copies of a learner's own state, moments above all, on the disk of its machine, for its next life.
-
-Decides when one is made, and whether one that is found is used. A copy is made in the background, one at a time, and so
-seldom that the learner itself spends at most a 400th of its time on it, until it has the leaves in memory: after a
-second, then after twice as long each time, up to 15 s, or up to 400 times the duration of the last one. Only some
-leaves of a large state are in memory at a time: the next ones are read after a later step, when those are written.
-Moments of different steps serve as well as those of one step, beside a model that is newer than both.
-
-A copy that is found is from a life of the same slot before this one, on this machine: some seconds old, beside a model
-that is newer. Moments are means over many steps, so an old copy is nearer to what was lost than none. It is not synced:
-the death of a process does not touch it, and after a power failure its digest tells whether it is whole. If anything is
-wrong with it, or with the disk, the learner just begins with none.
+Decides the source of that state, in this order: the cut in a snapshot (`Own`), if this life begins with exactly its
+versions; the copy of its local leaves on the disk of its machine (`LocalCopies`); leaves that another learner lends, if
+they arrive soon (`Lending`); else they begin anew.
 """
 
 from __future__ import annotations
@@ -59,6 +33,11 @@ class Lending:
     """The loans of the life that a host opens with `context`.
 
     `learner` is None where it neither borrows nor lends: an elastic island has copies of its own.
+
+    A life without local leaves of its own steps at once, and takes those of another that arrive within BORROW_STEPS
+    steps; later its own are as good. It lends once it has found or borrowed some, or has made twice as many steps:
+    where all begin together, none has any to lend. Leaves that have the right form but bad values lead to a loss that
+    is not finite, and that creates them anew.
     """
 
     def __init__(self, context: Any, learner: LastingLearning | None, odometer: Odometer) -> None:
@@ -69,24 +48,24 @@ class Lending:
         """None before the first step."""
         self._has_taken = False
         self._to: list[int] | None = None
-        self._told: tuple[Any, ...] = ()
+        self._announced: tuple[Any, ...] = ()
 
     def begin(self, *, is_anew: bool) -> None:
         """Record the first step, with local leaves that were created anew, or are those of a life before."""
         self._lacks, self._has_taken = is_anew, not is_anew
 
-    def hear(self, loans: Mapping[Any, Loan]) -> list[Any] | None:
+    def accept(self, loans: Mapping[Any, Loan]) -> list[Any] | None:
         """Take lent leaves, and requests to lend; returns ["peer", slot, step] of the life whose leaves were taken."""
         began = None
         for loan in loans.values():
             if (loan["slot"], loan["incarnation"]) != (self._slot, self._incarnation):
                 continue
             self._to = loan["to"]
-            if loan["by"] is not None and self._lacks and self._take(loan):
+            if loan["by"] is not None and self._lacks and self._borrow(loan):
                 began = ["peer", loan["by"][0], loan["step"]]
         return began
 
-    def _take(self, loan: Loan) -> bool:
+    def _borrow(self, loan: Loan) -> bool:
         self._lacks = False  # Leaves of another form are not requested again.
         with suppress(ValueError):
             self._has_taken = self._learner is not None and self._learner.borrow(
@@ -94,17 +73,17 @@ class Lending:
             )
         return self._has_taken
 
-    def news(self, *, is_sick: bool) -> list[tuple[str, Moments]]:
+    def announcements(self, *, is_sick: bool) -> list[tuple[str, Moments]]:
         """The announcement of this life's loans, where it has changed."""
         if self._learner is None or self._lacks is None:
             return []
         self._lacks = self._lacks and self._odometer.steps < BORROW_STEPS
         lends = self._has_taken or self._odometer.steps >= 2 * BORROW_STEPS
-        if self._told == (self._lacks, lends, self._to):
+        if self._announced == (self._lacks, lends, self._to):
             return []
-        self._told = self._lacks, lends, self._to
+        self._announced = self._lacks, lends, self._to
         leaves = self._learner.lend() if self._to is not None and lends and not is_sick else []
-        told = Moments(
+        moments = Moments(
             slot=self._slot,
             incarnation=self._incarnation,
             lacks=self._lacks,
@@ -113,7 +92,7 @@ class Lending:
             step=self._odometer.steps,
             leaves=[packed(leaf) for leaf in leaves],
         )
-        return [("moments", told)]
+        return [("moments", moments)]
 
 
 FIRST_NS: Final = 1_000_000_000
@@ -159,19 +138,19 @@ class _Making:
         self.is_whole = self.is_lost = False
         self._leaves = iter(leaves())
 
-    def take(self) -> list[np.ndarray[Any, Any]]:
+    def next_leaves(self) -> list[np.ndarray[Any, Any]]:
         """The next leaves; after the last `is_whole`."""
-        taken: list[np.ndarray[Any, Any]] = []
+        leaves: list[np.ndarray[Any, Any]] = []
         held = 0
-        while not taken or held < HELD_BYTES_MAX:
+        while not leaves or held < HELD_BYTES_MAX:
             leaf = next(self._leaves, None)
             if leaf is None:
                 self.is_whole = True
                 break
-            taken.append(leaf)
+            leaves.append(leaf)
             self.forms.append(form_of(leaf))
             held += leaf.nbytes
-        return taken
+        return leaves
 
     def write(self, data: bytes | memoryview) -> None:
         """Write bytes in bounded parts; nothing more once the disk has taken less than a part."""
@@ -192,7 +171,13 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @final
 class LocalCopies:
-    """The copies of one life of a slot, in the run's `folder` on this machine; `now` is in nanoseconds."""
+    """The copies of one life of a slot, in the run's `folder` on this machine; `now` is in nanoseconds.
+
+    A copy is made in the background, one at a time, and so seldom that the learner spends at most a SHAREth of its time
+    on it. Only some leaves of a large state are in memory at a time; moments of different steps serve as well as those
+    of one step. It is not synced: the death of a process does not touch it, and after a power failure its digest tells
+    whether it is whole. If anything is wrong with it, or with the disk, the learner begins with none.
+    """
 
     def __init__(self, folder: Path, disk: HostDisk, slot: int, incarnation: int, now: Callable[[], int]) -> None:
         self._path, self._disk = folder / FOLDER / f"learner-{slot}", disk
@@ -201,7 +186,7 @@ class LocalCopies:
         self._thread: threading.Thread | None = None
         self._making: _Making | None = None
 
-    def found(self) -> Copy | None:
+    def former(self) -> Copy | None:
         """The copy of a former life; None if there is none that can be read."""
         try:
             data = memoryview(self._disk.read(self._path))
@@ -226,13 +211,13 @@ class LocalCopies:
         not change afterwards."""
         now = self._now()
         making = self._making = self._making or _Making(step, now, leaves)
-        taken = making.take()
+        chunk = making.next_leaves()
         making.took += self._now() - now
         if making.is_whole:
             self._making = None
             self._pause = min(2 * self._pause, EVERY_NS)
             self._next_at = making.begun + max(self._pause, SHARE * making.took)
-        self._thread = threading.Thread(target=self._write, args=(making, taken), name="local copy", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(making, chunk), name="local copy", daemon=True)
         self._thread.start()
 
     def settle(self) -> None:
@@ -251,8 +236,8 @@ class LocalCopies:
                 making.write(flat(leaves.pop(0)).data)
             if making.is_whole:
                 header = _Header(self._slot, self._incarnation, making.step, making.forms)
-                told = msgspec.msgpack.encode(header)
-                making.write(told + len(told).to_bytes(_LENGTH, "big"))
+                footer = msgspec.msgpack.encode(header)
+                making.write(footer + len(footer).to_bytes(_LENGTH, "big"))
                 making.write(making.digest.digest())
                 if making.file is not None:
                     making.file.close()
@@ -262,8 +247,8 @@ class LocalCopies:
             making.is_lost = True
 
     def _read(self, data: memoryview) -> Copy | None:
-        told, body = data[-_DIGEST:], data[:-_DIGEST]
-        if bytes(data[: len(_MAGIC)]) != _MAGIC or xxhash.xxh3_128_digest(body) != told:
+        digest, body = data[-_DIGEST:], data[:-_DIGEST]
+        if bytes(data[: len(_MAGIC)]) != _MAGIC or xxhash.xxh3_128_digest(body) != digest:
             return None
         end = len(body) - _LENGTH
         begin = end - int.from_bytes(body[end:], "big")
@@ -284,6 +269,11 @@ class Inheritance:
 
     `held` and `odometer` belong to the `learner`, and change here, too. `has_kept` returns whether the learner's local
     leaves, once created, are those of a former life already.
+
+    A cut is made when an answer was captured. By then a learner had adopted a version of each fragment, and had worked
+    since: that work is in its parameters, and in no version. Its next life continues with both, and includes that work
+    in its answer (`FragmentLedger.former`). Or it had already answered, and the resulting version, which is in the
+    snapshot, was to be adopted some steps later: the next life adopts it after as many.
     """
 
     def __init__(
@@ -332,7 +322,7 @@ class Inheritance:
         """Record that local leaves of another learner were taken, if any were."""
         self.began = began or self.began
 
-    def take(self) -> Totals | None:
+    def take_over(self) -> Totals | None:
         """Take over the state that was found, once all fragments are held and the local leaves are created anew.
 
         Where this life continues from a cut, returns the progress of the run as known at the cut.
@@ -342,7 +332,7 @@ class Inheritance:
             return None
         if own is not None and self._take_own(own):
             totals = Totals()  # The totals that this life has received since may exceed those at the cut.
-            totals.hear(own["totals"])
+            totals.raise_to(own["totals"])
             self.began = ["snapshot", own["incarnation"], sum(count for _, count, _, _ in own["standings"])]
             return totals
         if self._has_copies:
@@ -350,7 +340,7 @@ class Inheritance:
         return None
 
     def _take_copy(self) -> None:
-        copy = None if self._copies is None else self._copies.found()
+        copy = None if self._copies is None else self._copies.former()
         if copy is not None and self._learner.take_local(copy.leaves):
             self.began = ["copy", copy.incarnation, copy.step]
         else:
@@ -403,7 +393,7 @@ class Inheritance:
         is_whole = self._has_alpha or any(due is None for _, _, due, _ in standings)
         leaves = [packed(leaf) for leaf in self._learner.own(whole=is_whole)]
         return Own(
-            slot=self._slot, incarnation=self._incarnation, standings=standings, totals=totals.told(), leaves=leaves
+            slot=self._slot, incarnation=self._incarnation, standings=standings, totals=totals.rows(), leaves=leaves
         )
 
     def _standing(self, p: int, overlap: int) -> list[Any]:

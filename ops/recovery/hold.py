@@ -1,40 +1,8 @@
-"""Which version a shard that comes back continues from, among those that learners claim to hold.
+"""What outlives a shard: who holds a fragment, which of the versions that learners claim is true, and how many tokens
+each life has trained.
 
-Decides which claims to believe. The versions of learners are all that a shard can continue from, and one learner may be
-wrong. Hosts that only hold the model (`hold`) have it from the shard itself, so a version that they know is believed
-from any learner with the same bytes, and from no other. A version that they do not know, because it was the last one
-published, is believed where half of those that answer, or more, claim to hold it or a newer one: so of three no single
-one is believed, and of two one is, because either may be wrong. Where they have different bytes for it, the largest
-agreeing group is believed.
-
-The believed numbers of tokens that lives of learners have trained, by their sources.
-
-Decides which source counts. A life that reports is the only source about itself. About a life that was never heard,
-which a shard that comes back finds where learners have died, the recorder is a source; and so are learners, which know
-it from the shard before. One of them may be wrong, so learners' numbers about others count as far as more than half of
-the live ones report at least as much. A learner that is alone is believed: it is the whole run.
-
-The hold node: keeps published updates, for shards that come back when no learner has them any more.
-
-Decides when learners get a copy: when the shard that published a fragment is gone and its next life is there. A learner
-that holds that version, or a newer one, ignores the copy; one that holds none adopts it, and the shard then asks it
-like any learner that held it all along. So a merged model is never begun anew as long as one host of any role has it.
-Once the shard has published under its new epoch, the copies are withdrawn, because learners that join later would get
-them, too. Shards learn which fragments are held, so that they wait for the copies, with digests of them, to check
-claims; so does the recorder, which reports a model as lost once no host holds it.
-
-Leaves of a state as bytes, and back: of any numeric type, including those that tensor files do not know.
-
-Whether fragments were ever merged: a shard that comes back finds this out before it lets any learner begin them.
-
-Decides which fragments may begin: all, in the first life of a shard; later all as long as neither the recorder nor any
-holder of the model knows of any fragment that was merged, once each of those that is live has checked since it knows of
-this life, and reported: an earlier report may be older than what reached it from the life before. A fragment whose
-first version a holder has does not begin anew either: this life goes on from it. No fragment is merged before one
-holder has reported all first versions (`is_kept`), so that there is one to go on from. Once a merge is known,
-fragments without a version come from their holders, also where that is the first one: beside merged fragments one that
-is begun anew would make a model of two. Where the hosts that knew of a merge have died since, this life is the last
-that knows; it reports that to the recorder, which reports a model as lost.
+Decides which claims a shard that comes back believes, when learners get a copy of a fragment from a host that only
+holds it, and whether a fragment may begin anew.
 """
 
 from __future__ import annotations
@@ -54,7 +22,14 @@ from isthmus.ops.exchange.token_accounts import Totals
 
 
 class Claim(NamedTuple):
-    """A learner's claim to hold a version, [epoch, count], with the digest of its contents."""
+    """A learner's claim to hold a version, [epoch, count], with the digest of its contents.
+
+    A shard that comes back can continue only from versions of learners, and one learner may be wrong. Hosts that only
+    hold the model have it from the shard itself, so a version that they know is believed from any learner with the same
+    bytes, and from no other. A version that they do not know, because it was published last, is believed where at least
+    half of those that answer claim it or a newer one: of three no single one is believed, and of two one is, because
+    either may be wrong. Of different bytes for it the largest agreeing group is believed.
+    """
 
     version: tuple[int, int]
     digest: str
@@ -63,22 +38,22 @@ class Claim(NamedTuple):
 
 def digest_of(values: Any, clock: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> str:
     """The digest of a version: of its values, float32, and of the clock and positions of the work in them."""
-    told = msgspec.msgpack.encode([[list(row) for row in clock], [list(row) for row in positions]])
-    return xxhash.xxh3_128_hexdigest(xxhash.xxh3_128_digest(memoryview(values).cast("B")) + told)
+    sources = msgspec.msgpack.encode([[list(row) for row in clock], [list(row) for row in positions]])
+    return xxhash.xxh3_128_hexdigest(xxhash.xxh3_128_digest(memoryview(values).cast("B")) + sources)
 
 
-def is_denied(claim: Claim, known: Mapping[tuple[int, int], str]) -> bool:
+def is_denied(claim: Claim, digests: Mapping[tuple[int, int], str]) -> bool:
     """Whether holders of the model know the claimed version, with another digest."""
-    return known.get(claim.version, claim.digest) != claim.digest
+    return digests.get(claim.version, claim.digest) != claim.digest
 
 
-def believed(claims: Sequence[Claim], known: Mapping[tuple[int, int], str]) -> Claim | None:
-    """The claim to continue from; None if all are denied. `known` are digests by version."""
-    sound = [claim for claim in claims if not is_denied(claim, known)]
+def believed(claims: Sequence[Claim], digests: Mapping[tuple[int, int], str]) -> Claim | None:
+    """The claim to continue from; None if all are denied. `digests` are digests by version."""
+    sound = [claim for claim in claims if not is_denied(claim, digests)]
     if not sound:
         return None
     versions = sorted((claim.version for claim in sound), reverse=True)
-    credible = max(versions[(len(versions) - 1) // 2], max(known, default=(0, 0)))
+    credible = max(versions[(len(versions) - 1) // 2], max(digests, default=(0, 0)))
     agreeing = Counter((claim.version, claim.digest) for claim in sound)
     return max(
         (claim for claim in sound if claim.version <= credible),
@@ -95,8 +70,14 @@ def is_majority(count: int, of: int) -> bool:
     return 2 * count > of
 
 
-class Hearsay:
-    """Believed tokens by (slot, incarnation) (`totals`)."""
+class RelayedTotals:
+    """Believed tokens by (slot, incarnation) (`totals`).
+
+    A life that reports is the only source about itself. About a life that this shard has never heard of, the recorder
+    is a source, and so are learners, which know it from the shard before. One learner may be wrong, so what learners
+    say about others counts as far as more than half of the live ones report at least as much. A learner that is alone
+    is believed: it is the whole run.
+    """
 
     def __init__(self) -> None:
         self.totals = Totals()
@@ -112,18 +93,18 @@ class Hearsay:
         life = report["slot"], report["incarnation"]
         self._own.add(life)
         self._claims.pop(life, None)
-        self.totals.hear([[*life, report["tokens"]]])
+        self.totals.raise_to([[*life, report["tokens"]]])
         for slot, incarnation, tokens in report["totals"]:
             if (slot, incarnation) not in self._own and tokens > self.totals.of(slot, incarnation):
                 self._hear_claim((slot, incarnation), report["slot"], tokens, live, learners)
 
-    def hear_recorder(self, told: Iterable[Sequence[int]]) -> None:
+    def hear_recorder(self, rows: Iterable[Sequence[int]]) -> None:
         """Add the recorder's numbers of lives that have not reported themselves."""
-        self.totals.hear(each for each in told if (each[0], each[1]) not in self._own)
+        self.totals.raise_to(each for each in rows if (each[0], each[1]) not in self._own)
 
     def slots(self) -> set[int]:
         """All slots that any source has mentioned, believed or not."""
-        return {slot for slot, *_ in self.totals.told()} | {slot for slot, _ in self._claims}
+        return {slot for slot, *_ in self.totals.rows()} | {slot for slot, _ in self._claims}
 
     def _hear_claim(
         self, life: tuple[int, int], by: int, tokens: int, live: Callable[[], Collection[int]], learners: int
@@ -133,10 +114,10 @@ class Hearsay:
         claims = self._claims.setdefault(life, {})
         claims[by] = max(tokens, claims.get(by, 0))
         slots = live()
-        said = sorted((each for slot, each in claims.items() if slot in slots), reverse=True)
+        amounts = sorted((each for slot, each in claims.items() if slot in slots), reverse=True)
         needed = max(learners, len(slots)) // 2
-        if len(said) > needed:
-            self.totals.hear([[*life, said[needed]]])
+        if len(amounts) > needed:
+            self.totals.raise_to([[*life, amounts[needed]]])
 
 
 HOLDERS: Final = ("evaluator", "recorder")
@@ -144,7 +125,13 @@ HOLDERS: Final = ("evaluator", "recorder")
 
 
 class Hold:
-    """Updates in, copies of them out, on a timer. Fragment p belongs to the replica p mod `shards` of `role`."""
+    """Updates in, copies of them out, on a timer. Fragment p belongs to the replica p mod `shards` of `role`.
+
+    Learners get a copy when the shard that published a fragment is gone and its next life is there. A learner that
+    holds that version, or a newer one, ignores it; one that holds none adopts it, and the shard then asks it like any
+    other. So a merged model never begins anew as long as one host of any role has it. Once the shard has published
+    under its new epoch, the copies are withdrawn, because learners that join later would get them, too.
+    """
 
     outputs: ClassVar[tuple[str, ...]] = ("copy", "held")
     schemas: ClassVar[dict[str, Any]] = {"update": UPDATE}
@@ -152,8 +139,8 @@ class Hold:
     def __init__(self, *, role: str, shards: int) -> None:
         self._role, self._shards = role, shards
         self._held: dict[int, Update] = {}
-        self._told: Held | None = None
-        self._given: dict[int, tuple[int, list[Any]]] = {}
+        self._sent: Held | None = None
+        self._copies_sent: dict[int, tuple[int, list[Any]]] = {}
         """Fragment -> the life of its shard for which copies were sent, and its row in `Held.given`."""
 
     def open(self, context: Any) -> None:
@@ -163,8 +150,8 @@ class Hold:
     def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:
         """Store new updates; emit the copies to send, those to withdraw, and the held versions, if they changed."""
         for item in (update or {}).values():
-            known = self._held.get(item["fragment"])
-            if known is None or item["version"] >= known["version"]:
+            newest = self._held.get(item["fragment"])
+            if newest is None or item["version"] >= newest["version"]:
                 self._held[item["fragment"]] = item
         lives = {
             member.replica.slot: member.incarnation
@@ -175,25 +162,25 @@ class Hold:
         merged = sorted(fragment for fragment, held in self._held.items() if held["version"][1])
         role = self._context.member.replica.role
         for fragment, held in sorted(self._held.items()):
-            life, given = lives.get(fragment % self._shards, 0), self._given.get(fragment, (0,))[0]
-            if held["version"][0] < life and given < life:
+            life, life_given = lives.get(fragment % self._shards, 0), self._copies_sent.get(fragment, (0,))[0]
+            if held["version"][0] < life and life_given < life:
                 lengths = cast(dict[str, Any], held).get("lengths", [])
-                self._given[fragment] = life, [fragment, *held["version"], _digest(held), lengths]
+                self._copies_sent[fragment] = life, [fragment, *held["version"], _digest(held), lengths]
                 emitted += self._gifts(held)
-            elif given and held["version"][0] >= given:
-                del self._given[fragment]
+            elif life_given and held["version"][0] >= life_given:
+                del self._copies_sent[fragment]
                 emitted.append(("copy", withdrawn(fragment)))
         own = {
             "holder": role,
             "fragments": sorted(self._held),
             "merged": merged,
             "lives": [[shard, life] for shard, life in sorted(lives.items())],
-            "given": [row for _, (_, row) in sorted(self._given.items())],
+            "given": [row for _, (_, row) in sorted(self._copies_sent.items())],
         }
-        told = cast(Held, {**own, **self._of_disk()})
-        if told != self._told:
-            self._told = told
-            emitted.append(("held", told))
+        message = cast(Held, {**own, **self._of_disk()})
+        if message != self._sent:
+            self._sent = message
+            emitted.append(("held", message))
         return emitted or None
 
     def _gifts(self, held: Update) -> list[tuple[str, Any]]:
@@ -245,9 +232,9 @@ def packed(leaf: np.ndarray[Any, Any]) -> list[Any]:
     return [*form_of(leaf), flat(leaf)]
 
 
-def unpacked(told: Sequence[Any]) -> np.ndarray[Any, Any]:
+def unpacked(leaf: Sequence[Any]) -> np.ndarray[Any, Any]:
     """The packed leaf; ValueError if it is invalid."""
-    name, shape, data = told
+    name, shape, data = leaf
     return formed(np.asarray(data), name, shape)
 
 
@@ -270,14 +257,23 @@ class ShardContext(Protocol):
 
 
 class ShardMemory:
-    """A shard life's knowledge of earlier ones."""
+    """A shard life's knowledge of earlier ones.
+
+    All fragments may begin in the first life of a shard; later as long as neither the recorder nor any holder of the
+    model knows of a merged fragment, once each live one has checked since it knows of this life: an earlier report may
+    be older than what reached it from the life before. A fragment whose first version a holder has does not begin anew
+    either. No fragment is merged before one holder has reported all first versions (`is_kept`). Once a merge is known,
+    fragments without a version come from their holders: beside merged fragments one that begins anew would make a model
+    of two. Where the hosts that knew of a merge have died since, this life reports it to the recorder, which reports a
+    model as lost once no host holds it.
+    """
 
     def __init__(self) -> None:
         self._merged: set[int] = set()
         self._heard: dict[Any, Held] = {}
         self._recorded: set[int] = set()
         self._has_recorder = False
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._kept_by: int | None = None
         self._is_kept = False
 
@@ -317,10 +313,10 @@ class ShardMemory:
         No report as long as the recorder is silent, and each only once.
         """
         unknown = self._merged - self._recorded
-        if context.member.incarnation == 1 or not self._has_recorder or unknown <= self._told:
+        if context.member.incarnation == 1 or not self._has_recorder or unknown <= self._reported:
             return []
-        self._told |= unknown
-        return [("held", heard(context.member.replica.role, sorted(self._told)))]
+        self._reported |= unknown
+        return [("held", heard(context.member.replica.role, sorted(self._reported)))]
 
     def has_heard_holders(self, context: ShardContext) -> bool:
         """Whether all live holders of the model have checked their versions for this life of the shard."""

@@ -38,7 +38,7 @@ class Lend:
 
     def __init__(self, *, role: str) -> None:
         self._role = role
-        self._told: dict[int, Moments] = {}
+        self._announced: dict[int, Moments] = {}
         self._deal: _Deal | None = None
         self._declined: set[tuple[Life, Life]] = set()
         """(borrower, lender): the lender had nothing for it, or died."""
@@ -51,12 +51,16 @@ class Lend:
     def __call__(self, moments: Mapping[Any, Moments] | None = None) -> list[tuple[str, Loan]] | None:
         """Continue the present loan, and begin the next."""
         for item in (moments or {}).values():
-            known = self._told.get(item["slot"])
-            if known is None or item["incarnation"] >= known["incarnation"]:
-                self._told[item["slot"]] = item
+            last = self._announced.get(item["slot"])
+            if last is None or item["incarnation"] >= last["incarnation"]:
+                self._announced[item["slot"]] = item
         members = self._context.members()
         living = {(each.replica.slot, each.incarnation) for each in members if each.replica.role == self._role}
-        self._told = {slot: told for slot, told in self._told.items() if (slot, told["incarnation"]) in living}
+        self._announced = {
+            slot: moments_of
+            for slot, moments_of in self._announced.items()
+            if (slot, moments_of["incarnation"]) in living
+        }
         loans = [] if self._deal is None else self._gone_on(self._deal)
         if self._deal is None:
             loans += self._begun()
@@ -84,9 +88,9 @@ class Lend:
 
     def _begun(self) -> list[Loan]:
         """The request that begins the next loan."""
-        told = sorted(self._told.items())
-        lenders = [(slot, each["incarnation"]) for slot, each in told if each["lends"]]
-        for borrower in [(slot, each["incarnation"]) for slot, each in told if each["lacks"]]:
+        announced = sorted(self._announced.items())
+        lenders = [(slot, each["incarnation"]) for slot, each in announced if each["lends"]]
+        for borrower in [(slot, each["incarnation"]) for slot, each in announced if each["lacks"]]:
             able = [each for each in lenders if (borrower, each) not in self._declined]
             if able:
                 lender = min(able, key=lambda each: (self._lent[each[0]], each))
@@ -97,12 +101,12 @@ class Lend:
 
     def _of(self, life: Life) -> Moments | None:
         """The last message of a life; None if it is gone."""
-        told = self._told.get(life[0])
-        return told if told is not None and told["incarnation"] == life[1] else None
+        moments = self._announced.get(life[0])
+        return moments if moments is not None and moments["incarnation"] == life[1] else None
 
 
-def _is_for(told: Moments, borrower: Life) -> bool:
-    return told["to"] is not None and tuple(told["to"]) == borrower
+def _is_for(moments: Moments, borrower: Life) -> bool:
+    return moments["to"] is not None and tuple(moments["to"]) == borrower
 
 
 def _loan(life: Life, *, to: Life | None = None, by: Life | None = None, step: int = 0, leaves: Any = ()) -> Loan:

@@ -1,27 +1,8 @@
-"""The conductor of a program in lock-step: which fragment is merged next, after how many steps, with which learners.
+"""The conductor of a program in lock-step: which fragment is merged next, after how many steps, with which learners
+(DiLoCo, arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512).
 
 Decides the turns. It does not collect votes, wait, or touch values: the quorum of merge waits for every member of a
 round, and each learner's gate keeps to the steps that a turn names (`lock_step`).
-
-Theory of operation. Fragment p of P is captured after (p + 1) H / P steps, and then every H (Streaming DiLoCo, arXiv
-2501.18512; with P = 1, DiLoCo, arXiv 2311.08105). The number of open rounds is one more than the captures within the
-overlap; each merge opens the next. All learners are members of every round, so it lasts as long as the slowest of them:
-a program in lock-step waits. The phases are those of `pacer`:
-
-    initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came
-                        back. Then the conductor waits for a holder of all of them (`memory`), and for learners
-    merge               one turn after the other, on a plan that is exact in tokens as long as no learner dies; a syncer
-                        that came back goes on after the turn that was merged last
-    final               after as many more steps as the budget has left, every fragment once, with all that answer
-                        within a learned bound
-
-The token totals that learners receive of each other, which the learning rate may follow, are counted by merges and not
-by reports: so a run in which no learner dies is the same for any durations. For lives that are over only merged tokens
-count: so a run that goes on from a snapshot has the budget that it had there.
-
-A learner that comes back holds no part of an open round. It takes the newest version of every fragment, and is a member
-from the next round on. The conductor receives no notice of deaths: the quorum drops members that are dead, and a
-learner that left no trace in two rounds in a row counts as gone until its next report.
 """
 
 from __future__ import annotations
@@ -42,7 +23,7 @@ from isthmus.ops.exchange.messages import (
     last_merged,
 )
 from isthmus.ops.exchange.token_accounts import Totals
-from isthmus.ops.recovery.hold import Hearsay, ShardMemory
+from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory
 from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE, START_WAIT, Start
 from isthmus.ops.syncer.schedule import LearnerRoster, Placing, learners_live
 from isthmus.ops.syncer.terms import Conditions, everybody, last
@@ -74,6 +55,25 @@ class Conductor:
     Fires on AnyOf("progress", "merged", "control", "held", "tick"). `fragments`, `interval` and `overlap` are P, H and
     tau, `learners` the number that the start waits for, `tokens` the budget of the run and `tokens_per_batch` those of
     one step, the mean of all learners; `step_tokens` are for `schemas`.
+
+    Fragment p of P is captured after (p + 1) H / P steps, and then every H. The number of open rounds is one more than
+    the captures within the overlap; each merge opens the next. All learners are members of every round, so it lasts as
+    long as the slowest of them. The phases are those of `pacer`:
+
+        initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came
+                            back. Then the conductor waits for a holder of all of them, and for learners
+        merge               one turn after the other, on a plan that is exact in tokens as long as no learner dies; a
+                            syncer that came back goes on after the turn that was merged last
+        final               after as many more steps as the budget has left, every fragment once, with all that answer
+                            within a learned bound
+
+    The token totals that learners receive of each other, which the learning rate may follow, are counted by merges and
+    not by reports: so a run in which no learner dies is the same for any durations. For lives that are over only merged
+    tokens count: so a run that goes on from a snapshot has the budget that it had there.
+
+    A learner that comes back holds no part of an open round. It takes the newest version of every fragment, and is a
+    member from the next round on. A learner that left no trace in two rounds in a row counts as gone until its next
+    report.
     """
 
     outputs = ("round", "pull", "place", "held")
@@ -81,8 +81,8 @@ class Conductor:
     @staticmethod
     def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
         """The forms of the messages of learners, recorder and holders."""
-        told = schemas.progress(fragments, step_tokens)
-        return {"progress": told, "control": schemas.CONTROL, "held": schemas.HELD}
+        report = schemas.progress(fragments, step_tokens)
+        return {"progress": report, "control": schemas.CONTROL, "held": schemas.HELD}
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Conductor:
         self._fragments, self._interval, self._overlap = fragments, interval, overlap
         self._learners, self._budget, self._step_tokens = learners, tokens, tokens_per_batch
         self._start, self._roster = Start(learners), LearnerRoster()
-        self._hearsay = Hearsay()
-        self._totals = self._hearsay.totals  # As reported, at any time.
+        self._relayed = RelayedTotals()
+        self._totals = self._relayed.totals  # As reported, at any time.
         self._counted = Totals()  # Up to the last capture that was merged.
         self._open: dict[int, Turn] = {}  # By fragment.
         self._opened_at: dict[int, int] = {}
@@ -113,7 +113,7 @@ class Conductor:
         self._placing = Placing()
         self._published: dict[int, ReachedPositions] = {}
         """Fragment -> the progress of its newest version."""
-        self._told_before: list[list[list[int]]] = []
+        self._totals_before: list[list[list[int]]] = []
         """The totals in the next turns: the turns that were open at a cut carried the totals merged by then."""
         self._living: list[list[int]] = []
         self._has_begun = False
@@ -137,16 +137,16 @@ class Conductor:
         """Process the inputs, open the rounds that follow from them, and place new lives of learners."""
         self._living = learners_live(progress, self._context.members()) or self._living
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
-            self._roster.hear(report)
+            self._roster.record(report)
             self._placing.hear_learner(report["slot"], report["incarnation"], self._round_numbers())
-            self._hearsay.hear_learner(report, self._roster.live_slots, len(self._living))
+            self._relayed.hear_learner(report, self._roster.live_slots, len(self._living))
         self._placing.hear_merges(reached)
         self._published |= {item["fragment"]: item for item in (reached or {}).values()}
         self._memory.hear_holders(held)
-        for told in (control or {}).values():
-            self._hearsay.hear_recorder(told["totals"])
-            self._memory.hear_recorder(told)
-            self._is_stopping |= told["stop"]
+        for order in (control or {}).values():
+            self._relayed.hear_recorder(order["totals"])
+            self._memory.hear_recorder(order)
+            self._is_stopping |= order["stop"]
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
             self._end(merging)
         opened = [*self._closings(), *self._openings()]
@@ -204,8 +204,8 @@ class Conductor:
         """Count the tokens in the version with which a fragment continues, for lives that are over; for others, all."""
         living = {(learner.slot, learner.incarnation) for learner in self._roster.live()}
         merged = [*self._memory.totals(), *self._clock(fragment)]
-        self._counted.hear(row for row in merged if (row[0], row[1]) not in living)
-        self._counted.hear(row for row in self._totals.told() if (row[0], row[1]) in living)
+        self._counted.raise_to(row for row in merged if (row[0], row[1]) not in living)
+        self._counted.raise_to(row for row in self._totals.rows() if (row[0], row[1]) in living)
         self._planned = self._counted.trained
 
     def _clock(self, fragment: int) -> list[list[int]]:
@@ -224,10 +224,10 @@ class Conductor:
             return
         behind = open_rounds_max(self._overlap, self._fragments, self._interval)
         for index in range(self._index - behind, self._index - 1):
-            told = Totals()
-            told.hear(self._memory.totals())
-            told.hear(self._clock(index % self._fragments))
-            self._told_before.append(told.told())
+            totals = Totals()
+            totals.raise_to(self._memory.totals())
+            totals.raise_to(self._clock(index % self._fragments))
+            self._totals_before.append(totals.rows())
 
     def _round_numbers(self) -> list[int]:
         return [turn["round"] for turn in self._open.values()]
@@ -259,7 +259,7 @@ class Conductor:
                 return []
             # Where all begin anew, all are members of the next round again.
             self._has_begun = bool(self._roster.stepping())
-            self._counted.hear(self._memory.totals())
+            self._counted.raise_to(self._memory.totals())
             return [self._turn(p, "recover", members, 0) for p, members in holders.items() if members]
         fresh = self._memory.fresh(unborn, self._context)
         live = [learner.member for learner in self._roster.live()]
@@ -291,8 +291,8 @@ class Conductor:
         self._index += 1
         self._planned += steps * len(members) * self._step_tokens
         turn = self._turn(fragment, "merge", members, steps)
-        if self._told_before:
-            turn["totals"] = self._told_before.pop(0)
+        if self._totals_before:
+            turn["totals"] = self._totals_before.pop(0)
         return turn
 
     def _open_final(self) -> list[Turn]:
@@ -352,7 +352,7 @@ class Conductor:
             deadline=conditions.deadline,
             chain=None,
             interval=self._interval,
-            totals=self._counted.told(),
+            totals=self._counted.rows(),
             known=self._memory.known(fragment) if kind == "recover" else [],
             steps=steps,
         )

@@ -78,7 +78,7 @@ class Caller:
         self._newcomers: list[list[int]] = []
         self._reached = ReachedPositions(fragment=0, clock=[], positions=[], states=[])
         self._totals = Totals()
-        self._is_asked = False
+        self._is_stopping = False
         self.is_finished = False
 
     def open(self, context: Any) -> None:
@@ -94,12 +94,12 @@ class Caller:
         control: Mapping[Any, Control] | None = None,
     ) -> list[tuple[str, Any]]:
         """Process the inputs; returns the next round, if it is its turn, and the lives that can be placed."""
-        told = newest(kept)
-        self._kept = told if told is not None and told["leaves"] else self._kept
+        state = newest(kept)
+        self._kept = state if state is not None and state["leaves"] else self._kept
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
-            self._roster.hear(report)
+            self._roster.record(report)
             self._placing.hear_learner(report["slot"], report["incarnation"], [self._round])
-        self._is_asked |= any(told["stop"] for told in (control or {}).values())
+        self._is_stopping |= any(order["stop"] for order in (control or {}).values())
         opened: dict[str, Any] | None = None
         if self._round == self._rounds_before:
             opened = self._begin()
@@ -134,7 +134,7 @@ class Caller:
         self._trained = 0
         if self._rounds_before and self._kept:
             self._trained = self._kept["tokens"]
-            self._totals.hear(self._kept["totals"])
+            self._totals.raise_to(self._kept["totals"])
             positions, states = self._kept["positions"], self._kept["streams"]
             self._reached = ReachedPositions(fragment=0, clock=[], positions=positions, states=states)
             self._placing.hear_merges({0: self._reached})
@@ -144,7 +144,7 @@ class Caller:
         """The round after one that is over; there is none after the last."""
         served = self._newcomers if averaged["state"] is not None else []
         members = sorted([*averaged["voters"], *served])
-        self.is_finished = self._is_asked or self._trained + averaged["tokens"] >= self._budget
+        self.is_finished = self._is_stopping or self._trained + averaged["tokens"] >= self._budget
         return self._open(members, averaged, served=served, is_last=self.is_finished)
 
     def _open(
@@ -166,7 +166,7 @@ class Caller:
             donor=members[0][0] if self._newcomers else None,
             trained_before=before,
             trained=self._trained,
-            totals=self._totals.told(),
+            totals=self._totals.rows(),
             positions=self._reached["positions"],
             streams=self._reached["states"],
             is_last=is_last,

@@ -1,23 +1,9 @@
-"""Bounds on one learner's influence on a merge: its claims are checked, and the length of its gradient is bounded.
+"""The merge node: one firing per closed round, from answers to one outer gradient.
 
-Decides which answers are out of proportion, and by how much a merely long one is shortened. A fault of one learner (a
-diverged optimizer, a broken batch, a bit) is to cost its own work, and not the model of all: the length of an outer
-gradient is compared with those of its peers in the round, and with the lengths merged of the fragment before. Up to
-BOUND times the usual length it counts as it is; beyond, it is shortened to that; beyond REFUSED times it is refused,
-with a report. Norms that do not match the values are refused: the merge rests on them.
-
-Nothing is bounded as long as there is nothing to compare with. Usual lengths change by small factors from round to
-round, and with the steps between two answers, so BOUND is far above the differences between honest learners.
-
-An answer that would take a value of the model beyond float32 is refused before it is booked, so that the accounts need
-not take back an outer step that failed. `Extent` bounds every value from above, by the norms alone.
-
-The merge node: one firing per closed round, from answers to one outer gradient.
-
-It refuses answers that the token accounts refuse, that are not finite, whose norms do not match their values, that are
-out of proportion, or that exceed float32 (`bounds`); weighs the rest by tokens * (tokens / steps), merges in slot
-order, and books the result. The quorum decided which answers came into the round; outer-step applies the merged
-gradient to the parameters.
+Decides which of a round's answers count, and how much. It refuses answers that the token accounts refuse, that are not
+finite, whose norms do not match their values, that are out of proportion, or that would take the model beyond float32;
+it shortens those that are merely long, weighs the rest by tokens * (tokens / steps), merges in slot order, and books
+the result. The quorum decided which answers came into the round; outer-step applies the merged gradient.
 """
 
 from __future__ import annotations
@@ -36,7 +22,7 @@ from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, Gradient, Merging, ReachedPositions, Round
 from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
-from isthmus.ops.kernels.bounds import LEARNERS_MIN, Opposition, stride_of
+from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
 
@@ -48,7 +34,10 @@ if TYPE_CHECKING:
 
 
 BOUND: Final = 10.0
+"""A gradient of more than so many times the usual length is shortened to that: a fault of one learner is to cost its
+own work, not the model of all. Lengths of honest learners, and from round to round, differ by far smaller factors."""
 REFUSED: Final = 1000.0
+"""Beyond so many times the usual length it is refused."""
 PAST: Final = 32
 """The number of lengths of merged answers of a fragment that are remembered: eight rounds of four learners."""
 PAST_MIN: Final = 4
@@ -85,7 +74,7 @@ def length(norms: Float32) -> float:
     return math.sqrt(math.fsum(float(norm) ** 2 for norm in norms))
 
 
-class Voices:
+class NormHistory:
     """The lengths of the merged answers of one fragment; `past` are those that a life before has merged."""
 
     def __init__(self, past: Sequence[float] = ()) -> None:
@@ -102,10 +91,10 @@ class Voices:
         It is the larger of the medians of the others and of the past; None where there is too little to compare with.
         """
         others = [each for at, each in enumerate(lengths) if at != own and each > 0]
-        known = [median(others)] if others else []
+        medians = [median(others)] if others else []
         if len(self._past) >= PAST_MIN:
-            known.append(median(self._past))
-        return max(known, default=None)
+            medians.append(median(self._past))
+        return max(medians, default=None)
 
     def shares(self, lengths: Sequence[float]) -> list[float]:
         """The factor for each answer: 1, less where it is too long, 0 where it is refused."""
@@ -140,7 +129,7 @@ class Extent:
 
     def stepped(self, loudest: Sequence[Float32]) -> None:
         """Record the outer step of answers with these norms, for each of which `holds` is true."""
-        after = [found for found in map(self._after, loudest) if found is not None]
+        after = [extent for extent in map(self._after, loudest) if extent is not None]
         assert len(after) == len(loudest) > 0
         self._theta, self._velocity = max(after)
 
@@ -182,11 +171,11 @@ class Merge:
         self._step_tokens = step_tokens
         self._lr, self._momentum = lr, momentum
         self._accounts: dict[int, FragmentAccount] = {}
-        self._voices: dict[int, Voices] = {}
+        self._norm_histories: dict[int, NormHistory] = {}
         self._positions: dict[int, dict[int, int]] = {}
         self._states: dict[int, tuple[int, Any]] = {}
         self._extents: dict[int, Extent] = {}
-        self._opposition = Opposition()
+        self._dissent = DissentCounter()
         self._epoch = self._shard = self._merges = self._votes = 0
 
     def open(self, context: Any) -> None:
@@ -208,9 +197,10 @@ class Merge:
         The progress is the position of the fragment's merges in the batches of each slot.
         """
         merging_record = self._record(round, decision or {})
+        # Sums of floats depend on their order: the merge is the same bit for bit however answers arrived.
         answers = sorted(answer.values(), key=lambda vote: vote["slot"])
         if round["kind"] in ("initial", "recover"):
-            return self._told(self._begin(round, answers, merging_record))
+            return self._emitted(self._begin(round, answers, merging_record))
         lives = [[vote["slot"], vote["incarnation"]] for vote in answers]
         accepted = []
         for vote in answers:
@@ -219,11 +209,12 @@ class Merge:
                 accepted.append(vote)
             else:
                 merging_record["refused"].append([vote["slot"], refusal])
+        # Shortened first: an answer that is too long may stay within float32 once it is shortened.
         bounded = self._bounded(round, accepted, merging_record)
         merged = self._merge(round, self._held(round, bounded, merging_record), merging_record)
-        return self._told({**merged, "lives": lives})
+        return self._emitted({**merged, "lives": lives})
 
-    def _told(self, gradient: Gradient) -> dict[str, Gradient | ReachedPositions]:
+    def _emitted(self, gradient: Gradient) -> dict[str, Gradient | ReachedPositions]:
         states = [[slot, position, state] for slot, (position, state) in sorted(self._states.items())]
         p, clock = gradient["fragment"], gradient["clock"]
         reached = ReachedPositions(fragment=p, clock=clock, positions=gradient["positions"], states=states)
@@ -233,16 +224,16 @@ class Merge:
         """The answers without those that are out of proportion, and with those that are too long shortened."""
         if not self._is_bounding:
             return accepted
-        voices = self._voices.setdefault(round["fragment"], Voices())
-        shares = voices.shares([length(vote["norms"]) for vote in accepted])
+        norms = self._norm_histories.setdefault(round["fragment"], NormHistory())
+        shares = norms.shares([length(vote["norms"]) for vote in accepted])
         bounded: list[Answer] = []
         for vote, share in zip(accepted, shares, strict=True):
-            if share == 0.0:
+            if share == 0.0:  # It is below 1, too, but not to be shortened to nothing.
                 record["refused"].append([vote["slot"], "out of proportion"])
                 continue
             if share < 1.0:
                 record["shortened"].append([vote["slot"], share])
-                shortened = self._coding.told("gradient", self._coding.scaled(self._values(vote), share))
+                shortened = self._coding.item_fields("gradient", self._coding.scaled(self._values(vote), share))
                 vote = {**vote, **shortened, "norms": vote["norms"] * np.float32(share)}
             bounded.append(vote)
         return bounded
@@ -265,6 +256,7 @@ class Merge:
     def _begin(self, round: Round, answers: list[Answer], record: Merging) -> Gradient:
         """The first version, unchanged: of the one learner that was asked, or the newest that learners still hold."""
         p = round["fragment"]
+        # A fragment begins once: of a later round of this kind no answer is judged, and no learner accused.
         if p in self._accounts:
             return self._gradient(round, record, None)
         newest = self._newest(round, answers, record)
@@ -276,8 +268,8 @@ class Merge:
         largest = self._coding.largest(newest["gradient"])
         velocity = KEPT_MAX if round["kind"] == "recover" and self._momentum else 0.0
         self._extents[p] = Extent(largest, self._lr, self._momentum, velocity=velocity)
-        told = [lengths for *version, _, lengths in round["known"] if version == [epoch, count]]
-        self._voices[p] = Voices(max(told, key=len, default=()))
+        histories = [lengths for *version, _, lengths in round["known"] if version == [epoch, count]]
+        self._norm_histories[p] = NormHistory(max(histories, key=len, default=()))
         record["voters"], record["weights"] = [newest["slot"]], [1.0]
         merged = self._merging.Merged(newest["gradient"], np.ones(len(self._fragments[p].units), np.float32))
         return self._gradient(round, record, merged)
@@ -288,31 +280,37 @@ class Merge:
 
     def _newest(self, round: Round, answers: list[Answer], record: Merging) -> Answer | None:
         """The answer to begin from; an answer that differs from the holders' digest of its version is refused."""
-        known = {(epoch, count): digest for epoch, count, digest, _ in round["known"]}
+        digests = {(epoch, count): digest for epoch, count, digest, _ in round["known"]}
         claims: dict[Claim, Answer] = {}
         for vote in answers:
             epoch, count = vote["base"] or (self._epoch, 0)
+            # Before the digest, which takes whole values.
             if vote["fragment"] != round["fragment"] or not self._is_version(vote):
                 continue
+            # Before the claim is compared: holders can only know the versions of this shard's former lives.
             if vote["base"] is not None and epoch >= self._epoch:
                 record["refused"].append([vote["slot"], "unknown base"])
                 continue
             claim = Claim((epoch, count), digest_of(vote["gradient"], vote["clock"], vote["positions"]), vote["slot"])
-            if is_denied(claim, known):
+            if is_denied(claim, digests):
                 record["refused"].append([vote["slot"], "not as published"])
-                told = f"version {[epoch, count]} as it was published, {known[epoch, count]}"
-                self._context.refuse("answer", (vote["slot"], vote["incarnation"]), ("gradient", told, claim.digest))
+                expected = f"version {[epoch, count]} as it was published, {digests[epoch, count]}"
+                self._context.refuse(
+                    "answer", (vote["slot"], vote["incarnation"]), ("gradient", expected, claim.digest)
+                )
                 continue
             claims[claim] = vote
-        found = believed(list(claims), known)
-        return None if found is None else claims[found]
+        newest = believed(list(claims), digests)
+        return None if newest is None else claims[newest]
 
     def _merge(self, round: Round, accepted: list[Answer], record: Merging) -> Gradient:
         weights = [weight(*work_of(vote)) for vote in accepted]
         if not any(weights):
             return self._gradient(round, record, None)
         account = self._accounts[round["fragment"]]
+        # Before `publish`: only answers on what is the newest version now are compared.
         record["opposed"] = self._opposed([vote for vote in accepted if tuple(vote["base"] or ()) == account.newest])
+        # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
             [self._values(vote) for vote in accepted],
             weights,
@@ -324,15 +322,15 @@ class Merge:
             for incarnation, begin, end, _ in ranges_of(vote):
                 account.merge(vote["slot"], incarnation, begin, end)
             self._reach(vote)
-        account.publish((self._epoch, account.newest[1] + 1))
+        account.publish((self._epoch, account.newest[1] + 1))  # `_gradient` names this version.
         voting = [vote["norms"] for vote, share in zip(accepted, weights, strict=True) if share > 0]
         self._extents[round["fragment"]].stepped(voting)
-        self._voices.setdefault(round["fragment"], Voices()).merged([length(norms) for norms in voting])
+        self._norm_histories.setdefault(round["fragment"], NormHistory()).merged([length(norms) for norms in voting])
         total = sum(weights)
         voted = [(vote["slot"], share / total) for vote, share in zip(accepted, weights, strict=True) if share > 0]
         record["voters"] = [slot for slot, _ in voted]
         record["weights"] = [share for _, share in voted]
-        if round["kind"] == "merge":
+        if round["kind"] == "merge":  # The record has the counts with this merge.
             self._merges += 1
             self._votes += len(voted)
         return self._gradient(round, record, merged)
@@ -354,7 +352,7 @@ class Merge:
             return []
         fragment = self._fragments[stepped[0]["fragment"]]
         samples = [self._coding.sampled(self._values(vote), fragment, stride_of(fragment.size)) for vote in stepped]
-        return self._opposition.observe(samples, lives)
+        return self._dissent.observe(samples, lives)
 
     def _refusal(self, round: Round, vote: Answer) -> str | None:
         """The reason why an answer is not merged."""
@@ -363,7 +361,7 @@ class Merge:
         account = self._accounts.get(round["fragment"])
         if account is None or vote["base"] is None:
             return "unknown base"
-        account.interval = round["interval"]
+        account.interval = round["interval"]  # What is stale is judged by this round's interval.
         refusal = account.refusal(
             vote["slot"],
             vote["incarnation"],
@@ -377,15 +375,17 @@ class Merge:
         tokens = of_slot(self._step_tokens, vote["slot"])
         if any(end - begin != steps * tokens for _, begin, end, steps in vote.get("former", ())):
             refusal = refusal or "inconsistent"
-        if refusal is None:
+        if refusal is None:  # Last: it reads every value.
             refusal = self._unsound(vote)
         return refusal
 
     def _unsound(self, vote: Answer) -> str | None:
         """The fault in the values and norms of an answer."""
         values, fragment = self._values(vote), self._fragments[vote["fragment"]]
+        # Before the kernels, which rely on a scale for each block.
         if not self._coding.is_whole(values, fragment):
             return "codes without their scales"
+        # Before the norms: of values that are not finite they match nothing, and the reason would be wrong.
         if not (self._coding.is_finite(values) and np.isfinite(vote["norms"]).all()):
             return "not finite"
         if not are_own(vote["norms"], self._merging.unit_norms(values, fragment), vote["gradient"].dtype == np.uint8):
@@ -412,7 +412,7 @@ class Merge:
             positions=[[slot, position] for slot, position in sorted(self._positions.get(p, {}).items())],
             totals=round["totals"],
             lives=[],
-            lengths=self._voices[p].past if p in self._voices else [],
+            lengths=self._norm_histories[p].past if p in self._norm_histories else [],
             merging=record,
         )
 

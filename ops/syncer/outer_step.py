@@ -1,33 +1,11 @@
-"""The key-frames node: sends whole values to receivers that lack a code between their version and the incoming ones.
+"""The outer-step node (Nesterov on the merged outer gradient), and what receivers get of its result.
 
-Decides the receivers: one that reports missing codes (`Need`) is sent the newest version, once; one that lacks none, or
-holds a version newer than any here, is sent nothing. A need that arrives before there is a version is kept until then.
+Decides when a fragment is published: after each step; again, unchanged, where an answer to it was refused, because that
+learner begins again from it (others ignore it); and as final at the end. Theta and the momentum are float32, and every
+publication has a buffer of its own. Where updates are coded, all other nodes have B instead of Theta (`Publication`).
 
-The outer-step node: Nesterov on the merged outer gradient, and the publication of the result.
-
-Holds Theta and the momentum of this shard's fragments in float32. It publishes Theta bit for bit, in a new buffer each
-time; where updates are coded it publishes B (`publication`), which is the fragment for all other nodes: the codes go to
-`receive` of every host. A fragment is published again, unchanged, where an answer to it was refused: its learner may
-have missed the version before, or hold unusable values, and begins again from this one, which names it; the others
-ignore it. It is published once more as final at the end. A shard that comes back begins with the version that learners
-hold; it publishes that version for learners that hold an older one or none, and its holders ignore it.
-
-The hold node of the run's home has, beside the published values, the momentum (port `state`) and, where updates are
-coded, Theta, and sends them to a shard that comes back (port `kept`). The momentum counts if it is of the version that
-the shard began with, or of an older one of the same epoch: it is linear in its past, so a momentum that is n outer
-steps late, or old, is added as mu^n of itself. Theta counts if it is of that version and arrives before a step;
-otherwise it begins at B.
-
-A shard's published values where updates may be coded: B beside Theta, and the codes from one B to the next.
-
-Decides B, once a version, for all receivers: q = Q(Theta_v - B_(v-1)), B_v = B_(v-1) + D(q). The coding error stays in
-Theta - B, and is in the next difference: no other feedback is needed. A version that results from no step (the first,
-and the one from which a shard that came back continues) is sent whole, and Theta is B then; so is a version that is to
-be published as float32, where the format follows the links.
-
-Mailboxes keep the newest item of a key, so each version of a fragment has a key for itself (`place`) until CHAIN
-versions later: a slow receiver gets the last CHAIN codes, each once, and no receiver gets a code twice. Whole versions
-of a fragment, where there may be many, share a key: a slow receiver needs only the newest.
+A shard that comes back begins with the version that learners hold, and takes over the momentum and Theta that the home
+keeps of it (ports `state` and `kept`), if they are of that version, or, for the momentum, of an older one of its epoch.
 """
 
 from __future__ import annotations
@@ -65,7 +43,8 @@ if TYPE_CHECKING:
 class KeyFrames:
     """States of fragments and needs in; whole values out, on the port of the receiver's role, for its `slot`.
 
-    `frame` is the key of a fragment's mailbox.
+    A receiver that reports missing codes (`Need`) is sent the newest version once, as soon as there is a newer one than
+    its own. `frame` is the key of a fragment's mailbox.
     """
 
     outputs = ("learner", "evaluator")
@@ -81,18 +60,18 @@ class KeyFrames:
         """The whole values to send now."""
         for item in (state or {}).values():
             self._newest[item["fragment"]] = copied(item)
-        for (replica, fragment), asked in (need or {}).items():
-            self._needs.pop((replica, fragment), None)
-            if asked["lacks"] and replica.role in self.outputs:
-                self._needs[replica, fragment] = asked
-        given: list[tuple[str, Any]] = []
-        for (replica, fragment), asked in list(self._needs.items()):
+        for (replica, fragment), need_of in (need or {}).items():
+            self._needs.pop((replica, fragment), None)  # The newest report counts, also one that it lacks none.
+            if need_of["lacks"] and replica.role in self.outputs:
+                self._needs[replica, fragment] = need_of
+        frames: list[tuple[str, Any]] = []
+        for (replica, fragment), need_of in list(self._needs.items()):
             newest = self._newest.get(fragment)
-            if newest is not None and newest["version"] > asked["version"]:
+            if newest is not None and newest["version"] > need_of["version"]:
                 del self._needs[replica, fragment]
                 # A text, because numbers are the keys of codes from the same shard.
-                given.append((replica.role, {**newest, "slot": replica.slot, "frame": str(fragment)}))
-        return given or None
+                frames.append((replica.role, {**newest, "slot": replica.slot, "frame": str(fragment)}))
+        return frames or None
 
 
 CHAIN: Final = 4
@@ -100,7 +79,11 @@ CHAIN: Final = 4
 
 
 class Publication:
-    """The published values of one fragment, and the codes of its newest version."""
+    """The published values B of one fragment, and the codes of its newest version.
+
+    q = Q(Theta_v - B_(v-1)), B_v = B_(v-1) + D(q), once a version for all receivers: the coding error stays in
+    Theta - B, and is in the next difference. A version that results from no step, or is to be float32, is sent whole.
+    """
 
     def __init__(self, fragment: Fragment, version: Version, values: Vector, *, whole_place: int | None = None) -> None:
         """Begin with a version; `whole_place` is the key of whole ones, if they have one of their own."""
@@ -123,12 +106,13 @@ class Publication:
         """The message to receivers of the version in `whole`: the codes, where there are some."""
         from isthmus.ops.kernels import coding
 
-        told: Any = {**whole, "place": whole["fragment"] * CHAIN + whole["version"][1] % CHAIN}
+        # Mailboxes keep the newest item of a key. Codes of CHAIN versions have a key each: none is lost or comes twice.
+        item: Any = {**whole, "place": whole["fragment"] * CHAIN + whole["version"][1] % CHAIN}
         if self._coded is not None:
-            told |= {**coding.told("values", self._coded), "base": self._base}
-        elif self._whole_place is not None:
-            told["place"] = self._whole_place
-        return told  # type: ignore[no-any-return]
+            item |= {**coding.item_fields("values", self._coded), "base": self._base}
+        elif self._whole_place is not None:  # Of whole versions a slow receiver needs only the newest.
+            item["place"] = self._whole_place
+        return item  # type: ignore[no-any-return]
 
 
 class OuterStep:
@@ -187,10 +171,12 @@ class OuterStep:
         p = gradient["fragment"]
         for item in (wanted or {}).values():
             self._wanted = item["counts"]
+        # Before the step, which is the last moment for what the home keeps of Theta.
         self._kept |= {item["fragment"]: item for item in (kept or {}).values() if self._is_sound(item)}
         merged = gradient["direction"] is not None
         if merged:
             self._step(gradient)
+        # After the step: it may have taken over a momentum, and its duration belongs to the merge.
         gone_on = self._gone_on.get(p)
         merging: Merging = {**gradient["merging"], "published_at": self._now(), "momentum": gone_on}
         emitted: dict[str, Any] = {"merged": merging}
@@ -225,13 +211,16 @@ class OuterStep:
                 self._publications[p] = Publication(self._fragments[p], version, direction, whole_place=place)
             if self._momentum:
                 self._velocity[p] = np.zeros(self._fragments[p].size, np.float32)
+            # After Theta, B and a momentum of zeros are set: what the home keeps replaces or adds to them.
             if gradient["kind"] == "recover" and self._tensors(p) and gradient["version"] is not None:
-                self._begun[p] = gradient["version"]
+                self._begun[p] = gradient["version"]  # `_go_on` takes over only what fits this version.
                 self._go_on(p, gradient["version"])
             return
         assert gradient["version"] is not None
+        # Before the step, as of the version before: the step then decays a late momentum once more.
         self._go_on(p, [gradient["version"][0], gradient["version"][1] - 1])
         theta = self._stepped(p, direction, scale)
+        # Before it is kept or published: no receiver may see it.
         if not self._is_finite(theta):
             odd = np.count_nonzero(~np.isfinite(theta))
             raise ArithmeticError(
@@ -258,8 +247,8 @@ class OuterStep:
         """The format of the update that results from a gradient."""
         if self._format != "auto":
             return self._format
-        asked = gradient["merging"].get("asked")
-        return "float32" if asked is None else asked["update"]
+        settings = gradient["merging"].get("asked")
+        return "float32" if settings is None else settings["update"]
 
     def _go_on(self, p: int, newest: Version) -> None:
         """Take over the former life's momentum and Theta for the `newest` version, if they have arrived."""
@@ -267,6 +256,7 @@ class OuterStep:
         if begun is None or kept is None or kept["version"][0] != begun[0] or kept["version"] > begun:
             return
         if self._momentum:
+            # A momentum is linear in its past: one that is n outer steps old counts as mu^n of itself.
             share = np.float32(self._momentum ** (newest[1] - kept["version"][1]))
             self._velocity[p] = self._velocity[p] + share * kept["tensors"]["momentum"]
             self._gone_on[p] = kept["version"]
@@ -281,12 +271,13 @@ class OuterStep:
 
     def _is_sound(self, kept: Kept) -> bool:
         """Whether its tensors fit its fragment: a file may be damaged in ways that no digest shows."""
-        p, found = kept["fragment"], kept["tensors"]
+        p, tensors = kept["fragment"], kept["tensors"]
         needed = [*(["momentum"] if self._momentum else []), *(["theta"] if self._format != "float32" else [])]
-        if p >= len(self._fragments) or not set(needed) <= set(found):
+        # Before the sizes: there may be no such fragment, or tensor.
+        if p >= len(self._fragments) or not set(needed) <= set(tensors):
             return False
         size = self._fragments[p].size
-        return all(found[name].shape == (size,) and self._largest(found[name]) <= KEPT_MAX for name in needed)
+        return all(tensors[name].shape == (size,) and self._largest(tensors[name]) <= KEPT_MAX for name in needed)
 
     def _final(self, p: int, update: Update) -> FinalItem:
         fragment, values = self._fragments[p], update["values"]

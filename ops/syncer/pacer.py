@@ -1,36 +1,9 @@
-"""The pacer of a syncer shard: when a round opens, for which fragment, and with which learners.
+"""The pacer of a syncer shard: when a round opens, for which fragment, and with which learners (Decoupled DiLoCo, arXiv
+2604.21428).
 
 Decides, from the reports of learners and merges, which rounds are open at any time. It does not collect votes, wait, or
 touch values: the quorum of the merge node reads `members`, `count_min`, `grace`, `required` and `deadline` of the
 rounds that it opens.
-
-Theory of operation (the rounds of Decoupled DiLoCo, arXiv 2604.21428). Shard s of S has the fragments p with p mod S =
-s. Each is in one of these states, and never has two rounds open:
-
-    unborn --its initial round--> resting <--is due, its merge round--> merging
-                                  resting --stopping and no round open, its final round--> ended
-
-- *initial*: once enough learners are there, the one in the lowest slot sends the first version of all fragments that
-  were never published; a model that was merged is not begun anew.
-- *recover*: a shard that came back waits for reports of all learners that have trained, at most a second, before it
-  asks the holders of a fragment for the newest version, which takes the place of the first.
-- *merge*: fragments are due on a grid of H steps of the fastest learner (`schedule`), on the terms of `terms`.
-- *final*: once the tokens are spent, or a stop is requested, all fragments are merged a last time with all learners; a
-  live learner that does not answer is waited for within a learned bound.
-
-Initial and merge rounds respect the bound of rounds in flight, so a shard holds the answers of no more rounds than
-that. Recover and final rounds open all at once: they wait for learners that may be silent, and wait for them once.
-
-An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life, unless
-the lives of all its members are over: then it closes by itself. A shard receives no notice of deaths. A member that
-neither answered nor was left out alive, in two closed rounds in a row, counts as gone; any later report of it brings it
-back.
-
-The start of a run, as one shard sees it: when, and from which learner, it requests its fragments' first versions.
-
-Decides the learner that gives the first version; does not open its rounds (`pacer`). Learners that are ready wait until
-as many as the run was configured for have compiled, at most START_WAIT: the only wait of a run. All shards ask the live
-learner of the lowest slot, so that the first versions of all fragments are of one model; where it fails, the next.
 """
 
 from __future__ import annotations
@@ -43,7 +16,7 @@ from isthmus.ops.data.batches import Place
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.adaptive import FollowedSettings, Steps, WantedSettings
 from isthmus.ops.exchange.messages import Change, Control, Held, Kind, Merging, Progress, ReachedPositions, Round
-from isthmus.ops.recovery.hold import Hearsay, ShardMemory, is_majority
+from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory, is_majority
 from isthmus.ops.syncer.schedule import (
     LearnerReport,
     LearnerRoster,
@@ -62,7 +35,12 @@ TRIES_MAX: Final = 16
 
 
 class Start:
-    """Chooses the learners that give the first versions. Members are [slot, incarnation]."""
+    """Chooses the learners that give the first versions. Members are [slot, incarnation].
+
+    Ready learners wait until as many as the run was configured for have compiled, at most START_WAIT: the only wait of
+    a run. All shards ask the live learner of the lowest slot, so that the first versions of all fragments are of one
+    model; where it fails, the next.
+    """
 
     def __init__(self, learners: int) -> None:
         """`learners` is the number that a start waits for."""
@@ -152,6 +130,26 @@ class Pacer:
     Fires on AnyOf("progress", "merged", "control"). Several rounds may leave in one firing, never two of one fragment.
     `is_finished` once every own fragment's final round has come back. Changes of the settings that follow the links
     leave on `changed`; the merges known to learners that have died, on `held`.
+
+    Shard s of S has the fragments p with p mod S = s. Each is in one of these states, and never has two rounds open:
+
+        unborn --its initial round--> resting <--is due, its merge round--> merging
+                                      resting --stopping and no round open, its final round--> ended
+
+    - *initial*: the learner in the lowest slot sends the first version of all fragments that were never published.
+    - *recover*: a shard that came back waits for reports of all learners that have trained, at most a second, before it
+      asks the holders of a fragment for the newest version, which takes the place of the first.
+    - *merge*: fragments are due on a grid of H steps of the fastest learner (`schedule`), on the terms of `terms`.
+    - *final*: once the tokens are spent, or a stop is requested, all fragments are merged a last time with all
+      learners; a live learner that does not answer is waited for within a learned bound.
+
+    Initial and merge rounds respect the bound of rounds in flight, so a shard holds the answers of no more rounds than
+    that. Recover and final rounds open all at once: they wait for learners that may be silent, and wait for them once.
+
+    An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life,
+    unless the lives of all its members are over: then it closes by itself. A shard receives no notice of deaths. A
+    member that neither answered nor was left out alive, in two closed rounds in a row, counts as gone until its next
+    report.
     """
 
     outputs = ("round", "pull", "place", "changed", "held")
@@ -159,8 +157,8 @@ class Pacer:
     @staticmethod
     def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
         """The forms of the messages of learners, recorder and holders."""
-        told = schemas.progress(fragments, step_tokens)
-        return {"progress": told, "control": schemas.CONTROL, "held": schemas.HELD}
+        report = schemas.progress(fragments, step_tokens)
+        return {"progress": report, "control": schemas.CONTROL, "held": schemas.HELD}
 
     def __init__(
         self,
@@ -199,8 +197,8 @@ class Pacer:
         first = self._wanted
         self._terms = Terms(first.interval, first.overlap, quorum, gamma if grace else None, first.auto)
         self._roster, self._clock = LearnerRoster(), StepClock()
-        self._hearsay = Hearsay()
-        self._totals = self._hearsay.totals
+        self._relayed = RelayedTotals()
+        self._totals = self._relayed.totals
         self._learners_live = 0
         self._members: frozenset[Any] | None = None
         """Who was live when they were counted."""
@@ -246,14 +244,14 @@ class Pacer:
         if progress and members is not self._members:
             self._members, self._learners_live = members, len(learners_live(progress, members))
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
-            self._hear(report)
+            self._record_report(report)
         self._placing.hear_merges(reached)
         self._clock.close_up(self._lag_max())
         self._memory.hear_holders(held)
-        for told in (control or {}).values():
-            self._hearsay.hear_recorder(told["totals"])
-            self._memory.hear_recorder(told)
-            self._is_stopping |= told["stop"]
+        for order in (control or {}).values():
+            self._relayed.hear_recorder(order["totals"])
+            self._memory.hear_recorder(order)
+            self._is_stopping |= order["stop"]
         self._is_stopping |= self._totals.trained >= self._tokens
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
             self._end(merging)
@@ -282,19 +280,19 @@ class Pacer:
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 
-    def _hear(self, report: Progress) -> None:
+    def _record_report(self, report: Progress) -> None:
         """Store a learner's report. The totals of a former life still count; nothing else of it does."""
         slot, incarnation = report["slot"], report["incarnation"]
-        known = self._roster.incarnation(slot)
-        self._hearsay.hear_learner(report, lambda: self._roster.live_slots() | {slot}, self._learners_live)
-        if incarnation < known:
+        newest = self._roster.incarnation(slot)
+        self._relayed.hear_learner(report, lambda: self._roster.live_slots() | {slot}, self._learners_live)
+        if incarnation < newest:
             return
         self._placing.hear_learner(slot, incarnation, self._round_numbers())
-        if incarnation > known:
+        if incarnation > newest:
             self._clock.forget(slot)
             self._terms.forget(slot)
             self._following.forget(slot)
-        self._roster.hear(report)
+        self._roster.record(report)
         if report["phase"] == "stepping":
             self._clock.report(slot, report["step"])
         self._is_stopping |= report["phase"] == "final" and self._is_final()
@@ -319,38 +317,38 @@ class Pacer:
     def _end(self, merging: Merging) -> None:
         """End the round of a merge that is reported; a merge of a round that is no longer open is ignored."""
         fragment = merging["fragment"]
-        found = self._rounds.get(fragment)
-        if found is None or found.item["round"] != merging["round"]:
+        paced = self._rounds.get(fragment)
+        if paced is None or paced.item["round"] != merging["round"]:
             return
         del self._rounds[fragment]
         answered = sorted({*merging["voters"], *(refused[0] for refused in merging["refused"])})
-        self._note_missing(found, {*answered, *merging["left_out"]})
-        match found.item["kind"]:
+        self._note_missing(paced, {*answered, *merging["left_out"]})
+        match paced.item["kind"]:
             case "initial" if merging["version"] is None:
-                self._start.failed(fragment, found.item["members"][0], merging["reason"])
+                self._start.failed(fragment, paced.item["members"][0], merging["reason"])
             case "initial" | "recover" if merging["version"] is not None:
                 self._born.add(fragment)
             case "merge":
-                self._end_merge(found, merging, answered)
+                self._end_merge(paced, merging, answered)
             case "final":
                 self._ended.add(fragment)
 
-    def _note_missing(self, found: PacedRound, accounted: set[int]) -> None:
+    def _note_missing(self, paced: PacedRound, accounted: set[int]) -> None:
         """Record members without a trace. Only of the first attempt: a renewal may follow the round's close."""
-        for slot, incarnation in found.first["members"]:
-            is_listed = [slot, incarnation] in found.item["members"]
+        for slot, incarnation in paced.first["members"]:
+            is_listed = [slot, incarnation] in paced.item["members"]
             if is_listed and slot not in accounted and self._roster.miss(slot, incarnation):
                 self._clock.forget(slot)
 
-    def _end_merge(self, found: PacedRound, merging: Merging, answered: list[int]) -> None:
+    def _end_merge(self, paced: PacedRound, merging: Merging, answered: list[int]) -> None:
         if not answered:
             return
         self._terms.observe(
             merging,
             answered,
-            found.item["required"],
+            paced.item["required"],
             self._roster.stepping(),
-            is_usual=found.first["grace"] is not None,
+            is_usual=paced.first["grace"] is not None,
             is_late=self._is_late(),
             sweep=len(self._own),
         )
@@ -366,7 +364,7 @@ class Pacer:
         if not following.is_needed or self._clock.count - self._followed < self.interval / len(self._own):
             return
         self._followed, stepping = self._clock.count, self._roster.stepping()
-        following.given(adaptation.interval, adaptation.overlap)
+        following.set_numbers(adaptation.interval, adaptation.overlap)
         self._changes += following.observe(
             stepping,
             self._context.traffic.goodput,
@@ -398,7 +396,7 @@ class Pacer:
         return self._placing.due(self._round_numbers(), shard=shard, shards=self._shards)
 
     def _round_numbers(self) -> list[int]:
-        return [found.item["round"] for found in self._rounds.values()]
+        return [paced.item["round"] for paced in self._rounds.values()]
 
     def _openings(self) -> list[Round]:
         if len(self._born) < len(self._own):
@@ -427,7 +425,7 @@ class Pacer:
         if self._recovers_at is None:
             self._recovers_at = now + RECOVERY_GRACE
         heard = {learner.slot for learner in self._roster.live()}
-        is_heard = self._hearsay.slots() <= heard and self._memory.has_heard_holders(self._context)
+        is_heard = self._relayed.slots() <= heard and self._memory.has_heard_holders(self._context)
         return now < self._recovers_at and not is_heard
 
     def _open_merges(self) -> list[Round]:
@@ -460,28 +458,28 @@ class Pacer:
     def _renewals(self) -> list[Round]:
         """New attempts of the open rounds whose members have changed by more than deaths."""
         renewed = []
-        for _, found in sorted(self._rounds.items()):
-            item = found.item
+        for _, paced in sorted(self._rounds.items()):
+            item = paced.item
             if item["kind"] in ("initial", "recover"):
                 continue  # Its members are few or all, and it closes without an answer when they are gone.
-            if item["kind"] == "final" and self._is_overdue(found):
+            if item["kind"] == "final" and self._is_overdue(paced):
                 if item["members"]:  # No member is waited for any more: the merges so far are the end.
-                    renewed.append(self._renew(found, []))
+                    renewed.append(self._renew(paced, []))
                 continue
             learners = self._roster.finishing() if item["kind"] == "final" else self._roster.stepping()
-            if learners is found.seen:
+            if learners is paced.seen:
                 continue
-            found.seen, members, listed = learners, _members(learners), {tuple(member) for member in item["members"]}
+            paced.seen, members, listed = learners, _members(learners), {tuple(member) for member in item["members"]}
             is_over = [self._roster.incarnation(slot) > incarnation for slot, incarnation in listed]
             has_joined = any(tuple(member) not in listed for member in members)
             if members and not all(is_over) and (any(is_over) or has_joined):
-                renewed.append(self._renew(found, members))
+                renewed.append(self._renew(paced, members))
         return renewed
 
-    def _is_overdue(self, found: PacedRound) -> bool:
+    def _is_overdue(self, paced: PacedRound) -> bool:
         """Whether a final round is open for longer than an answer and all that may follow it can take."""
-        grace = found.item["grace"] or 0
-        return self._context.now() - found.opened_at > OVERDUE * grace
+        grace = paced.item["grace"] or 0
+        return self._context.now() - paced.opened_at > OVERDUE * grace
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -491,10 +489,10 @@ class Pacer:
         self._rounds[fragment] = PacedRound(item, item, self._context.now())
         return item
 
-    def _renew(self, found: PacedRound, members: list[list[int]]) -> Round:
-        item = found.item
-        found.item = self._round(item["round"], item["fragment"], item["attempt"] + 1, item["kind"], members)
-        return found.item
+    def _renew(self, paced: PacedRound, members: list[list[int]]) -> Round:
+        item = paced.item
+        paced.item = self._round(item["round"], item["fragment"], item["attempt"] + 1, item["kind"], members)
+        return paced.item
 
     def _round(self, number: int, fragment: int, attempt: int, kind: Kind, members: list[list[int]]) -> Round:
         """The item of one attempt, on the present terms."""
@@ -519,11 +517,11 @@ class Pacer:
             deadline=conditions.deadline,
             chain=fragment if kind == "merge" and self._counts_late else None,
             interval=self.interval,
-            totals=self._totals.told(),
+            totals=self._totals.rows(),
             known=self._memory.known(fragment) if kind == "recover" else [],
         )
         if self._following.is_needed and kind in ("merge", "final"):
-            item["asked"] = self._following.asked(members)
+            item["asked"] = self._following.requests(members)
         return item
 
 

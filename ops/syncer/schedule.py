@@ -1,31 +1,9 @@
-"""A shard's view of the learners: the last report of the newest life of each slot.
+"""What a pacer knows and counts: the learners by their reports, the places at which new lives begin, and the times at
+which fragments are due.
 
-Decides which learners count as live, stepping or finishing. Does not decide the consequences, nor read anything but
-reports: the caller records the members without a trace in a round (`miss`), and their next report cancels that.
-
-The positions at which new lives of learners begin in their slots' batches, as one shard sees them.
-
-Decides when a shard may report to a life how far its slot is merged. It does not merge, nor decide where the life
-begins: that is after the highest position that any shard reports (`data.places`).
-
-Theory of operation. No batch may be trained twice among those merged, by two lives of a slot. A life that begins after
-everything that was merged of the lives before it satisfies that, as long as nothing more of them is merged later. Such
-merges are possible in rounds that are open when the shard first receives a report of the new life, because a vote that
-counted stays when its voter dies: rounds that open later do not list the former life, and no learner answers them for
-it. So a life is *placed* once the rounds that were open at its first report are over. All of them end without it,
-because it is no member before it steps; and it steps once it is placed. Batches that the former lives had trained and
-no shard has merged are trained again; a batch that one fragment has merged and another has not is lost to the other,
-and is booked as lost.
-
-The times at which fragments are due, and the adaptation of interval and overlap to slow round trips.
-
-Decides the order in which fragments are due, how many rounds may be in flight, and the present H and tau. Does not know
-learners, rounds or members, and reads no clock: `pacer` supplies the counts.
-
-Theory of operation. Time is counted in inner steps of the fastest learner (`StepClock`), so that pacing needs no leader
-and stands still when no learner steps. Each fragment has a due point on a grid of H steps (`Schedule`); a round that
-opens late does not move the grid, hence the mean interval is H and not H plus the latency. H and tau grow by
-observation (`Adaptation`), after the same verdict in PATIENCE rounds in a row, so that one slow round changes nothing.
+Decides which learners count as live, stepping or finishing; when a life may be told how far its slot is merged; in
+which order fragments are due, how many rounds may be in flight, and the present H and tau. It opens no rounds and reads
+no clock.
 """
 
 from __future__ import annotations
@@ -62,7 +40,7 @@ class LearnerReport:
     links: tuple[Sequence[Any], ...] = ()
     misses: int = 0
 
-    def hear(self, report: Progress) -> None:
+    def update(self, report: Progress) -> None:
         """Store another report of the same life in the same phase."""
         self.step_time, self.delay_steps = report["step_time"], report["delay_steps"]
         self.epochs, self.links = tuple(report["epochs"]), tuple(report.get("links", ()))
@@ -100,15 +78,15 @@ class LearnerRoster:
         """The newest life of a slot; 0 if it never reported."""
         return self._learners[slot].incarnation if slot in self._learners else 0
 
-    def hear(self, report: Progress) -> None:
+    def record(self, report: Progress) -> None:
         """Store a report; one of a former life is ignored."""
         slot, incarnation, phase = report["slot"], report["incarnation"], report["phase"]
-        known = self._learners.get(slot)
-        if known is not None and (known.incarnation, known.phase) == (incarnation, phase) and not known.is_gone:
-            known.hear(report)
-        elif known is None or incarnation >= known.incarnation:
+        last = self._learners.get(slot)
+        if last is not None and (last.incarnation, last.phase) == (incarnation, phase) and not last.is_gone:
+            last.update(report)
+        elif last is None or incarnation >= last.incarnation:
             self._learners[slot] = learner = LearnerReport(slot, incarnation, phase, 0, 0)
-            learner.hear(report)
+            learner.update(report)
             self._has_changed()
 
     def miss(self, slot: int, incarnation: int) -> bool:
@@ -163,7 +141,17 @@ class _WaitingLife:
 
 
 class Placing:
-    """The lives of learners known to a shard, and the positions up to which it has merged the batches of each slot."""
+    """The lives of learners known to a shard, and the positions up to which it has merged the batches of each slot.
+
+    No batch may be trained twice among those merged, by two lives of a slot. A life that begins after everything that
+    was merged of the lives before it satisfies that, as long as nothing more of them is merged later. Such merges are
+    possible in rounds that are open when the shard first receives a report of the new life, because a vote that counted
+    stays when its voter dies: rounds that open later do not list the former life, and no learner answers them for it.
+    So a life is *placed* once the rounds that were open at its first report are over. All of them end without it,
+    because it is no member before it steps; and it steps once it is placed. Batches that the former lives had trained
+    and no shard has merged are trained again; a batch that one fragment has merged and another has not is booked as
+    lost for the other.
+    """
 
     def __init__(self) -> None:
         self._lives: dict[int, int] = {}
@@ -264,6 +252,10 @@ class Schedule:
     """The due points of one shard's fragments, in steps of a StepClock: p H / P, and then every H.
 
     The stagger is kept when H changes (`stretch`) and when a fragment is skipped (`serve`).
+
+    Time is counted in inner steps of the fastest learner (`StepClock`), so that pacing needs no leader and stands still
+    when no learner steps. A round that opens late does not move the grid: the mean interval is H, not H plus the
+    latency.
     """
 
     def __init__(self, own: Iterable[int], fragments: int, interval: int) -> None:
@@ -272,8 +264,8 @@ class Schedule:
 
     def due(self, count: int) -> list[int]:
         """The fragments that are due at `count`, the longest overdue first, ties by number."""
-        found = [(due, fragment) for fragment, due in self._due.items() if due <= count + ROUNDING_STEPS]
-        return [fragment for _, fragment in sorted(found)]
+        overdue = [(due, fragment) for fragment, due in self._due.items() if due <= count + ROUNDING_STEPS]
+        return [fragment for _, fragment in sorted(overdue)]
 
     def late_steps(self, fragment: int, count: int) -> float:
         """The number of steps for which a fragment has been due; negative where it is not yet."""

@@ -1,22 +1,8 @@
-"""The wait of a round for more votes than it needs: typical delays, slack, grace, and fairness to slow learners.
+"""The terms on which a round opens: its number of votes, its grace, its required learners, their deadline; and the
+present H and tau.
 
-Decides the length of the grace window, and which learner a round must wait for, and how long. Does not decide when a
-round opens (`schedule`), nor does it wait: the quorum of the merge node does.
-
-Theory of operation (arXiv 2604.21428, adaptive grace window). An update that is adopted tau steps after its round
-opened costs nothing, so a round may wait for the rest of tau steps of the slowest learner, shortened for safety:
-
-    slack = tau xi_step - (xi_quorum + xi_sync)        grace = max(0, gamma slack)
-
-xi_quorum (opening to quorum) includes the transfer of the pull, the wait for a boundary and the transfer of the answer.
-xi_sync is the time after the close: merge, outer step, and the transfer of the update to the learners. A shard cannot
-measure the last part; it is derived from the learners' own delay between answer and adoption (`Delays.transfer`).
-
-The terms on which a round opens: its number of votes, its grace, its required learners; and the present H and tau.
-
-Decides them from the durations of earlier rounds. Does not decide when a round opens or with whom (`pacer`). At the
-start of a run a round waits for all its members, until each learner has reported a step time; from then on `grace` has
-the rules, and the durations of rounds change H and tau (`schedule.Adaptation`).
+Decides them from the durations of earlier rounds. Does not decide when a round opens or with whom (`pacer`,
+`schedule`), nor does it wait: the quorum of the merge node does.
 """
 
 from __future__ import annotations
@@ -94,12 +80,20 @@ class Spread:
 
 def slowest_step(step_times: Iterable[int]) -> int:
     """xi_step: the largest of the known (> 0) step times that is within twice their median; 0 if none is known."""
-    known = [time for time in step_times if time > 0]
-    return max((time for time in known if time <= OUTLIER * median(known)), default=0)
+    measured = [time for time in step_times if time > 0]
+    return max((time for time in measured if time <= OUTLIER * median(measured)), default=0)
 
 
 def slack(overlap: int, step: float, quorum: float, sync: float) -> float:
-    """The rest of tau steps of the slowest learner: tau xi_step - (xi_quorum + xi_sync), all in nanoseconds."""
+    """The rest of tau steps of the slowest learner: tau xi_step - (xi_quorum + xi_sync), all in nanoseconds.
+
+    An update that is adopted tau steps after its round opened costs nothing, so a round may wait for the rest of tau
+    steps of the slowest learner, shortened for safety (arXiv 2604.21428, adaptive grace window): grace = max(0, gamma
+    slack). xi_quorum (opening to quorum) includes the transfer of the pull, the wait for a boundary and the transfer of
+    the answer. xi_sync is the time after the close: merge, outer step, and the transfer of the update to the learners.
+    A shard cannot measure the last part; it is derived from the learners' own delay between answer and adoption
+    (`Delays.transfer`).
+    """
     return overlap * step - (quorum + sync)
 
 
@@ -135,9 +129,9 @@ class Delays:
 
         An update that came at any moment of a step is adopted at its end: half a step of each delay is that rounding.
         """
-        known = [(steps - 0.5) * time for steps, time in learners if steps > 0 and time > 0]
-        if known:
-            self.answered.observe(median(known))
+        durations = [(steps - 0.5) * time for steps, time in learners if steps > 0 and time > 0]
+        if durations:
+            self.answered.observe(median(durations))
 
     @property
     def transfer(self) -> float:
@@ -263,7 +257,10 @@ def last(round_longest: int, slowest: int, steps: int) -> Conditions:
 
 
 class Terms:
-    """The terms of one shard's ordinary rounds. `stepping` are always the live learners in phase 'stepping'."""
+    """The terms of one shard's ordinary rounds. `stepping` are always the live learners in phase 'stepping'.
+
+    At the start of a run a round waits for all its members, until each learner has reported a step time.
+    """
 
     def __init__(
         self, interval: int, overlap: int, quorum: int, gamma: float | None, auto: Collection[str] = ()

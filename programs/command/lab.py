@@ -29,7 +29,7 @@ from isthmus.programs.command.options import Options
 from isthmus.programs.engine.request.new_folder import choose
 from isthmus.programs.engine.request.request import DEFAULT, SHIPPED
 from isthmus.programs.engine.results.words import decimal, percent, seconds
-from isthmus.programs.engine.run.in_processes import apart
+from isthmus.programs.engine.run.in_processes import in_child
 from isthmus.programs.study.lab import chaos_plan as plans
 from isthmus.programs.study.lab.chaos_page import write_page
 from isthmus.programs.study.lab.chaos_plan import ChaosPlan
@@ -55,7 +55,7 @@ def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
     plan = plans.ChaosPlan() if file is None else _read(file)
     plans.check_programs(plan, [*programs, *SHIPPED])
     orders = [_order(plan, program) for program in programs]
-    hosts = apart(lambda: {order.program: _hosts(order) for order in orders})
+    hosts = in_child(lambda: {order.program: _hosts(order) for order in orders})
     plans.check_hosts(plan, sorted({host for each in hosts.values() for host in each}))
     check_permitted()
     orders = [_placed(plan, order, hosts[order.program]) for order in orders]

@@ -57,7 +57,7 @@ def train(
             apart.train(given, is_detached=detach, quiet=quiet)
         return
 
-    from isthmus.programs.engine.islands.taken import take_all
+    from isthmus.programs.engine.islands.claims import take_all
     from isthmus.programs.study.terminal.live import announce, watching
     from isthmus.programs.training import start
 

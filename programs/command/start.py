@@ -39,11 +39,11 @@ from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import seconds
-from isthmus.programs.engine.run.in_processes import Submitted, apart, detach, submit_apart
+from isthmus.programs.engine.run.in_processes import Submitted, detach, in_child, submit_in_child
 from isthmus.programs.engine.run.resume import check_program, is_store, resumed, resumed_from_store
 from isthmus.programs.engine.snapshots.stored import KEY
 from isthmus.programs.settings import Text, collecting
-from isthmus.programs.study.aot.compiling import check_compiler, compiled_for, finder, keep, told
+from isthmus.programs.study.aot.compiling import check_compiler, compiled_for, finder, keep, lines_of
 from isthmus.programs.study.aot.figures import Target, target
 from isthmus.programs.study.lab import compare as folders
 from isthmus.programs.study.lab.compare import ComparisonPlan, ComparisonRequest, Pacing, plan
@@ -67,7 +67,7 @@ def train(asked: Options, *, is_detached: bool, quiet: bool) -> None:
         _train_there(asked, cluster, is_detached=is_detached, quiet=quiet)
         return
     with preparing(quiet=quiet):
-        submitted = submit_apart(lambda: asked.request().to_train().with_store())
+        submitted = submit_in_child(lambda: asked.request().to_train().with_store())
     announce(submitted.chosen, submitted.warnings, quiet=quiet)
     _run(submitted, is_detached=is_detached, quiet=quiet)
 
@@ -132,7 +132,7 @@ def _train_there(asked: Options, cluster: Cluster, *, is_detached: bool, quiet: 
         return {"handover": data, "warnings": request.warnings, "chosen": dict(request.chosen)}
 
     with preparing(quiet=quiet):
-        prepared = apart(work)
+        prepared = in_child(work)
     handed = Handover.read(prepared["handover"])
     announce(prepared["chosen"], [Fault(*warning) for warning in prepared["warnings"]], quiet=quiet)
     if is_detached:
@@ -217,7 +217,7 @@ def compile_for(asked: Options, islands: Sequence[str], *, fit: bool, as_json: b
     line = _Line()
     try:
         line.show(_PREPARING)
-        spec = apart(lambda: _spec_of(asked, targets))
+        spec = in_child(lambda: _spec_of(asked, targets))
         found = [compiled_for(each, slot, spec, line.hear, fit=fit) for slot, each in enumerate(targets)]
     finally:
         line.clear()
@@ -225,7 +225,7 @@ def compile_for(asked: Options, islands: Sequence[str], *, fit: bool, as_json: b
     if as_json:
         typer.echo(json.dumps({"islands": [each.as_data() for each in found]}, indent=2))
     else:
-        typer.echo("\n\n".join(map(told, found)))
+        typer.echo("\n\n".join(map(lines_of, found)))
     return all(each.fits for each in found)
 
 
@@ -312,13 +312,13 @@ class CompareOptions:
 def compare(asked: CompareOptions, *, as_json: bool) -> bool:
     """Compare; whether every run is done. ConfigError or GraphError if anything is wrong, before anything is started;
     KeyboardInterrupt at a signal."""
-    made = msgspec.convert(apart(lambda: msgspec.to_builtins(_plan(asked))), ComparisonPlan)
+    made = msgspec.convert(in_child(lambda: msgspec.to_builtins(_plan(asked))), ComparisonPlan)
     folder = folders.folder_of(made, asked.folder)
     made = folders.opened(folder, made)
     progress = RunsProgress()
     try:
         with RunLock(folder):
-            failed = carry_out(folder, made, asked.seeds, progress.hear)
+            failed = carry_out(folder, made, asked.seeds, progress.on_event)
             progress.clear()
             found = comparison(folder, made, asked.seeds, failed)
             write_page(folder, found, list(notes(found)))

@@ -35,10 +35,10 @@ APART = """
     import jax, sys
     from isthmus.programs.engine.request.environment import has_backend
     from isthmus.programs.engine.request.request import prepare
-    from isthmus.programs.engine.run.in_processes import submit_apart
+    from isthmus.programs.engine.run.in_processes import submit_in_child
 
     settings = {"data": (sys.argv[2],)}
-    made = submit_apart(lambda: prepare("decoupled-diloco", run_dir=sys.argv[1], task_settings=settings))
+    made = submit_in_child(lambda: prepare("decoupled-diloco", run_dir=sys.argv[1], task_settings=settings))
     assert made.job.layout and not has_backend()
 """
 

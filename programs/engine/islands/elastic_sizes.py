@@ -31,7 +31,7 @@ def sizes_on(request: Request, processes: Sequence[int], devices: Sequence[int])
     least = request.run.devices_min
     if not least:
         return []
-    doing, found = "Reading run.devices_min", []
+    doing, sizes = "Reading run.devices_min", []
     if max(processes, default=1) < 2:
         do = "Say which islands have several, by run.processes or the cluster file, or leave run.devices_min out."
         raise ConfigError(doing, "an island of several processes", "none", do)
@@ -43,8 +43,8 @@ def sizes_on(request: Request, processes: Sequence[int], devices: Sequence[int])
         counts = [n for n in range(1, count + 1) if n * each >= least and not _faults(request, n * each, slot)]
         if count > 1 and count not in counts:
             raise ConfigError.of(_faults(request, most, slot))
-        found.append(counts if count > 1 else [])
-    return found
+        sizes.append(counts if count > 1 else [])
+    return sizes
 
 
 def _faults(request: Request, devices: int, slot: int) -> list[Fault]:

@@ -1,18 +1,8 @@
-"""The devices of this machine, and those that each process of a run gets: the environment that it sets for its jax.
+"""The devices of this machine, and the environment that each process of a run sets for its jax.
 
-Accelerators are found without jax, by device files and installed plugins, because the process that starts a backend has
-the devices: on a TPU no other can then, on a GPU most of its memory is taken. The user's variables for platforms and
-visible devices are a bound.
-
-The environment of a host is a pure function of its role, the declared contents of its machine, and the devices found
-there. Nothing falls back: a host that is to have an accelerator names its platform alone, so that jax fails, with the
-reason, where it cannot use it. Islands are numbered on their machine. Each has devices of its own, in the order of
-their numbers; where learners outnumber GPUs and the number of devices of an island is not set, several share one, and
-its memory. The evaluator is on the CPU unless requested otherwise, and then shares the devices of the first island.
-
-A process that carries out a whole run has all of its learners, so one device is its island. A GPU is shared by a few
-such processes, each with an equal part of its memory; a TPU chip has one. A run in the user's own process takes all
-devices that there are.
+Decides which devices there are, without jax (the process that starts a backend has the devices), and which of them each
+host gets. Nothing falls back: a host that is to have an accelerator names its platform alone, so that jax fails, with
+the reason, where it cannot use it. The user's variables for platforms and visible devices are a bound.
 """
 
 from __future__ import annotations
@@ -71,8 +61,8 @@ def usable(environment: Mapping[str, str], files: Iterable[str], installed: Iter
             visible = environment.get(VISIBLE[platform])
             ids = [str(number) for number in range(count)] if visible is None else visible.split(",")
             named = (each.strip() for each in ids if each.strip())
-            known = tuple(takewhile(lambda name: not name.startswith("-"), named))
-            return Accelerators(platform, known) if known else None
+            names = tuple(takewhile(lambda name: not name.startswith("-"), named))
+            return Accelerators(platform, names) if names else None
     return None
 
 
@@ -105,41 +95,50 @@ class Islands:
     devices: int | None = None
 
 
-def islands_of(here: Here, found: Accelerators | None) -> Islands:
-    """The islands of this machine; ConfigError if it has other devices than declared."""
+def islands_of(here: Here, accelerators: Accelerators | None) -> Islands:
+    """The islands of this machine; ConfigError if it has other devices than declared.
+
+    Islands are numbered on their machine. Each has devices of its own, in the order of their numbers; where learners
+    outnumber GPUs and the number of devices of an island is not set, several share one, and its memory. The evaluator
+    is on the CPU unless requested otherwise, and then shares the devices of the first island.
+    """
     count = max(here.islands or here.learners, 1)
     declared = platform_of(here.kinds)
-    if declared == "cpu" or (found is None and declared is None):
+    if declared == "cpu" or (accelerators is None and declared is None):
         return Islands(declared, ((),) * count, devices=here.devices or None)
-    if found is None or declared not in (None, found.platform):
+    if accelerators is None or declared not in (None, accelerators.platform):
         expected = f"devices of kind {here.kinds[0]!r}, as the machine was declared"
-        there = "none that jax can use" if found is None else f"{len(found.ids)} for {found.platform!r}"
+        there = (
+            "none that jax can use"
+            if accelerators is None
+            else f"{len(accelerators.ids)} for {accelerators.platform!r}"
+        )
         do = "Install what jax needs for them, or correct `device` of this machine in the cluster file."
         raise ConfigError(_DOING, expected, there, do)
-    return _accelerated(count, here.devices, found)
+    return _accelerated(count, here.devices, accelerators)
 
 
-def _accelerated(count: int, declared: int, found: Accelerators) -> Islands:
+def _accelerated(count: int, declared: int, accelerators: Accelerators) -> Islands:
     """`count` islands on accelerators, of `declared` devices each, 0 if not declared."""
-    ids, total = found.ids, len(found.ids)
+    ids, total = accelerators.ids, len(accelerators.ids)
     each = declared or max(total // count, 1)
     if each * count <= total:
         cut = tuple(ids[island * each : (island + 1) * each] for island in range(count))
-        return Islands(found.platform, cut, devices=each)
-    if declared or found.platform == "tpu":
+        return Islands(accelerators.platform, cut, devices=each)
+    if declared or accelerators.platform == "tpu":
         do = "Lower `islands` or `devices` of this machine, or run.learners; a TPU chip has one process."
         raise ConfigError(_DOING, f"{each * count} devices for {count} islands of {each}", str(total), do)
     shared = tuple((ids[island % total],) for island in range(count))
-    return Islands(found.platform, shared, sharing=-(-count // total), devices=1)
+    return Islands(accelerators.platform, shared, sharing=-(-count // total), devices=1)
 
 
 def learner_environment(
-    islands: Islands, island: int, total: int, *, has_evaluator: bool, given: Mapping[str, str]
+    islands: Islands, island: int, total: int, *, has_evaluator: bool, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables that a learner on this island sets.
 
     `total`: the machine's number of devices; `has_evaluator`: an evaluator is on them, too. Variables for a GPU's
-    memory in the `given` environment are kept.
+    memory in the `environment` environment are kept.
     """
     if islands.platform is None:
         return {}
@@ -147,22 +146,22 @@ def learner_environment(
         counted = {} if islands.devices is None else {"JAX_NUM_CPU_DEVICES": str(islands.devices)}
         return {"JAX_PLATFORMS": "cpu", **counted}
     ids = islands.ids[island]
-    told = {"JAX_PLATFORMS": str(islands.platform)}
+    variables = {"JAX_PLATFORMS": str(islands.platform)}
     if islands.platform == "tpu":
-        return told | _chips(ids, total)
-    told[VISIBLE["cuda"]] = ",".join(ids)
+        return variables | _chips(ids, total)
+    variables[VISIBLE["cuda"]] = ",".join(ids)
     sharing = islands.sharing + (has_evaluator and island == 0)
-    if sharing > 1 and not any(name in given for name in MEMORY):
-        told[MEMORY[0]] = f"{MEMORY_SHARE / sharing:.2f}"
-    return told
+    if sharing > 1 and not any(name in environment for name in MEMORY):
+        variables[MEMORY[0]] = f"{MEMORY_SHARE / sharing:.2f}"
+    return variables
 
 
-def evaluator_environment(islands: Islands, total: int, given: Mapping[str, str]) -> dict[str, str]:
+def evaluator_environment(islands: Islands, total: int, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of an evaluator that shares an island; ConfigError on TPUs."""
     if islands.platform == "tpu":
         do = "Leave run.evaluate_on out: a TPU chip has one process."
         raise ConfigError(_DOING, "an evaluator on the CPU beside learners on TPUs", "run.evaluate_on = 'island'", do)
-    return learner_environment(islands, 0, total, has_evaluator=True, given=given)
+    return learner_environment(islands, 0, total, has_evaluator=True, environment=environment)
 
 
 def platform_of(kinds: Sequence[str]) -> str | None:
@@ -205,29 +204,39 @@ class ProcessPlaces(NamedTuple):
     share: float | None = None
 
 
-def process_places(found: Accelerators | None, cores: int, runs: int, given: Mapping[str, str]) -> ProcessPlaces:
-    """The places for `runs` processes on a machine with `cores`, at most one a core; `given` are the user's variables.
+def process_places(
+    accelerators: Accelerators | None, cores: int, runs: int, variables: Mapping[str, str]
+) -> ProcessPlaces:
+    """The places for `runs` processes on a machine with `cores`, at most one a core; `variables` are the user's.
 
     Without accelerators processes compute on the CPU, unless the user names another platform.
+
+    A process that carries out a whole run has all of its learners, so one device is its island. A GPU is shared by a
+    few such processes, each with an equal part of its memory; a TPU chip has one. A run in the user's own process takes
+    all devices that there are.
     """
     count = max(min(cores, runs), 1)
-    if found is None:
-        own = {} if given.get(_PLATFORMS) else {_PLATFORMS: "cpu"}
+    if accelerators is None:
+        own = {} if variables.get(_PLATFORMS) else {_PLATFORMS: "cpu"}
         return ProcessPlaces((own,) * count, own.get(_PLATFORMS))
-    total = len(found.ids)
-    count = min(count, total * (1 if found.platform == "tpu" else PROCESSES_PER_GPU_MAX))
+    total = len(accelerators.ids)
+    count = min(count, total * (1 if accelerators.platform == "tpu" else PROCESSES_PER_GPU_MAX))
     sharing = -(-count // total)
-    islands = Islands(found.platform, tuple((found.ids[place % total],) for place in range(count)), sharing, 1)
+    islands = Islands(
+        accelerators.platform, tuple((accelerators.ids[place % total],) for place in range(count)), sharing, 1
+    )
     environments = tuple(
-        learner_environment(islands, place, total, has_evaluator=False, given=given) for place in range(count)
+        learner_environment(islands, place, total, has_evaluator=False, environment=variables) for place in range(count)
     )
     share = environments[0].get(MEMORY[0])
-    return ProcessPlaces(environments, found.platform, min(count, total), None if share is None else float(share))
+    return ProcessPlaces(
+        environments, accelerators.platform, min(count, total), None if share is None else float(share)
+    )
 
 
-def process_environment(found: Accelerators | None, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this process, if it carries out a run with all accelerators that were `found`.
+def process_environment(accelerators: Accelerators | None, variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this process, if it carries out a run with all accelerators that were `accelerators`.
 
     The CPU is named behind them, for what is computed there; that jax cannot use what comes first stays an error.
     """
-    return {} if found is None or given.get(_PLATFORMS) else {_PLATFORMS: f"{found.platform},cpu"}
+    return {} if accelerators is None or variables.get(_PLATFORMS) else {_PLATFORMS: f"{accelerators.platform},cpu"}

@@ -1,19 +1,7 @@
-"""The view of the others that the host of an elastic island's process has, and its reports about their forms.
+"""A host's part in an island of several processes: where its leader is, and, for an elastic one, in which form the
+island trains and in which process it computes.
 
-Daemons announce to all hosts of the run in which form each island trains; the leader's host reports in its heartbeat in
-which it does, so that the home knows the result. Announcements arrive in the loop's thread; a node's thread reads them.
-
-The view of the others that a process of a shared island has: the address of their leader.
-
-The leader listens on an address of its machine, and reports it to its daemon, with a secret token. Daemons announce
-both to all hosts of the run, with the live members; a follower goes by the row of its own life.
-
-Begins the processes that compute for a host of an elastic island, one after the other.
-
-A process that has threads cannot be forked, and a host has; so it forks a *nursery* before it has any, which has none,
-and has all imported and traced that the host had. The nursery forks a worker whenever the host requests one, and ends
-the one before. Both end with the host: the kernel kills the nursery when the host is gone, and the worker when the
-nursery is.
+Decides what a host knows of the others, from the rosters that daemons send; it forms no island itself.
 """
 
 from __future__ import annotations
@@ -44,7 +32,11 @@ TOKEN_BYTES = 16
 
 @final
 class GangOfProcesses:
-    """The host side of one of the `size` processes of an island, in its life as `member`."""
+    """The host side of one of the `size` processes of an island, in its life as `member`.
+
+    The leader listens on an address of its machine, and reports it to its daemon, with a secret token. Daemons announce
+    both to all hosts of the run, with the live members; a follower goes by the row of its own life.
+    """
 
     def __init__(self, member: Member, size: int, address: str) -> None:
         """`address` is that of this machine. OSError if the leader cannot listen there."""
@@ -54,7 +46,7 @@ class GangOfProcesses:
         self.token = secrets.token_hex(TOKEN_BYTES)
         self.form, self.copy = 0, (0, 0)
         self._life = str(first), member.incarnation
-        self._found: tuple[str, str] | None = None
+        self._leader_at: tuple[str, str] | None = None
         self._door = socket.create_server((address, 0), backlog=size) if self.number == 0 else None
 
     @property
@@ -71,16 +63,16 @@ class GangOfProcesses:
         host, port = self._door.getsockname()[:2]
         return f"{host}:{port}", self.token
 
-    def hear(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
+    def on_roster(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
         """Take in a roster: rows of (replica, incarnation, endpoints, machine)."""
         del forms  # They live and end together.
         for name, incarnation, endpoints, _ in rows:
             if (name, incarnation) == self._life and len(endpoints) == 2:
-                self._found = endpoints[0], endpoints[1]
+                self._leader_at = endpoints[0], endpoints[1]
 
     def find(self) -> tuple[str, str] | None:
         """The endpoint of this life's leader, and its token; None until a roster has them."""
-        return self._found
+        return self._leader_at
 
 
 REQUEST_BYTES_MAX: Final = 1 << 16
@@ -90,8 +82,14 @@ Work = Callable[[Mapping[str, Any], Connection], None]
 
 
 @final
-class Nursery:
-    """The host's end of its nursery; made before the host has threads. `work` runs in each worker."""
+class WorkerForker:
+    """The host's end of its forker; made before the host has threads. `work` runs in each worker.
+
+    A process that has threads cannot be forked, and a host has; so it forks a forker before it has any, which has none,
+    and has all imported and traced that the host had. The forker forks a worker whenever the host requests one, and
+    ends the one before. Both end with the host: the kernel kills the forker when the host is gone, and the worker when
+    the forker is.
+    """
 
     def __init__(self, name: str, work: Work) -> None:
         self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -103,17 +101,17 @@ class Nursery:
         self._worker = 0
         self._connection: Connection | None = None
 
-    def start(self, told: Mapping[str, Any]) -> Connection:
-        """Start a worker with `told`; returns the connection to it. OSError if there is no room for the process."""
+    def start(self, worker_spec: Mapping[str, Any]) -> Connection:
+        """Start a worker; returns the connection to it. OSError if there is no room for the process."""
         self.end()
         ours, its = socket.socketpair()
         with its:
-            socket.send_fds(self._socket, [json.dumps(told).encode()], [its.fileno()])
-            said = self._socket.recv(REQUEST_BYTES_MAX)
-        if not said:
+            socket.send_fds(self._socket, [json.dumps(worker_spec).encode()], [its.fileno()])
+            reply = self._socket.recv(REQUEST_BYTES_MAX)
+        if not reply:
             ours.close()
             raise OSError("beginning a process that computes: what begins them has ended")
-        answer = json.loads(said)
+        answer = json.loads(reply)
         self._connection = Connection(ours.detach())
         self._worker = int(answer["pid"])
         if not self._worker:
@@ -131,7 +129,7 @@ class Nursery:
             self._socket.recv(REQUEST_BYTES_MAX)
 
     def cpu_seconds(self) -> float:
-        """CPU seconds of the nursery and its workers."""
+        """CPU seconds of the forker and its workers."""
         return sum(_used(pid, with_children=pid == self._pid) for pid in (self._pid, self._worker) if pid)
 
 
@@ -146,10 +144,10 @@ def _used(pid: int, *, with_children: bool) -> float:
 
 
 def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, parent: int) -> int:
-    """The nursery: start and end workers until the host, whose end is `theirs`, is gone."""
+    """The forker: start and end workers until the host, whose end is `theirs`, is gone."""
     die_with_parent(parent)
     theirs.close()
-    setproctitle(f"isthmus {name} nursery")
+    setproctitle(f"isthmus {name} forker")
     worker = 0
     while True:
         data, descriptors, _, _ = socket.recv_fds(host, REQUEST_BYTES_MAX, 1)
@@ -174,12 +172,12 @@ def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, pa
             host.send(json.dumps(answer).encode())
 
 
-def _work(host: socket.socket, descriptor: int, nursery: int, name: str, work: Work, told: bytes) -> int:
+def _work(host: socket.socket, descriptor: int, forker: int, name: str, work: Work, worker_spec: bytes) -> int:
     """A worker."""
-    die_with_parent(nursery)
+    die_with_parent(forker)
     host.close()
     setproctitle(f"isthmus {name} worker")
-    work(json.loads(told), Connection(descriptor))
+    work(json.loads(worker_spec), Connection(descriptor))
     return 0
 
 
@@ -194,7 +192,10 @@ class _OfNumbers(NamedTuple):
 class ElasticHost:
     """The host side of one of the at most `size` processes of an island, in its life as `member`.
 
-    `workers` is set once this host has begun its nursery. OSError if the leader cannot listen at `address`.
+    `workers` is set once this host has begun its forker. OSError if the leader cannot listen at `address`.
+
+    Daemons announce in which form each island trains; the leader's host reports in its heartbeat in which it does, so
+    that the home knows the result. Announcements arrive in the loop's thread; a node's thread reads them.
     """
 
     def __init__(self, member: Member, size: int, address: str) -> None:
@@ -204,17 +205,17 @@ class ElasticHost:
         self.files = copies.open_files()
         self.token = secrets.token_hex(TOKEN_BYTES)
         self.door = socket.create_server((address, 0), backlog=size) if self.number == 0 else None
-        self.workers: Nursery | None = None
+        self.workers: WorkerForker | None = None
         self._leader = first
-        self._told = threading.Event()
+        self._announced = threading.Event()
         self._form: _OfNumbers | None = None
-        self._found: dict[int, tuple[str, str]] = {}
+        self._leader_at: dict[int, tuple[str, str]] = {}
         self._formed = Formed()
         self._is_forming = False
 
-    def begin_nursery(self, work: Work) -> None:
-        """Start the nursery, which forks workers, while this process has no threads."""
-        self.workers = Nursery(self.names[self.number], work)
+    def start_forker(self, work: Work) -> None:
+        """Start the forker, which forks workers, while this process has no threads."""
+        self.workers = WorkerForker(self.names[self.number], work)
 
     def place(self, devices: int | None, kinds: tuple[str, ...]) -> WorkerPlace:
         """The resources that a worker gets from this host."""
@@ -230,16 +231,16 @@ class ElasticHost:
 
     # -- in the loop's thread ------------------------------------------------------------------------------------------
 
-    def hear(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
+    def on_roster(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
         """Take in a roster: rows of (replica, incarnation, endpoints, machine), and the forms of elastic islands."""
         for name, incarnation, endpoints, _ in rows:
             if name == self.names[0] and len(endpoints) == 2:
-                self._found = {incarnation: (endpoints[0], endpoints[1])}
+                self._leader_at = {incarnation: (endpoints[0], endpoints[1])}
         for form in forms:
             if form.leader == self._leader and (self._form is None or form.number > self._form.number):
                 members = tuple((gang_number(each.replica), each.incarnation) for each in form.members)
                 self._form = _OfNumbers(form.number, members)
-        self._told.set()
+        self._announced.set()
 
     @property
     def said(self) -> Formed:
@@ -261,11 +262,11 @@ class ElasticHost:
         return self._form
 
     def find(self, incarnation: int) -> tuple[str, str] | None:
-        return self._found.get(incarnation)
+        return self._leader_at.get(incarnation)
 
     def wait(self, seconds: float) -> None:
-        self._told.wait(seconds)
-        self._told.clear()
+        self._announced.wait(seconds)
+        self._announced.clear()
 
     def forming(self, broken: int) -> None:
         self._is_forming = True

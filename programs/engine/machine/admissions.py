@@ -69,12 +69,12 @@ def read(machine: str) -> Entries:
     doing = f"Reading {path}"
     try:
         with path.open(encoding="ascii") as file:
-            lines, found = file.read().splitlines(), os.fstat(file.fileno())
+            lines, status = file.read().splitlines(), os.fstat(file.fileno())
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(doing, "a file that can be read", str(error), "Repair it, or take it away.") from None
-    security_keys.check_owned(found, path, doing)
+    security_keys.check_owned(status, path, doing)
     entries: Entries = {}
     for line in lines:
         name, key, way, *more = (*line.split(), "", "", "")[: max(3, len(line.split()))]
@@ -138,12 +138,12 @@ def admit(machine: str, name: str, key: str, *, is_operator: bool = False) -> bo
     ConfigError for a key of another name, a name with another key, or a file that cannot be written.
     """
     with _changing(machine, f"Admitting {name!r}") as entries:
-        known = entries.get(key)
+        entry = entries.get(key)
         if (
-            known is not None
-            and known.name == name
-            and known.way != EXPELLED
-            and (known.is_operator == is_operator or known.way == OWN)
+            entry is not None
+            and entry.name == name
+            and entry.way != EXPELLED
+            and (entry.is_operator == is_operator or entry.way == OWN)
         ):
             return False
         security_keys.check(admitted(entries), name, key, f"Admitting {name!r} to {machine!r}")
@@ -238,26 +238,26 @@ class Admissions:
 
     def _stamp(self) -> tuple[int, int, int] | None:
         try:
-            found = os.stat(path_of(self._machine))
+            status = os.stat(path_of(self._machine))
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def machine_here(asked: str | None, doing: str) -> str:
-    """The machine whose daemon a command on this computer addresses: `asked`, or the only one.
+def machine_here(name: str | None, doing: str) -> str:
+    """The machine whose daemon a command on this computer addresses: `name`, or the only one.
 
     ConfigError if there is none, or more than one.
     """
-    if asked is not None:
-        return cluster_file.checked_name(asked, doing, "for example --machine alpha")
+    if name is not None:
+        return cluster_file.checked_name(name, doing, "for example --machine alpha")
     living = [entry.name for entry in private_daemon.living() if entry.name]
-    known = sorted(path.stem for path in path_of("any").parent.glob("*.admitted"))
-    names = living or known
+    admitting = sorted(path.stem for path in path_of("any").parent.glob("*.admitted"))
+    names = living or admitting
     if len(names) != 1:
-        found = f"{len(names)}: {', '.join(names)}" if names else "none"
+        actual = f"{len(names)}: {', '.join(names)}" if names else "none"
         do = "Say which one with --machine NAME." if names else "Start it, or say whose it will be: --machine NAME."
-        raise ConfigError(doing, "one daemon on this computer", found, do)
+        raise ConfigError(doing, "one daemon on this computer", actual, do)
     return names[0]
 
 

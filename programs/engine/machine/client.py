@@ -59,9 +59,9 @@ class DaemonClient:
         if name is not None:
             chosen = next((machine for machine in able if machine.name == name), None)
             if chosen is None:
-                found = ", ".join(machine.name for machine in able) or "none"
+                names = ", ".join(machine.name for machine in able) or "none"
                 do = "Choose one of these, or give it an address there."
-                raise ConfigError("Reading --home", f"a machine of {cluster.file} with an address", found, do)
+                raise ConfigError("Reading --home", f"a machine of {cluster.file} with an address", names, do)
             return cls.at(cluster, chosen)
         there = tuple(machine for machine in able if cluster_file.is_listening(str(machine.address)))
         return cls.at(cluster, home_of(replace(cluster, machines=there).topology))
@@ -121,8 +121,8 @@ def find(
     if answer is not None and answer["type"] == "refused":
         raise ConfigError.of([Fault(*fault) for fault in answer["faults"]])
     if answer is None or answer["type"] != "machine":
-        found = f"no answer within {ANSWER_SECONDS:.0f} s" if answer is None else "a daemon of a single run"
-        raise ConfigError(doing, "the daemon of a machine", found, f"Look at what listens there, or start it: {start}")
+        actual = f"no answer within {ANSWER_SECONDS:.0f} s" if answer is None else "a daemon of a single run"
+        raise ConfigError(doing, "the daemon of a machine", actual, f"Look at what listens there, or start it: {start}")
     if answer["name"] != name:
         do = f"Write name = {answer['name']!r} in the cluster file, or the address of {name!r}."
         raise ConfigError(doing, f"the name {name!r}", f"{answer['name']!r}", do)
@@ -167,8 +167,8 @@ def resume_there(daemon: DaemonClient, cluster: Cluster, run: str, run_dir: Path
     going_on: dict[str, list[str]] = {}
     for machine in others:
         if cluster_file.is_listening(str(machine.address)):
-            known = find(machine.name, str(machine.address), keys=daemon.keys, server_key=machine.public_key or "")
-            going_on[machine.name] = [str(each["name"]) for each in known["runs"]]
+            answer = find(machine.name, str(machine.address), keys=daemon.keys, server_key=machine.public_key or "")
+            going_on[machine.name] = [str(each["name"]) for each in answer["runs"]]
     name = folder_there(daemon, daemon.find()["root"], run_dir if is_store else Path(run))
     sites = [asdict(MachineSite.of(machine)) for machine in cluster.machines]
     message = {"type": "restore", "url": run} if is_store else {"type": "resume"}
@@ -213,15 +213,19 @@ def _watch_until_over(
     daemon: DaemonClient, run: str, watch: Watch | None, interrupted: Interrupts
 ) -> dict[str, Any] | None:
     """Renew the lease, pass on Ctrl-C, and show how it goes, until the run is over; its summary."""
-    asked, heard_at = 0, time.monotonic()
+    interrupts_sent, heard_at = 0, time.monotonic()
     while True:
         message: Message = {"type": "watch"}
-        if interrupted.count > asked:
-            message = {"type": "stop"} if asked == 0 else {"type": "end", "reason": "ended at once by a second Ctrl-C"}
+        if interrupted.count > interrupts_sent:
+            message = (
+                {"type": "stop"}
+                if interrupts_sent == 0
+                else {"type": "end", "reason": "ended at once by a second Ctrl-C"}
+            )
         answer = daemon.ask({**message, "run": run}, 1.0)
         if answer is not None:
             heard_at = time.monotonic()
-            asked += message["type"] != "watch"
+            interrupts_sent += message["type"] != "watch"
         silence = time.monotonic() - heard_at
         if silence > SILENCE_SECONDS_MAX or (answer is None and interrupted.count > 1):
             raise RunError(

@@ -1,17 +1,9 @@
-"""The requests that each caller may send to a machine's daemon.
+"""The daemon of a machine: takes runs that commands hand to it, supervises several at once, and answers for them.
 
-A machine that is admitted offers its islands: it links itself, reports, answers and leaves, each for itself. All other
-requests, which decide what runs here or report on it, are for an operator: the machine's own key, one that was admitted
-with `--operator`, and, at a daemon without keys, which listens on loopback only, any caller.
-
-The daemon of a machine: takes runs that commands hand to it, supervises several at once, and answers for them.
-
-Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A run
-is running, then finishing (its processes have ended, and summary and report are written), then over: `over.json` is
-there. Code is judged by name before anything starts; this process imports no user's code. Every message of a command
-has one answer. A request that cannot be fulfilled, or that its sender may not send (`authority`), is answered with the
-faults, like a wrong request. A message names runs by the folders that this daemon has announced, and no other. The
-messages of other machines, and the parts that this one has in their runs, are in `neighbours`.
+Decides who may request what, which run is carried out here, and how a request is answered: every message of a command
+has one answer, and one that cannot be fulfilled, or that its sender may not send, is answered with the faults. Code is
+judged by name before anything starts; this process imports no user's code. The messages of other machines, and the
+parts that this one has in their runs, are in `neighbours`.
 """
 
 from __future__ import annotations
@@ -31,7 +23,7 @@ from isthmus.programs.engine.machine.links import MALFORMED, HomeAddress, answer
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.next_home import NextHome
 from isthmus.programs.engine.machine.outposts import NOTE
-from isthmus.programs.engine.machine.readiness import muster, to_take_part
+from isthmus.programs.engine.machine.readiness import check_machines, to_take_part
 from isthmus.programs.engine.machine.run import (
     LEASE_TICKS_MAX,
     TICK_SECONDS,
@@ -53,7 +45,7 @@ from isthmus.runtime.wire.control_messages import Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import Keyring
 
-TOLD_MAX: Final = 256
+LOGGED_MAX: Final = 256
 OPERATORS: Final = {
     "machine": "to tell of its runs",
     "call": "to take part in runs of another home",
@@ -75,11 +67,15 @@ class Authority:
     """Checks messages to the daemon of `machine` against its current keys.
 
     `tell` gets one line for people about each machine and request type that is refused.
+
+    A machine that is admitted offers its islands: it links itself, reports, answers and leaves, each for itself. All
+    other requests, which decide what runs here or report on it, are for an operator: the machine's own key, one that
+    was admitted with `--operator`, and, at a daemon without keys, which listens on loopback only, any caller.
     """
 
     def __init__(self, machine: str, keys: Keyring | None, tell: Callable[[str], None]) -> None:
         self._machine, self._keys, self._tell = machine, keys, tell
-        self._told: set[tuple[str | None, str]] = set()
+        self._logged: set[tuple[str | None, str]] = set()
 
     def check(self, kind: str, caller: str | None) -> None:
         """ConfigError if the machine `caller` may not send a message of this type."""
@@ -88,11 +84,11 @@ class Authority:
             return
         key = keys.key_of(caller or "") or "KEY"
         do = f"Type on that machine: isthmus admit --operator {caller} {key}"
-        if (caller, kind) not in self._told and len(self._told) < TOLD_MAX:
-            self._told.add((caller, kind))
+        if (caller, kind) not in self._logged and len(self._logged) < LOGGED_MAX:
+            self._logged.add((caller, kind))
             self._tell(f"refused the machine {caller}, which asked it {OPERATORS[kind]}: it is no operator")
-        expected, found = "an operator's key", f"that of {caller!r}, which may offer islands and nothing else"
-        raise ConfigError(f"Asking the daemon {self._machine!r} {OPERATORS[kind]}", expected, found, do)
+        expected, actual = "an operator's key", f"that of {caller!r}, which may offer islands and nothing else"
+        raise ConfigError(f"Asking the daemon {self._machine!r} {OPERATORS[kind]}", expected, actual, do)
 
 
 ANSWERED_SHARE: Final = 0.9
@@ -110,6 +106,10 @@ class MachineDaemon:
     It has `keys`, or listens on loopback only. Its parts of other homes' runs are in `folder`, its own runs below the
     root that `config` names. `tell` gets lines for people; `on_change` is called with the runs that are not over
     whenever they change, `on_idle` when the daemon is ending and no run is left.
+
+    Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A
+    run is running, then finishing (its processes have ended, and summary and report are written), then over:
+    `over.json` is there. A message names runs by the folders that this daemon has announced, and no other.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class MachineDaemon:
         self._handlers: Mapping[str, Callable[[Message], Message]] = {
             "machine": lambda message: self._machine(),
             "call": self._call,
-            "take": self._take,
+            "take": self._accept_run,
             "watch": self._watch,
             "stop": self._stop,
             "end": self._end,
@@ -187,16 +187,16 @@ class MachineDaemon:
             return
         try:
             spec.count_on(folder)
-            told, sites = told_of(folder, "Adopting a run"), Sites.load(folder)
+            run_spec, sites = told_of(folder, "Adopting a run"), Sites.load(folder)
             # Other machines may hold the lost state.
             is_alive = has_hosts(folder) or bool(sites.others)
             goes_on = is_alive or has_snapshot(folder)
-            held = self._hold(folder, told, sites, is_watched=run.is_watched)
+            held = self._hold(folder, run_spec, sites, is_watched=run.is_watched)
         except (ConfigError, *UNABLE) as error:
             self.tell(f"leaves {folder}, a run of the daemon before it: {error}")
             return
-        found = "" if is_alive else ", which has no living process" + (", from its snapshot" if goes_on else "")
-        self._say(held, f"adopts {folder}{found}")
+        how = "" if is_alive else ", which has no living process" + (", from its snapshot" if goes_on else "")
+        self._say(held, f"adopts {folder}{how}")
         if not goes_on:
             held.daemon.end("the daemon of its machine was gone for too long")
 
@@ -248,9 +248,9 @@ class MachineDaemon:
             answer = refusal(error)
         self._server.send(peer, answer)
 
-    async def _answer_later(self, peer: bytes, said: Message) -> None:
-        kind, doing = said["type"], f"Answering a command at the daemon {self.name!r}"
-        self._server.send(peer, await answered(self._later[kind](said), doing, ANSWERED_SHARE * patience(kind)))
+    async def _answer_later(self, peer: bytes, message: Message) -> None:
+        kind, doing = message["type"], f"Answering a command at the daemon {self.name!r}"
+        self._server.send(peer, await answered(self._later[kind](message), doing, ANSWERED_SHARE * patience(kind)))
 
     def _stranger(self, message: Message) -> None:
         self.tell(f"refused a command of {version_of(message)}; this is {version_of()}")
@@ -282,8 +282,8 @@ class MachineDaemon:
             self._permit(program, task, str(message["run"]))
         except ConfigError as error:
             faults += error.faults
-        asked = to_take_part(sites, self.name, program, task, computing)
-        faults += await muster(self.neighbours.links, asked, self.keys)
+        requests = to_take_part(sites, self.name, program, task, computing)
+        faults += await check_machines(self.neighbours.links, requests, self.keys)
         if faults:
             raise ConfigError.of(faults)
         return {"type": "permitted"}
@@ -307,30 +307,30 @@ class MachineDaemon:
             self.tell(f"refused {run}: expected {faults[0].expected}, found {faults[0].found}")
             raise ConfigError.of(faults)
 
-    def _take(self, message: Message) -> Message:
+    def _accept_run(self, message: Message) -> Message:
         """Make the folder of a run, and start it."""
         handed, is_watched = Handover.read(message["handover"]), bool(message["is_watched"])
         doing = f"Handing a run to the daemon {self.name!r}"
-        told = spec.read(handed.spec)
-        self._permit(told.job.program, told.job.task.text, handed.folder or handed.name)
-        handed.check(told, self.name, self._names(), doing)
+        run_spec = spec.read(handed.spec)
+        self._permit(run_spec.job.program, run_spec.job.task.text, handed.folder or handed.name)
+        handed.check(run_spec, self.name, self._names(), doing)
         folder = handed.make_folder(self._root, time.monotonic_ns(), self._config.secret)
         try:
             run = self._hold(folder, told_of(folder, doing), handed.sites, is_watched=is_watched)
         except UNABLE as error:
             raise unable(doing, error) from error
         elsewhere = f" on {len(handed.sites.sites)} machines" if handed.sites.others else ""
-        hosts = f"{sum(told.roles.values())} hosts{elsewhere}"
+        hosts = f"{sum(run_spec.roles.values())} hosts{elsewhere}"
         self._say(run, f"took {folder}: {hosts}{'' if is_watched else ', detached'}")
         return {"type": "taken", "run": str(folder)}
 
     def _names(self) -> list[str]:
         return [run.name for run in self._runs.values()]
 
-    def _hold_next(self, folder: Path, told: spec.Spec, sites: Sites) -> None:
+    def _hold_next(self, folder: Path, run_spec: spec.Spec, sites: Sites) -> None:
         """Be the home of a run from now on that had another one; one of UNABLE if that cannot be."""
-        run = self._hold(folder, told, sites, is_watched=False)
-        self._say(run, f"is the home of {told.run} in term {sites.term}, in place of {sites.former or self.name}")
+        run = self._hold(folder, run_spec, sites, is_watched=False)
+        self._say(run, f"is the home of {run_spec.run} in term {sites.term}, in place of {sites.former or self.name}")
 
     def _watch(self, message: Message) -> Message:
         """The status of a run, or its summary, if it is over; renews its lease, if a watching command asks."""
@@ -373,21 +373,21 @@ class MachineDaemon:
         """The run that a message is about; ConfigError if it is over, or not of this daemon."""
         folder = str(message["run"])
         if folder not in self._runs:
-            found = f"one that is over: {self._former[folder]}" if folder in self._former else "none of its runs"
+            actual = f"one that is over: {self._former[folder]}" if folder in self._former else "none of its runs"
             do = "`isthmus status --all` shows what there is on this machine."
-            raise ConfigError(f"Asking the daemon {self.name!r} for {folder[:500]}", "a run that goes on", found, do)
+            raise ConfigError(f"Asking the daemon {self.name!r} for {folder[:500]}", "a run that goes on", actual, do)
         return self._runs[folder]
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
-    def _hold(self, folder: Path, told: spec.Spec, sites: Sites, *, is_watched: bool) -> MachineRun:
+    def _hold(self, folder: Path, run_spec: spec.Spec, sites: Sites, *, is_watched: bool) -> MachineRun:
         """Be responsible for a run from now on; one of UNABLE if that cannot be."""
         lock = RunLock(folder)
         try:
             run = MachineRun(
                 self._loop,
                 folder,
-                told,
+                run_spec,
                 lock=lock,
                 machine=self.name,
                 sites=sites,

@@ -1,26 +1,8 @@
-"""The folder of a run on the machine that becomes its home: a copy of the former home's, or on a disk that both share.
+"""How a run goes on under another home: whether its home is lost, in which term, and in which folder with which files.
 
-Decides whether a run can go on there, and which files are written for that. The folder may be as old as its copy. So
-from the ledger only two facts are used: that the run goes on, and which machines were left out of it; the stations
-report which lives there are. The model is in the snapshot, and, where it is newer, with the live hosts.
-
-The folder of a run whose home was lost together with its folder: made from the newest snapshot in the run's store.
-
-It is made below the root of the next home's daemon. Decides which stores may be read for that, and the use of a
-snapshot. Everything is in a hidden folder first, until it is known that the run can go on, so that a wrong request
-leaves nothing. Files that the store lacks (ledger, lines and tapes) are lost with the home, as where a ledger is lost:
-the stations report which lives there are.
-
-Hosts of a run that are on a machine already when it becomes the run's home: they go on as the processes they are.
-
-They have the folder of the outpost that this machine had, and find their daemon through the file in it. That file leads
-to the one of the run folder from then on, so they find the home's daemon there, and each after it. Their files stay in
-the outpost's folder until the run is over.
-
-Whether the home of a run is lost, and which term the next home begins: from the answers of machines.
-
-Pure: the machines are asked elsewhere. One yes is enough to refuse: a machine that has the run as its home, or one that
-takes part in it and hears its home.
+Decides which stores and copies may be read for that, and refuses where one machine has the run as its home, or hears
+it. The folder is a copy of the former home's, one on a disk that both share, or made from the newest snapshot in the
+run's store. Hosts that are on the machine already go on as the processes they are.
 """
 
 from __future__ import annotations
@@ -53,18 +35,23 @@ _DO_SUPERSEDED: Final = "Look at it there: isthmus status --cluster FILE."
 
 @final
 @dataclass(frozen=True, slots=True)
-class Estate:
+class TakeoverState:
     """The remains of a run in its `folder`: spec, sites under the former home, its `term`, and all machines so far."""
 
     folder: Path
-    told: spec.Spec
+    run_spec: spec.Spec
     sites: Sites
     term: int
     machines: tuple[str, ...]
 
 
-def read(folder: Path, doing: str) -> Estate:
-    """The estate in a folder; ConfigError if its run cannot go on under another home."""
+def read(folder: Path, doing: str) -> TakeoverState:
+    """The takeover in a folder; ConfigError if its run cannot go on under another home.
+
+    The folder may be as old as its copy, so only two facts of the ledger are used: that the run goes on, and which
+    machines were left out of it; the stations report which lives there are. The model is in the snapshot, and, where it
+    is newer, with the live hosts.
+    """
     check_cut_off(folder, doing)
     check_whole(folder, doing)
     if not (folder / spec.CLUSTER).exists():
@@ -77,28 +64,28 @@ def read(folder: Path, doing: str) -> Estate:
         raise ConfigError(doing, f"a {spec.CLUSTER}", f"{type(error).__name__}: {error}", do) from None
     journal = home_daemon.journal_of(folder)
     if journal is None:
-        return Estate(folder, spec.load(folder), sites, sites.term, tuple(sites.sites))
+        return TakeoverState(folder, spec.load(folder), sites, sites.term, tuple(sites.sites))
     if isinstance(journal.failure, SupersededHome):
-        found = f"one that goes on under {journal.failure.home!r}, in term {journal.failure.term}"
-        raise ConfigError(doing, "a run whose home was lost", found, _DO_SUPERSEDED)
+        actual = f"one that goes on under {journal.failure.home!r}, in term {journal.failure.term}"
+        raise ConfigError(doing, "a run whose home was lost", actual, _DO_SUPERSEDED)
     joined = dict.fromkeys((*sites.sites, *(machine for _, machine in journal.machines)))
-    return Estate(folder, spec.load(folder), sites, max(journal.term, sites.term), tuple(joined))
+    return TakeoverState(folder, spec.load(folder), sites, max(journal.term, sites.term), tuple(joined))
 
 
-def write(estate: Estate, sites: Sites, secret: Path | None, former: Path | None) -> None:
+def write(takeover: TakeoverState, sites: Sites, secret: Path | None, former: Path | None) -> None:
     """Turn the folder into that of the new home in `sites`; `former` is the folder that its hosts of this run know.
 
     OSError or sqlite3.Error on failure. The new home is written last: after an interruption the next try finds the run
     as it was left.
     """
-    folder = estate.folder
-    told: Mapping[str, Any] = json.loads((folder / spec.SPEC).read_text())
+    folder = takeover.folder
+    fields: Mapping[str, Any] = json.loads((folder / spec.SPEC).read_text())
     Sites.put_aside(folder, spec.put_aside(folder))
     home_daemon.move(folder, former)
     for name in (*AT_END, HERE):
         (folder / name).unlink(missing_ok=True)
     here = asdict(sites.here(secret))
-    spec.write(folder, {**told, "zero_ns": time.monotonic_ns() - spec.age_ns(told), "here": here})
+    spec.write(folder, {**fields, "zero_ns": time.monotonic_ns() - spec.age_ns(fields), "here": here})
     write_json(folder / spec.CLUSTER, sites.as_data())
 
 
@@ -107,11 +94,11 @@ def place(url: str, doing: str) -> StorePlace:
 
     Requests may name no folder of this machine outside its root.
     """
-    found = place_of(url)
-    if found.is_folder:
+    store = place_of(url)
+    if store.is_folder:
         do = "Name what run.snapshots was; or copy a run folder below the root of the next home, and name that."
         raise ConfigError(doing, "a URL that names a store, such as s3://bucket/path", repr(url[:500]), do)
-    return found
+    return store
 
 
 def fetched(store: StorePlace, aside: Path, doing: str) -> FetchedSnapshot:
@@ -119,27 +106,31 @@ def fetched(store: StorePlace, aside: Path, doing: str) -> FetchedSnapshot:
 
     ConfigError if there is none, if its run is alive on this machine, or if its run is not of a cluster.
     """
-    found = fetch(store, aside, DISK, doing)
-    told = spec_of(aside, found.head, doing)
+    snapshot = fetch(store, aside, DISK, doing)
+    run_spec = spec_of(aside, snapshot.head, doing)
     if not (aside / spec.CLUSTER).exists():
         do = f"Go on with it on any machine: isthmus train --resume {store.text}"
-        raise ConfigError(doing, "a run of a cluster", f"{told.run}, a run of one machine", do)
-    return found
+        raise ConfigError(doing, "a run of a cluster", f"{run_spec.run}, a run of one machine", do)
+    return snapshot
 
 
-def settled(found: FetchedSnapshot, aside: Path, root: RunRoot, name: str) -> Path:
+def settled(snapshot: FetchedSnapshot, aside: Path, root: RunRoot, name: str) -> Path:
     """The run folder `name` below the root, or without a name the program's next free one, made of the fetched files.
 
     Its times count on. ConfigError if it cannot be made.
+
+    Everything is in a hidden folder first, until it is known that the run can go on, so that a wrong request leaves
+    nothing. Files that the store lacks (ledger, lines and tapes) are lost with the home: the stations report which
+    lives there are.
     """
-    told = spec.load(aside)
+    run_spec = spec.load(aside)
     config = (aside / new_folder.CONFIG).read_text()
-    folder = root.make(name, Program(told.job.program).name, datetime.now(), config)
+    folder = root.make(name, Program(run_spec.job.program).name, datetime.now(), config)
     with new_folder.prepared(folder):
         for path in sorted(aside.iterdir()):
             path.replace(folder / path.name)
-        spec.count_from(folder, found.head.at)
-        tell_faults(folder, found.faults)
+        spec.count_from(folder, snapshot.head.at)
+        tell_faults(folder, snapshot.faults)
     return folder
 
 
@@ -148,7 +139,12 @@ INHERITED: Final = "inherited.json"
 
 
 def inherit(folder: Path, former: Path) -> None:
-    """Make the hosts whose folder is `former` find the daemon of run folder `folder`; OSError on failure."""
+    """Make the hosts whose folder is `former` find the daemon of run folder `folder`; OSError on failure.
+
+    They find their daemon through the file in the outpost's folder, which leads to the one of the run folder from then
+    on: so they find the home's daemon there, and each after it. Their files stay in the outpost's folder until the run
+    is over.
+    """
     write_json(folder / INHERITED, {"folder": str(former)})
     beside = former / f".{HERE}"
     beside.unlink(missing_ok=True)
@@ -194,28 +190,32 @@ def check_nowhere(run: str, going_on: Mapping[str, Collection[str]], doing: str)
         raise ConfigError(doing, LOST, f"{run}, which goes on under {alive!r}", do)
 
 
-def next_home(name: str, estate: Estate, sites: Sequence[MachineSite], doing: str) -> MachineSite:
+def next_home(name: str, takeover: TakeoverState, sites: Sequence[MachineSite], doing: str) -> MachineSite:
     """The machine of that name among `sites`, those of a cluster file; ConfigError unless it has an address, for the
     other machines look for their home there, and unless that file has a machine of the run."""
-    found = next((site for site in sites if site.name == name and site.address), None)
-    if found is None:
+    chosen = next((site for site in sites if site.name == name and site.address), None)
+    if chosen is None:
         do = "Write [[machine]] with that name and its address into the cluster file, or choose another --home."
         raise ConfigError(doing, f"{name!r} with an address in the cluster file", "none", do)
     names = [site.name for site in sites]
-    if not set(names) & set(estate.machines):
+    if not set(names) & set(takeover.machines):
         expected = f"a run of the machines in the cluster file, {', '.join(names)}"
         do = "Name the cluster file of that run, or another run."
-        raise ConfigError(doing, expected, f"{estate.told.run}, of {', '.join(estate.machines)}", do)
-    return found
+        raise ConfigError(doing, expected, f"{takeover.run_spec.run}, of {', '.join(takeover.machines)}", do)
+    return chosen
 
 
-def to_ask(name: str, estate: Estate, sites: Sequence[MachineSite]) -> list[MachineSite]:
+def to_ask(name: str, takeover: TakeoverState, sites: Sequence[MachineSite]) -> list[MachineSite]:
     """The machines that have had a part in a run, but for its lost home and the next one, `name`."""
-    known = {**estate.sites.sites, **{site.name: site for site in sites}}
-    return [known.get(each, MachineSite(each)) for each in estate.machines if each not in (name, estate.sites.home)]
+    sites_by_name = {**takeover.sites.sites, **{site.name: site for site in sites}}
+    return [
+        sites_by_name.get(each, MachineSite(each))
+        for each in takeover.machines
+        if each not in (name, takeover.sites.home)
+    ]
 
 
-def next_term(estate: Estate, standings: Mapping[str, HomeView], doing: str) -> int:
+def next_term(takeover: TakeoverState, standings: Mapping[str, HomeView], doing: str) -> int:
     """The term of the next home, after all known ones; ConfigError, naming the machines, if any hears the present."""
     do = "Wait for its end, or end its daemon. If it was lost just now, try again."
     faults = [
@@ -225,4 +225,4 @@ def next_term(estate: Estate, standings: Mapping[str, HomeView], doing: str) -> 
     ]
     if faults:
         raise ConfigError.of(faults)
-    return 1 + max((estate.term, *(each.term for each in standings.values())))
+    return 1 + max((takeover.term, *(each.term for each in standings.values())))

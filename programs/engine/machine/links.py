@@ -55,16 +55,16 @@ class MachineLinks:
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[bytes, Message], None]) -> None:
         self._loop, self._send = loop, send
         self._linked: dict[str, _Linked] = {}
-        self._asked: dict[int, tuple[str, asyncio.Future[Message]]] = {}
+        self._pending: dict[int, tuple[str, asyncio.Future[Message]]] = {}
         self._number = 0
 
-    def hear(self, peer: bytes, message: Message) -> str:
+    def record(self, peer: bytes, message: Message) -> str:
         """Note a machine's announcement; returns its name. ConfigError if another of that name is linked."""
         name, instance, now = str(message["name"]), str(message["instance"]), time.monotonic()
         if len(instance) > INSTANCE_LENGTH_MAX or len(name) > INSTANCE_LENGTH_MAX:
             raise ValueError(f"a machine that calls itself {name[:INSTANCE_LENGTH_MAX]!r}")
-        known = self._linked.get(name)
-        if known is not None and known.instance != instance and now - known.heard_at < UP_SECONDS:
+        last = self._linked.get(name)
+        if last is not None and last.instance != instance and now - last.heard_at < UP_SECONDS:
             do = "Give each machine a --name of its own, or end the other daemon."
             raise ConfigError(f"Linking the machine {name!r}", "one machine of that name", "two", do)
         self._linked[name] = _Linked(peer, instance, now)
@@ -105,36 +105,36 @@ class MachineLinks:
         self._number += 1
         number = self._number
         answer: asyncio.Future[Message] = self._loop.create_future()
-        self._asked[number] = name, answer
+        self._pending[number] = name, answer
         self.send(name, {"type": REQUEST, "number": number, "message": message})
         try:
             async with asyncio.timeout(seconds_max):
-                found = await answer
+                response = await answer
         except TimeoutError:
             doing, do = f"Asking the machine {name!r}", "Look at its daemon, and at the network between."
             raise ConfigError(doing, "an answer", f"none within {seconds_max:.0f} s", do) from None
         finally:
-            del self._asked[number]
+            del self._pending[number]
         try:
-            if str(found["type"]) == "refused":
-                raise ConfigError.of([Fault(*map(str, fault)) for fault in found["faults"]])
+            if str(response["type"]) == "refused":
+                raise ConfigError.of([Fault(*map(str, fault)) for fault in response["faults"]])
         except (LookupError, TypeError, ValueError) as error:
             doing, do = f"Asking the machine {name!r}", "Use one version everywhere."
             raise ConfigError(doing, "an answer", f"{type(error).__name__}: {error}"[:500], do) from None
-        return found
+        return response
 
     def hear_response(self, name: str, message: Message) -> None:
         """Hand a machine's answer to the request that waits for it."""
-        asked, answer = self._asked.get(int(message["number"]), ("", None))
-        if answer is not None and asked == name and not answer.done():
+        machine, answer = self._pending.get(int(message["number"]), ("", None))
+        if answer is not None and machine == name and not answer.done():
             answer.set_result(dict(message["message"]))
 
 
 def refusal(error: Exception) -> dict[str, Any]:
     """The message of a refusal, from a ConfigError or one of MALFORMED."""
     if not isinstance(error, ConfigError):
-        found = f"{type(error).__name__}: {error}"[:500]
-        error = ConfigError("Reading a message", "one that a daemon can act on", found, "Use one version everywhere.")
+        actual = f"{type(error).__name__}: {error}"[:500]
+        error = ConfigError("Reading a message", "one that a daemon can act on", actual, "Use one version everywhere.")
     return {"type": "refused", "faults": [list(fault) for fault in error.faults]}
 
 
@@ -265,8 +265,8 @@ class HomeLink:
         except ConfigError as error:
             answer = refusal(error)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
-            found = f"{type(error).__name__}: {error}"
+            actual = f"{type(error).__name__}: {error}"
             do = "Use one version everywhere."
-            answer = refusal(ConfigError("Answering a request", "one that can be acted on", found, do))
+            answer = refusal(ConfigError("Answering a request", "one that can be acted on", actual, do))
         if not self._is_closed:
             self._client.send({"type": RESPONSE, "number": message.get("number"), "message": answer})

@@ -86,8 +86,8 @@ class Neighbours:
 
     def link(self, home: HomeAddress) -> HomeLink:
         """The link to a home; dials it if there is none yet."""
-        known = self._homes.get(home.address)
-        if known is None:
+        home_link = self._homes.get(home.address)
+        if home_link is None:
             link = HomeLink(
                 self._loop,
                 home,
@@ -96,8 +96,8 @@ class Neighbours:
                 orders=self._ordered,
                 answer=self.outposts.answer,
             )
-            known = self._homes[home.address] = link
-        return known
+            home_link = self._homes[home.address] = link
+        return home_link
 
     def join(self, home: HomeAddress, islands: int) -> HomeLink:
         """Offer islands to the runs of a home, from now on."""
@@ -122,7 +122,7 @@ class Neighbours:
         elif message["type"] == "linked":
             link.name_home(str(message["name"]))
         else:
-            self.outposts.hear(link, message)
+            self.outposts.on_message(link, message)
 
     def _part_from(self, link: HomeLink) -> None:
         """Leave all runs of a home, and close its link."""
@@ -187,7 +187,7 @@ class Neighbours:
             self._send(peer, {"type": EXPELLED})
             return
         is_new = not self.links.is_up(name)
-        self.links.hear(peer, message)
+        self.links.record(peer, message)
         self._send(peer, {"type": "linked", "name": self._name})
         if is_new:
             self._tell(f"machine {name} is linked")
@@ -213,9 +213,9 @@ class Neighbours:
             await self.links.request(name, run.check(), CHECK_SECONDS_MAX)
             run.station(name, islands)
             slots = run.daemon.join(name, islands)
-            told = ", ".join(map(str, slots)) or "no slot: run.slots_max are taken"
-            self._tell(f"machine {name} joins {run.folder}: {told}")
-            run.log(f"{name} joins: {told}")
+            slots_text = ", ".join(map(str, slots)) or "no slot: run.slots_max are taken"
+            self._tell(f"machine {name} joins {run.folder}: {slots_text}")
+            run.log(f"{name} joins: {slots_text}")
         except ConfigError as error:
             self._refused.add(key)
             self._tell(f"machine {name} does not join {run.folder}: {error}")

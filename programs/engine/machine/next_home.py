@@ -13,7 +13,7 @@ from typing import Protocol, final
 
 from isthmus.programs.engine.cluster.handover import MachineSite, RunRoot, Sites
 from isthmus.programs.engine.machine import failover
-from isthmus.programs.engine.machine.failover import Estate, inherit
+from isthmus.programs.engine.machine.failover import TakeoverState, inherit
 from isthmus.programs.engine.machine.links import HomeAddress
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.outposts import NOTE
@@ -28,7 +28,7 @@ from isthmus.runtime.wire.security_keys import Keyring
 class RunTakeover(Protocol):
     """Takes over a run whose home this machine has become, by its folder; raises one of UNABLE on failure."""
 
-    def __call__(self, folder: Path, told: Spec, sites: Sites) -> None: ...
+    def __call__(self, folder: Path, run_spec: Spec, sites: Sites) -> None: ...
 
 
 @final
@@ -57,50 +57,50 @@ class NextHome:
 
     async def resume(self, message: Message) -> Message:
         """Resume from a folder on this machine; ConfigError if that is impossible."""
-        estate = failover.read(self._root.existing(str(message["run"]), self._doing), self._doing)
-        term, missing = await self._next_term(estate, message)
-        return self._succeed(failover.read(estate.folder, self._doing), message, term, missing)
+        takeover = failover.read(self._root.existing(str(message["run"]), self._doing), self._doing)
+        term, missing = await self._next_term(takeover, message)
+        return self._succeed(failover.read(takeover.folder, self._doing), message, term, missing)
 
     async def restore(self, message: Message) -> Message:
         """Resume from a store, in a new folder; ConfigError if that is impossible, and then the folder is removed."""
         store = failover.place(str(message["url"]), self._doing)
         with aside(self._root.folder, self._doing) as fresh:
-            found = await fetched_into(store, fresh, self._doing)
+            snapshot = await fetched_into(store, fresh, self._doing)
             term, missing = await self._next_term(failover.read(fresh, self._doing), message)
-            folder = failover.settled(found, fresh, self._root, str(message["run"]))
+            folder = failover.settled(snapshot, fresh, self._root, str(message["run"]))
         try:
             return self._succeed(failover.read(folder, self._doing), message, term, missing)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    async def _next_term(self, estate: Estate, message: Message) -> tuple[int, dict[str, str]]:
+    async def _next_term(self, takeover: TakeoverState, message: Message) -> tuple[int, dict[str, str]]:
         """The next term of a run whose home was lost, and the machines that cannot be reached, with reasons.
 
         ConfigError if a machine of the run hears its home, or refuses to take part, or if this one may not run it.
         """
-        run, job, name = estate.told.run, estate.told.job, self._name
+        run, job, name = takeover.run_spec.run, takeover.run_spec.job, self._name
         self._permit(job.program, job.task.text, run)
         going_on = {str(machine): list(map(str, names)) for machine, names in dict(message["going_on"]).items()}
         failover.check_nowhere(run, {**going_on, name: self._runs()}, self._doing)
         sites = _sites(message)
-        me = failover.next_home(name, estate, sites, self._doing)
-        await check_sources(job, estate.sites.digest, self._doing)
+        me = failover.next_home(name, takeover, sites, self._doing)
+        await check_sources(job, takeover.sites.digest, self._doing)
         here = HomeAddress(name, str(me.address), me.public_key or "")
         check = {"type": "check", "program": job.program, "task": job.task.text, "digest": "", "run": run}
-        asked = [LinkRequest(site, here, check) for site in failover.to_ask(name, estate, sites)]
+        requests = [LinkRequest(site, here, check) for site in failover.to_ask(name, takeover, sites)]
         own = name, lambda: self._neighbours.outposts.standing(run, name)
-        found, missing = await standings(self._neighbours.links, asked, self._keys, own)
+        views, missing = await standings(self._neighbours.links, requests, self._keys, own)
         failover.check_nowhere(run, {name: self._runs()}, self._doing)  # Another request may have taken it meanwhile.
-        return failover.next_term(estate, found, self._doing), missing
+        return failover.next_term(takeover, views, self._doing), missing
 
-    def _succeed(self, estate: Estate, message: Message, term: int, missing: dict[str, str]) -> Message:
+    def _succeed(self, takeover: TakeoverState, message: Message, term: int, missing: dict[str, str]) -> Message:
         """Become the home of a run in this term, with its hosts on this machine; ConfigError on failure."""
-        run, folder, outposts = estate.told.run, estate.folder, self._neighbours.outposts
+        run, folder, outposts = takeover.run_spec.run, takeover.folder, self._neighbours.outposts
         former = outposts.release(run)
-        moved = estate.sites.moved(self._name, _sites(message), term)
+        moved = takeover.sites.moved(self._name, _sites(message), term)
         try:
-            failover.write(estate, moved, self._secret, former)
+            failover.write(takeover, moved, self._secret, former)
             if former is not None:
                 inherit(folder, former)
             self._hold(folder, told_of(folder, self._doing), moved)

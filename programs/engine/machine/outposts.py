@@ -113,7 +113,7 @@ class Outposts:
     def runs(self, home: HomeAddress) -> list[str]:
         return [run for run, held in self._held.items() if held.link.home.address == home.address]
 
-    def hear(self, link: HomeLink, message: Message) -> None:
+    def on_message(self, link: HomeLink, message: Message) -> None:
         """Carry out a home's message; refuses those from unknown homes, or about another home's run."""
         try:
             if message["type"] == STATION:
@@ -138,9 +138,9 @@ class Outposts:
     def _heard(self, link: HomeLink, run: str) -> HeldOutpost:
         """The outpost to which a machine may speak as its home; KeyError for others."""
         held, who = self._held[run], link.home
-        known = [*held.heirs, *(link.home for link in held.speakers.values())]
-        is_known = any((each.address, each.public_key) == (who.address, who.public_key) for each in known)
-        if not (is_known or self._is_operator(who.public_key)):
+        speakers = [*held.heirs, *(link.home for link in held.speakers.values())]
+        may_speak = any((each.address, each.public_key) == (who.address, who.public_key) for each in speakers)
+        if not (may_speak or self._is_operator(who.public_key)):
             raise KeyError(run)
         held.speakers[who.name] = link
         return held
@@ -148,16 +148,16 @@ class Outposts:
     def adopt(self, folder: Path) -> None:
         """Adopt an outpost of the previous daemon."""
         try:
-            told = json.loads((folder / NOTE).read_text())
+            note = json.loads((folder / NOTE).read_text())
             spec.count_on(folder)
-            heirs = tuple(HomeAddress(**heir) for heir in told["heirs"])
-            self._hold(folder, str(told["run"]), self._link(HomeAddress(**told["home"])), int(told["term"]), heirs)
-            for heir in heirs if int(told["term"]) > 1 else ():  # One of them was its home and may believe it still is.
+            heirs = tuple(HomeAddress(**heir) for heir in note["heirs"])
+            self._hold(folder, str(note["run"]), self._link(HomeAddress(**note["home"])), int(note["term"]), heirs)
+            for heir in heirs if int(note["term"]) > 1 else ():  # One of them was its home and may believe it still is.
                 self._dial(heir)
         except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
             self._tell(f"leaves {folder}, a run of the daemon before it: {error}")
             return
-        self._tell(f"adopts its part of {told['run']}, a run of {told['home']['name']}")
+        self._tell(f"adopts its part of {note['run']}, a run of {note['home']['name']}")
 
     def end(self) -> None:
         """End every host here, and accept no new stations."""
@@ -200,8 +200,8 @@ class Outposts:
         try:
             if not RUN_NAME.fullmatch(run):
                 raise ValueError(f"a run named {run!r}")
-            told = spec.read(message["spec"])
-            self._permit(told.job.program, told.job.task.text)
+            run_spec = spec.read(message["spec"])
+            self._permit(run_spec.job.program, run_spec.job.task.text)
             folder = self._folder / run
             folder.mkdir(parents=True, exist_ok=True)
             # Times count from the same moment everywhere, as nearly as the way of this message is short.
@@ -218,7 +218,7 @@ class Outposts:
         self._tell(f"takes part in {run}, a run of {link.home.name}")
 
     def _hold(self, folder: Path, run: str, link: HomeLink, term: int, heirs: tuple[HomeAddress, ...]) -> HeldOutpost:
-        told = spec.load(folder)
+        run_spec = spec.load(folder)
         outpost = Outpost(
             self._loop,
             folder,
@@ -226,13 +226,13 @@ class Outposts:
             name=self._name,
             home=link.home.name,
             term=term,
-            launch=Launcher(self._loop, folder, told.computing),
+            launch=Launcher(self._loop, folder, run_spec.computing),
             send=lambda message: self._held[run].link.send(message),
             follow=lambda command: self._follow(run, command),
             turn_away=lambda command: self._turn_away(run, command),
-            lonely_seconds=told.settings.home_away_seconds,
+            lonely_seconds=run_spec.settings.home_away_seconds,
             on_over=lambda: self._over(run),
-            tape_bytes=told.settings.tape_bytes,
+            tape_bytes=run_spec.settings.tape_bytes,
         )
         held = self._held[run] = HeldOutpost(outpost, link, term, heirs, {link.home.name: link})
         self._on_change()
@@ -284,10 +284,10 @@ class Outposts:
         wanted = str(message["digest"])
         if wanted:
             doing = f"Comparing sources and data on the machine {self._name!r}"
-            found = await self._loop.run_in_executor(None, handover.digest, program, task)
-            if found != wanted:
+            digest = await self._loop.run_in_executor(None, handover.digest, program, task)
+            if digest != wanted:
                 do = "Put the same isthmus, program, task and data (--data; else Python's library) on every machine."
-                raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {found[:8]}", do)
+                raise ConfigError(doing, f"what the command has, {wanted[:8]}", f"something else, {digest[:8]}", do)
         return {"type": "permitted", **self.standing(str(message.get("run", "")), home.name)._asdict()}
 
     def _permit(self, program: str, task: str) -> None:
@@ -301,8 +301,8 @@ class Outposts:
     async def _files(self, home: HomeAddress, message: Message) -> Message:
         """[name, bytes] of the logs, spans and tapes of a run."""
         folder = self._of(home, message).folder
-        found = {f"{path.parent.name}/{path.name}": path.stat().st_size for path in sorted(folder.glob("*/*"))}
-        return {"type": "files", "files": [[name, size] for name, size in found.items() if FILES.fullmatch(name)]}
+        sizes = {f"{path.parent.name}/{path.name}": path.stat().st_size for path in sorted(folder.glob("*/*"))}
+        return {"type": "files", "files": [[name, size] for name, size in sizes.items() if FILES.fullmatch(name)]}
 
     async def _piece(self, home: HomeAddress, message: Message) -> Message:
         """A part of a file, each byte a character; of the last bytes if the offset is negative."""

@@ -62,15 +62,15 @@ def to_take_part(sites: Sites, home: str, program: str, task: str, computing: li
     ]
 
 
-async def muster(links: MachineLinks, asked: list[LinkRequest], keys: Keyring | None) -> list[Fault]:
+async def check_machines(links: MachineLinks, requests: list[LinkRequest], keys: Keyring | None) -> list[Fault]:
     """The faults of all machines together."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_faults(links, each, keys)) for each in asked]
+        tasks = [group.create_task(_faults(links, each, keys)) for each in requests]
     return [fault for task in tasks for fault in task.result()]
 
 
 async def standings(
-    links: MachineLinks, asked: list[LinkRequest], keys: Keyring | None, own: tuple[str, Callable[[], HomeView]]
+    links: MachineLinks, requests: list[LinkRequest], keys: Keyring | None, own: tuple[str, Callable[[], HomeView]]
 ) -> tuple[dict[str, HomeView], dict[str, str]]:
     """Each machine's knowledge of a run's home, by name, `own` included; and the reasons of unreachable machines.
 
@@ -79,18 +79,18 @@ async def standings(
     """
     name, here = own
     for left in reversed(range(HEARD_TRIES)):
-        found, missing = await _standings(links, asked, keys)
-        found[name] = here()
-        if not left or not any(each.is_heard for each in found.values()):
+        views, missing = await _standings(links, requests, keys)
+        views[name] = here()
+        if not left or not any(each.is_heard for each in views.values()):
             break
         await asyncio.sleep(UP_SECONDS)
-    return found, missing
+    return views, missing
 
 
 async def _standings(
-    links: MachineLinks, asked: list[LinkRequest], keys: Keyring | None
+    links: MachineLinks, requests: list[LinkRequest], keys: Keyring | None
 ) -> tuple[dict[str, HomeView], dict[str, str]]:
-    found, missing, faults = dict[str, HomeView](), dict[str, str](), list[Fault]()
+    views, missing, faults = dict[str, HomeView](), dict[str, str](), list[Fault]()
 
     async def one(each: LinkRequest) -> None:
         try:
@@ -99,25 +99,25 @@ async def _standings(
             missing[each.site.name] = str(error.faults[0].found)
             return
         try:
-            told = await links.request(each.site.name, each.check, STANDING_SECONDS_MAX)
-            found[each.site.name] = HomeView(str(told["home"]), int(told["term"]), bool(told["is_heard"]))
+            answer = await links.request(each.site.name, each.check, STANDING_SECONDS_MAX)
+            views[each.site.name] = HomeView(str(answer["home"]), int(answer["term"]), bool(answer["is_heard"]))
         except ConfigError as error:
             faults.extend(error.faults)
 
     async with asyncio.TaskGroup() as group:
-        for each in asked:
+        for each in requests:
             group.create_task(one(each))
     if faults:
         raise ConfigError.of(faults)
-    return found, missing
+    return views, missing
 
 
 async def check_sources(job: Job, wanted: str, doing: str) -> None:
     """ConfigError if this machine's sources and data differ from the run's digest `wanted`; '' for none needed."""
-    found = await asyncio.to_thread(handover.digest, job.program, job.task.text)
-    if wanted not in ("", found):
+    digest = await asyncio.to_thread(handover.digest, job.program, job.task.text)
+    if wanted not in ("", digest):
         do = "Put the same isthmus, program, task and data here."
-        raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {found[:8]}", do)
+        raise ConfigError(doing, f"the sources and data of the run, {wanted[:8]}", f"others, {digest[:8]}", do)
 
 
 async def fetched_into(store: StorePlace, folder: Path, doing: str) -> FetchedSnapshot:
@@ -138,18 +138,18 @@ def _take_away(done: asyncio.Future[FetchedSnapshot], folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _faults(links: MachineLinks, asked: LinkRequest, keys: Keyring | None) -> list[Fault]:
+async def _faults(links: MachineLinks, request: LinkRequest, keys: Keyring | None) -> list[Fault]:
     try:
-        await _reach(links, asked, keys)
-        await links.request(asked.site.name, asked.check, CHECK_SECONDS_MAX)
+        await _reach(links, request, keys)
+        await links.request(request.site.name, request.check, CHECK_SECONDS_MAX)
     except ConfigError as error:
         return list(error.faults)
     return []
 
 
-async def _reach(links: MachineLinks, asked: LinkRequest, keys: Keyring | None) -> None:
+async def _reach(links: MachineLinks, request: LinkRequest, keys: Keyring | None) -> None:
     """See to it that a machine is linked; ConfigError if it is not."""
-    site, home = asked.site, asked.home
+    site, home = request.site, request.home
     if links.is_up(site.name):
         return
     if site.address is not None:

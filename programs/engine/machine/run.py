@@ -1,20 +1,7 @@
-"""The files of hosts on other machines, fetched to the home of their run: logs, spans and tapes, within bounds.
+"""One run under the daemon of its home machine: its `Daemon`, its lease, its outposts elsewhere, and its end.
 
-Spans make the timeline, tapes that of lives that were killed; logs are for people. Files that stay where they are,
-because they are beyond the bound or do not arrive whole, are named in the log of the run's daemon; a machine that does
-not answer, or answers nonsense, costs its files and nothing else. From a machine only files of hosts are taken that it
-may have had: it writes into no other's, and into no tape that is here. While a run goes on, the end of one log is read
-where it grows.
-
-One run under the daemon of its home machine: its `Daemon`, its lease, its outposts elsewhere, and its end.
-
-A run that is *watched* has a lease, which its command renews with every question. The machine's daemon ticks; after
-LEASE_TICKS_MAX ticks without a question, the command is gone. A tick that comes late counts once, so a daemon that was
-stopped does not blame its commands. A run that is *detached* has no lease.
-
-An outpost is *stationed* whenever its machine is there and does not report that it has this run. At the end logs and
-spans are fetched from there; then summary and report are written by a process of its own, because this one loads no
-user's code and has other runs.
+Decides when the command of a watched run is gone, when an outpost is stationed, and which files of other machines are
+fetched, within bounds.
 """
 
 from __future__ import annotations
@@ -70,7 +57,13 @@ _FORK_SERVER: Final = "logs/forkserver.log"
 async def gather(
     links: MachineLinks, run: str, folder: Path, machines: Mapping[str, Collection[Replica]], log: Callable[[str], None]
 ) -> None:
-    """Fetch a run's files from `machines` into its folder; each maps to the replicas that it may have hosted."""
+    """Fetch a run's files from `machines` into its folder; each maps to the replicas that it may have hosted.
+
+    Spans make the timeline, tapes that of lives that were killed; logs are for people. Files that stay where they are,
+    because they are beyond the bound or do not arrive whole, are named in the log of the run's daemon; a machine that
+    does not answer, or answers nonsense, costs its files and nothing else. Only files of hosts that the machine may
+    have had are taken: it writes into no other's, and into no tape that is here.
+    """
 
     async def one(machine: str) -> None:
         try:
@@ -122,8 +115,8 @@ async def fetch(links: MachineLinks, run: str, machine: str, name: str, size: in
     """
     data = bytearray()
     while len(data) < size:
-        asked = {"type": "piece", "run": run, "name": name, "offset": len(data)}
-        piece = (await links.request(machine, asked, ANSWER_SECONDS))["text"].encode("latin-1")
+        request = {"type": "piece", "run": run, "name": name, "offset": len(data)}
+        piece = (await links.request(machine, request, ANSWER_SECONDS))["text"].encode("latin-1")
         if not piece:
             break
         if len(piece) > PIECE_BYTES:
@@ -150,8 +143,8 @@ async def end_of_log(folder: Path, name: str, run: str, elsewhere: Mapping[str, 
     here = names(folder)
     if name in elsewhere and links.is_up(elsewhere[name]):
         path = str(Path("logs") / log_of(folder, Replica.parse(name)).name)
-        asked = {"type": "piece", "run": run, "name": path, "offset": -TEXT_BYTES_MAX}
-        answer = await links.request(elsewhere[name], asked, ANSWER_SECONDS)
+        request = {"type": "piece", "run": run, "name": path, "offset": -TEXT_BYTES_MAX}
+        answer = await links.request(elsewhere[name], request, ANSWER_SECONDS)
         return str(answer["text"]).encode("latin-1").decode(errors="replace")
     if name not in here:
         do = nearest(name, {*here, *elsewhere})
@@ -172,13 +165,20 @@ LEASE_TICKS_MAX: Final = 10
 
 @final
 class MachineRun:
-    """A run from its start here until it is over; then it releases the `lock` on its folder and calls `on_over`."""
+    """A run from its start here until it is over; then it releases the `lock` on its folder and calls `on_over`.
+
+    A run that is *watched* has a lease, which its command renews with every question; after LEASE_TICKS_MAX ticks
+    without one, the command is gone. A tick that comes late counts once, so a daemon that was stopped does not blame
+    its commands. A run that is *detached* has no lease. An outpost is *stationed* whenever its machine is there and
+    does not report that it has this run. At the end logs and spans are fetched from there; then summary and report are
+    written by a process of its own, because this one loads no user's code and has other runs.
+    """
 
     def __init__(
         self,
         loop: Any,
         folder: Path,
-        told: spec.Spec,
+        run_spec: spec.Spec,
         *,
         lock: RunLock,
         machine: str,
@@ -192,17 +192,17 @@ class MachineRun:
 
         Raises OSError, sqlite3.Error, zmq.ZMQError or RunError if the run cannot be supervised.
         """
-        self.folder, self.name, self._lock = folder, told.run, lock
-        self._told, self._sites, self._links = told, sites, links
+        self.folder, self.name, self._lock = folder, run_spec.run, lock
+        self._spec, self._sites, self._links = run_spec, sites, links
         self._loop, self._machine, self._on_over = loop, machine, on_over
         self._unheard = 0 if is_watched else None
         self._callers: dict[str, HomeLink] = {}
-        self._launch = Launcher(loop, folder, told.computing)
+        self._launch = Launcher(loop, folder, run_spec.computing)
         self.daemon = Daemon(
             loop,
             folder,
-            told.cast,
-            run=told.run,
+            run_spec.cast,
+            run=run_spec.run,
             name=machine,
             listen="tcp://127.0.0.1:*",
             launch=self._launch,
@@ -210,7 +210,7 @@ class MachineRun:
             places=sites.places(),
             send=self._send,
             keys=lambda: {} if keys is None else {name: key for key, name in keys.admitted.items()},
-            tape_bytes=told.settings.tape_bytes,
+            tape_bytes=run_spec.settings.tape_bytes,
             turn_away=self._turn_away,
         )
         loop.call_soon(self._start)
@@ -227,7 +227,7 @@ class MachineRun:
 
     def check(self) -> Message:
         """The request to a machine before it takes part."""
-        job = self._told.job
+        job = self._spec.job
         return {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
 
     def station(self, machine: str, islands: int = 0) -> None:
@@ -239,9 +239,9 @@ class MachineRun:
         site = self._sites.sites.get(machine)
         site = MachineSite(machine) if site is None else site
         here = site.here(site.host, learners or islands)
-        told: Message = {"spec": {**data, "here": asdict(here)}, "age_ns": time.monotonic_ns() - self._told.zero_ns}
+        message: Message = {"spec": {**data, "here": asdict(here)}, "age_ns": time.monotonic_ns() - self._spec.zero_ns}
         heirs = [(heir.name, heir.address, heir.public_key) for heir in map(_home, self._sites.heirs)]
-        self._send(machine, {"type": STATION, **told, "term": self._sites.term, "heirs": heirs})
+        self._send(machine, {"type": STATION, **message, "term": self._sites.term, "heirs": heirs})
 
     def heir(self, name: str) -> HomeAddress | None:
         """Another machine that may be the home of this run."""
@@ -249,10 +249,10 @@ class MachineRun:
 
     def call(self, link: HomeLink, term: int) -> None:
         """Another machine claims to be the home of this run."""
-        known = self.heir(link.home.name)
-        if known == link.home:  # Only an heir with the known address and key is believed.
-            self._callers[known.name] = link
-            self.daemon.call(known.name, term)
+        heir = self.heir(link.home.name)
+        if heir == link.home:  # Only an heir with the known address and key is believed.
+            self._callers[heir.name] = link
+            self.daemon.call(heir.name, term)
 
     def _turn_away(self, machine: str) -> None:
         self._callers[machine].send({"type": SUPERSEDED, "run": self.name, "by": self._machine})

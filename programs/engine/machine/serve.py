@@ -67,7 +67,7 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     (`MachineDaemon.fail`).
     """
     early = Interrupts()
-    numbers = handle(early.take)
+    numbers = handle(early.on_signal)
     claim = NameClaim(name)
     loop = uvloop.new_event_loop()
     try:
@@ -218,10 +218,10 @@ def _key_file(name: str) -> Path:
 
 def _follow(machine: MachineDaemon, link: HomeLink, admit: str, islands: int) -> None:
     """Print a line whenever the state of the link changes: waiting, refused, linked, lost."""
-    told, was_up = "", False
+    last, was_up = "", False
 
     def look() -> None:
-        nonlocal told, was_up
+        nonlocal last, was_up
         if link.is_hopeless:
             machine.fail(ConfigError.of(link.faults))
             return
@@ -235,8 +235,8 @@ def _follow(machine: MachineDaemon, link: HomeLink, admit: str, islands: int) ->
             line = f"has lost {link.home.name}, and goes on dialling"
         else:
             line = f"waits for {link.home.address}" + (f"; to be admitted, type there: {admit}" if admit else "")
-        if line != told:
-            told = line
+        if line != last:
+            last = line
             machine.tell(line)
         machine.later(LOOK_SECONDS, look)
 

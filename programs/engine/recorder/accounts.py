@@ -1,37 +1,9 @@
-"""A recorder's view of settings that follow the links: each change once, and the values in use.
+"""The books of a run: what a recorder knows of learners, merges, evaluations and settings, and the contradictions
+between the sources.
 
-The books of a run, compared: the reports of learners, those of shards, and the contradictions between them.
-
-Nothing is adjusted. For each life of a learner and each fragment an `LifeTokens` has the fate of its tokens, from the
-best source for each: the *merged* tokens are those that the shards have in the model; *overlapped* and *refused* are
-the learner's; *pending* are those whose fate the learner does not know yet, and *lost* the same of a life that has
-ended, with those that a shard had merged and took with it. These are counted one by one, so that they add up to the
-trained tokens, or do not: the rest is the *difference*, of either sign.
-
-Three things are no difference. A learner may end before it learns that its tokens were merged: its pending ones, or
-those that it took for refused. It may have *unreported* tokens, which others know of: they are pending, or lost. And
-where the recorder has not seen every merge that is in the model, the larger of both counts holds; where it has, but not
-every one that was undone, tokens that only the learner counts were undone.
-
-Tokens that a learner trained after its last message are in no book. For lives that have ended their number is estimated
-from their pace, beside the books: `unreported_estimate`.
-
-The shares of a run's time: goodput, of what slots had, and uptime, of what passed while any learner stepped.
-
-The merges that shards report: the newest merge of each fragment in each epoch, and its origin.
-
-Decides which of the tokens that were ever merged are in the model. A shard that comes back begins with a version that
-others hold, its *origin*; merges of its former life beyond that version are *undone*. So the model's tokens are those
-of the newest epoch, of the epoch before it up to the origin, and so on. Where a recorder has missed a merge, the counts
-of its fragment are only a bound, and are marked so: those in the model, where a merge is missing that is in it; those
-undone, where any is missing.
-
-A recorder's knowledge of a run: the trained tokens of each learner in each life, the merges, evaluations and finals.
-
-Decides which of them is news, so that nothing is written twice, and counts the figures of a status. Everything here
-only grows: of each life of a learner the most tokens, of each fragment the newest merge in each epoch of its shard,
-every evaluation once. So the knowledge of a recorder before this one may be added in any order, and twice
-(`recorder.memory`).
+Decides which of an input is news, so that nothing is written twice; which of the tokens that were ever merged are in
+the model; and the figures of a status. Nothing is adjusted to fit. Everything here only grows, so the knowledge of a
+former recorder may be added in any order, and twice.
 """
 
 from __future__ import annotations
@@ -65,13 +37,13 @@ class Changes:
         self._last: deque[dict[str, Any]] = deque(maxlen=LAST_COUNT)
         self._count = 0
 
-    def take(self, change: Mapping[str, Any], at: float | None) -> bool:
+    def add(self, change: Mapping[str, Any], at: float | None) -> bool:
         """Take in a change, `at` seconds after the first step; returns whether it is new. A shard's arrive in order."""
         shard, newest = change["shard"], (change["epoch"], change["number"])
-        known = self._newest.get(shard, (0, 0))
-        if newest <= known:
+        newest_known = self._newest.get(shard, (0, 0))
+        if newest <= newest_known:
             return False
-        if newest[0] > known[0]:  # A life begins with the requested settings.
+        if newest[0] > newest_known[0]:  # A life begins with the requested settings.
             self._in_use = {key: value for key, value in self._in_use.items() if key[0] != shard}
         self._newest[shard] = newest
         slot = -1 if change["slot"] is None else change["slot"]
@@ -107,7 +79,12 @@ SAVED_MAX: Final = 4
 
 @final
 class ShardBooks:
-    """The merges of shards by fragment and epoch; the books only grow, and take items in any order and twice."""
+    """The merges of shards by fragment and epoch; the books only grow, and take items in any order and twice.
+
+    A shard that comes back begins with a version that others hold, its *origin*; merges of its former life beyond that
+    version are *undone*. So the model's tokens are those of the newest epoch, of the epoch before it up to the origin,
+    and so on. Where a recorder has missed a merge, the counts of its fragment are only a bound, and are marked so.
+    """
 
     def __init__(self) -> None:
         self._newest: dict[tuple[int, int], Merging] = {}
@@ -117,11 +94,11 @@ class ShardBooks:
         self._saved: dict[int, list[tuple[int, int]]] = {}
         """Fragment -> versions on disk, the newest last."""
 
-    def take(self, merging: Merging) -> bool:
+    def add(self, merging: Merging) -> bool:
         """Take in a merge; returns whether it is newer than the known ones of its fragment in this epoch."""
         fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
-        known = self._newest.get((fragment, epoch))
-        if known is not None and known["round"] >= merging["round"]:
+        last = self._newest.get((fragment, epoch))
+        if last is not None and last["round"] >= merging["round"]:
             return False
         self._newest[fragment, epoch] = merging
         if merging["origin"] is not None:
@@ -143,9 +120,9 @@ class ShardBooks:
     def saved(self, versions: Iterable[Sequence[int]]) -> None:
         """Note the versions on disk, as [fragment, epoch, count]: their merges are kept."""
         for fragment, epoch, count in versions:
-            known = self._saved.setdefault(fragment, [])
-            if (epoch, count) not in known:
-                self._saved[fragment] = sorted([*known, (epoch, count)])[-SAVED_MAX:]
+            versions_saved = self._saved.setdefault(fragment, [])
+            if (epoch, count) not in versions_saved:
+                self._saved[fragment] = sorted([*versions_saved, (epoch, count)])[-SAVED_MAX:]
 
     def _keep(self, fragment: int, epoch: int, count: int, merged: list[list[int]]) -> None:
         kept = self._kept.setdefault((fragment, epoch), {})
@@ -233,6 +210,16 @@ class LifeTokens(NamedTuple):
 
     `learner_merged` and `shard_merged` are the merged ones by the learner's count and by the shards', `undone` those
     that a shard took with it; `gap` is the difference of the learner's own account from its trained tokens.
+
+    Each fate comes from its best source: *merged* from the shards that have it in the model; *overlapped* and *refused*
+    from the learner; *pending* is what the learner does not know yet, and *lost* the same of a life that has ended,
+    with what a shard had merged and took with it. They are counted one by one; what does not add up to the trained
+    tokens is the *difference*, of either sign.
+
+    Three things are no difference. A learner may end before it learns that its tokens were merged. It may have tokens
+    that it did not report, and others know of. And where the recorder has not seen every merge in the model, the larger
+    of both counts holds; where it has, but not every one that was undone, tokens that only the learner counts were
+    undone.
     """
 
     fragment: int
@@ -267,8 +254,8 @@ class Known(NamedTuple):
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> Known:
         """The knowledge in a status of the recorder."""
-        told = [*status.get("former", ()), *status.get("learners", {}).values()]
-        reports = {(life["slot"], life["incarnation"]): life for life in told}
+        lives_reported = [*status.get("former", ()), *status.get("learners", {}).values()]
+        reports = {(life["slot"], life["incarnation"]): life for life in lives_reported}
         heard = Counter({(slot, incarnation): tokens for slot, incarnation, tokens in status.get("totals", ())})
         undone, evident = _by_life(status, "undone_tokens"), heard.copy()
         for p, merged in _by_life(status, "merged_tokens").items():
@@ -286,7 +273,7 @@ class Known(NamedTuple):
             trained[life] = own if life not in ended and _is_settled(reports.get(life, {})) else max(own, evident[life])
         return cls(reports, heard, trained, ended)
 
-    def told(self, life: Life) -> int:
+    def reported_tokens(self, life: Life) -> int:
         """The tokens of its last report, which its accounts are of."""
         report = self.reports.get(life, {})
         return int(report.get("accounted", report.get("tokens", 0)))
@@ -303,25 +290,25 @@ def _is_settled(report: Mapping[str, Any]) -> bool:
 
 def entries(status: Mapping[str, Any], fragments: int) -> list[LifeTokens]:
     """The balance of every life and fragment, from the learners and shards in a recorder's status."""
-    known = Known.of(status)
+    knowledge = Known.of(status)
     merged, undone = _by_life(status, "merged_tokens"), _by_life(status, "undone_tokens")
     models, merges = status.get("model_whole", {}), status.get("merges_whole", {})
-    found = []
+    balances = []
     for p in range(fragments):
-        for life in known.trained:
+        for life in knowledge.trained:
             counts = merged.get(p, {}).get(life, 0), undone.get(p, {}).get(life, 0)
-            found.append(_entry(known, p, life, *counts, models.get(p, True), merges.get(p, True)))
-    return found
+            balances.append(_entry(knowledge, p, life, *counts, models.get(p, True), merges.get(p, True)))
+    return balances
 
 
 def _entry(
-    known: Known, p: int, life: Life, by_shards: int, undone: int, is_model_whole: bool, is_undone_whole: bool
+    knowledge: Known, p: int, life: Life, by_shards: int, undone: int, is_model_whole: bool, is_undone_whole: bool
 ) -> LifeTokens:
-    accounts = known.reports.get(life, {}).get("accounts", ())
+    accounts = knowledge.reports.get(life, {}).get("accounts", ())
     merged, overlapped, refused, lost, pending = accounts[p] if len(accounts) > p else [0] * len(FATES)
-    trained, told = known.trained.get(life, 0), known.told(life)
-    gap = told - (merged + overlapped + refused + lost + pending)
-    open_ = pending + trained - told
+    trained, reported = knowledge.trained.get(life, 0), knowledge.reported_tokens(life)
+    gap = reported - (merged + overlapped + refused + lost + pending)
+    open_ = pending + trained - reported
     late = by_shards - merged
     if late >= 0:  # The life, or the run, ended before it heard of these.
         of_open = min(late, open_)
@@ -333,7 +320,7 @@ def _entry(
         in_model = by_shards
     else:
         in_model = merged
-    has_ended = life in known.ended
+    has_ended = life in knowledge.ended
     lost, pending = (lost + open_, 0) if has_ended else (lost, open_)
     difference = trained - (in_model + overlapped + refused + lost + pending)
     fates = in_model, overlapped, refused, lost, pending
@@ -341,15 +328,18 @@ def _entry(
 
 
 def _by_life(status: Mapping[str, Any], name: str) -> dict[int, dict[Life, int]]:
-    told: Mapping[int, Sequence[Sequence[int]]] = status.get(name, {})
-    return {p: {(slot, incarnation): tokens for slot, incarnation, tokens in rows} for p, rows in told.items()}
+    rows_of: Mapping[int, Sequence[Sequence[int]]] = status.get(name, {})
+    return {p: {(slot, incarnation): tokens for slot, incarnation, tokens in rows} for p, rows in rows_of.items()}
 
 
-def fragment_accounts(found: Sequence[LifeTokens], fragments: int) -> list[dict[str, int]]:
+def fragment_accounts(life_tokens: Sequence[LifeTokens], fragments: int) -> list[dict[str, int]]:
     """The account of each fragment over all lives: trained tokens, their fates, and the difference."""
     names = ("trained", *FATES, "difference")
     return [
-        {"fragment": p, **{name: sum(getattr(entry, name) for entry in found if entry.fragment == p) for name in names}}
+        {
+            "fragment": p,
+            **{name: sum(getattr(entry, name) for entry in life_tokens if entry.fragment == p) for name in names},
+        }
         for p in range(fragments)
     ]
 
@@ -366,40 +356,46 @@ def merged_share(accounts: Sequence[Mapping[str, int]], sizes: Sequence[int]) ->
 
 
 def books(
-    status: Mapping[str, Any], found: Sequence[LifeTokens], recorded: int | None, tokens_of_step: Mapping[int, int]
+    status: Mapping[str, Any],
+    life_tokens: Sequence[LifeTokens],
+    recorded: int | None,
+    tokens_of_step: Mapping[int, int],
 ) -> dict[str, Any]:
     """`books` of a summary: accounts of learners, shards and recorder, and their `differences`; none in a sound run.
 
     `recorded` counts the merges in merges.jsonl, None if they were not counted; `tokens_of_step` are those of a batch
     by slot, of slots where every step trains one.
     """
-    known = Known.of(status)
+    knowledge = Known.of(status)
     by_shards = int(status.get("outer_steps", 0))
-    lives = [_life(known, life, tokens_of_step) for life in sorted(known.trained)]
+    lives = [_life(knowledge, life, tokens_of_step) for life in sorted(knowledge.trained)]
     merges = {"shards": by_shards, "recorded": recorded, "whole": all(status.get("merges_whole", {}).values())}
     return {
         "lives": lives,
-        "fragments": [_sides(entry) for entry in found],
+        "fragments": [_sides(entry) for entry in life_tokens],
         "merges": merges,
         "unreported_estimate": sum(life["unreported_estimate"] for life in lives),
-        "differences": [*_differences(found, lives), *_overheard(known), *_missing(by_shards, recorded)],
+        "differences": [*_differences(life_tokens, lives), *_overheard(knowledge), *_missing(by_shards, recorded)],
     }
 
 
-def _life(known: Known, life: Life, tokens_of_step: Mapping[int, int]) -> dict[str, Any]:
-    report = known.reports.get(life, {})
-    steps, told = (int(report.get("accounted_steps", report["step"])) if report else None), known.told(life)
+def _life(knowledge: Known, life: Life, tokens_of_step: Mapping[int, int]) -> dict[str, Any]:
+    report = knowledge.reports.get(life, {})
+    steps, reported = (
+        (int(report.get("accounted_steps", report["step"])) if report else None),
+        knowledge.reported_tokens(life),
+    )
     by_steps = steps * tokens_of_step[life[0]] if life[0] in tokens_of_step and steps is not None else None
     return {
         "learner": life[0],
         "incarnation": life[1],
         "steps": steps,
-        "tokens_reported": told,
+        "tokens_reported": reported,
         "tokens_by_steps": by_steps,
-        "tokens_known": known.trained[life],
-        "has_ended": life in known.ended,
+        "tokens_known": knowledge.trained[life],
+        "has_ended": life in knowledge.ended,
         "is_final": report.get("phase") == "final",
-        "unreported_estimate": _estimate(report, known.trained[life] - told) if life in known.ended else 0,
+        "unreported_estimate": _estimate(report, knowledge.trained[life] - reported) if life in knowledge.ended else 0,
     }
 
 
@@ -417,24 +413,24 @@ def _sides(entry: LifeTokens) -> dict[str, Any]:
     return {name: getattr(entry, name) for name in names}
 
 
-def _differences(found: Sequence[LifeTokens], lives: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = [
-        {"kind": "fates", **_sides(entry), "gap": entry.gap} for entry in found if entry.difference or entry.gap
+def _differences(life_tokens: Sequence[LifeTokens], lives: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    differences: list[dict[str, Any]] = [
+        {"kind": "fates", **_sides(entry), "gap": entry.gap} for entry in life_tokens if entry.difference or entry.gap
     ]
     for life in lives:
         if life["tokens_by_steps"] not in (None, life["tokens_reported"]):
             difference = life["tokens_reported"] - life["tokens_by_steps"]
             names = ("learner", "incarnation", "steps", "tokens_reported", "tokens_by_steps")
-            told.append({"kind": "steps", **{name: life[name] for name in names}, "difference": difference})
-    return told
+            differences.append({"kind": "steps", **{name: life[name] for name in names}, "difference": difference})
+    return differences
 
 
-def _overheard(known: Known) -> list[dict[str, Any]]:
+def _overheard(knowledge: Known) -> list[dict[str, Any]]:
     """Lives of which others heard more tokens than the life reported, though its report is final."""
     return [
         {"kind": "heard", "learner": life[0], "incarnation": life[1], "tokens_reported": trained,
-         "tokens_heard": known.heard[life], "difference": known.heard[life] - trained}
-        for life, trained in known.trained.items() if known.heard[life] > trained
+         "tokens_heard": knowledge.heard[life], "difference": knowledge.heard[life] - trained}
+        for life, trained in knowledge.trained.items() if knowledge.heard[life] > trained
     ]  # fmt: skip
 
 
@@ -468,22 +464,22 @@ def allocated_seconds(status: Mapping[str, Any], learners: int) -> float:
 
 
 def goodput(
-    lives: Sequence[Mapping[str, Any]], found: Sequence[LifeTokens], sizes: Sequence[int], allocated: float
+    lives: Sequence[Mapping[str, Any]], life_tokens: Sequence[LifeTokens], sizes: Sequence[int], allocated: float
 ) -> float:
     """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds.
 
-    The entries `found` have the wasted tokens of each life.
+    The entries `life_tokens` have the wasted tokens of each life.
     """
     wasted: dict[Life, float] = {}
-    for entry in found:
+    for entry in life_tokens:
         if entry.trained:
             share = (entry.lost + entry.refused) * sizes[entry.fragment] / entry.trained / sum(sizes)
             life = (entry.learner, entry.incarnation)
             wasted[life] = wasted.get(life, 0.0) + share
     good = 0.0
-    for told in lives:
-        stepped = max(0, told["stepping"] - told["waited"]) / 1e9
-        good += (1.0 - wasted.get((told["slot"], told["incarnation"]), 0.0)) * stepped
+    for report in lives:
+        stepped = max(0, report["stepping"] - report["waited"]) / 1e9
+        good += (1.0 - wasted.get((report["slot"], report["incarnation"]), 0.0)) * stepped
     return min(1.0, good / allocated) if allocated > 0 else 0.0
 
 
@@ -563,7 +559,7 @@ class Books:
 
     def recall(self, memory: BooksMemory) -> None:
         """Load the memory of an earlier recorder."""
-        self.totals.hear(memory.totals)
+        self.totals.raise_to(memory.totals)
         self.reports = {report["slot"]: cast(StepReport, report) for report in memory.reports}
         self.former = [cast(StepReport, report) for report in memory.former]
         for row in memory.shards:
@@ -589,14 +585,14 @@ class Books:
             metrics = [[name, math.nan if value is None else value] for name, value in line.get("metrics", {}).items()]
             self.take_evaluation(Evaluated(kind=line["kind"], loss=loss, tokens=line["tokens"], metrics=metrics))
         elif name == "changes" and line.keys() >= {*FIELDS}:
-            self.changes.take(line, line.get("time"))
+            self.changes.add(line, line.get("time"))
         elif name == "metrics" and line.keys() >= _METRIC_FIELDS:
             self._recall_metric(line, now)
 
     def _recall_metric(self, line: Mapping[str, Any], now: int) -> None:
         """Take in a life's trained tokens, and an upper bound of zero, in case that is forgotten."""
         slot, incarnation = line["learner"], line["incarnation"]
-        self.totals.hear([[slot, incarnation, line["tokens"]]])
+        self.totals.raise_to([[slot, incarnation, line["tokens"]]])
         for report in (*self.former, *self.reports.values()):
             if (report["slot"], report["incarnation"]) == (slot, incarnation) and line["tokens"] > report["tokens"]:
                 noted = cast(dict[str, Any], report)
@@ -611,7 +607,7 @@ class Books:
     def memory(self, early: Sequence[tuple[str, dict[str, Any]]]) -> BooksMemory:
         """The memory for the next recorder, with the lines that wait for the first step."""
         return BooksMemory(
-            totals=self.totals.told(),
+            totals=self.totals.rows(),
             reports=[{**report, "totals": []} for report in self.reports.values()],
             former=[{**report, "totals": []} for report in self.former],
             shards=self.shards.memory(),
@@ -631,19 +627,19 @@ class Books:
 
     def take_report(self, report: StepReport, now: int) -> bool:
         """Take in a report; whether it is of the newest life of its slot."""
-        self.totals.hear([[report["slot"], report["incarnation"], report["tokens"]]])
+        self.totals.raise_to([[report["slot"], report["incarnation"], report["tokens"]]])
         if self.zero is None and report["step"]:
             self.zero = min(now - report["stepping"], self._zero_max or now)
         if report["phase"] == "stepping":
             self.stepping_until = now
-        known = self.reports.get(report["slot"])
-        if known is not None and known["incarnation"] > report["incarnation"]:
+        last = self.reports.get(report["slot"])
+        if last is not None and last["incarnation"] > report["incarnation"]:
             return False
-        if known is not None and known["incarnation"] < report["incarnation"]:
-            self._note_gone(known, now)
-            self.former.append(known)
-        if known is not None and known["incarnation"] == report["incarnation"] and not report["metrics"]:
-            report = cast(StepReport, {**report, "metrics": known["metrics"]})
+        if last is not None and last["incarnation"] < report["incarnation"]:
+            self._note_gone(last, now)
+            self.former.append(last)
+        if last is not None and last["incarnation"] == report["incarnation"] and not report["metrics"]:
+            report = cast(StepReport, {**report, "metrics": last["metrics"]})
         self.reports[report["slot"]] = cast(StepReport, {**report, "reported_at": now})
         self._recalled -= {(report["slot"], report["incarnation"])}
         self.shards.claimed(enumerate(report["versions"]))
@@ -677,8 +673,8 @@ class Books:
     def take_merge(self, merging: Merging) -> bool:
         """Take in a merge; returns whether it is newer than the known ones of its fragment in this epoch."""
         fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
-        self.totals.hear(merging["merged_tokens"])  # A lower bound for lives whose reports are missing or refused.
-        if not self.shards.take(merging):
+        self.totals.raise_to(merging["merged_tokens"])  # A lower bound for lives whose reports are missing or refused.
+        if not self.shards.add(merging):
             return False
         if version is not None and epoch >= self.publishers.get(fragment, [0, 0])[1]:
             self.publishers[fragment] = [merging["shard"], epoch]
@@ -693,7 +689,7 @@ class Books:
     def take_change(self, change: Mapping[str, Any]) -> bool:
         """Take in a change of a link-dependent setting; returns whether it is new."""
         at = None if self.zero is None else round((change["at"] - self.zero) / 1e9, 6)
-        return self.changes.take(change, at)
+        return self.changes.add(change, at)
 
     def take_evaluation(self, evaluated: Evaluated) -> Evaluated | None:
         """Take in a point of the curve; returns the point as it enters the curve, None if it is known.
@@ -705,7 +701,7 @@ class Books:
             if tokens <= self.evaluations[-1]["tokens"]:
                 return None
             kind = "during"
-        if any((known["tokens"], known["kind"]) == (tokens, kind) for known in self.evaluations):
+        if any((point["tokens"], point["kind"]) == (tokens, kind) for point in self.evaluations):
             return None
         self.evaluations.append(cast(Evaluated, {"metrics": [], **evaluated, "kind": kind}))
         return self.evaluations[-1]
@@ -726,25 +722,25 @@ class Books:
         present = {slot: _learner(report) for slot, report in sorted(self.reports.items())}
         lives = [*former, *present.values()]
         merges, votes = self._merge_counts()
-        told = {
+        status = {
             "former": former,
             "learners": present,
-            "totals": self.totals.told(),
+            "totals": self.totals.rows(),
             "zero": self.zero,
             "stepping_until": self.stepping_until,
             "joined": [[slot, at] for slot, at in sorted(self.since.items()) if slot >= learners],
             **self._by_shards(),
         }
         if self._live is not None:
-            told["gone"] = self._unheard(self._live)
-        found = entries(told, len(self._sizes))
+            status["gone"] = self._unheard(self._live)
+        life_tokens = entries(status, len(self._sizes))
         return {
-            **told,
+            **status,
             "tokens": self.totals.trained,
             "outer_steps": merges,
             "contributors_mean": votes / merges if merges else 0.0,
-            "merged_share": merged_share(fragment_accounts(found, len(self._sizes)), self._sizes),
-            "goodput": goodput(lives, found, self._sizes, allocated_seconds(told, learners)),
+            "merged_share": merged_share(fragment_accounts(life_tokens, len(self._sizes)), self._sizes),
+            "goodput": goodput(lives, life_tokens, self._sizes, allocated_seconds(status, learners)),
             "eval_loss": finite(self.evaluations[-1]["loss"]) if self.evaluations else None,
             "eval_loss_initial": finite(self.evaluations[0]["loss"]) if self.evaluations else None,
             "evaluations": len(self.evaluations),
@@ -755,15 +751,15 @@ class Books:
             "changes": self.changes.figures(),
         }
 
-    def accounts(self, told: Mapping[str, Any]) -> list[dict[str, int]]:
+    def accounts(self, status: Mapping[str, Any]) -> list[dict[str, int]]:
         """The account of each fragment, by the figures of a status."""
-        return fragment_accounts(entries(told, len(self._sizes)), len(self._sizes))
+        return fragment_accounts(entries(status, len(self._sizes)), len(self._sizes))
 
     def _unheard(self, live: Set[tuple[int, int]]) -> list[list[int]]:
         """Lives that are gone and never reported: known from others' reports only."""
         reported = {(report["slot"], report["incarnation"]) for report in (*self.former, *self.reports.values())}
-        known = {(slot, incarnation) for slot, incarnation, _ in self.totals.told()}
-        return [[*life] for life in sorted(known - reported - live)]
+        mentioned = {(slot, incarnation) for slot, incarnation, _ in self.totals.rows()}
+        return [[*life] for life in sorted(mentioned - reported - live)]
 
     def _epochs(self) -> dict[int, int]:
         """Shard -> the newest epoch in which it has merged."""
@@ -787,14 +783,14 @@ class Books:
         Tokens of each life in the model, and undone ones; whether all merges in the model are known, and all merges
         ever.
         """
-        told: dict[str, Any] = {"merged_tokens": {}, "undone_tokens": {}, "model_whole": {}, "merges_whole": {}}
+        sums: dict[str, Any] = {"merged_tokens": {}, "undone_tokens": {}, "model_whole": {}, "merges_whole": {}}
         for p in range(len(self._sizes)):
-            merged, told["model_whole"][p] = self.shards.in_model(p)
-            undone, told["merges_whole"][p] = self.shards.ever(p)
+            merged, sums["model_whole"][p] = self.shards.in_model(p)
+            undone, sums["merges_whole"][p] = self.shards.ever(p)
             undone.subtract(merged)
-            told["merged_tokens"][p] = [[*life, tokens] for life, tokens in sorted(merged.items())]
-            told["undone_tokens"][p] = [[*life, tokens] for life, tokens in sorted(undone.items()) if tokens]
-        return told
+            sums["merged_tokens"][p] = [[*life, tokens] for life, tokens in sorted(merged.items())]
+            sums["undone_tokens"][p] = [[*life, tokens] for life, tokens in sorted(undone.items()) if tokens]
+        return sums
 
 
 def _reported_at(report: StepReport) -> int:
@@ -804,6 +800,6 @@ def _reported_at(report: StepReport) -> int:
 def _learner(report: StepReport) -> dict[str, Any]:
     fields: Mapping[str, Any] = {**report}
     noted = {name: fields[name] for name in _NOTED_FIELDS if name in fields}
-    told = {name: fields[name] for name in _LEARNER_FIELDS}
+    fields_shown = {name: fields[name] for name in _LEARNER_FIELDS}
     began = {"began": fields["began"]} if fields.get("began") else {}
-    return {**told, **began, "metrics": dict(report["metrics"]), **noted, "step_ms": report["step_time"] / 1e6}
+    return {**fields_shown, **began, "metrics": dict(report["metrics"]), **noted, "step_ms": report["step_time"] / 1e6}

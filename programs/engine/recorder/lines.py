@@ -1,26 +1,7 @@
-"""The files of lines of a run folder, whose times count from the first inner step of any learner.
+"""The files of lines of a run folder, and the state that a recorder leaves for its next life.
 
-Decides nothing but when a line may be written: those that come before the first step wait for it. A recorder that ends
-while it writes them leaves some in the files, and all of them to the next one, which writes those that are missing.
-
-The state that a recorder needs in its next life: a file beside the lines that it writes, and those lines.
-
-Decides which life of a recorder may write: the latest that has. One that was replaced may live on for a while, cut off
-from its daemon; its writes would then be behind those of the next one. The file is written whole, once a second; later
-changes are in the lines, which are read when a recorder opens. All that is known only grows, so reading something twice
-changes nothing (`recorder.books`).
-
-The contents of metrics.jsonl, from learners' reports, and their times.
-
-The newest report of each slot, at most every 200 ms, with means over all reports meanwhile.
-
-The completion of a body's reports for the token count: a body itself has to report nothing but `tokens`.
-
-    {"tokens": 6400}                                        tokens that this life of this replica has trained in all
-    {"tokens": 6400, "step": 100, "loss": 0.3, "phase": "stepping"}      and anything else that is worth showing
-
-Everything else of a `StepReport` is for programs that merge fragments. `phase` is "final" once the body has come to its
-end; `step` counts steps, `step_time` is nanoseconds.
+Decides when a line may be written, which life of a recorder may write, how often a learner's metrics become a line, and
+what is added to a report that a body has not filled in.
 """
 
 from __future__ import annotations
@@ -65,7 +46,13 @@ class BooksMemory(msgspec.Struct):
 
 
 class Remembering:
-    """The file, as one life of a recorder writes it."""
+    """The file, as one life of a recorder writes it.
+
+    The latest life that has written may write: one that was replaced may live on for a while, cut off from its daemon,
+    and its writes would be behind those of the next one. The file is written whole, once a second; later changes are in
+    the lines, which are read when a recorder opens. All that is known only grows, so reading something twice changes
+    nothing.
+    """
 
     def __init__(self, folder: Path, disk: Disk, incarnation: int) -> None:
         self._folder, self._disk, self._incarnation = folder, disk, incarnation
@@ -74,10 +61,10 @@ class Remembering:
     def is_replaced(self) -> bool:
         """Whether a later life has written; False if the disk cannot be read."""
         try:
-            found = load(self._folder, self._disk)
+            memory = load(self._folder, self._disk)
         except OSError:
             return False
-        return found is not None and found.incarnation > self._incarnation
+        return memory is not None and memory.incarnation > self._incarnation
 
     def save(self, memory: BooksMemory) -> None:
         """Write the memory durably if it has changed; a failed write is repeated with the next call."""
@@ -114,11 +101,11 @@ def lines(path: Path, disk: Disk, *, is_tail: bool) -> Iterator[dict[str, Any]]:
         return
     for line in data[-TAIL_BYTES:].splitlines() if is_tail else data.splitlines():
         try:
-            told = json.loads(line)
+            line_object = json.loads(line)
         except ValueError:
             continue
-        if isinstance(told, dict):
-            yield told
+        if isinstance(line_object, dict):
+            yield line_object
 
 
 FILES: Final = ("metrics", "merges", "evaluations", "changes")
@@ -126,7 +113,11 @@ FILES: Final = ("metrics", "merges", "evaluations", "changes")
 
 
 class RecordLines:
-    """The lines of one recorder. `early` are those that wait, as (name of the file, line), with instants for times."""
+    """The lines of one recorder. `early` are those that wait, as (name of the file, line), with instants for times.
+
+    Times count from the first inner step of any learner, so lines that come before it wait for it. A recorder that ends
+    while it writes them leaves some in the files, and all of them to the next one, which writes those that are missing.
+    """
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.early: list[tuple[str, dict[str, Any]]] = []
@@ -148,9 +139,9 @@ class RecordLines:
         written = {name: self._read(name) if early else [] for name in FILES}
         self.early = []
         for name, line in early:
-            told = _timeless(line)
-            if told in written[name]:
-                written[name].remove(told)
+            content = _timeless(line)
+            if content in written[name]:
+                written[name].remove(content)
             else:
                 self.early.append((name, line))
 
@@ -214,14 +205,14 @@ class TokenMeans:
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, int]] = {}
 
-    def hear(self, metrics: Iterable[Sequence[Any]], tokens: int) -> None:
+    def add(self, metrics: Iterable[Sequence[Any]], tokens: int) -> None:
         """Take [name, mean] of the steps in which these tokens were trained."""
         for name, mean in metrics:
             if tokens > 0 and math.isfinite(mean):
                 total, weight = self._sums.get(name, (0.0, 0))
                 self._sums[name] = total + tokens * mean, weight + tokens
 
-    def take(self) -> dict[str, float]:
+    def pop(self) -> dict[str, float]:
         """The means, by name; resets them."""
         means = {name: total / weight for name, (total, weight) in self._sums.items()}
         self._sums.clear()
@@ -230,7 +221,10 @@ class TokenMeans:
 
 @final
 class MetricLines:
-    """The lines of one recorder, which `lines` writes."""
+    """The lines of one recorder, which `lines` writes.
+
+    The newest report of each slot, at most every METRIC_NS, with means over all reports meanwhile.
+    """
 
     def __init__(self, lines: RecordLines) -> None:
         self._lines = lines
@@ -238,23 +232,23 @@ class MetricLines:
         self._losses: dict[int, list[float]] = {}
         self._means: dict[int, TokenMeans] = {}
         self._withheld: dict[int, StepReport] = {}
-        self._told_last: dict[int, tuple[Any, ...]] = {}
+        self._written_last: dict[int, tuple[Any, ...]] = {}
         self._begun: set[tuple[int, int, str]] = set()
         """Lives whose `began` is written."""
 
-    def hear(self, report: StepReport, known: Mapping[str, Any] | None, now: int) -> None:
-        """Take the report that follows the `known` one of its slot; write it now, or withhold it for a while."""
+    def add_report(self, report: StepReport, last: Mapping[str, Any] | None, now: int) -> None:
+        """Take the report that follows the `last` one of its slot; write it now, or withhold it for a while."""
         slot = report["slot"]
-        if known is not None and known["incarnation"] < report["incarnation"]:
+        if last is not None and last["incarnation"] < report["incarnation"]:
             self._write(slot, now)
-        if _told(report) != self._told_last.get(slot):
+        if _content_of(report) != self._written_last.get(slot):
             self._withheld[slot] = report
         if math.isfinite(report["loss"]):
             self._losses.setdefault(slot, []).append(report["loss"])
-        is_same_life = known is not None and known["incarnation"] == report["incarnation"]
-        before = known["tokens"] if known is not None and is_same_life else 0
-        self._means.setdefault(slot, TokenMeans()).hear(report["metrics"], report["tokens"] - before)
-        is_new_phase = known is None or known["phase"] != report["phase"]
+        is_same_life = last is not None and last["incarnation"] == report["incarnation"]
+        before = last["tokens"] if last is not None and is_same_life else 0
+        self._means.setdefault(slot, TokenMeans()).add(report["metrics"], report["tokens"] - before)
+        is_new_phase = last is None or last["phase"] != report["phase"]
         if is_new_phase or now - self._written_at.get(slot, -METRIC_NS) >= METRIC_NS:
             self._write(slot, now)
 
@@ -268,7 +262,7 @@ class MetricLines:
         report = self._withheld.pop(slot, None)
         if report is None:
             return
-        self._written_at[slot], self._told_last[slot] = now, _told(report)
+        self._written_at[slot], self._written_last[slot] = now, _content_of(report)
         fields: Mapping[str, Any] = {**report}
         losses = self._losses.pop(slot, [])
         loss = sum(losses) / len(losses) if losses else None
@@ -277,7 +271,7 @@ class MetricLines:
         if began and (slot, fields["incarnation"], began[0]) not in self._begun:
             self._begun.add((slot, fields["incarnation"], began[0]))
             line["began"] = began
-        metrics = as_field(self._means[slot].take().items())
+        metrics = as_field(self._means[slot].pop().items())
         self._lines.write("metrics", now, {**line, **metrics, **{name: fields[name] for name in _TRAFFIC}})
 
 
@@ -286,14 +280,14 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def metrics_of(told: Iterable[Sequence[Any]]) -> dict[str, float | None]:
+def metrics_of(scalars: Iterable[Sequence[Any]]) -> dict[str, float | None]:
     """Scalars by name, as files and figures have them."""
-    return {name: finite(value) for name, value in told}
+    return {name: finite(value) for name, value in scalars}
 
 
-def as_field(told: Iterable[Sequence[Any]]) -> dict[str, Any]:
+def as_field(scalars: Iterable[Sequence[Any]]) -> dict[str, Any]:
     """Scalars as the field `metrics` of a line; no field where a task has none."""
-    metrics = metrics_of(told)
+    metrics = metrics_of(scalars)
     return {"metrics": metrics} if metrics else {}
 
 
@@ -301,11 +295,11 @@ def mean_of(lives: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The newest scalars of several lives of learners, by name, each weighted by the tokens of its life."""
     means = TokenMeans()
     for life in lives:
-        means.hear(life.get("metrics", {}).items(), life["tokens"])
-    return means.take()
+        means.add(life.get("metrics", {}).items(), life["tokens"])
+    return means.pop()
 
 
-def _told(report: StepReport) -> tuple[Any, ...]:
+def _content_of(report: StepReport) -> tuple[Any, ...]:
     """The fields that distinguish one line from another."""
     fields: Mapping[str, Any] = {**report}
     return tuple(fields[name] for name in _PLACE)
@@ -328,27 +322,35 @@ _UNTOLD: Final[Mapping[str, Any]] = {
 
 
 class Reports:
-    """Completes the reports that arrive at a recorder."""
+    """Completes the reports that arrive at a recorder.
+
+    A body has to report nothing but `tokens`, the tokens that this life of this replica has trained in all; anything
+    else that is worth showing may stand beside it:
+
+        {"tokens": 6400, "step": 100, "loss": 0.3, "phase": "stepping"}
+
+    `phase` is "final" once the body has come to its end; `step` counts steps, `step_time` is nanoseconds.
+    """
 
     def __init__(self) -> None:
         self._began: dict[Member, int] = {}
 
-    def whole(self, told: Mapping[Any, Mapping[str, Any]], live: Iterable[Member], now: int) -> list[StepReport]:
-        """The reports in `told`, by (replica, key), of replicas on themselves, in their order."""
+    def whole(self, items: Mapping[Any, Mapping[str, Any]], live: Iterable[Member], now: int) -> list[StepReport]:
+        """The reports in `items`, by (replica, key), of replicas on themselves, in their order."""
         lives = {member.replica: member for member in live}
-        found = [self._whole(replica, each, lives, now) for (replica, _), each in sorted(told.items(), key=_place)]
-        return [report for report in found if report is not None]
+        reports = [self._whole(replica, each, lives, now) for (replica, _), each in sorted(items.items(), key=_place)]
+        return [report for report in reports if report is not None]
 
     def _whole(
-        self, replica: Replica, told: Mapping[str, Any], lives: Mapping[Replica, Member], now: int
+        self, replica: Replica, item: Mapping[str, Any], lives: Mapping[Replica, Member], now: int
     ) -> StepReport | None:
         """One completed report; None if it is about another slot, or its life is unknown."""
-        if told.get("slot", replica.slot) != replica.slot or not ("incarnation" in told or replica in lives):
+        if item.get("slot", replica.slot) != replica.slot or not ("incarnation" in item or replica in lives):
             return None
-        member = Member(replica, told["incarnation"] if "incarnation" in told else lives[replica].incarnation)
+        member = Member(replica, item["incarnation"] if "incarnation" in item else lives[replica].incarnation)
         began = self._began.setdefault(member, now)
-        tokens = told["tokens"]
-        untold = {
+        tokens = item["tokens"]
+        defaults = {
             **_UNTOLD,
             "slot": replica.slot,
             "incarnation": member.incarnation,
@@ -357,7 +359,7 @@ class Reports:
             "totals": [[replica.slot, member.incarnation, tokens]],
         }
         lists: dict[str, list[Any]] = {"epochs": [], "accounts": [], "versions": []}
-        return cast(StepReport, {**untold, **lists, **told})
+        return cast(StepReport, {**defaults, **lists, **item})
 
 
 def _place(entry: tuple[tuple[Replica, Any], Any]) -> tuple[Replica, str]:

@@ -1,40 +1,10 @@
-"""Whether the end of a run is awaited any longer: the one bound that ends every graph.
+"""The recorder: keeps the files of a run, publishes its status, and detects its end.
 
-Decides that, and nothing else. A run is to end once the token budget is spent or a stop was requested; then its bodies
-come to an end by themselves, in their own way, and report it: learners are final, fragments are final, the model is
-evaluated. Each of these is a sign. Without a new one for a while, nothing is waited for any more, whatever bodies do.
-
-The length of that while was learned from the run: some steps of the slowest learner, some sweeps of the slowest merges.
-No run is cut off sooner than `MODEL` where a final model is to come, because a daemon that takes over, a machine that
-is lost and a life that begins again after back-offs take that long together, nor than `PLAIN` where none is. Time in
-which this host was stopped, or its machine asleep, does not count: the others may have sent signs in it.
-
-The holders of the model, as far as a recorder knows, and whether the model is lost.
-
-A fragment is held by the hosts that report so (`ops.recovery.hold`), by the learners whose last report has a version of
-it, and by the life of its shard that published it last; each only while that life is live. A model is lost if a
-fragment of it was merged, by the books, by its holders, or by a shard that heard of them, and some fragment has no
-holder any more: no shard begins it anew (`ops.recovery.hold`). In a program in which no host reports what it holds
-nothing is lost. Nor is a fragment whose shard is not live: a recorder that comes back before its home has found the
-other hosts again is alone in its roster, and knows nothing of them.
-
-The recorder: keeps the files of a run, and provides its status to observers.
-
-It writes metrics, evaluations, merges and the final model into the run folder as they come, publishes a status twice a
-second, saves its knowledge for its next life (`recorder.books`, `recorder.memory`), passes on a request to stop, keeps
-the token budget, and detects the end of a run: everything final has arrived, and is written, or is waited for no longer
-(`ending`). It decides nothing about training, but for one thing: where a model was merged, and every host that held it
-has ended (`model_holders`), the run has failed.
-
-A disk that is full or broken does not stop it: lines wait or are lost, and are counted; the final model is written as
-soon as the disk takes it. Only where that lasts too long, the run has failed: the status has an `error` then. As long
-as the disk does not return the knowledge of a recorder before this one, inputs are kept and nothing is done.
-
-The schemas of the recorder's inputs, as plain data: from any program, so no more is required than it reads.
-
-Whether a run that has come to its end is done: its reports must hold of the model that it leaves.
-
-Decides only that; the recorder asks when everything final is there. A run that was stopped may have trained little.
+Decides nothing about training. It decides when a run has ended (everything final is there and written, or is waited for
+no longer), whether that end is a success, and that a run has failed whose model no host holds any more. A disk that is
+full or broken does not stop it: lines wait or are lost, and are counted, and the final model is written as soon as the
+disk takes it. As long as the disk does not return the knowledge of a former recorder, inputs are kept and nothing is
+done.
 """
 
 from __future__ import annotations
@@ -58,7 +28,10 @@ from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_tensors
 
 PLAIN: Final = seconds(10)
+"""The shortest wait for the next sign where no final model is to come."""
 MODEL: Final = seconds(90)
+"""The shortest where one is: a daemon that takes over, a lost machine and a life that begins after back-offs take that
+long together."""
 EVALUATION: Final = seconds(600)
 """Time limit for the last evaluation, if nothing else is missing and its host lives."""
 TIMES: Final = 4
@@ -68,7 +41,13 @@ GAP: Final = seconds(2)
 
 
 class Ending:
-    """The end of one run; `has_model`: its program gives a final model."""
+    """The end of one run; `has_model`: its program gives a final model.
+
+    A run is to end once the token budget is spent or a stop was requested; then learners are final, fragments are
+    final, the model is evaluated. Each of these is a sign. Without a new one for some steps of the slowest learner and
+    some sweeps of the slowest merges, nothing is waited for any more, whatever bodies do. Time in which this host was
+    stopped, or its machine asleep, does not count: the others may have sent signs in it.
+    """
 
     def __init__(self, *, has_model: bool) -> None:
         self._least = MODEL if has_model else PLAIN
@@ -111,7 +90,14 @@ back hears it then. Looks are counted, not time, because a clock may leap."""
 
 
 class ModelHolders:
-    """Looks, ten times a second, whether each of `count` fragments is held."""
+    """Looks, ten times a second, whether each of `count` fragments is held.
+
+    A fragment is held by the hosts that report it (`ops.recovery.hold`), by the learners whose last report has a
+    version of it, and by the life of its shard that published it last; each only while that life is live. A model is
+    lost if a fragment of it was merged and some fragment has no holder any more. In a program in which no host reports
+    what it holds nothing is lost. Nor is a fragment whose shard is not live: a recorder that comes back before its home
+    has found the other hosts again is alone in its roster, and knows nothing of them.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -120,7 +106,7 @@ class ModelHolders:
         self._looks: dict[int, int] = {}
         """Fragment -> looks in a row in which it had no holder."""
 
-    def hear(self, held: Mapping[Any, Held]) -> None:
+    def record(self, held: Mapping[Any, Held]) -> None:
         """Take the holders' reports, by (replica, key)."""
         self._held |= {replica: frozenset(item["fragments"]) for (replica, _), item in held.items()}
         self._is_merged |= any(item["merged"] for item in held.values())
@@ -351,7 +337,7 @@ class Recorder:
         if not self._has_recalled and not self._recall():
             return None
         arrived, self._arrived = self._arrived, {}
-        self._take(arrived, now)
+        self._accept(arrived, now)
         if self._unsaved and now >= self._save_at:
             self._save(now)
         self._judge_model()
@@ -400,12 +386,12 @@ class Recorder:
 
     # -- input ---------------------------------------------------------------------------------------------------------
 
-    def _take(self, arrived: Mapping[str, Mapping[Any, Any]], now: int) -> None:
+    def _accept(self, arrived: Mapping[str, Mapping[Any, Any]], now: int) -> None:
         """Take in the items that arrived since the last firing, by port and key."""
-        self._holders.hear(arrived["held"])
+        self._holders.record(arrived["held"])
         for item in arrived["held"].values():
             self._books.shards.saved(item["saved"])
-            self._books.totals.hear(item["totals"])
+            self._books.totals.raise_to(item["totals"])
             self._books.note_snapshots(item["faults"])
             if item["holder"] == RECORDER:
                 self._snapshots = {"error": item["error"], "store": item["store"]}
@@ -430,21 +416,21 @@ class Recorder:
                 self._lines.write("evaluations", now, line)
         for item in () if is_over else arrived["final"].values():
             self._unsaved[item["fragment"]] = item
-        for asked in arrived["stop"].values():
+        for request in arrived["stop"].values():
             if not self._is_to_end():
-                self._stop_reason = str(asked["reason"])
+                self._stop_reason = str(request["reason"])
         if self._books.zero is not None and not self._lines.has_begun:
             self._remember(now)  # The next recorder may have to go on amid the lines that follow.
             self._lines.begin(self._books.zero)
 
     def _take_report(self, report: StepReport, now: int) -> None:
-        slot, known = report["slot"], self._books.reports.get(report["slot"])
+        slot, last = report["slot"], self._books.reports.get(report["slot"])
         if not self._books.take_report(report, now):
             return
         self._ending.step_took(report["step_time"])
         if report["phase"] == "final":
             self._ended.add((slot, report["incarnation"]))
-        self._metrics.hear(report, known, now)
+        self._metrics.add_report(report, last, now)
 
     def _save(self, now: int) -> None:
         """Write the fragments of the final model that have arrived; those that the disk refuses are tried again."""
@@ -479,7 +465,7 @@ class Recorder:
             return None
         self._is_stopping, self._controlled_at = stop, now
         totals, published = self._books.totals, self._books.published()
-        return {"control": Control(stop=stop, tokens=self._budget, totals=totals.told(), published=published)}
+        return {"control": Control(stop=stop, tokens=self._budget, totals=totals.rows(), published=published)}
 
     def _is_to_end(self) -> bool:
         """Whether the budget is spent, or a stop was requested."""

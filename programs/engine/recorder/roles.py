@@ -1,7 +1,8 @@
-"""The ports by which a run and the graph of a program know of each other, and the faults of such ports.
+"""What a run adds to the graph of a program: a recorder, an evaluator where nothing evaluates, and holders of the
+model.
 
-Decides nothing but that: `roles` connects these ports, `node` acts on them. A run finds them by name in any
-graph, so that a body of the user's own takes part in it like those that are shipped:
+Decides the ports by which a run and a graph know of each other, and the faults of such ports. A run finds them by name
+in any graph, so that a body of the user's own takes part in it like those that are shipped:
 
     progress    out, of one node: what its replica has trained, by which the token budget is counted
     report      out, beside it: the same for observers, where pacing needs it more often, or less
@@ -12,13 +13,6 @@ graph, so that a body of the user's own takes part in it like those that are shi
     held        out: the merges that a body has heard of, for the recorder, which reports whether the model is lost
     moments     out, with `loan` in: local leaves that a learner lends to another through the recorder
     state       out: a state that all learners have; the recorder keeps the newest, and sends it to their port `kept`
-
-Adds to every graph the needs of a run besides training: a recorder, and evaluation where a program has none.
-
-The recorder receives, by Latest edges, from the body that reports `progress` (where it has a port `report` for
-observers, there), from `merged`, `final`, `changed`, `stop` and evaluations, and reports the end to every body with a
-port `control` (`ports`). It is a host of its own that no other waits for. Where shards publish a model, recorder and
-evaluator also hold it, in case shards and learners die together.
 """
 
 from __future__ import annotations
@@ -148,9 +142,13 @@ def with_recorder(graph: Graph, job: Job) -> None:
     """Add the roles `recorder` and, where nothing evaluates, `evaluator` to a program's graph.
 
     GraphError, with all faults, for a graph that a run cannot use.
+
+    The recorder is a host of its own that no other waits for: it receives by Latest edges, and reports the end to every
+    body with a port `control`. Where shards publish a model, recorder and evaluator also hold it, in case shards and
+    learners die together.
     """
-    if found := list(faults(graph)):
-        raise GraphError.of(found)
+    if unusable := list(faults(graph)):
+        raise GraphError.of(unusable)
     authored = list(graph.nodes)
     if needs_evaluator(authored):
         _add_evaluator(graph, job, authored)

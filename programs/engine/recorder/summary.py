@@ -42,10 +42,10 @@ from isthmus.runtime.system.disk import DISK
 def figures(folder: Path, status: Mapping[str, Any], *, sizes: Sequence[int], learners: int) -> dict[str, Any]:
     """The last published status, with the figures of the folder where these are ahead."""
     try:
-        found = _books(folder, sizes).figures(learners)
+        recorded = _books(folder, sizes).figures(learners)
     except (OSError, KeyError, TypeError):  # Nothing was recorded, or nothing of it can be read.
         return dict(status)
-    return {**status, **found} if _extent(found) >= _extent(status) and found["learners"] else dict(status)
+    return {**status, **recorded} if _extent(recorded) >= _extent(status) and recorded["learners"] else dict(status)
 
 
 def merges(folder: Path) -> int:
@@ -101,8 +101,8 @@ def _first(names: Sequence[str], count: int) -> str:
 def _fragments(graph: Graph) -> Sequence[Fragment]:
     for node in graph.nodes:
         if node.role == "learner" and node.keywords.get("fragments"):
-            found: Sequence[Fragment] = node.keywords["fragments"]
-            return found
+            fragments: Sequence[Fragment] = node.keywords["fragments"]
+            return fragments
     return ()
 
 
@@ -135,12 +135,12 @@ def summarise(
     lives = [*former, *reports.values()]
     zero = status.get("zero")
     wall = 0.0 if zero is None else max(0.0, (ended - zero) / 1e9)
-    known = Known.of(status)
-    tokens = sum(known.trained.values())
-    found = entries(status, len(fragment_sizes))
-    accounts = fragment_accounts(found, len(fragment_sizes))
+    knowledge = Known.of(status)
+    tokens = sum(knowledge.trained.values())
+    life_tokens = entries(status, len(fragment_sizes))
+    accounts = fragment_accounts(life_tokens, len(fragment_sizes))
     has_batches = bool(fragment_sizes and tokens_per_batch)
-    tokens_of_step = {slot: of_slot(tokens_per_batch, slot) for slot, _ in known.trained} if has_batches else {}
+    tokens_of_step = {slot: of_slot(tokens_per_batch, slot) for slot, _ in knowledge.trained} if has_batches else {}
     means = _means(accounts, fragment_sizes, tokens, status.get("tokens_final"))
     bytes_sent = sum(life["bytes_sent"] for life in lives) + bytes_sent_by_shards
     return {
@@ -162,7 +162,7 @@ def summarise(
         "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),
         "goodput": round(
-            goodput(lives, found, fragment_sizes, allocated_seconds(status, status.get("slots", learners)))
+            goodput(lives, life_tokens, fragment_sizes, allocated_seconds(status, status.get("slots", learners)))
             * (1.0 if accounts or not tokens else 1.0 - means["lost"] / tokens),
             6,
         ),
@@ -173,12 +173,12 @@ def summarise(
         "snapshot_store": status.get("snapshots", {}).get("store"),
         "changes": status.get("changes", {}).get("count", 0),
         "fragment_accounts": accounts,
-        "books": books(status, found, merges_recorded, tokens_of_step),
+        "books": books(status, life_tokens, merges_recorded, tokens_of_step),
         "per_learner": [
             _learner(
                 [life for life in lives if life["slot"] == slot],
-                sum(trained for life, trained in known.trained.items() if life[0] == slot),
-                [entry for entry in found if entry.learner == slot],
+                sum(trained for life, trained in knowledge.trained.items() if life[0] == slot),
+                [entry for entry in life_tokens if entry.learner == slot],
                 fragment_sizes,
             )
             for slot in sorted(reports)
@@ -215,10 +215,10 @@ def _means(
 
 
 def _learner(
-    lives: Sequence[Mapping[str, Any]], tokens: int, found: Sequence[LifeTokens], sizes: Sequence[int]
+    lives: Sequence[Mapping[str, Any]], tokens: int, life_tokens: Sequence[LifeTokens], sizes: Sequence[int]
 ) -> dict[str, Any]:
     """One slot over all its lives, the present one last."""
-    tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in found)
+    tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens)
     total = {name: sum(life[name] for life in lives) for name in ("step", "bytes_sent", "bytes_received")}
     return {
         "learner": lives[-1]["slot"],

@@ -69,8 +69,8 @@ def draw_absence(
         parts += [_absence(item, x, y, _LOW) for item in absences if item.host == host]
         y += _LOW + _BETWEEN
     parts += [line(x(mark), _TOP - 6, x(mark), bottom, "mark") for mark in marks]
-    told = "; ".join(f"{named(item.host)} {cause(item)} at {item.begun:.1f} s" for item in absences)
-    label = f"Inner steps of {len(learners)} learners from {window.begin:.1f} s to {window.end:.1f} s: {told}"
+    causes = "; ".join(f"{named(item.host)} {cause(item)} at {item.begun:.1f} s" for item in absences)
+    label = f"Inner steps of {len(learners)} learners from {window.begin:.1f} s to {window.end:.1f} s: {causes}"
     return drawing(width, bottom, label, *parts)
 
 
@@ -96,13 +96,13 @@ def _learner(steps: Steps, x: Scale, y: float, hatch: str) -> Iterator[Markup]:
     yield rectangle(0, y, 4, _HIGH, f"chip {colour}")
     yield text(12, y + 17, f"learner {steps.slot}", "name")
     yield rectangle(GUTTER, y, x.stop - GUTTER, _HIGH, "band")
-    if steps.told:
+    if steps.reported:
         yield _hatch(f"{hatch}-{steps.slot}", colour)
-    for stretch in steps.told:
-        told = f"learner {steps.slot}, from its reports: nothing tells of its single steps"
+    for stretch in steps.reported:
+        title = f"learner {steps.slot}, from its reports: nothing tells of its single steps"
         box = {"x": x(stretch.begin), "y": y, "width": x(stretch.end) - x(stretch.begin), "height": _HIGH}
         yield element("rect", class_=f"told-paper {colour}", **box)
-        yield element("rect", titled(told), fill=f"url(#{hatch}-{steps.slot})", **box)
+        yield element("rect", titled(title), fill=f"url(#{hatch}-{steps.slot})", **box)
     for shade, boxes in enumerate(_boxes(steps.traced, x)):
         if boxes:
             drawn = "".join(f"M{begin:.1f} {y:g}h{wide:.1f}v{_HIGH:g}h-{wide:.1f}z" for begin, wide in boxes)
@@ -141,8 +141,8 @@ def _merges(record: RunRecord, host: str, x: Scale, y: float) -> Iterator[Markup
 def _evaluations(record: RunRecord, x: Scale, y: float) -> Iterator[Markup]:
     for item in record.evaluations:
         if x.low <= item.time <= x.high:
-            told = f"evaluated at {seconds(item.time)}: {decimal(item.eval_loss)}"
-            yield element("circle", titled(told), cx=x(item.time), cy=y + _LOW / 2, r=3.4, class_="point")
+            title = f"evaluated at {seconds(item.time)}: {decimal(item.eval_loss)}"
+            yield element("circle", titled(title), cx=x(item.time), cy=y + _LOW / 2, r=3.4, class_="point")
 
 
 def _absence(absence: Absence, x: Scale, y: float, high: float) -> Markup:
@@ -153,14 +153,14 @@ def _absence(absence: Absence, x: Scale, y: float, high: float) -> Markup:
     away = "silent" if absence.kind == "silent" else "away"
     took = "and did not come back" if absence.seconds is None else f"{away} for {seconds(absence.seconds)}"
     whole = took if absence.kind == "silent" else f"{why}, {took}"
-    told = f"{named(absence.host)}: {whole}"
+    title = f"{named(absence.host)}: {whole}"
     parts = [
-        element("rect", titled(told), x=begin, y=y + 0.5, width=max(end - begin, 2), height=high - 1, class_="absent")
+        element("rect", titled(title), x=begin, y=y + 0.5, width=max(end - begin, 2), height=high - 1, class_="absent")
     ]
     if absence.begun >= x.low and absence.kind == "gone":
         cross, middle = 4.5, y + high / 2
         d = f"M{begin - cross:.1f} {middle - cross:.1f}l9 9m0-9l-9 9"
-        parts.append(element("path", titled(told), d=d, class_="cross"))
+        parts.append(element("path", titled(title), d=d, class_="cross"))
     shown = next((words for words in (whole, took, why) if _fits(words, end - begin - 16)), "")
     if shown:
         parts.append(text((begin + end) / 2 + 4, y + high / 2 + 4, shown, "mid"))

@@ -72,8 +72,8 @@ class Scale(NamedTuple):
     @classmethod
     def over(cls, values: Iterable[float], start: float, stop: float) -> Scale:
         """The scale that shows all `values`."""
-        known = [value for value in values if math.isfinite(value)]
-        low, high = min(known, default=0.0), max(known, default=1.0)
+        finite = [value for value in values if math.isfinite(value)]
+        low, high = min(finite, default=0.0), max(finite, default=1.0)
         if high <= low:
             low, high = low - abs(low) * 0.1 - 0.1, high + abs(high) * 0.1 + 0.1
         return cls(low, high, start, stop)

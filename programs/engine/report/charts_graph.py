@@ -161,12 +161,12 @@ def _frame(role: DrawnRole, x: float, y: float, height: float) -> Markup:
 
 
 def _node(node: DrawnNode, box: _Box) -> Markup:
-    told = f"{node.name}: {node.body}" + (", free-running: it waits for no other host" if node.free_running else "")
+    title = f"{node.name}: {node.body}" + (", free-running: it waits for no other host" if node.free_running else "")
     shape = {"x": box.x, "y": box.y, "width": box.width, "height": _NODE_HEIGHT}
     class_ = "node free" if node.free_running else "node"
     return joined(
         [
-            element("rect", titled(told), rx=6, class_=class_, **shape),
+            element("rect", titled(title), rx=6, class_=class_, **shape),
             text(box.x + box.width / 2, box.y + _NODE_HEIGHT / 2 + 4, _clipped(node.name), "name", "mid"),
         ]
     )
@@ -181,15 +181,15 @@ def _edges(edges: Sequence[DrawnEdge], boxes: Mapping[str, _Box]) -> tuple[list[
         ends.setdefault((source, leaving), []).append((_order(boxes[target], leaving), 2 * index))
         ends.setdefault((target, entering), []).append((_order(boxes[source], entering), 2 * index + 1))
     places: dict[int, tuple[float, float]] = {}
-    for (name, side), found in ends.items():
-        for rank, (_, key) in enumerate(sorted(found)):
-            places[key] = _place(boxes[name], side, (rank + 1) / (len(found) + 1))
+    for (name, side), ends_of in ends.items():
+        for rank, (_, key) in enumerate(sorted(ends_of)):
+            places[key] = _place(boxes[name], side, (rank + 1) / (len(ends_of) + 1))
     lines, labels = [], []
-    taken = [_Area(box.x, box.y, box.x + box.width, box.y + _NODE_HEIGHT) for box in boxes.values()]
+    occupied = [_Area(box.x, box.y, box.x + box.width, box.y + _NODE_HEIGHT) for box in boxes.values()]
     for index, (edge, (leaving, entering)) in enumerate(zip(edges, sides, strict=True)):
         begin, end = places[2 * index], places[2 * index + 1]
         lines.append(_line(edge, begin, end, leaving, entering))
-        labels.append(_label(edge, begin, end, leaving, entering, taken))
+        labels.append(_label(edge, begin, end, leaving, entering, occupied))
     return lines, labels
 
 
@@ -219,13 +219,13 @@ def _line(edge: DrawnEdge, begin: tuple[float, float], end: tuple[float, float],
     (x1, y1), (x2, y2) = begin, end
     (a1, b1), (a2, b2) = _handles(begin, end, leaving, entering)
     drawn = f"M{x1:.1f} {y1:.1f}C{a1:.1f} {b1:.1f} {a2:.1f} {b2:.1f} {x2:.1f} {y2:.1f}"
-    told = f"{edge.source} to {edge.target}: {edge.rule}"
+    title = f"{edge.source} to {edge.target}: {edge.rule}"
     tip = {
         "top": f"M{x2:.1f} {y2:.1f}l-4 -7h8z",
         "left": f"M{x2:.1f} {y2:.1f}l-7 -4v8z",
         "right": f"M{x2:.1f} {y2:.1f}l7 -4v8z",
     }[entering]
-    line = element("path", titled(told), d=drawn, class_="queue" if is_queue else "latest")
+    line = element("path", titled(title), d=drawn, class_="queue" if is_queue else "latest")
     return joined([line, element("path", d=tip, class_="arrow" if is_queue else "arrow late")])
 
 
@@ -250,22 +250,22 @@ def _label(
     end: tuple[float, float],
     leaving: str,
     entering: str,
-    taken: list[_Area],
+    occupied: list[_Area],
 ) -> Markup:
     """The name of the edge's source port, on the line, at a place where it covers no other name and no node."""
     (x1, y1), (x2, y2) = begin, end
     port = _clipped(edge.source.rpartition(".")[2])
     if leaving == "bottom":
-        taken.append(_Area.around((x1 + x2) / 2 + 7 + len(port) * _LETTER_PIXELS / 2, (y1 + y2) / 2, port))
+        occupied.append(_Area.around((x1 + x2) / 2 + 7 + len(port) * _LETTER_PIXELS / 2, (y1 + y2) / 2, port))
         return text((x1 + x2) / 2 + 7, (y1 + y2) / 2 + 4, port, "label", "role-label")
     handles = _handles(begin, end, leaving, entering)
     # At a third of the way edges are still in the order in which they left.
     shares = (0.5, 0.4, 0.6, 0.3, 0.7) if leaving == entering else _SHARES
     places = [_on_curve((begin, *handles, end), share) for share in shares]
     areas = [_Area.around(x, y, port) for x, y in places]
-    free = (index for index, area in enumerate(areas) if not any(area.meets(other) for other in taken))
+    free = (index for index, area in enumerate(areas) if not any(area.meets(other) for other in occupied))
     index = next(free, 0)
-    taken.append(areas[index])
+    occupied.append(areas[index])
     return text(places[index][0], places[index][1] + 4, port, "mid", "label")
 
 

@@ -92,8 +92,8 @@ class Chart(msgspec.Struct, frozen=True):
 def charts(record: RunRecord, window: TimeWindow | None) -> list[Chart]:
     """Every chart of curves that has any, in the order in which they are shown; `window` is marked in the last."""
     scalars = [_scalar(record, LOSS, "Loss"), *(_scalar(record, name, name) for name in record.metrics)]
-    found = [*scalars, _paces(record, window)]
-    return [chart for chart in found if chart.curves]
+    every = [*scalars, _paces(record, window)]
+    return [chart for chart in every if chart.curves]
 
 
 def reported(
@@ -130,8 +130,8 @@ def _scalar(record: RunRecord, name: str, title: str) -> Chart:
 
     # The last curve is drawn above the others.
     curves = [*reported(record, places), *_evaluated(record, name)]
-    known = [value for curve in curves for value in curve.values if value is not None]
-    is_logarithmic = name == LOSS and bool(known) and 0 < _LOGARITHMIC_MIN * min(known) <= max(known)
+    values = [value for curve in curves for value in curve.values if value is not None]
+    is_logarithmic = name == LOSS and bool(values) and 0 < _LOGARITHMIC_MIN * min(values) <= max(values)
     bands = [_band(record, item, "evaluator away") for item in _evaluator_away(record)]
     return Chart("loss" if name == LOSS else f"metric {name}", title, curves, bands[:_BANDS_MAX], is_logarithmic)
 
@@ -194,8 +194,8 @@ def _means(places: Sequence[Place], stretch: float) -> list[Place]:
     for time, value in places:
         stretches.setdefault(int(time / stretch) if stretch > 0 else 0, []).append((time, value))
     return [
-        (sum(time for time, _ in found) / len(found), sum(value for _, value in found) / len(found))
-        for _, found in sorted(stretches.items())
+        (sum(time for time, _ in members) / len(members), sum(value for _, value in members) / len(members))
+        for _, members in sorted(stretches.items())
     ]
 
 
@@ -240,8 +240,10 @@ def draw_lines(
     height: float = 420,
 ) -> Markup:
     """The chart, called `label`; `places` and `values` write the numbers of the axes. Places lie evenly."""
-    found = sorted({place for each in lines for place, _ in (*each.points, *each.beside)})
-    across = {place: Scale(0, max(len(found) - 1, 1), _LEFT, width - _RIGHT)(at) for at, place in enumerate(found)}
+    all_places = sorted({place for each in lines for place, _ in (*each.points, *each.beside)})
+    across = {
+        place: Scale(0, max(len(all_places) - 1, 1), _LEFT, width - _RIGHT)(at) for at, place in enumerate(all_places)
+    }
     ends = [end for end in (low, high) if end is not None]
     every = [value for each in lines for _, value in (*each.points, *each.beside)]
     up = Scale.over([*every, *ends], height - _BOTTOM, _TOP)

@@ -111,18 +111,18 @@ def describe(merge: MergeRecord, of: int) -> str:
         lines.append("left out: " + _listed(merge.left_out))
     lines += ["refused: " + ", ".join(str(part) for part in entry) for entry in merge.refused[:_NAMED_MAX]]
     lines.append(f"quorum after {_ms(merge.quorum_ms)}, grace {_ms(merge.grace_ms_used)}. {merge.reason}".strip())
-    told = "\n".join(lines)
-    return told if len(told) <= _TITLE_LENGTH_MAX else told[: _TITLE_LENGTH_MAX - 1] + "…"
+    description = "\n".join(lines)
+    return description if len(description) <= _TITLE_LENGTH_MAX else description[: _TITLE_LENGTH_MAX - 1] + "…"
 
 
 def _describe_group(group: Sequence[MergeRecord], mean: float, of: int) -> str:
     first, last = group[0], group[-1]
-    told = f"fragment {first.fragment}, {len(group)} merges from {seconds(first.time)} to {seconds(last.time)}: "
-    told += f"{decimal(mean, 2)} of {of} contributors on average"
+    description = f"fragment {first.fragment}, {len(group)} merges from {seconds(first.time)} to {seconds(last.time)}: "
+    description += f"{decimal(mean, 2)} of {of} contributors on average"
     missed = Counter(slot for merge in group for slot in merge.left_out)
     if missed:
-        told += "; left out: " + ", ".join(f"learner {slot} {times}×" for slot, times in missed.most_common(8))
-    return told
+        description += "; left out: " + ", ".join(f"learner {slot} {times}×" for slot, times in missed.most_common(8))
+    return description
 
 
 def _listed(slots: Sequence[int]) -> str:

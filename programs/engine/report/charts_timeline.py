@@ -1,27 +1,7 @@
-"""A learner's activity during an absence: its single steps where its trace is there, else its reports.
+"""The picture of a run over time: learners that step without pause while fragments travel and merge.
 
-A host leaves its trace when it ends in good order. The tape of one that was killed tells nearly as much; without it its
-reports give the number of its steps, not the time of each. This module also selects the parts of the run that are worth
-a look.
-
-The places of all elements of the timeline: hosts from top to bottom, and in each a lane per node worth seeing.
-
-Learners come first, then the other roles. A shard's pacer and quorum share one lane, `rounds`, with as many rows as
-rounds were open at once; merge and outer step share another. Nodes that would only be noise (data, recorder) have none,
-and neither have hosts beyond a screenful; the chart states their number.
-
-The picture that explains the system: learners that step without pause while fragments travel and merge.
-
-Time runs to the right. Every firing is a box as wide as it lasted, so that a pause would show as a gap; inner steps
-alternate in shade. A transfer is a line from the lane of the sending node to the lane of the receiving node, from the
-time of its departure to that of its arrival. On a shard's `rounds` lane a bar is one round: from the pull to the
-quorum, the grace window, and the merge at its end, with a dot for each answer.
-
-The second or two of a run that the timeline shows.
-
-A window is about thirty inner steps, so that single steps are visible for any step time; fewer where rounds follow one
-another so fast that there would be more than ten, but always long enough for two. It lies in the middle of the trace,
-or as near to it as there is a window with a round from beginning to end. Nothing is chosen for its looks.
+Decides the second or two that the timeline shows, the parts of the run in which hosts were away, the lanes from top to
+bottom, and what is drawn in them. Time runs to the right.
 """
 
 from __future__ import annotations
@@ -77,7 +57,12 @@ class TimeWindow(NamedTuple):
 
 
 def choose_window(record: RunRecord) -> TimeWindow | None:
-    """The window to show; None without a trace of consecutive inner steps."""
+    """The window to show; None without a trace of consecutive inner steps.
+
+    About thirty inner steps, so that single steps are visible for any step time; fewer where rounds follow one another
+    so fast that there would be more than ten, but always long enough for two. It lies in the middle of the trace, or as
+    near to it as there is a window with a round from beginning to end. Nothing is chosen for its looks.
+    """
     timeline = record.timeline
     extent = _extent(timeline) if timeline is not None else None
     if timeline is None or extent is None:
@@ -147,7 +132,7 @@ class Steps:
 
     slot: int
     traced: list[Firing]
-    told: list[TimeWindow]
+    reported: list[TimeWindow]
     absences: list[Absence]
 
     @property
@@ -159,7 +144,7 @@ class Steps:
 def windows(record: RunRecord) -> list[tuple[TimeWindow, list[Absence]]]:
     """The parts of the run in which hosts were away, with some time before and after; those that meet are one."""
     last = _training_end(record)
-    found: list[tuple[TimeWindow, list[Absence]]] = []
+    parts: list[tuple[TimeWindow, list[Absence]]] = []
     for absence in record.absences:
         if absence.role not in DRAWN_ROLES or not record.is_placed or absence.begun > last:
             continue
@@ -168,13 +153,13 @@ def windows(record: RunRecord) -> list[tuple[TimeWindow, list[Absence]]]:
             continue
         margin = max(_MARGIN_SECONDS, _MARGIN_SHARE * (end - absence.begun))
         window = TimeWindow(max(0.0, absence.begun - margin), min(last, end + margin))
-        if found and window.begin <= found[-1][0].end:
-            before, absences = found.pop()
+        if parts and window.begin <= parts[-1][0].end:
+            before, absences = parts.pop()
             window = TimeWindow(before.begin, max(before.end, window.end))
-            found.append((window, [*absences, absence]))
+            parts.append((window, [*absences, absence]))
         else:
-            found.append((window, [absence]))
-    return found
+            parts.append((window, [absence]))
+    return parts
 
 
 def close_ups(record: RunRecord, absences: Sequence[Absence]) -> list[tuple[TimeWindow, str]]:
@@ -214,7 +199,11 @@ def _training_end(record: RunRecord) -> float:
 
 
 def steps_between(record: RunRecord, window: TimeWindow) -> list[Steps]:
-    """The steps of each learner in `window`, slots in order."""
+    """The steps of each learner in `window`, slots in order.
+
+    A host leaves its trace when it ends in good order. The tape of one that was killed tells nearly as much; without it
+    its reports give the number of its steps, not the time of each.
+    """
     reports = by_learner(record.reports)
     return [_steps(record, slot, reports.get(slot, []), window) for slot in record.learners]
 
@@ -232,13 +221,13 @@ def _steps(record: RunRecord, slot: int, reports: Sequence[ReportLine], window: 
     traced = [] if record.timeline is None else record.timeline.between(host, "inner-step", *window)
     absences = [item for item in record.absences if item.host == host and _meets(item, window)]
     stepping = [report for report in reports if report.phase == "stepping"]
-    told = []
+    reported = []
     for part in unbroken(stepping, record.wall_seconds):
         life = TimeWindow(part[0].time, _end_of(record, host, part[-1]))
         begin, end = max(life.begin, window.begin), min(life.end, window.end)
         if end > begin and not _is_traced(record, host, life):
-            told.append(TimeWindow(begin, end))
-    return Steps(slot, traced, told, absences)
+            reported.append(TimeWindow(begin, end))
+    return Steps(slot, traced, reported, absences)
 
 
 def _end_of(record: RunRecord, host: str, last: ReportLine) -> float:
@@ -289,7 +278,12 @@ class Lanes:
 
 
 def arrange(timeline: Timeline, window: TimeWindow, rounds: Sequence[RoundSpan], top: float) -> Lanes:
-    """The lanes for the activity in `window`; rounds get rows so that no two of a row overlap."""
+    """The lanes for the activity in `window`; rounds get rows so that no two of a row overlap.
+
+    Learners come first, then the other roles. A shard's pacer and quorum share one lane, `rounds`, with as many rows as
+    rounds were open at once; merge and outer step share another. Nodes that would only be noise (data, recorder) have
+    none, and neither have hosts beyond a screenful; the chart states their number.
+    """
     result = Lanes()
     learners = [host for host in timeline.hosts if slot_of(host) is not None]
     others = [host for host in timeline.hosts if slot_of(host) is None]
@@ -361,7 +355,13 @@ class _Scene:
 
 
 def draw_timeline(record: RunRecord, window: TimeWindow, width: float = 1080) -> Markup:
-    """The timeline of `window`, `width` pixels wide and as high as its lanes are."""
+    """The timeline of `window`, `width` pixels wide and as high as its lanes are.
+
+    Every firing is a box as wide as it lasted, so that a pause would show as a gap; inner steps alternate in shade. A
+    transfer is a line from the lane of the sending node to the lane of the receiving node. On a shard's `rounds` lane a
+    bar is one round: from the pull to the quorum, the grace window, and the merge at its end, with a dot for each
+    answer.
+    """
     timeline = record.timeline
     assert timeline is not None, "a window is chosen from a trace"
     rounds = with_journeys(rounds_between(record, *window), timeline, window.begin - 1, window.end + 1)
@@ -420,10 +420,10 @@ def _firings(scene: _Scene) -> Iterator[Markup]:
                 return
             x = scene.x(firing.begun)
             wide = scene.x(firing.ended) - x
-            told = f"{host} {node}: {seconds(firing.ended - firing.begun)} from {firing.begun:.3f} s"
+            title = f"{host} {node}: {seconds(firing.ended - firing.begun)} from {firing.begun:.3f} s"
             kind = "merge" if node in ("merge", "outer-step") else "fire"
             class_ = f"step{' odd' if index % 2 else ''} {colour}" if node == "inner-step" else f"{kind} {colour}"
-            yield rectangle(x, lane.y, max(wide, 1.2), lane.height, class_, told)
+            yield rectangle(x, lane.y, max(wide, 1.2), lane.height, class_, title)
 
 
 def _transfers(scene: _Scene) -> Iterator[Markup]:
@@ -452,15 +452,15 @@ def _transfer(scene: _Scene, transfer: Transfer, source: Lane, target: Lane) -> 
         rows = [scene.lanes.rows[item.host, item.merge.round] for item in scene.rounds if _is_in(transfer, item)]
         is_late = not rows
         end = (end[0], target.y + ROW_HEIGHT * ((rows or [0])[0] + 0.5))
-    told = (
+    title = (
         f"{transfer.edge}: {transfer.source} to {transfer.target}, {size(transfer.size_bytes)} "
         f"in {seconds(transfer.ended - transfer.begun)}"
     )
-    parts = [element("path", titled(told), d=path([begin, end]), class_=f"{kind} {_colour(slot)}")]
+    parts = [element("path", titled(title), d=path([begin, end]), class_=f"{kind} {_colour(slot)}")]
     if is_late:
-        told = "an answer that belongs to no round in sight: it came late, or its round is not drawn"
+        title = "an answer that belongs to no round in sight: it came late, or its round is not drawn"
         class_ = f"vote late {_colour(slot)}"
-        parts.append(element("circle", titled(told), cx=end[0], cy=end[1], r=3.2, class_=class_))
+        parts.append(element("circle", titled(title), cx=end[0], cy=end[1], r=3.2, class_=class_))
     if kind == "update":
         x, y, back = end[0], end[1], 5 if is_up else -5
         parts.append(element("path", d=path([(x, y), (x - 2.6, y + back), (x + 2.6, y + back)]) + "Z", class_="tip"))
@@ -483,17 +483,17 @@ def _journeys(scene: _Scene) -> Iterator[Markup]:
             if lane is None or journey.returned is None:
                 continue
             x, end = scene.x(journey.left), scene.x(journey.returned)
-            told = (
+            title = (
                 f"fragment {item.merge.fragment}, round {item.merge.round}: {seconds(journey.returned - journey.left)} "
                 f"from leaving learner {journey.slot} until its merged value arrived"
             )
-            yield rectangle(x, lane.y, end - x, lane.height, f"away {learner_class(journey.slot)}", told)
+            yield rectangle(x, lane.y, end - x, lane.height, f"away {learner_class(journey.slot)}", title)
             if end - x > 26:
                 yield text((x + end) / 2 + 1, lane.y + lane.height - 2, f"p{item.merge.fragment}", "mid", "tiny")
 
 
 def _rounds(scene: _Scene) -> Iterator[Markup]:
-    taken: dict[tuple[str, float], float] = {}
+    occupied: dict[tuple[str, float], float] = {}
     for item in scene.rounds:
         lane = scene.lanes.of(item.host, "rounds")
         merge = scene.lanes.of(item.host, "merge")
@@ -503,15 +503,15 @@ def _rounds(scene: _Scene) -> Iterator[Markup]:
         y = lane.y + ROW_HEIGHT * scene.lanes.rows[item.host, item.merge.round] + 1.5
         begin, end = scene.x(item.opened), scene.x(item.published)
         # The name stands before its bar, because answers may cover all of the bar.
-        if begin - taken.get((item.host, y), -100.0) > 7 * len(name):
+        if begin - occupied.get((item.host, y), -100.0) > 7 * len(name):
             yield text(begin - 3, y + ROW_HEIGHT - 6, name, "end", "small")
-        taken[item.host, y] = end
+        occupied[item.host, y] = end
         yield _bar(scene, item, y)
         for journey in item.journeys:
             yield _vote(scene, item, journey, y + (ROW_HEIGHT - 3) / 2)
         middle = scene.x((item.closed + item.published) / 2)
-        if merge is not None and middle - taken.get((item.host, merge.y), -100.0) >= 17:
-            taken[item.host, merge.y] = middle
+        if merge is not None and middle - occupied.get((item.host, merge.y), -100.0) >= 17:
+            occupied[item.host, merge.y] = middle
             yield text(middle, merge.y + merge.height + 11, name, "mid", "small")
 
 
@@ -520,25 +520,25 @@ def _bar(scene: _Scene, item: RoundSpan, y: float) -> Markup:
     x = [scene.x(value) for value in (item.opened, item.quorum_at, item.closed, item.published)]
     high = ROW_HEIGHT - 3
     merge = item.merge
-    told = (
+    title = (
         f"fragment {merge.fragment}, round {merge.round}: {len(merge.voters)} contributors, "
         f"quorum after {seconds(item.quorum_at - item.opened)}, grace {seconds(item.closed - item.quorum_at)}. "
         f"{merge.reason}"
     )
     return joined(
         [
-            rectangle(x[0], y, x[1] - x[0], high, "gather", told),
-            rectangle(x[1], y, x[2] - x[1], high, "grace", told),
-            rectangle(x[2], y, max(x[3] - x[2], 2.5), high, "merge", told),
+            rectangle(x[0], y, x[1] - x[0], high, "gather", title),
+            rectangle(x[1], y, x[2] - x[1], high, "grace", title),
+            rectangle(x[2], y, max(x[3] - x[2], 2.5), high, "merge", title),
         ]
     )
 
 
 def _vote(scene: _Scene, item: RoundSpan, journey: Journey, y: float) -> Markup:
     is_counted = journey.slot in item.merge.voters
-    told = f"answer of learner {journey.slot}" + ("" if is_counted else ", not counted")
+    title = f"answer of learner {journey.slot}" + ("" if is_counted else ", not counted")
     class_ = f"vote {'' if is_counted else 'late '}{learner_class(journey.slot)}"
-    return element("circle", titled(told), cx=scene.x(journey.arrived), cy=y, r=3.2, class_=class_)
+    return element("circle", titled(title), cx=scene.x(journey.arrived), cy=y, r=3.2, class_=class_)
 
 
 def longest_pause(timeline: Timeline, host: str, window: TimeWindow) -> float | None:

@@ -155,10 +155,10 @@ def absence_svg(run: Path, width: float = 1080, *, close_up: bool = False) -> st
     ValueError if no host was away, or, for the close-up, if none died.
     """
     record = load(run)
-    found = windows(record)
-    if not found:
+    parts = windows(record)
+    if not parts:
         raise ValueError(f"drawing who was away in {run}: expected an absence in events.jsonl, found none")
-    window, absences = found[0]
+    window, absences = parts[0]
     moments = close_ups(record, absences) if close_up else [(window, "")]
     if not moments:
         raise ValueError(f"drawing a death in {run}: expected one of a learner or a syncer, found none")
@@ -205,5 +205,7 @@ def write_sheet(path: Path, sheet: Sheet) -> None:
     try:
         write_bytes(path, rendered("sheet.html", sheet=sheet).encode("utf-8"))
     except OSError as error:
-        found = error.strerror or str(error)
-        raise ConfigError(f"Writing {path}", "a folder that takes files", found, "Name another with --page.") from error
+        actual = error.strerror or str(error)
+        raise ConfigError(
+            f"Writing {path}", "a folder that takes files", actual, "Name another with --page."
+        ) from error

@@ -41,9 +41,9 @@ from isthmus.programs.engine.report.charts_timeline import (
 from isthmus.programs.engine.results import why as words
 from isthmus.programs.engine.results.absences import Absence, Topic, cause, cost, named, others_meanwhile
 from isthmus.programs.engine.results.changes import read as read_changes
-from isthmus.programs.engine.results.changes import told, why
+from isthmus.programs.engine.results.changes import step, why
 from isthmus.programs.engine.results.record import RunRecord, as_number, slot_of, while_stepping, without_loss
-from isthmus.programs.engine.results.why import told as told_of_merges
+from isthmus.programs.engine.results.why import facts_of_many
 from isthmus.programs.engine.results.why_merge_facts import MergeFacts
 from isthmus.programs.engine.results.words import book_lines, decimal, percent, scaled, seconds, size, whole
 
@@ -188,8 +188,8 @@ def _sent_instead(record: RunRecord) -> str:
         return "no comparison with data-parallel: no final model or no steps"
     if instead == 0:
         return "one learner alone: data-parallel would have sent nothing"
-    told = f"data-parallel: {size(instead)}"
-    return told + (f", {decimal(instead / sent, 1)} times as much" if sent else "") + " (computed)"
+    words_of = f"data-parallel: {size(instead)}"
+    return words_of + (f", {decimal(instead / sent, 1)} times as much" if sent else "") + " (computed)"
 
 
 WIDE: Final = 1080.0
@@ -219,11 +219,11 @@ class PagePart(NamedTuple):
 def curves(record: RunRecord, window: TimeWindow | None) -> PagePart:
     """Everything that learners and the evaluator reported over the run."""
     title = "Over the run"
-    found = charts(record, window)
-    if not found:
+    every = charts(record, window)
+    if not every:
         return PagePart("curves", title, None, "No learner has reported anything, and the model was never evaluated.")
     values = {
-        "charts": found,
+        "charts": every,
         "evaluations": [item for item in record.evaluations if item.eval_loss is not None],
         "without_loss": without_loss(record.reports),
         "reports": len(while_stepping(record.reports)),
@@ -265,16 +265,16 @@ def merges(record: RunRecord) -> PagePart:
         "known": record.number("outer_steps") or 0.0,
         "was_away": any(item.role == "syncer" and item.kind == "gone" for item in record.absences),
         "facts": {
-            key_of(each.fragment, each.round): _told(each)
-            for each in told_of_merges(record.folder, FACTS_MAX, ANSWERS_MAX)
+            key_of(each.fragment, each.round): _facts_for_page(each)
+            for each in facts_of_many(record.folder, FACTS_MAX, ANSWERS_MAX)
         },
     }
     return PagePart("merges", "Merges", values)
 
 
-def _told(facts: MergeFacts) -> dict[str, Any]:
+def _facts_for_page(facts: MergeFacts) -> dict[str, Any]:
     """What `isthmus why` tells of a merge, as the script of the page shows it."""
-    remarks = [f"learner {answer.slot}: {said}" for answer in facts.answers if (said := words.remark(answer))]
+    remarks = [f"learner {answer.slot}: {remark}" for answer in facts.answers if (remark := words.remark(answer))]
     version = None if facts.version is None else words.dotted(facts.version)
     return {
         "head": words.head(facts),
@@ -287,12 +287,12 @@ def _told(facts: MergeFacts) -> dict[str, Any]:
 
 def changes(record: RunRecord) -> PagePart | None:
     """The settings that followed the links; None if none did."""
-    found = read_changes(record.folder)
+    records = read_changes(record.folder)
     rows = [
-        {"time": change.time, "shard": change.shard, "told": told(change), "why": why(change)}
-        for change in found[-CHANGES_SHOWN:]
+        {"time": change.time, "shard": change.shard, "told": step(change), "why": why(change)}
+        for change in records[-CHANGES_SHOWN:]
     ]
-    return PagePart("changes", "What followed the links", {"rows": rows, "count": len(found)}) if rows else None
+    return PagePart("changes", "What followed the links", {"rows": rows, "count": len(records)}) if rows else None
 
 
 def accounts(record: RunRecord) -> PagePart:
@@ -327,10 +327,10 @@ def learners(record: RunRecord) -> PagePart:
 
 def graph(record: RunRecord) -> PagePart:
     """The graph of the run: roles, nodes and edges."""
-    found = parse_graph(record.graph)
-    if found is None:
+    drawn = parse_graph(record.graph)
+    if drawn is None:
         return PagePart("graph", "The graph", None, "There is no graph.json that could be drawn.")
-    return PagePart("graph", "The graph", {"chart": draw_graph(found, WIDE), "edges": found.edges})
+    return PagePart("graph", "The graph", {"chart": draw_graph(drawn, WIDE), "edges": drawn.edges})
 
 
 def configuration(record: RunRecord) -> PagePart:
@@ -358,21 +358,21 @@ def _window_facts(record: RunRecord, window: TimeWindow) -> str:
     moved = sum(transfer.size_bytes for transfer in timeline.transfers_between(*window))
     rounds = len(visible_rounds(record, window))
     digits = 2 if window.end - window.begin > 0.3 else 4
-    told = [f"From {window.begin:.{digits}f} to {window.end:.{digits}f} s of the run, "]
-    told.append(f"{whole(steps)} inner steps of {len(hosts)} learner{'s' if len(hosts) > 1 else ''}")
-    told.append(f", while {size(moved)} travelled between hosts")
-    told.append(f" and {_rounds(rounds)} opened, answered and merged" if rounds else "")
+    parts = [f"From {window.begin:.{digits}f} to {window.end:.{digits}f} s of the run, "]
+    parts.append(f"{whole(steps)} inner steps of {len(hosts)} learner{'s' if len(hosts) > 1 else ''}")
+    parts.append(f", while {size(moved)} travelled between hosts")
+    parts.append(f" and {_rounds(rounds)} opened, answered and merged" if rounds else "")
     if pauses:
-        told += [". The longest pause between two steps of a learner was ", seconds(max(pauses))]
+        parts += [". The longest pause between two steps of a learner was ", seconds(max(pauses))]
     stalls = [as_number(row.get("stall_seconds")) for row in record.per_learner]
     if stalls and None not in stalls:
         waited = sum(stall for stall in stalls if stall is not None)
-        told += ["; in the whole run all learners together waited ", seconds(waited)]
-        told.append(" for an item or a credit. What gaps are left are threads that were due, and waited for a core")
-    told.append(".")
+        parts += ["; in the whole run all learners together waited ", seconds(waited)]
+        parts.append(" for an item or a credit. What gaps are left are threads that were due, and waited for a core")
+    parts.append(".")
     if len(hosts) > LEARNERS_MAX:
-        told.append(f" The first {LEARNERS_MAX} of {len(hosts)} learners are drawn.")
-    return "".join(told)
+        parts.append(f" The first {LEARNERS_MAX} of {len(hosts)} learners are drawn.")
+    return "".join(parts)
 
 
 def _rounds(count: int) -> str:
@@ -401,7 +401,7 @@ class Picture(NamedTuple):
     begin: float
     chart: Markup
     close: list[tuple[str, Markup]]
-    told: list[str]
+    facts: list[str]
 
 
 class FailureRow(NamedTuple):
@@ -417,13 +417,13 @@ class FailureRow(NamedTuple):
 
 def failures(record: RunRecord) -> PagePart:
     """Pictures of the first absences, and a row for each host and kind of failure."""
-    found = windows(record)
+    parts = windows(record)
     groups = _groups(record.absences)
     values = {
-        "remarks": [(heading, told) for topic, heading in _HEADINGS.items() if (told := _remarks(record, topic))],
-        "pictures": [_picture(record, window, absences) for window, absences in found[:PICTURES_MAX]],
-        "pictures_in_all": len(found),
-        "has_legend": any(item.kind == "gone" for item in record.absences) and bool(found),
+        "remarks": [(heading, remarks) for topic, heading in _HEADINGS.items() if (remarks := _remarks(record, topic))],
+        "pictures": [_picture(record, window, absences) for window, absences in parts[:PICTURES_MAX]],
+        "pictures_in_all": len(parts),
+        "has_legend": any(item.kind == "gone" for item in record.absences) and bool(parts),
         "has_merges": bool(merges_by_fragment(record)),
         "rows": [_row(record, group) for group in groups[:_ROWS_MAX]],
         "rows_in_all": len(groups),
@@ -437,12 +437,12 @@ def _remarks(record: RunRecord, topic: Topic) -> list[str]:
 
 def _picture(record: RunRecord, window: TimeWindow, absences: Sequence[Absence]) -> Picture:
     close = [
-        (said, draw_absence(record, moment, absences, _HALF))
-        for moment, said in close_ups(record, absences)
+        (caption, draw_absence(record, moment, absences, _HALF))
+        for moment, caption in close_ups(record, absences)
         if any(steps.traced for steps in steps_between(record, moment))
     ]
-    told = [fact for fact in (_meanwhile(record, absence) for absence in absences) if fact]
-    return Picture(window.begin, draw_absence(record, window, absences, WIDE), close, told)
+    facts = [fact for fact in (_meanwhile(record, absence) for absence in absences) if fact]
+    return Picture(window.begin, draw_absence(record, window, absences, WIDE), close, facts)
 
 
 def _row(record: RunRecord, group: Sequence[Absence]) -> FailureRow:
@@ -477,16 +477,16 @@ def _meanwhile(record: RunRecord, absence: Absence) -> str:
     before = None if _was_anybody_away(record, window) else rate(record, slots, *_before(window))
     count = sum(len(steps.traced) for steps in there)
     pauses = [steps.pause_max for steps in there if steps.pause_max is not None]
-    told = f"While {named(absence.host)} was away, {seconds(end - window.begin)}, {_listed(slots)} made "
-    told += f"{whole(count)} inner steps"
+    text = f"While {named(absence.host)} was away, {seconds(end - window.begin)}, {_listed(slots)} made "
+    text += f"{whole(count)} inner steps"
     if now is not None:
-        told += f", {decimal(now, 1)} a second" + (" each" if len(slots) > 1 else "")
-        told += f" ({decimal(before, 1)} in as long before)" if before is not None else ""
+        text += f", {decimal(now, 1)} a second" + (" each" if len(slots) > 1 else "")
+        text += f" ({decimal(before, 1)} in as long before)" if before is not None else ""
     merges = [merge for merge in record.merges if merge.kind == "merge" and window.begin <= merge.time < window.end]
     if merges and (absence.role != "syncer" or record.shards > 1):
         mean = sum(len(merge.voters) for merge in merges) / len(merges)
-        told += f"; {whole(len(merges))} merges went on, with {decimal(mean, 1)} contributors on average"
-    return told + f". The longest pause between two of their steps was {seconds(max(pauses))}."
+        text += f"; {whole(len(merges))} merges went on, with {decimal(mean, 1)} contributors on average"
+    return text + f". The longest pause between two of their steps was {seconds(max(pauses))}."
 
 
 def _before(window: TimeWindow) -> TimeWindow:
@@ -504,11 +504,11 @@ def _was_anybody_away(record: RunRecord, window: TimeWindow) -> bool:
 
 def _groups(absences: Sequence[Absence]) -> list[list[Absence]]:
     """The absences that share a row: all of a host that went again and again for the same reason; else one."""
-    found: dict[tuple[str, str, str], list[Absence]] = {}
+    by_cause: dict[tuple[str, str, str], list[Absence]] = {}
     for absence in absences:
-        found.setdefault((absence.host, absence.kind, cause(absence)), []).append(absence)
+        by_cause.setdefault((absence.host, absence.kind, cause(absence)), []).append(absence)
     rows: list[list[Absence]] = []
-    for group in found.values():
+    for group in by_cause.values():
         rows += [group] if len(group) >= _AGAIN_MIN else [[absence] for absence in group]
     return sorted(rows, key=lambda row: row[0].begun)
 

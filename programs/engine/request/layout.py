@@ -40,7 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from isthmus.ops.data.batches import At, first_batch, opened, taken
+from isthmus.ops.data.batches import At, first_batch, next_batch, opened
 from isthmus.ops.data.corpus import DataError
 from isthmus.ops.exchange.parameter_trees import idle_rules, named_leaves
 from isthmus.ops.island.recipe import LOCAL, Leaf, Now, abstract_key, with_scalars
@@ -462,11 +462,11 @@ def _check_stream(task: Task, seed: int) -> Any:
     doing, held_out = "Reading task.stream(0, 1, seed)", At(seed, 0, 0, "evaluation")
     try:
         stream = call("task.stream(0, 1, seed)", task.stream, lambda: opened(task, 0, 1, seed), DataError)
-        batch = call("next() of task.stream", task.stream, lambda: taken(stream, 0), DataError)
+        batch = call("next() of task.stream", task.stream, lambda: next_batch(stream, 0), DataError)
         state = call("get_state() of task.stream", task.stream, stream.get_state)
-        later = call("next() of task.stream", task.stream, lambda: taken(stream, 1), DataError)
+        later = call("next() of task.stream", task.stream, lambda: next_batch(stream, 1), DataError)
         call("set_state(state) of task.stream", task.stream, lambda: stream.set_state(state))
-        again = call("next() of task.stream", task.stream, lambda: taken(stream, 1), DataError)
+        again = call("next() of task.stream", task.stream, lambda: next_batch(stream, 1), DataError)
         anew = call("task.stream(0, 1, seed)", task.stream, lambda: first_batch(task, seed), DataError)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error

@@ -1,28 +1,8 @@
-"""Absences in words: the fate of a host, its consequences for the others, and the cost.
+"""Absences of hosts from a run: their times, causes, and consequences for the others, in words; and the remarks on
+events that are no absences.
 
-The fate is an incident, whose words are those of `incident_words`. The consequences for the others depend on which
-hosts wait for which in the program (`who_waits`); where that is not known, they are left out.
-
-The absences of hosts from a run, with their times and reasons: a daemon's records of its hosts, as stories.
-
-A daemon writes single incidents (`events.jsonl`): a process ended, was restarted, was silent, was heard again, was
-adopted. A person asks how long a host was away. An absence begins when a host ends or falls silent, and ends when it
-*works* again: that is no incident of the daemon's, so readers add it (`Works`) from the host's activity. A life that
-ends before it worked belongs to the absence that it should have ended; a silence that ends in death is one absence. A
-host that goes with its machine is not away (`remarks`).
-
-Times are seconds, from the zero of the caller that feeds the facts; facts come in the order of their times.
-
-Events of hosts, or of their daemon, that are no absences: reported separately.
-
-They do not count as failures, but for what was given up.
-
-The hosts that go on, and those that wait, when a host is away: by the graph of the run.
-
-It reads `graph.json`, whose nodes contain what was proved of them before the start (`blocked_by`), and decides nothing
-of its own. For learners the result concerns their steps: where a node of theirs is declared free-running, that one
-counts; where none is, all do. A firing rule that counts votes (`Quorum`) drops members that are known to be dead, so a
-host that waits in rounds waits for the living only; a Queue between learners drops none.
+Decides where an absence begins and ends, by the daemon's records (`events.jsonl`), and which hosts wait meanwhile, by
+the graph of the run. Times are seconds, from the zero of the caller that feeds the facts, in order.
 """
 
 from __future__ import annotations
@@ -127,28 +107,34 @@ class Absence:
 
 
 class Absences:
-    """All absences so far, in the order in which they became known."""
+    """All absences so far, in the order in which they became known.
+
+    An absence begins when a host ends or falls silent, and ends when it *works* again: that is no incident of the
+    daemon's, so readers add it (`Works`) from the host's activity. A life that ends before it worked belongs to the
+    absence that it should have ended; a silence that ends in death is one absence. A host that goes with its machine is
+    not away (`remark`).
+    """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self.all: list[Absence] = []
         self._open: dict[str, int] = {}
         self._causes: dict[tuple[str, int], Incident] = {}
         for fact in facts:
-            self.take(fact)
+            self.add(fact)
 
     def open_of(self, host: str) -> Absence | None:
         """The open absence of a host; None if it is not away."""
         return self.all[self._open[host]] if host in self._open else None
 
-    def take(self, fact: Fact) -> Absence | None:
+    def add(self, fact: Fact) -> Absence | None:
         """Take in the next fact; returns the absence that began, ended or changed by it."""
         what = fact.what
         match what:
             case Suspected() | Excused():
                 return self._fall_silent(fact, what)
             case HeardAgain():
-                known = self.open_of(fact.host)
-                return self._change(fact, ended=fact.at) if known is not None and known.kind == "silent" else None
+                absence = self.open_of(fact.host)
+                return self._change(fact, ended=fact.at) if absence is not None and absence.kind == "silent" else None
             case Restarted():
                 return self._change(fact, restarted=fact.at, life_after=fact.life)
             case Adopted():
@@ -176,16 +162,16 @@ class Absences:
         if isinstance(what.end, MachineTaken):
             return None
         cause = self._causes.pop((fact.host, fact.life), what)
-        known = self.open_of(fact.host)
-        if known is None:
+        absence = self.open_of(fact.host)
+        if absence is None:
             return self._begin(Absence(fact.host, fact.life, "gone", fact.at, cause))
-        if known.kind == "silent":
+        if absence.kind == "silent":
             return self._change(fact, kind="gone", cause=cause)
-        return self._change(fact, cause=cause, lives_lost=known.lives_lost + 1)
+        return self._change(fact, cause=cause, lives_lost=absence.lives_lost + 1)
 
     def _work(self, fact: Fact) -> Absence | None:
-        known = self.open_of(fact.host)
-        if known is None or known.kind == "silent" or fact.life <= known.life:
+        absence = self.open_of(fact.host)
+        if absence is None or absence.kind == "silent" or fact.life <= absence.life:
             return None
         return self._change(fact, ended=fact.at, life_after=fact.life)
 
@@ -195,9 +181,9 @@ class Absences:
         if last is not None and fact.at - last.begun <= _ADOPTION_SECONDS_MAX:
             return None
         life = 1 if last is None else last.life + 1
-        told = Absence(DAEMON, life, "replaced", fact.at, what, fact.at, fact.at, life + 1)
-        self.all.append(told)
-        return told
+        absence = Absence(DAEMON, life, "replaced", fact.at, what, fact.at, fact.at, life + 1)
+        self.all.append(absence)
+        return absence
 
     def _begin(self, absence: Absence) -> Absence:
         self._open[absence.host] = len(self.all)
@@ -216,8 +202,8 @@ class Absences:
 
 def fact_of(line: Mapping[str, Any], zero_ns: int) -> Fact:
     """A line of events.jsonl as a fact, in seconds since `zero_ns`; ValueError if it is none."""
-    told = of_line(line)
-    return Fact((told.at - zero_ns) / 1e9, str(told.member.replica), told.member.incarnation, told.incident)
+    entry = of_line(line)
+    return Fact((entry.at - zero_ns) / 1e9, str(entry.member.replica), entry.member.incarnation, entry.incident)
 
 
 def daemons(absences: Sequence[Absence]) -> int:
@@ -246,7 +232,13 @@ def waiting_of(folder: Path) -> Waiting | None:
 
 
 def waiting_in(graph: object) -> Waiting | None:
-    """The waiting in a graph as in graph.json; None if it is no graph."""
+    """The waiting in a graph as in graph.json; None if it is no graph.
+
+    Nodes contain what was proved of them before the start (`blocked_by`). For learners the result concerns their steps:
+    where a node of theirs is declared free-running, that one counts; where none is, all do. A firing rule that counts
+    votes (`Quorum`) drops members that are known to be dead, so a host that waits in rounds waits for the living only;
+    a Queue between learners drops none.
+    """
     nodes = graph.get("nodes") if isinstance(graph, Mapping) else None
     if not isinstance(nodes, list) or not all(isinstance(node, Mapping) for node in nodes):
         return None
@@ -254,8 +246,8 @@ def waiting_in(graph: object) -> Waiting | None:
     steps = [node for node in steps if node.get("mode") == "free-running"] or steps
     blockers = {name for node in steps for name in _names(node)}
     # A node of the own host is named only if it may block by itself, which does not depend on other hosts.
-    known = [node for node in nodes if isinstance(node.get("name"), str) and node["name"] in blockers]
-    roles = [node.get("role") for node in known if node.get("mode") != "may-block"]
+    blocking = [node for node in nodes if isinstance(node.get("name"), str) and node["name"] in blockers]
+    roles = [node.get("role") for node in blocking if node.get("mode") != "may-block"]
     has_rounds = any(str(node.get("firing")).startswith("Quorum") for node in nodes)
     others: Others = "go on" if LEARNER not in roles else "wait for rounds" if has_rounds else "wait"
     return Waiting(others, SYNCER in roles)
@@ -313,16 +305,16 @@ def others_meanwhile(absence: Absence, waiting: Waiting | None) -> str:
     """'; ' and the others' behaviour; '' if it is unknown or obvious."""
     is_silent = absence.kind == "silent"
     if absence.role == LEARNER:
-        told = "" if waiting is None else (_OTHERS_SILENT if is_silent else _OTHERS_GONE)[waiting.others]
+        clause = "" if waiting is None else (_OTHERS_SILENT if is_silent else _OTHERS_GONE)[waiting.others]
     elif absence.role == SYNCER and waiting is not None and waiting.is_for_syncer:
-        told = "learners wait for it"
+        clause = "learners wait for it"
     elif is_silent or (absence.role == SYNCER and waiting is None):
-        told = ""
+        clause = ""
     elif absence.role == SYNCER:
-        told = "learners go on stepping, and its fragments are not merged"
+        clause = "learners go on stepping, and its fragments are not merged"
     else:
-        told = _MEANWHILE.get(absence.role, "")
-    return f"; {told}" if told else ""
+        clause = _MEANWHILE.get(absence.role, "")
+    return f"; {clause}" if clause else ""
 
 
 def back(absence: Absence) -> str:
@@ -332,13 +324,13 @@ def back(absence: Absence) -> str:
     took = seconds(absence.seconds)
     if absence.kind == "silent":
         return f"{named(absence.host)} is heard again, after {took}"
-    told = f"{named(absence.host)} {_AGAIN.get(absence.role, 'is there again')} after {took}"
+    sentence = f"{named(absence.host)} {_AGAIN.get(absence.role, 'is there again')} after {took}"
     if absence.role == SYNCER:
         return (
-            f"{told}, under epoch {absence.life_after}: it has the newest fragments that hosts held, and what the "
+            f"{sentence}, under epoch {absence.life_after}: it has the newest fragments that hosts held, and what the "
             "recorder keeps of their momentum"
         )
-    return f"{told}, as life {absence.life_after}"
+    return f"{sentence}, as life {absence.life_after}"
 
 
 def cause(absence: Absence) -> str:

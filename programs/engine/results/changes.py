@@ -22,15 +22,15 @@ def objects(path: Path) -> list[Mapping[str, Any]]:
         lines = path.read_bytes().splitlines()
     except OSError:
         return []
-    return [told for line in lines if (told := _parsed(line)) is not None]
+    return [line_object for line in lines if (line_object := _parsed(line)) is not None]
 
 
 def _parsed(line: bytes) -> Mapping[str, Any] | None:
     try:
-        told = json.loads(line)
+        line_object = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+    return line_object if isinstance(line_object, dict) else None
 
 
 class ChangeRecord(msgspec.Struct, frozen=True):
@@ -57,14 +57,14 @@ class ChangeRecord(msgspec.Struct, frozen=True):
 
 def read(folder: Path) -> list[ChangeRecord]:
     """The changes of a run folder, in their order; those that cannot be read are left out."""
-    found = []
+    records = []
     for line in objects(folder / "changes.jsonl"):
         with suppress(msgspec.ValidationError):
-            found.append(msgspec.convert(line, ChangeRecord))
-    return found
+            records.append(msgspec.convert(line, ChangeRecord))
+    return records
 
 
-def told(change: ChangeRecord) -> str:
+def step(change: ChangeRecord) -> str:
     """The change: 'push of learner 3: float32 -> int4'."""
     who = "" if change.slot is None else f" of learner {change.slot}"
     return f"{change.setting}{who}: {change.before} -> {change.after}"
@@ -83,16 +83,16 @@ def why(change: ChangeRecord) -> str:
 
 def sentence(change: ChangeRecord) -> str:
     """The change and its reason."""
-    return f"{told(change)}, because {why(change)}"
+    return f"{step(change)}, because {why(change)}"
 
 
-def settings(asked: Mapping[str, Any]) -> str:
+def settings(requested: Mapping[str, Any]) -> str:
     """The settings of a round: 'push float32, of learner 3 int4; update int4; interval 24, overlap 5'."""
-    formats = [name for _, name in asked["push"]]
+    formats = [name for _, name in requested["push"]]
     usual = max(dict.fromkeys(formats), key=formats.count, default="")
-    others = [f", of learner {slot} {name}" for slot, name in asked["push"] if name != usual]
+    others = [f", of learner {slot} {name}" for slot, name in requested["push"] if name != usual]
     push = f"push {usual}{''.join(others)}; " if usual else ""
-    return f"{push}update {asked['update']}; interval {asked['interval']}, overlap {asked['overlap']}"
+    return f"{push}update {requested['update']}; interval {requested['interval']}, overlap {requested['overlap']}"
 
 
 def in_use(changes: Iterable[ChangeRecord], shard: int, epoch: int, round_number: int) -> list[ChangeRecord]:
@@ -109,6 +109,6 @@ def is_better(change: ChangeRecord) -> bool:
     return change.reason in ("carries more", "quick rounds")
 
 
-def change_of(told: Mapping[str, Any]) -> ChangeRecord:
+def change_of(fields: Mapping[str, Any]) -> ChangeRecord:
     """A change from its form in a status."""
-    return msgspec.convert({**told, "time": told.get("time") or 0.0}, ChangeRecord)
+    return msgspec.convert({**fields, "time": fields.get("time") or 0.0}, ChangeRecord)

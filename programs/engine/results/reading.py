@@ -55,7 +55,7 @@ _STALE_SECONDS: Final = 0.5
 """A record sooner after a restart is still from the life before: a process takes longer to start."""
 
 
-def told_absences(
+def absences_shown(
     facts: Sequence[Fact],
     reports: Sequence[ReportLine],
     evaluations: Sequence[EvaluationLine],
@@ -71,8 +71,8 @@ def told_absences(
     ]
     times = [item.time for items in (reports, evaluations, merges) for item in items]
     last = max(times, default=math.inf) - _END_SECONDS
-    found = Absences(sorted([*facts, *works], key=lambda fact: fact.at)).all
-    kept = [item for item in found if not (item.kind == "silent" and item.ended is None and item.begun >= last)]
+    every = Absences(sorted([*facts, *works], key=lambda fact: fact.at)).all
+    kept = [item for item in every if not (item.kind == "silent" and item.ended is None and item.begun >= last)]
     return tuple(sorted(kept, key=lambda item: item.begun))
 
 
@@ -199,8 +199,10 @@ def _absences(
     start = as_number(summary.get("start_seconds"))
     facts = _facts(folder, start or 0.0, problems)
     if not start:
-        return told_absences(facts, [], [], [])
-    return told_absences(facts, reports, evaluations, merges, max(1, int(as_number(summary.get("syncer_shards")) or 1)))
+        return absences_shown(facts, [], [], [])
+    return absences_shown(
+        facts, reports, evaluations, merges, max(1, int(as_number(summary.get("syncer_shards")) or 1))
+    )
 
 
 def _facts(folder: Path, start_seconds: float, problems: list[str]) -> list[Fact]:
@@ -209,15 +211,15 @@ def _facts(folder: Path, start_seconds: float, problems: list[str]) -> list[Fact
     if submitted is None:
         return []
     zero = submitted + round(start_seconds * 1e9)
-    found = []
+    facts = []
     nothing: list[bytes] = []
     lines = _read(folder / "events.jsonl", problems, lambda data: data.splitlines(), nothing)
     for line in lines:
         with suppress(ValueError, RecursionError, OverflowError):
-            found.append(fact_of(_object(line), zero))
-    if bad := len(lines) - len(found):
+            facts.append(fact_of(_object(line), zero))
+    if bad := len(lines) - len(facts):
         problems.append(f"events.jsonl: {bad} of {len(lines)} lines cannot be read and are left out.")
-    return found
+    return facts
 
 
 def _object(data: bytes) -> Mapping[str, Any]:
@@ -334,8 +336,8 @@ def _distances(ends: Sequence[float], times: Sequence[float], shift: float) -> l
     samples = within[-_SAMPLES_MAX:]
     if len(samples) < min(_SAMPLES_MIN, len(times), len(ends)):
         return None
-    found = [_nearest(ends, sample) - sample for sample in samples]
-    near = [distance for distance in found if abs(distance) <= tolerance]
+    distances = [_nearest(ends, sample) - sample for sample in samples]
+    near = [distance for distance in distances if abs(distance) <= tolerance]
     return near if len(near) >= _MATCHES_MIN * len(samples) else None
 
 
@@ -386,14 +388,14 @@ def rounds_between(record: RunRecord, begin: float, end: float) -> list[RoundSpa
     """The rounds that were under way in [begin, end], in the order in which they opened, without journeys."""
     timeline = record.timeline
     first = bisect_left(record.merges, begin - _DISTANCE_MAX, key=lambda merge: merge.time)
-    found = []
+    spans = []
     for merge in record.merges[first:]:
         if merge.time - merge.duration > end + 10 * _DISTANCE_MAX:
             break
         item = _placed(merge, f"syncer/{merge.fragment % record.shards}", timeline)
         if item.opened <= end and item.published >= begin:
-            found.append(item)
-    return sorted(found, key=lambda item: item.opened)
+            spans.append(item)
+    return sorted(spans, key=lambda item: item.opened)
 
 
 def with_journeys(rounds: Sequence[RoundSpan], timeline: Timeline, begin: float, end: float) -> list[RoundSpan]:
@@ -405,16 +407,16 @@ def with_journeys(rounds: Sequence[RoundSpan], timeline: Timeline, begin: float,
             answers.setdefault((transfer.source, transfer.target), []).append(transfer)
         elif transfer.source_node == "outer-step" and slot_of(transfer.target) is not None:
             updates.setdefault((transfer.source, transfer.target), []).append(transfer)
-    taken: set[Transfer] = set()
+    used: set[Transfer] = set()
     complete = []
     for item in rounds:
         journeys = []
         for slot in sorted({*item.merge.voters, *_refused(item.merge)}):
             learner = f"learner/{slot}"
-            sent = _first(answers.get((learner, item.host), []), item.opened, item.closed, taken)
+            sent = _first(answers.get((learner, item.host), []), item.opened, item.closed, used)
             if sent is None:
                 continue
-            taken.add(sent)
+            used.add(sent)
             back = _first(updates.get((item.host, learner), []), item.closed, item.published + _DISTANCE_MAX, set())
             left = timeline.between(learner, "fragment-send", item.opened, sent.begun)
             journeys.append(
@@ -445,9 +447,9 @@ def _publishing(firings: Sequence[Firing], time: float) -> Firing | None:
     return near if near is not None and abs(near.ended - time) <= _CLOCKS_MAX else None
 
 
-def _first(transfers: Sequence[Transfer], begin: float, end: float, taken: set[Transfer]) -> Transfer | None:
+def _first(transfers: Sequence[Transfer], begin: float, end: float, used: set[Transfer]) -> Transfer | None:
     """The first transfer that began in [begin, end] and was not taken."""
-    return next((item for item in transfers if begin <= item.begun <= end and item not in taken), None)
+    return next((item for item in transfers if begin <= item.begun <= end and item not in used), None)
 
 
 def _refused(merge: MergeRecord) -> list[int]:

@@ -294,15 +294,15 @@ class RunRecord:
     def per_learner(self) -> list[Mapping[str, Any]]:
         """The rows of summary.json about one learner each."""
         rows = self.summary.get("per_learner")
-        known = rows if isinstance(rows, list) else []
-        return [row for row in known if isinstance(row, dict) and as_number(row.get("learner")) is not None]
+        listed = rows if isinstance(rows, list) else []
+        return [row for row in listed if isinstance(row, dict) and as_number(row.get("learner")) is not None]
 
     @property
     def wall_seconds(self) -> float:
         """The duration of the run, so far if it is not over."""
-        known = self.number("wall_seconds")
-        if known is not None:
-            return known
+        whole = self.number("wall_seconds")
+        if whole is not None:
+            return whole
         last = [items[-1].time for items in (self.reports, self.evaluations, self.merges) if items]
         return max(last, default=0.0)
 
@@ -380,7 +380,7 @@ def without_loss(reports: Sequence[ReportLine]) -> int:
 
 def by_learner(reports: Sequence[ReportLine]) -> dict[int, list[ReportLine]]:
     """The reports of each slot, slots in order."""
-    found: dict[int, list[ReportLine]] = {}
+    reports_of: dict[int, list[ReportLine]] = {}
     for report in reports:
-        found.setdefault(report.learner, []).append(report)
-    return dict(sorted(found.items()))
+        reports_of.setdefault(report.learner, []).append(report)
+    return dict(sorted(reports_of.items()))

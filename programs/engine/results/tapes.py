@@ -71,16 +71,16 @@ class TapeFile(NamedTuple):
     paths: tuple[Path, ...] = ()
 
 
-def found(folder: Path) -> tuple[list[TapeFile], list[str]]:
+def of_folder(folder: Path) -> tuple[list[TapeFile], list[str]]:
     """The tapes of a run folder, hosts before daemons; and the names of files that are none."""
     paths: dict[str, list[tuple[int, Path]]] = {}
     others = []
     for path in sorted((folder / FOLDER).glob("*.tape*")):
-        known = named(path.name)
-        if known is None or _file(known[0]) is None:
+        parts = named(path.name)
+        if parts is None or _file(parts[0]) is None:
             others.append(path.name)
         else:
-            paths.setdefault(known[0], []).append((known[1], path))
+            paths.setdefault(parts[0], []).append((parts[1], path))
     files = []
     for name, numbered in paths.items():
         if (file := _file(name)) is not None:
@@ -90,12 +90,12 @@ def found(folder: Path) -> tuple[list[TapeFile], list[str]]:
 
 def of(folder: Path, member: Member) -> TapeFile | None:
     """The tape of one life; None if it is not here."""
-    return next((file for file in found(folder)[0] if file.member == member), None)
+    return next((file for file in of_folder(folder)[0] if file.member == member), None)
 
 
 def of_lives(folder: Path) -> dict[Member, Reading]:
     """The tapes of all lives of hosts in a folder; ValueError or OSError if one cannot be read."""
-    return {file.member: read(file) for file in found(folder)[0] if file.member is not None}
+    return {file.member: read(file) for file in of_folder(folder)[0] if file.member is not None}
 
 
 def _file(name: str) -> TapeFile | None:

@@ -75,14 +75,14 @@ def why(folder: Path, wanted: MergeQuery) -> Why:
     if not lines:
         do = "A program without a syncer merges nothing; in others the first version comes before the first step."
         raise ConfigError(f"Looking for merges of {folder}", f"some in {MERGES}", "none", do)
-    made, *later = _chosen(lines, wanted)
+    first, *later = _chosen(lines, wanted)
     run = _Run(folder, lines)
-    merge = run.facts(made)
+    merge = run.facts(first)
     recoveries = [run.facts(line) for line in later]
     return Why(str(folder), merge, recoveries, _away(folder, [merge, *recoveries]), run.problems)
 
 
-def told(folder: Path, merges_max: int, answers_max: int) -> list[MergeFacts]:
+def facts_of_many(folder: Path, merges_max: int, answers_max: int) -> list[MergeFacts]:
     """What the run folder tells of many merges, as far as these bounds go: of those first in which a learner was left
     out or refused, then of the newest. Lines that are damaged are left out: whoever reads the run names them."""
     lines = [line for line in objects(folder / MERGES) if _is_sound(line)]
@@ -170,8 +170,8 @@ class _Run:
     def _taped(self, line: Line) -> TapedRound:
         shard, number = _shard(line), line["round"]
         tape = self._tape(shard)
-        found = self._rounds.get(shard, {})
-        taped = found[number] if number in found else taped_round(tape.records, number)
+        rounds = self._rounds.get(shard, {})
+        taped = rounds[number] if number in rounds else taped_round(tape.records, number)
         if tape.segments and taped.closing is None:
             why_not = "it is written twice a second, or was cut off"
             if tape.missing:
@@ -305,7 +305,7 @@ def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
     """A merge from its opening to its publication: keywords and texts."""
     yield "round", f"{merge.round & 0xFFFFFFFF} of syncer/{merge.shard}, life {merge.epoch}{_began(merge)}"
     if merge.terms is not None:
-        yield "asked", _asked(merge.terms, merge.opened)
+        yield "asked", _conditions(merge.terms, merge.opened)
     if merge.asked is not None:
         yield "settings", settings(merge.asked)
     for change in merge.changes:
@@ -392,7 +392,7 @@ def _began(merge: MergeFacts) -> str:
     return f", which began with version {dotted(merge.origin)}"
 
 
-def _asked(terms: RoundTerms, opened: float | None) -> str:
+def _conditions(terms: RoundTerms, opened: float | None) -> str:
     """The members asked, the time, and the quorum."""
     when = "" if opened is None else f", {_since(opened)}"
     again = f", in {terms.attempts} attempts" if terms.attempts > 1 else ""
@@ -404,14 +404,14 @@ def _grace(terms: RoundTerms) -> str:
     """The grace after the quorum, and its measurements."""
     if terms.grace_ms is None:
         return "without end: the round waits for every member that is live"
-    told = f"{_ms(terms.grace_ms)} granted"
+    words = f"{_ms(terms.grace_ms)} granted"
     if terms.slack_ms is None or terms.gamma is None:
-        return told
-    told += f" = gamma {terms.gamma:g} x slack {_ms(terms.slack_ms)}"
+        return words
+    words += f" = gamma {terms.gamma:g} x slack {_ms(terms.slack_ms)}"
     if terms.typical_quorum_ms is None:
-        return told
+        return words
     rounds = f"{terms.typical_rounds} round{'' if terms.typical_rounds == 1 else 's'}"
-    return f"{told}; a quorum took {_ms(terms.typical_quorum_ms)}, the median of {rounds} before"
+    return f"{words}; a quorum took {_ms(terms.typical_quorum_ms)}, the median of {rounds} before"
 
 
 def _deadline(terms: RoundTerms) -> str:

@@ -177,7 +177,7 @@ class Closing:
     opened_at: int
     quorum_at: int
     closed_at: int
-    given: list[Came]
+    answers: list[Came]
 
 
 @dataclass(slots=True)
@@ -258,14 +258,14 @@ def _close(
     closed = next((numbers[handle] for handle in handles if handle in numbers), None)
     if closed is None:
         return
-    given = [answers[handle] for handle in handles if handle in answers]
+    received = [answers[handle] for handle in handles if handle in answers]
     opened_at, quorum_at = decision["opened_at"], decision["quorum_at"]
     opening = first[closed]
-    if given and opening.get("grace") is not None and opening.get("chain") is not None:
+    if received and opening.get("grace") is not None and opening.get("chain") is not None:
         quorums[closed] = quorum_at - opened_at
     if closed in taped:
-        taped[closed].closing = Closing(opened_at, quorum_at, decision["closed_at"], given)
-    for came in given:
+        taped[closed].closing = Closing(opened_at, quorum_at, decision["closed_at"], received)
+    for came in received:
         if came.round in taped and came.round != closed:
             taped[came.round].counted_in[came] = closed
 
@@ -398,23 +398,23 @@ def _answers(
 ) -> list[RoundAnswer]:
     """All learners that answered, or were asked, by slot."""
     closing = taped.closing
-    given = {came.slot: came for came in closing.given} if closing else {}
-    late = {came.slot: came for came in taped.came if closing and came.slot not in given}
+    received = {came.slot: came for came in closing.answers} if closing else {}
+    late = {came.slot: came for came in taped.came if closing and came.slot not in received}
     weights = dict(zip(line.get("voters", ()), line.get("weights", ()), strict=False))
     refused: dict[int, Any] = {entry[0]: entry[1] for entry in line.get("refused", ())}
     left_out = set(line.get("left_out", ()))
-    asked: dict[int, int] = {member[0]: member[1] for member in (terms.members if terms else ())}
-    found = []
+    members: dict[int, int] = {member[0]: member[1] for member in (terms.members if terms else ())}
+    answers = []
     is_trained = line["kind"] in ("merge", "final")
-    for slot in sorted({*weights, *refused, *left_out, *given, *late, *asked}):
-        came = given.get(slot) or late.get(slot)
+    for slot in sorted({*weights, *refused, *left_out, *received, *late, *members}):
+        came = received.get(slot) or late.get(slot)
         tokens = came.tokens if came and is_trained else None
         is_late = slot in late and closing is not None
-        found.append(
+        answers.append(
             RoundAnswer(
                 slot=slot,
-                fate=_fate(slot, weights, refused, given, late, left_out, is_trained=is_trained),
-                incarnation=came.incarnation if came else asked.get(slot),
+                fate=_fate(slot, weights, refused, received, late, left_out, is_trained=is_trained),
+                incarnation=came.incarnation if came else members.get(slot),
                 weight=weights.get(slot),
                 arrived_ms=(came.at - closing.opened_at) / _MS if came and closing else None,
                 late_ms=(came.at - closing.closed_at) / _MS if came and closing and is_late else None,
@@ -429,14 +429,14 @@ def _answers(
                 dropped=taped.dropped.get(came) if came else None,
             )
         )
-    return found
+    return answers
 
 
 def _fate(
     slot: int,
     weights: Mapping[int, Any],
     refused: Mapping[int, Any],
-    given: Mapping[int, Any],
+    received: Mapping[int, Any],
     late: Mapping[int, Any],
     left_out: Set[int],
     *,
@@ -446,7 +446,7 @@ def _fate(
         return "merged"
     if slot in refused:
         return "refused"
-    if slot in given:
+    if slot in received:
         return "without steps" if is_trained else "not needed"
     if slot in late:
         return "late"
@@ -461,5 +461,5 @@ def _steps(slot: int, tokens: int | None, tokens_of_step: Sequence[int]) -> floa
 
 def _size(came: Came | None, taped: TapedRound, sizes: Mapping[int, Sequence[float]]) -> int | None:
     """The bytes of an answer: the trace has the answers of a learner in the same order as the tape, if it has all."""
-    known = () if came is None else sizes.get(came.slot, ())
-    return int(known[came.nth]) if came and len(known) == taped.answers_of.get(came.slot) else None
+    sizes_of = () if came is None else sizes.get(came.slot, ())
+    return int(sizes_of[came.nth]) if came and len(sizes_of) == taped.answers_of.get(came.slot) else None

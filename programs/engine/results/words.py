@@ -175,9 +175,9 @@ def book_lines(books: Mapping[str, Any]) -> list[str]:
     if more := len(differences) - len(lines):
         lines.append(f"{more} more differences between the books are in summary.json")
     if estimate := books.get("unreported_estimate"):
-        told = scaled(estimate)
+        amount = scaled(estimate)
         lines.append(
-            f"about {told} tokens more were trained by learners that ended before they told of them: an estimate"
+            f"about {amount} tokens more were trained by learners that ended before they told of them: an estimate"
         )
     return lines
 
@@ -187,16 +187,18 @@ def snapshot_lines(faults: Sequence[str]) -> list[str]:
     return [f"damaged, an older one was taken, or none: {fault}" for fault in faults]
 
 
-def _difference(told: Mapping[str, Any]) -> str:
-    count = abs(told["difference"] or told.get("gap", 0))
-    who = f"learner {told['learner']}, life {told['incarnation']}"
-    if told["kind"] == "steps":
-        by_steps = f"its {told['steps']} steps make {told['tokens_by_steps']}"
-        return f"{who}: {told['tokens_reported']} tokens reported, {by_steps}"
-    if told["kind"] == "heard":
-        return f"{who}: {told['tokens_reported']} tokens reported, others have heard of {told['tokens_heard']}"
-    sides = f"its account has {told['learner_merged']} merged, the shards' has {told['shard_merged']}"
-    return f"{who}, fragment {told['fragment']}: {count} of {told['trained']} tokens do not add up; {sides}"
+def _difference(difference: Mapping[str, Any]) -> str:
+    count = abs(difference["difference"] or difference.get("gap", 0))
+    who = f"learner {difference['learner']}, life {difference['incarnation']}"
+    if difference["kind"] == "steps":
+        by_steps = f"its {difference['steps']} steps make {difference['tokens_by_steps']}"
+        return f"{who}: {difference['tokens_reported']} tokens reported, {by_steps}"
+    if difference["kind"] == "heard":
+        return (
+            f"{who}: {difference['tokens_reported']} tokens reported, others have heard of {difference['tokens_heard']}"
+        )
+    sides = f"its account has {difference['learner_merged']} merged, the shards' has {difference['shard_merged']}"
+    return f"{who}, fragment {difference['fragment']}: {count} of {difference['trained']} tokens do not add up; {sides}"
 
 
 _REFUSALS: Final[dict[Refusal, str]] = {
@@ -323,18 +325,20 @@ def verdict(verdict: Verdict) -> str:
             most = ", and no silence may last longer" if verdict.is_longest else ""
             return f"no heartbeat for {_time(verdict.silence_ns)}: {_usual(verdict)}{most}{_patience(verdict)}"
         case LongExcuse():
-            told = f"{verdict.excuse} for {_time(verdict.excused_ns)}, which is as long as is allowed"
-            return f"no heartbeat for {_time(verdict.silence_ns)}: {told}"
+            reason_text = f"{verdict.excuse} for {_time(verdict.excused_ns)}, which is as long as is allowed"
+            return f"no heartbeat for {_time(verdict.silence_ns)}: {reason_text}"
         case Stall():
-            told = f"stuck: no step for {_time(verdict.stalled_ns)}, in one firing of node {verdict.node!r}"
-            return f"{told}: {_usual(verdict)}{_patience(verdict)}"
+            reason_text = f"stuck: no step for {_time(verdict.stalled_ns)}, in one firing of node {verdict.node!r}"
+            return f"{reason_text}: {_usual(verdict)}{_patience(verdict)}"
         case NoFirstHeartbeat():
             return f"no word from it within {_time(verdict.limit_ns)} of its start"
         case Hurried():
             return "silent while the run came to its end"
         case Unreached():
-            told = f"cut off for {_time(verdict.lasted_ns)}: its heartbeats came, but it {_reaches_none(verdict.peers)}"
-            return f"{told}{_times(verdict.patience_times)}"
+            reason_text = (
+                f"cut off for {_time(verdict.lasted_ns)}: its heartbeats came, but it {_reaches_none(verdict.peers)}"
+            )
+            return f"{reason_text}{_times(verdict.patience_times)}"
         case GangMemberLost():
             return f"part of an island whose process {verdict.of} is gone"
         case TooFewProcesses():
@@ -390,16 +394,16 @@ def failure(failure: Failure, log: Path | None = None) -> str:
         case SupersededHome():
             return _sentence(_superseded(failure))
         case RestartsExhausted():
-            told = f"{failure.host} ended again and again before it had served for {HEALTHY / 1e9:.0f} s"
+            text = f"{failure.host} ended again and again before it had served for {HEALTHY / 1e9:.0f} s"
             look = "" if log is None else f" Look at {log}."
-            return f"{_sentence(f'{told}; the last time: {reason(failure.last)}')}{look}"
+            return f"{_sentence(f'{text}; the last time: {reason(failure.last)}')}{look}"
         case ProgramFailed():
             return _sentence(f"{raised(failure.error)}, in every learner, again after a restart")
         case NoMachineLeft():
             return _sentence(f"{failure.host} has no machine any more: {reason(failure.last)}")
         case Unserved():
-            told = f"{failure.host} did not serve the run for {_time(failure.lasted_ns)}"
-            return _sentence(told if failure.why is None else f"{told}: {reason(failure.why)}")
+            text = f"{failure.host} did not serve the run for {_time(failure.lasted_ns)}"
+            return _sentence(text if failure.why is None else f"{text}: {reason(failure.why)}")
         case _:
             assert_never(failure)
 
@@ -408,8 +412,8 @@ def _home(incident: HomeTaken | Superseded | SupersededHome) -> str:
     return f"{incident.home} (term {incident.term})"
 
 
-def _superseded(found: Superseded | SupersededHome) -> str:
-    return f"the run goes on under another home, {_home(found)}; this was its home in term {found.was_term}"
+def _superseded(event: Superseded | SupersededHome) -> str:
+    return f"the run goes on under another home, {_home(event)}; this was its home in term {event.was_term}"
 
 
 def _condemnation(verdict: Verdict) -> str:
@@ -499,8 +503,8 @@ def _starved(incident: Starved) -> str:
 def _mismatch(verdict: Misbehaved) -> str:
     """The edge, and the fault of the first item."""
     field = f"field {verdict.field}, " if verdict.field else ""
-    told = f"{field}expected {verdict.expected}, found {verdict.found}"
-    return f" by {verdict.by} on {verdict.edge}: {told}"
+    mismatch = f"{field}expected {verdict.expected}, found {verdict.found}"
+    return f" by {verdict.by} on {verdict.edge}: {mismatch}"
 
 
 def _items(count: int) -> str:

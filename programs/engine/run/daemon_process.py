@@ -42,20 +42,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--listen", default="tcp://127.0.0.1:*")
     parser.add_argument("--name", default="local")
     parser.add_argument("--pipe", action="store_true")
-    asked = parser.parse_args(arguments)
-    setproctitle(f"isthmus daemon {asked.name}")
+    options = parser.parse_args(arguments)
+    setproctitle(f"isthmus daemon {options.name}")
     unblock()
     try:
-        with RunLock(asked.run):
-            return _serve(asked)
+        with RunLock(options.run):
+            return _serve(options)
     except InUseError as error:
-        sys.stderr.write(f"isthmus: Supervising {asked.run}: expected a run without a daemon, found {error}.\n")
+        sys.stderr.write(f"isthmus: Supervising {options.run}: expected a run without a daemon, found {error}.\n")
         return IN_USE
 
 
-def _serve(asked: argparse.Namespace) -> int:
+def _serve(options: argparse.Namespace) -> int:
     """The same, with the run folder to itself."""
-    told = spec.load(asked.run)
+    run_spec = spec.load(options.run)
     loop = uvloop.new_event_loop()
 
     is_finished = is_alone = False
@@ -68,18 +68,18 @@ def _serve(asked: argparse.Namespace) -> int:
             nonlocal is_finished, status
             is_finished = True
             try:
-                write_json(asked.run / "over.json", {"outcome": outcome, "error": error})
+                write_json(options.run / "over.json", {"outcome": outcome, "error": error})
             except OSError:
                 status = UNWRITTEN
             if is_alone or status:
                 loop.stop()
-            elif not asked.pipe:
+            elif not options.pipe:
                 loop.call_later(LINGER_SECONDS, loop.stop)
 
         def work() -> None:
             ending: tuple[str, str | None] = daemon.outcome, error_of(daemon)
             try:
-                finish(asked.run, RunEnd.of(daemon, cpu_seconds() + launch.cpu_seconds))
+                finish(options.run, RunEnd.of(daemon, cpu_seconds() + launch.cpu_seconds))
             except (RunError, OSError) as error:
                 ending = "failed", ending[1] or str(error)
             finally:
@@ -87,33 +87,33 @@ def _serve(asked: argparse.Namespace) -> int:
 
         threading.Thread(target=work, name="finish").start()
 
-    launch = Launcher(loop, asked.run, told.computing)
+    launch = Launcher(loop, options.run, run_spec.computing)
     daemon = Daemon(
         loop,
-        asked.run,
-        told.cast,
-        run=told.run,
-        name=asked.name,
-        listen=asked.listen,
+        options.run,
+        run_spec.cast,
+        run=run_spec.run,
+        name=options.name,
+        listen=options.listen,
         launch=launch,
         on_over=over,
-        tape_bytes=told.settings.tape_bytes,
+        tape_bytes=run_spec.settings.tape_bytes,
     )
 
     def hear_command() -> None:
         """The command lets the run go its own way, or is gone."""
         nonlocal is_alone
-        asked.pipe, is_alone = False, os.read(0, 1024) != DETACH
+        options.pipe, is_alone = False, os.read(0, 1024) != DETACH
         loop.remove_reader(0)
         if is_alone and daemon.outcome == "running":
             daemon.end("the command that started the run is gone")
         if is_finished:
             loop.call_later(0.0 if is_alone else LINGER_SECONDS, loop.stop)
 
-    if asked.pipe:
+    if options.pipe:
         loop.add_reader(0, hear_command)
     daemon.start()
-    note = Private(daemon.endpoint, asked.run)
+    note = Private(daemon.endpoint, options.run)
     loop.run_forever()
     note.close()
     daemon.close()

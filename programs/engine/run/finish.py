@@ -129,27 +129,27 @@ def finish(folder: Path, ending: RunEnd) -> None:
     RunError if the disk does not take the summary in time; trace or report are left out with a line on standard error
     if they cannot be written.
     """
-    told = spec.load(folder)
-    graph = _graph(told)
+    run_spec = spec.load(folder)
+    graph = _graph(run_spec)
     spans = spans_in(folder) + ([] if graph is None else spans_of_killed(folder, graph))
     sizes = [] if graph is None else fragment_sizes(graph)
-    record = recorded.figures(folder, ending.record, sizes=sizes, learners=told.job.learners)
+    record = recorded.figures(folder, ending.record, sizes=sizes, learners=run_spec.job.learners)
     for slot in ending.retired:
         if slot in record.get("learners", {}):
             record["learners"][slot]["is_gone"] = True
     summary = summarise(
         record,
         sorted(spans, key=lambda span: span.begun),
-        program=told.job.program if graph is None or ":" not in told.job.program else graph.name,
+        program=run_spec.job.program if graph is None or ":" not in run_spec.job.program else graph.name,
         outcome=ending.outcome,
-        learners=told.job.learners,
-        shards=told.roles.get("syncer", 0),
+        learners=run_spec.job.learners,
+        shards=run_spec.roles.get("syncer", 0),
         fragment_sizes=sizes,
-        ended=ending.ended_ns - told.zero_ns,
-        cpu_seconds=told.cpu_seconds + ending.cpu_seconds,
+        ended=ending.ended_ns - run_spec.zero_ns,
+        cpu_seconds=run_spec.cpu_seconds + ending.cpu_seconds,
         bytes_sent_by_shards=ending.bytes_sent_by_shards,
         merges_recorded=recorded.merges(folder),
-        tokens_per_batch=told.tokens_of_step,
+        tokens_per_batch=run_spec.tokens_of_step,
     )
     gone = "" if graph is None or ending.lost is None else fragments_of(graph, Replica.parse(ending.lost))
     summary["error"] = f"{ending.error} Lost with it: {gone}." if gone else ending.error
@@ -173,7 +173,7 @@ def spans_of_killed(folder: Path, graph: Graph) -> list[Span]:
     An unreadable tape is left out.
     """
     plans, left, spans = lower(graph), TAPES_BYTES_MAX, list[Span]()
-    for tape in reversed(tapes.found(folder)[0]):
+    for tape in reversed(tapes.of_folder(folder)[0]):
         if tape.member is None or spans_file(folder, tape.member).exists():
             continue
         plan = plans.get(tape.member.replica.role)
@@ -184,10 +184,10 @@ def spans_of_killed(folder: Path, graph: Graph) -> list[Span]:
     return spans
 
 
-def _graph(told: spec.Spec) -> Graph | None:
+def _graph(run_spec: spec.Spec) -> Graph | None:
     """The run's graph; None where the program's files have changed, which ends a run, too."""
     try:
-        return told.graph()
+        return run_spec.graph()
     except RequestError:
         return None
 

@@ -98,10 +98,10 @@ def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any]) -> None:
 def _refusal(folder: Path) -> str:
     """Prepare every host that may be requested; returns why hosts cannot be forked, or ''."""
     try:
-        told = spec.load(folder)
-        sys.argv = list(told.settings.argv)
-        plans = lower(told.graph())
-        for role in told.computing:
+        run_spec = spec.load(folder)
+        sys.argv = list(run_spec.settings.argv)
+        plans = lower(run_spec.graph())
+        for role in run_spec.computing:
             for node in plans[role].nodes:
                 _prepare(node)
     except BaseException:
@@ -116,8 +116,8 @@ def _prepare(node: Any) -> None:
     """Let a body prepare once what each of its hosts would otherwise repeat."""
     if not hasattr(node.body, "prepare"):
         return
-    given = {name: _resolved(value) for name, value in node.keywords.items()}
-    node.body(*map(_resolved, node.arguments), **given).prepare()
+    keywords = {name: _resolved(value) for name, value in node.keywords.items()}
+    node.body(*map(_resolved, node.arguments), **keywords).prepare()
 
 
 def _resolved(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from setproctitle import setproctitle
 
-from isthmus.programs.engine.islands.taken import take
+from isthmus.programs.engine.islands.claims import claim_island
 from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.environment import prepare_environment
@@ -43,20 +43,20 @@ def settle_on_core(replica: Replica, learners: int) -> None:
         os.sched_setaffinity(0, {cores[(replica.slot + gang_number(replica)) % len(cores)]})
 
 
-def begin_nursery(plan: Plan, member: Member, island: Island, seed: int, resolve: Callable[[Reference], Any]) -> None:
-    """Start the nursery, which forks the processes that compute for this host: before it has threads."""
+def start_forker(plan: Plan, member: Member, island: Island, seed: int, resolve: Callable[[Reference], Any]) -> None:
+    """Start the forker, which forks the processes that compute for this host: before it has threads."""
     node = next(node for node in plan.nodes if hasattr(node.body, "work"))
     place = island.elastic.place(island.devices, island.kinds)
 
-    def work(told: Mapping[str, Any], host: Any) -> None:
-        given = {name: resolved(value) for name, value in node.keywords.items()}
-        body = node.body(*map(resolved, node.arguments), **given)
-        body.work(told, host, seed=seed, slot=member.replica.slot, place=place)
+    def work(worker_spec: Mapping[str, Any], host: Any) -> None:
+        keywords = {name: resolved(value) for name, value in node.keywords.items()}
+        body = node.body(*map(resolved, node.arguments), **keywords)
+        body.work(worker_spec, host, seed=seed, slot=member.replica.slot, place=place)
 
     def resolved(value: Any) -> Any:
         return resolve(value) if isinstance(value, Reference) else value
 
-    island.elastic.begin_nursery(work)
+    island.elastic.start_forker(work)
 
 
 def main(arguments: list[str]) -> int:
@@ -66,30 +66,32 @@ def main(arguments: list[str]) -> int:
     setproctitle(f"isthmus {replica}")
     unblock()
     prepare_environment(1)
-    told = spec.load(folder)
-    sys.argv = list(told.settings.argv)
-    island = take(member, told)
-    settle_on_core(replica, told.here.learners)
-    plan = told.plans()[replica.role]
+    run_spec = spec.load(folder)
+    sys.argv = list(run_spec.settings.argv)
+    island = claim_island(member, run_spec)
+    settle_on_core(replica, run_spec.here.learners)
+    plan = run_spec.plans()[replica.role]
     gang = None if island is None else island.elastic or island.gang
-    resolve = resolving(folder, reference.resolve, told.settings.snapshot_every_seconds, told.snapshot_place(folder))
+    resolve = resolving(
+        folder, reference.resolve, run_spec.settings.snapshot_every_seconds, run_spec.snapshot_place(folder)
+    )
     if island is not None and island.elastic is not None:
-        begin_nursery(plan, member, island, told.job.seed, resolve)
+        start_forker(plan, member, island, run_spec.job.seed, resolve)
     machines: dict[Replica, str] = {}
     keys = None
-    if told.here.secret:
-        keys = Keyring(read_pair(Path(told.here.secret)), name=told.here.machine)
+    if run_spec.here.secret:
+        keys = Keyring(read_pair(Path(run_spec.here.secret)), name=run_spec.here.machine)
     host = HostProcess(
         plan,
         member,
         folder=folder,
-        run=told.run,
+        run=run_spec.run,
         daemon=arguments[3],
-        zero_ns=told.zero_ns,
-        seed=told.job.seed,
-        listens=None if leader(replica).role == LEARNER else told.here.address,
+        zero_ns=run_spec.zero_ns,
+        seed=run_spec.job.seed,
+        listens=None if leader(replica).role == LEARNER else run_spec.here.address,
         endpoints=() if gang is None else gang.endpoints,
-        on_roster=None if gang is None else gang.hear,
+        on_roster=None if gang is None else gang.on_roster,
         elastic=None if island is None else island.elastic,
         machines=machines,
         keys=keys,
@@ -99,15 +101,15 @@ def main(arguments: list[str]) -> int:
             member,
             clock=clock,
             sockets=ZmqSockets(loop, keys, os.environ.get(PROXY, "")),
-            run=told.run,
-            fingerprint=told.fingerprint,
+            run=run_spec.run,
+            fingerprint=run_spec.fingerprint,
             watch=watch,
             machine_of=lambda other: machines.get(other.replica),
             holds_strangers=True,
         ),
         island=island,
-        tape_bytes=told.settings.tape_bytes,
-        keeps_payloads=told.settings.keep_payloads,
+        tape_bytes=run_spec.settings.tape_bytes,
+        keeps_payloads=run_spec.settings.keep_payloads,
     )
     return host.run()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from isthmus.programs.engine.islands.taken import shares
+from isthmus.programs.engine.islands.claims import shares
 from isthmus.programs.engine.recorder import summary as recorded
 from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
@@ -83,8 +83,8 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
     shape = as_json(request.graph, request.proof, request.fingerprint, _placement(request))
     with new_folder.prepared(folder):
         write_json(folder / "graph.json", shape)
-        told = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=_cpu_seconds(), transport=spec.INPROC)
-        spec.write(folder, told)
+        fields = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=_cpu_seconds(), transport=spec.INPROC)
+        spec.write(folder, fields)
     trace = Trace()
 
     at = spec.load(folder)

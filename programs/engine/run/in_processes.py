@@ -75,26 +75,31 @@ def submit(request: Request) -> Submitted:
         write_json(request.run_dir / "graph.json", shape)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    told = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds, elastic=elastic)
+    fields = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds, elastic=elastic)
     with new_folder.prepared(request.run_dir):
-        spec.write(request.run_dir, told)
+        spec.write(request.run_dir, fields)
     return Submitted(request.name, request.job, request.run_dir, request.warnings, dict(request.chosen))
 
 
-def submit_apart(make: Callable[[], Request]) -> Submitted:
-    """Make a request and submit it in a child; raises what `apart` does."""
+def submit_in_child(make: Callable[[], Request]) -> Submitted:
+    """Make a request and submit it in a child; raises what `in_child` does."""
 
     def work() -> dict[str, Any]:
-        made = submit(make())
-        return {"folder": str(made.run_dir), "name": made.name, "warnings": made.warnings, "chosen": made.chosen}
+        accepted = submit(make())
+        return {
+            "folder": str(accepted.run_dir),
+            "name": accepted.name,
+            "warnings": accepted.warnings,
+            "chosen": accepted.chosen,
+        }
 
-    told = apart(work)
-    known = submitted(Path(told["folder"]), told["name"])
-    warnings = tuple(Fault(*warning) for warning in told["warnings"])
-    return replace(known, warnings=warnings, chosen=told["chosen"])
+    answer = in_child(work)
+    run = submitted(Path(answer["folder"]), answer["name"])
+    warnings = tuple(Fault(*warning) for warning in answer["warnings"])
+    return replace(run, warnings=warnings, chosen=answer["chosen"])
 
 
-def apart(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The result of `work`, as JSON; runs in a child, so that this process imports neither jax nor the task.
 
     Raises the child's errors, as a RequestError with the same faults; RunError if the child dies; KeyboardInterrupt at

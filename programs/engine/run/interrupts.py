@@ -33,7 +33,7 @@ class Interrupts:
         self.count = 0
         self._last = int(signal.SIGINT)
 
-    def take(self, number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
         """The signals' handler."""
         self.count, self._last = self.count + 1, number
         _leave_terminal(number)
@@ -50,8 +50,8 @@ def unblock() -> None:
 
 def handle(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
     """Have all of them handled so, and return how they were; ValueError in any thread but the main one."""
-    taken = [int(each) for each in _ENDING if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in taken}
+    numbers = [int(each) for each in _ENDING if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in numbers}
 
 
 def ignore() -> None:
@@ -90,7 +90,7 @@ def interrupts() -> Iterator[Interrupts]:
     before: dict[int, Any] = {}
     masked: set[int] = set()
     with suppress(ValueError):  # Only the main thread may set handlers.
-        before = handle(counted.take)
+        before = handle(counted.on_signal)
         masked = {*signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)}.intersection(_ENDING)
     try:
         yield counted

@@ -1,29 +1,8 @@
-"""A daemon's link to one fork server: requests go out, answers come back, and its end is seen exactly once.
+"""The start of the processes of a run's hosts by its daemon, and its link to the fork server.
 
-Decides when a fork server hangs, and ensures that nothing of it is left behind. `launch` decides what happens to
-requests that it has not answered.
-
-Theory of operation. The fork server is a child of the daemon and leads a session and a process group of its own. The
-daemon knows it by its pidfd: that this becomes readable is the only sign of its end, and nothing else reaps it. The end
-of the socket is no such sign, because it comes a moment before or after. At the end everything that it has sent is
-taken first, so that a request that is then unanswered has become no host: a forked host waits, in this process group,
-until its pid has been sent, and ends by itself if that never happens (`fork_server`). So a request without an answer
-may be carried out in another way, without two processes for one life.
-
-Time is counted in ticks, of which a daemon that was stopped sees one: it does not blame a fork server for its own
-sleep.
-
-The start of the processes of a run's hosts by its daemon.
-
-Hosts that compute come from the run's fork server, which has imported jax and the task already; all others, which are
-to import neither, are started from nothing. Either way they are children of the daemon, in a session of their own, with
-a log in the run folder. The daemon's loop never waits: it learns of a fork when the fork server has answered, which for
-the first one takes about a second.
-
-A host that a fork server does not start, because it refuses, hangs (`fork_link`) or dies, is started from nothing, and
-the log of the daemon has the reason. A fork server that had come to be ready is replaced at once, so that the next host
-does not wait for imports; one that dies before, or after several of which no host was asked, is replaced when a host
-asks for it.
+Decides how a host is started: forked, if it computes, from a fork server that has imported jax and the task; from
+nothing otherwise, and where the fork server refuses, hangs or dies. Either way it is a child of the daemon, in a
+session of its own, with a log in the run folder. The daemon's loop never waits.
 """
 
 from __future__ import annotations
@@ -68,6 +47,14 @@ class ForkLink(Generic[Asked]):
 
     `answered(asked, answer)` is called for each request, in order; `used(cpu_seconds)` for each process that was
     reaped; `ended(unanswered, how)` once, if it ends before it is closed.
+
+    The fork server is known by its pidfd: that this becomes readable is the only sign of its end, because the end of
+    the socket comes a moment before or after. At the end everything that it has sent is taken first, so that a request
+    that is then unanswered has become no host: a forked host waits until its pid has been sent, and ends by itself if
+    that never happens (`fork_server`). So it may be started in another way, without two processes for one life.
+
+    Time is counted in ticks, of which a daemon that was stopped sees one: it does not blame a fork server for its own
+    sleep.
     """
 
     def __init__(
@@ -81,7 +68,7 @@ class ForkLink(Generic[Asked]):
     ) -> None:
         """Start it; OSError if the process cannot be created."""
         self._loop, self._answered, self._used, self._ended = loop, answered, used, ended
-        self._asked: deque[Asked] = deque()
+        self._pending: deque[Asked] = deque()
         self._ticks = 0
         self.is_ready = self._is_ticking = self._is_reaped = False
         self._verdict = ""
@@ -99,13 +86,13 @@ class ForkLink(Generic[Asked]):
         loop.add_reader(self._socket.fileno(), self._hear)
         loop.add_reader(self._watch, self._see_end)
 
-    def ask(self, asked: Asked, request: Mapping[str, Any]) -> None:
+    def ask(self, pending: Asked, request: Mapping[str, Any]) -> None:
         """Send a request; OSError if it cannot be sent now, and then it is not answered."""
         with suppress(ConnectionError):  # It has ended; the pidfd reports it, and `ended` gets the request.
             self._socket.send(json.dumps(request).encode())
-        if not self._asked:
+        if not self._pending:
             self._ticks = 0
-        self._asked.append(asked)
+        self._pending.append(pending)
         self._keep_ticking()
 
     def close(self) -> None:
@@ -141,19 +128,19 @@ class ForkLink(Generic[Asked]):
         if "ready" in answer:
             self.is_ready = True
         else:
-            self._answered(self._asked.popleft(), answer)
+            self._answered(self._pending.popleft(), answer)
 
     def _see_end(self) -> None:
         self._hear()
         if not self._is_reaped:
             how = self._reap()
             self._reap_group_soon()  # A host that waits for its pid ends about now.
-            self._ended(list(self._asked), self._verdict or how)
+            self._ended(list(self._pending), self._verdict or how)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _keep_ticking(self) -> None:
-        if self._asked and not self._is_ticking:
+        if self._pending and not self._is_ticking:
             self._is_ticking = True
             self._loop.call_later(TICK_SECONDS, self._tick)
 
@@ -164,7 +151,7 @@ class ForkLink(Generic[Asked]):
             return
         self._ticks += 1
         is_preparing = not self.is_ready and not is_stopped(self._pid)
-        if self._asked and self._ticks > (PREPARE_TICKS_MAX if is_preparing else ANSWER_TICKS_MAX):
+        if self._pending and self._ticks > (PREPARE_TICKS_MAX if is_preparing else ANSWER_TICKS_MAX):
             self._verdict = f"did not answer for {self._ticks * TICK_SECONDS:.0f} s, and was killed"
             signal.pidfd_send_signal(self._watch, signal.SIGKILL)
         self._keep_ticking()
@@ -241,6 +228,9 @@ class Launcher:
     Hosts of the `computing` roles import jax and the task.
 
     `cpu_seconds`: used by fork servers that have ended.
+
+    A fork server that had been ready is replaced at once, so that the next host does not wait for imports; one that
+    dies before, or after several of which no host was asked, is replaced when a host asks for it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path, computing: Iterable[str]) -> None:
@@ -310,7 +300,7 @@ class Launcher:
 
     def _spawn_server(self, its: int) -> int:
         arguments = ["isthmus.programs.engine.run.fork_server", str(self._folder), str(SOCKET_THERE)]
-        return _spawn(arguments, self._folder / "logs" / FORK_SERVER_LOG, computes=True, given=its)
+        return _spawn(arguments, self._folder / "logs" / FORK_SERVER_LOG, computes=True, descriptor=its)
 
     def _answered(self, wanted: _Wanted, answer: Mapping[str, Any]) -> None:
         """The fork server has started a host, or refused with a reason."""
@@ -370,7 +360,7 @@ class Launcher:
         return _spawn([*arguments, wanted.endpoint], log_of(self._folder, replica), computes=computes)
 
 
-def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, given: int | None = None) -> int:
+def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, descriptor: int | None = None) -> int:
     """Start a module of ours with arguments, as the leader of a session; it may have one descriptor. Its pid."""
     with opened_log(log) as file:
         files: list[tuple[Any, ...]] = [
@@ -378,8 +368,8 @@ def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, given: int | 
             (os.POSIX_SPAWN_DUP2, file.fileno(), 1),
             (os.POSIX_SPAWN_DUP2, file.fileno(), 2),
         ]
-        if given is not None:
-            files.append((os.POSIX_SPAWN_DUP2, given, SOCKET_THERE))
+        if descriptor is not None:
+            files.append((os.POSIX_SPAWN_DUP2, descriptor, SOCKET_THERE))
         command = [sys.executable, "-m", *arguments]
         return os.posix_spawn(sys.executable, command, environment(computes=computes), file_actions=files, setsid=True)
 

@@ -1,20 +1,8 @@
-"""The daemon of one run, as the command keeps it running: started, replaced when it dies, and in the end let go.
+"""The daemon of one run, as the command keeps it running, and the register of this user's living daemons on this
+machine.
 
-Decides when the next daemon is started, and when there is no point in another; the behaviour of a daemon is its own.
-
-A daemon that dies is replaced by the rule for hosts (`restarts`): at once the first time, later where daemons end again
-and again, with all forgiven once one has served for HEALTHY. Only a daemon that ends again and again is given up. Where
-the run folder cannot be written the daemon is not at fault: further ones are tried, for as long as the run has hosts
-that train without one, which is a minute (ORPHAN_SECONDS). After that there is nothing left to adopt.
-
-A command that gives up ends everything: it identifies processes of a run by the destination of their output, so that
-one which its daemon had not yet noted, or could not, is found as well.
-
-The living daemons of this user on this machine: one small file for each, in the user's state folder.
-
-Decides that a machine's daemon has its name to itself, by a lock that the kernel releases with the process, and lets
-`isthmus status --all` find runs. A machine's daemon also notes its runs, so that the next one of that name can adopt
-them. Private daemons, one per run, leave a file while they live; the file of a killed one is cleared away here.
+Decides when the next daemon of a run is started, when there is no point in another, and that a machine's daemon has its
+name to itself.
 """
 
 from __future__ import annotations
@@ -56,7 +44,13 @@ _PROBE_BYTES: Final = 4096
 
 @final
 class PrivateDaemon:
-    """Keeps a daemon running for the run in `folder`; `say` gets lines for people."""
+    """Keeps a daemon running for the run in `folder`; `say` gets lines for people.
+
+    A daemon that dies is replaced by the rule for hosts (`restarts`): at once the first time, later where daemons end
+    again and again, with all forgiven once one has served for HEALTHY. Only a daemon that ends again and again is given
+    up. Where the run folder cannot be written the daemon is not at fault: further ones are tried, for as long as the
+    run has hosts that train without one, which is a minute (ORPHAN_SECONDS). After that there is nothing left to adopt.
+    """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         """Start the first; RunError if it cannot be started."""
@@ -178,10 +172,10 @@ def wait(process: subprocess.Popen[bytes], patience: Callable[[], float] = lambd
 def endpoint_of(folder: Path, pid: int) -> str | None:
     """The endpoint of the daemon with this pid; None until it is published."""
     try:
-        told = json.loads((folder / "daemon.json").read_text())
+        note = json.loads((folder / "daemon.json").read_text())
     except (OSError, ValueError):
         return None
-    return str(told["endpoint"]) if told["pid"] == pid else None
+    return str(note["endpoint"]) if note["pid"] == pid else None
 
 
 def refusal_of(folder: Path) -> str:
@@ -211,11 +205,15 @@ def has_hosts(folder: Path) -> bool:
 
 
 def kill_all(folder: Path) -> None:
-    """Kill every process of the run, and wait until they are gone."""
+    """Kill every process of the run, and wait until they are gone.
+
+    Processes of a run are identified by the destination of their output, so that one which its daemon had not yet
+    noted, or could not, is found as well.
+    """
     until = time.monotonic() + GONE_SECONDS_MAX
     logs = os.path.realpath(folder / "logs")
-    while (found := list(processes_of(folder))) and time.monotonic() < until:
-        for pid, _ in found:
+    while (processes := list(processes_of(folder))) and time.monotonic() < until:
+        for pid, _ in processes:
             with suppress(ProcessLookupError):
                 watch = os.pidfd_open(pid)
                 if _log_of(pid, logs):  # The number has not gone to a stranger meanwhile.
@@ -310,7 +308,11 @@ _PRIVATE: Final = "runs"
 
 @final
 class NameClaim:
-    """A machine's daemon has its name to itself for as long as the process lives."""
+    """A machine's daemon has its name to itself for as long as the process lives.
+
+    The kernel releases its lock with the process. It also notes the machine's runs, so that the next daemon of that
+    name can adopt them.
+    """
 
     def __init__(self, name: str) -> None:
         """Take the name; ConfigError if another daemon of this user has it."""
@@ -327,10 +329,10 @@ class NameClaim:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             other = _read(self._path)
-            found = "one of this name" if other is None else f"one with process id {other.pid} at {other.endpoint}"
+            actual = "one of this name" if other is None else f"one with process id {other.pid} at {other.endpoint}"
             self._lock.close()
             do = "Take another --name, or end that one first."
-            raise ConfigError(doing, "a name that no daemon on this machine has", found, do) from None
+            raise ConfigError(doing, "a name that no daemon on this machine has", actual, do) from None
         entry = _read(self._path)
         self.former: tuple[DaemonRun, ...] = () if entry is None else entry.runs
 
@@ -363,8 +365,8 @@ class Private:
 def _read(path: Path) -> DaemonEntry | None:
     """The entry in a file; None if the file is missing or not an entry."""
     try:
-        told = json.loads(path.read_text())
-        runs = tuple(DaemonRun(str(run["folder"]), bool(run["is_watched"])) for run in told["runs"])
-        return DaemonEntry(str(told["name"]), str(told["endpoint"]), int(told["pid"]), told["started"], runs)
+        entry = json.loads(path.read_text())
+        runs = tuple(DaemonRun(str(run["folder"]), bool(run["is_watched"])) for run in entry["runs"])
+        return DaemonEntry(str(entry["name"]), str(entry["endpoint"]), int(entry["pid"]), entry["started"], runs)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,22 +1,8 @@
-"""The differences that a resume may make to a run, and those that it may not.
+"""The resumption of a run whose processes have all died, in its folder or, from a store of snapshots, in a new one.
 
-Decides from the job with which a run was begun and the request that its configuration makes today. A snapshot stays
-valid as long as fragments, slots and the tokens of a step are what they were: then every version describes the same
-tokens. The basis of a default (the outer settings follow from the number of sweeps) does not change by itself.
-
-The resumption of a run whose processes have all died: the conditions on its folder.
-
-Decides whether a run can be resumed; the rest is an ordinary takeover. The next daemon finds in the ledger which lives
-there were, takes them for ended, and begins the next life of each host; the recorder recalls its books, and holds the
-versions of the last snapshot; shards and learners take them from it like from any other holder. So nothing is restored
-that is not restored after a death of some hosts, too. A run that failed before its end had begun, as it does where its
-command is gone, counts as interrupted; one with a part of its final model written does not.
-
-Today's configuration may differ from the one with which the run was begun (`differences`). The former spec stays beside
-the new one, for the tapes that were written under it.
-
-A run whose folder is lost, or far away, goes on from a store (`snapshots.stored`) in a folder of its own. The contents
-of the store become that folder's files, and the rest is the same. Earlier lines and tapes stay where they were.
+Decides whether it can be resumed, and which settings may differ from those with which it was begun. The rest is an
+ordinary takeover: the next daemon takes the lives in the ledger for ended and begins the next ones; the recorder
+recalls its books, and holds the versions of the last snapshot like any other holder.
 """
 
 from __future__ import annotations
@@ -43,7 +29,7 @@ from isthmus.programs.engine.request import new_folder, reference, run_settings,
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user_of
 from isthmus.programs.engine.request.request import SHIPPED_TASK, Program, Request
 from isthmus.programs.engine.request.spec import Spec
-from isthmus.programs.engine.run.in_processes import Submitted, apart, submitted
+from isthmus.programs.engine.run.in_processes import Submitted, in_child, submitted
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
 from isthmus.programs.engine.snapshots.stored import SnapshotHead, heads, place_of
@@ -59,23 +45,28 @@ from isthmus.runtime.system.files import write_bytes, write_json
 _DO: Final = "Leave it as it was, or start a new run."
 
 
-def check_program(told: Spec, wanted: str, doing: str) -> None:
+def check_program(run_spec: Spec, wanted: str, doing: str) -> None:
     """ConfigError unless the `wanted` program is that of the run: the settings of another one mean nothing to it."""
-    if told.job.program != wanted:
-        raise ConfigError.of([_fault("run.program", (told.job.program, wanted), doing)])
+    if run_spec.job.program != wanted:
+        raise ConfigError.of([_fault("run.program", (run_spec.job.program, wanted), doing)])
 
 
-def changes(told: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
-    """A run's settings that a job changes: key -> (before, after); ConfigError with every key that may not change."""
-    found = dict(_differences(told.job, wanted))
-    faults = [_fault(key, pair, doing) for key, pair in found.items() if not _may_change(key, wanted)]
+def changes(run_spec: Spec, wanted: Job, doing: str) -> dict[str, tuple[Any, Any]]:
+    """A run's settings that a job changes: key -> (before, after); ConfigError with every key that may not change.
+
+    A snapshot stays valid as long as fragments, slots and the tokens of a step are what they were: then every version
+    describes the same tokens. The basis of a default (the outer settings follow from the number of sweeps) does not
+    change by itself.
+    """
+    changed = dict(_differences(run_spec.job, wanted))
+    faults = [_fault(key, pair, doing) for key, pair in changed.items() if not _may_change(key, wanted)]
     if faults:
         raise ConfigError.of(faults)
-    return found
+    return changed
 
 
-def _fault(key: str, found: tuple[Any, Any], doing: str) -> Fault:
-    was, now = found
+def _fault(key: str, pair: tuple[Any, Any], doing: str) -> Fault:
+    was, now = pair
     return Fault(f"{doing}, which would change {key}", f"{was!r}, with which it was begun", f"{now!r}", _DO)
 
 
@@ -91,28 +82,28 @@ def _may_change(key: str, wanted: Job) -> bool:
     return declared is not None and declared.declared.resumes
 
 
-def _differences(told: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]:
+def _differences(job: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Each key that differs, once, with both values; and a difference in sizes that no key explains."""
     pairs: list[tuple[str, Any, Any]] = [
-        (f"run.{field.name}", getattr(told, field.name), getattr(wanted, field.name))
+        (f"run.{field.name}", getattr(job, field.name), getattr(wanted, field.name))
         for field in fields(Job)
         if field.name == "program" or field.name in run_settings.SCHEMA.keys
     ]
-    names = sorted({*told.settings, *wanted.settings})
-    pairs += [(f"program.{name}", told.settings.get(name), wanted.settings.get(name)) for name in names]
-    pairs += _of_tasks(told.task.text, wanted.task.text)
-    found = [(key, (was, now)) for key, was, now in pairs if _plain(was) != _plain(now)]
-    yield from found
-    if _sizes(told) != _sizes(wanted) and all(_may_change(key, wanted) for key, _ in found):
-        yield "the model, or the tokens of a step", (_sizes(told), _sizes(wanted))
+    names = sorted({*job.settings, *wanted.settings})
+    pairs += [(f"program.{name}", job.settings.get(name), wanted.settings.get(name)) for name in names]
+    pairs += _of_tasks(job.task.text, wanted.task.text)
+    differing = [(key, (was, now)) for key, was, now in pairs if _plain(was) != _plain(now)]
+    yield from differing
+    if _sizes(job) != _sizes(wanted) and all(_may_change(key, wanted) for key, _ in differing):
+        yield "the model, or the tokens of a step", (_sizes(job), _sizes(wanted))
 
 
-def _of_tasks(told: str, wanted: str) -> list[tuple[str, Any, Any]]:
+def _of_tasks(former: str, wanted: str) -> list[tuple[str, Any, Any]]:
     """The keywords of the shipped task, by key; of others only that they are others."""
-    shipped = [text for text in (told, wanted) if text.startswith(f"{SHIPPED_TASK}(")]
+    shipped = [text for text in (former, wanted) if text.startswith(f"{SHIPPED_TASK}(")]
     if len(shipped) < 2:
-        return [("run.task", told, wanted)]
-    was, now = (reference.parse(text, "Reading a task").keywords or {} for text in (told, wanted))
+        return [("run.task", former, wanted)]
+    was, now = (reference.parse(text, "Reading a task").keywords or {} for text in (former, wanted))
     return [(f"task.{name}", was.get(name), now.get(name)) for name in sorted({*was, *now})]
 
 
@@ -134,11 +125,15 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     """A run that was cut off, ready to go on in its folder; ConfigError, with nothing changed, if it cannot.
 
     `request` makes today's request.
+
+    A run that failed before its end had begun, as it does where its command is gone, counts as interrupted; one with a
+    part of its final model written does not. The former spec stays beside the new one, for the tapes that were written
+    under it.
     """
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)
-    told = spec.load(folder)
-    files = apart(lambda: _files(folder, told, request, doing))
+    run_spec = spec.load(folder)
+    files = in_child(lambda: _files(folder, run_spec, request, doing))
     with _lock(folder, doing):
         if files:
             spec.put_aside(folder)
@@ -157,28 +152,28 @@ def is_store(text: str) -> bool:
 
 
 def resumed_from_store(
-    text: str, run_dir: Path | None, asked: Callable[[Path, str], Callable[[], Request]]
+    text: str, run_dir: Path | None, request_of: Callable[[Path, str], Callable[[], Request]]
 ) -> Submitted:
     """A run whose snapshots are in the store `text`, ready to go on in a new folder, `run_dir` if given.
 
-    ConfigError, with nothing left, if it cannot go on. `asked` takes a folder with the configuration of the run, and
+    ConfigError, with nothing left, if it cannot go on. `request_of` takes a folder with the run's configuration, and
     the store, and returns the `request` argument of `resumed`.
     """
     place = place_of(text)
     doing = f"Resuming {place.text}"
     base = new_folder.RUNS.absolute() if run_dir is None else run_dir.absolute().parent
     with aside(base, doing) as fresh:
-        found = fetch(place, fresh, DISK, doing)
-        told = spec_of(fresh, found.head, doing)
+        snapshot = fetch(place, fresh, DISK, doing)
+        run_spec = spec_of(fresh, snapshot.head, doing)
         (fresh / spec.CLUSTER).unlink(missing_ok=True)  # It goes on here alone.
-        files = apart(lambda: _files(fresh, told, asked(fresh, place.text), doing, is_elsewhere=True))
-        chosen = new_folder.choose(run_dir, Program(told.job.program).name, datetime.now())
+        files = in_child(lambda: _files(fresh, run_spec, request_of(fresh, place.text), doing, is_elsewhere=True))
+        chosen = new_folder.choose(run_dir, Program(run_spec.job.program).name, datetime.now())
         folder = new_folder.make(chosen, files[new_folder.CONFIG], is_given=run_dir is not None)
         with _lock(folder, doing), new_folder.prepared(folder):
             for path in sorted(fresh.iterdir()):
                 path.replace(folder / path.name)
             _change(folder, files)
-            _settle(folder, found)
+            _settle(folder, snapshot)
     new_folder.point_latest_to(folder)
     return submitted(folder, folder.name)
 
@@ -189,14 +184,14 @@ def _reopen(folder: Path) -> None:
     reopen(folder, lambda replica: replica.role == LEARNER and replica.slot >= learners)
 
 
-def _settle(folder: Path, found: FetchedSnapshot) -> None:
+def _settle(folder: Path, snapshot: FetchedSnapshot) -> None:
     """Set a run's count of lives and its time to continue from the snapshot."""
-    head = found.head
+    head = snapshot.head
     spec.count_from(folder, head.at)
     with closing(Ledger(folder)) as ledger:
         ledger.give(Member(Replica(role, slot), life) for role, slot, life in head.lives)
     _reopen(folder)
-    tell_faults(folder, found.faults)
+    tell_faults(folder, snapshot.faults)
 
 
 def tell_faults(folder: Path, faults: list[str]) -> None:
@@ -226,8 +221,10 @@ def aside(base: Path, doing: str) -> Iterator[Path]:
         base.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=".resume-", dir=base))
     except OSError as error:
-        found = error.strerror or str(error)
-        raise ConfigError(doing, f"a folder that can be written, {base}", found, "Name another by --run-dir.") from None
+        actual = error.strerror or str(error)
+        raise ConfigError(
+            doing, f"a folder that can be written, {base}", actual, "Name another by --run-dir."
+        ) from None
     try:
         yield aside
     finally:
@@ -238,7 +235,7 @@ def aside(base: Path, doing: str) -> Iterator[Path]:
 
 
 def _files(
-    folder: Path, told: spec.Spec, request: Callable[[], Request], doing: str, *, is_elsewhere: bool = False
+    folder: Path, run_spec: spec.Spec, request: Callable[[], Request], doing: str, *, is_elsewhere: bool = False
 ) -> dict[str, Any]:
     """Replacements of the run's files, by name; empty if nothing changes, never empty if `is_elsewhere`.
 
@@ -247,25 +244,25 @@ def _files(
     from isthmus.programs.engine.request.graph_view import as_json
 
     try:
-        graph = told.graph()
+        graph = run_spec.graph()
     except ConfigError as error:
-        expected = f"the graph that it was begun with, {told.fingerprint}"
+        expected = f"the graph that it was begun with, {run_spec.fingerprint}"
         do = "The program or isthmus itself was changed since. Undo that, or start a new run."
         raise ConfigError(doing, expected, f"another one now, {error.faults[0].found}", do) from None
     check_whole(folder, doing, fragment_sizes(graph))
-    made = request()
-    changes(told, made.job, doing)
-    asked = spec.of(made, zero_ns=told.zero_ns, cpu_seconds=told.cpu_seconds, elastic=sizes_here(made))
-    here = {**asdict(told.here), "learners": asked["here"]["learners"]}
+    today = request()
+    changes(run_spec, today.job, doing)
+    spec_fields = spec.of(today, zero_ns=run_spec.zero_ns, cpu_seconds=run_spec.cpu_seconds, elastic=sizes_here(today))
+    here = {**asdict(run_spec.here), "learners": spec_fields["here"]["learners"]}
     if is_elsewhere:
-        here = {**asked["here"], "wall_ns": told.here.wall_ns}
-    run = {**asked["settings"], "argv": list(told.settings.argv)}
-    wanted = {**asked, "run": told.run, "settings": run, "here": here}
-    if spec.read(json.loads(json.dumps(wanted))) == told and not is_elsewhere:
+        here = {**spec_fields["here"], "wall_ns": run_spec.here.wall_ns}
+    run = {**spec_fields["settings"], "argv": list(run_spec.settings.argv)}
+    wanted = {**spec_fields, "run": run_spec.run, "settings": run, "here": here}
+    if spec.read(json.loads(json.dumps(wanted))) == run_spec and not is_elsewhere:
         return {}
-    placement = {node.name: platform.node() for node in made.graph.nodes}
-    shape = as_json(made.graph, made.proof, made.fingerprint, placement)
-    return {spec.SPEC: wanted, "graph.json": shape, new_folder.CONFIG: made.config_text}
+    placement = {node.name: platform.node() for node in today.graph.nodes}
+    shape = as_json(today.graph, today.proof, today.fingerprint, placement)
+    return {spec.SPEC: wanted, "graph.json": shape, new_folder.CONFIG: today.config_text}
 
 
 def _change(folder: Path, files: Mapping[str, Any]) -> None:

@@ -1,30 +1,9 @@
-"""Cuts of a program whose learners step in lock-step.
+"""The hold nodes of a run's home: a model that outlives every process of its run.
 
-Decides after which turn a cut is made, and when it is complete; takes no snapshot. A cut is the model that results from
-the turns up to one, with its momentum, and from every live learner the state that it had when it had answered that
-turn, before its next step. The turn is announced some turns before: `AHEAD` at first. A learner that receives the
-announcement too late has made its next step by then, and does not send; so a cut that is not complete a while after the
-version of its turn, or a later one, has arrived, is given up, and the next is announced twice as far ahead. No step and
-no merge waits for any of it.
-
-The hold node of a run's home: its versions are also on disk, so that a model outlives every process of its run.
-
-Decides the contents of a snapshot (`keeping` its time): a version of every fragment. A hold that opens begins with the
-contents of the last snapshot: for shards and learners it is a holder like any other, whose versions may be older than
-those of live hosts. It receives whole states of shards (`ShardState`), and sends a shard in a new life the part of them
-that no learner has.
-
-Keeps the state that all learners of a program share: in memory, on disk, and for those that begin again.
-
-Decides the state that is sent: the newest that arrived, of this life or of the snapshot with which it began; the
-initial one, as long as there is none, and it is known that there is none. Each state that arrives is a snapshot,
-because learners send one only when it is due.
-
-The hold node of a program that resumes from a cut (`cuts`): with the bits of an uninterrupted run.
-
-Decides the contents of its snapshots: a cut, whenever one is due; the newest version alone where a cut was given up,
-because a learner died, or had no state to give. The state that only a learner had goes to the next life in its slot,
-once: that of the cut in the newest snapshot, or nothing where there is none.
+Decides the contents of a snapshot (`keeping` decides its time): the newest version of every fragment (`KeptHold`), the
+state that all learners share (`KeptState`), or a cut of a program in lock-step (`WholeHold`), and what of it a new life
+of a shard or a learner is sent. A hold that opens begins with the last snapshot: for shards and learners it is a holder
+like any other, whose versions may be older than those of live hosts.
 """
 
 from __future__ import annotations
@@ -68,7 +47,14 @@ Life = tuple[int, int]
 
 @final
 class Cuts:
-    """Requests and assembles one cut at a time. Times are nanoseconds."""
+    """Requests and assembles one cut at a time. Times are nanoseconds.
+
+    A cut is the model that results from the turns up to one, with its momentum, and from every live learner the state
+    that it had when it had answered that turn, before its next step. The turn is announced some turns before (`AHEAD`
+    at first). A learner that receives the announcement too late has made its next step by then, and does not send; so a
+    cut that is not complete a while after the version of its turn, or a later one, has arrived, is given up, and the
+    next is announced twice as far ahead. No step and no merge waits for any of it.
+    """
 
     def __init__(self) -> None:
         self._ahead = AHEAD
@@ -90,7 +76,7 @@ class Cuts:
         self._own.clear()
         return self._wanted
 
-    def hear(self, states: Collection[ShardState], own: Collection[Own]) -> None:
+    def add(self, states: Collection[ShardState], own: Collection[Own]) -> None:
         """Take parts of a cut."""
         if self._wanted is None:
             return
@@ -159,52 +145,55 @@ class KeptHold(Hold):
 
     def close(self) -> None:
         """Take the last snapshot."""
-        self._take(self._context.now())
+        self._take_snapshot(self._context.now())
         self._keeping.close()
 
     def _recall(self) -> None:
         """Load the last snapshot, as soon as the disk can be read."""
-        found = self._keeping.recall()
-        if found is not None:
-            self._recall_all(found)
+        recalled = self._keeping.recall()
+        if recalled is not None:
+            self._recall_all(recalled)
 
-    def _recall_all(self, found: Found) -> None:
+    def _recall_all(self, recalled: Found) -> None:
         """Hold this."""
-        self._held = found.held | self._held
-        for state in found.held.values():
-            self._recalled.hear(state["totals"])
+        self._held = recalled.held | self._held
+        for state in recalled.held.values():
+            self._recalled.raise_to(state["totals"])
 
     def _keep(self, now: int) -> None:
         """Take a snapshot, when it is due."""
         if self._keeping.is_due(now):
-            self._take(now)
+            self._take_snapshot(now)
 
-    def _take(self, now: int) -> None:
+    def _take_snapshot(self, now: int) -> None:
         """Take a snapshot, if there is a version of every fragment."""
         if len(self._held) == len(self._sizes):
-            self._keeping.take(cast(dict[int, ShardState], self._held), {}, now)
+            self._keeping.write(cast(dict[int, ShardState], self._held), {}, now)
 
     def _gifts(self, held: Update) -> list[tuple[str, Any]]:
         """A copy for learners; for the shard also its own tensors."""
         state = cast(ShardState, held)
-        self._recalled.hear(state["totals"])
+        self._recalled.raise_to(state["totals"])
         kept = Kept(fragment=state["fragment"], version=state["version"], tensors=state["tensors"])
         return [*super()._gifts(held), *([("kept", kept)] if kept["tensors"] else [])]
 
     def _of_disk(self) -> dict[str, Any]:
-        return {"totals": self._recalled.told(), **self._keeping.of_disk()}
+        return {"totals": self._recalled.rows(), **self._keeping.of_disk()}
 
 
 class KeptState:
-    """States in, by timer; the newest out."""
+    """States in, by timer; the newest out.
+
+    Each state that arrives is a snapshot, because learners send one only when it is due.
+    """
 
     outputs = ("kept", "held")
 
     def __init__(self, folder: Path, seconds: float, place: StorePlace | None) -> None:
         self._where = folder, seconds, place
         self._newest: WholeState | None = None
-        self._given: WholeState | None = None
-        self._told: Held | None = None
+        self._emitted: WholeState | None = None
+        self._held_sent: Held | None = None
         self._recalled: list[list[int]] = []
         """The progress of the run by the snapshot that it began with."""
 
@@ -220,17 +209,17 @@ class KeptState:
         now = self._context.now()
         if (came := newest(state)) is not None:
             self._newest = came
-            self._keeping.take({}, {0: came}, now)
+            self._keeping.write({}, {0: came}, now)
         self._keeping.store(now)
         emitted: list[tuple[str, Any]] = []
-        if self._newest is not None and self._newest is not self._given:
-            self._given = self._newest
-            emitted.append(("kept", self._given))
+        if self._newest is not None and self._newest is not self._emitted:
+            self._emitted = self._newest
+            emitted.append(("kept", self._emitted))
         own = {"holder": self._context.member.replica.role, "totals": self._recalled}
-        told = cast(Held, {**_NOTHING, **own, **self._keeping.of_disk()})
-        if told != self._told:
-            self._told = told
-            emitted.append(("held", told))
+        message = cast(Held, {**_NOTHING, **own, **self._keeping.of_disk()})
+        if message != self._held_sent:
+            self._held_sent = message
+            emitted.append(("held", message))
         return emitted or None
 
     def close(self) -> None:
@@ -238,9 +227,9 @@ class KeptState:
         self._keeping.close()
 
     def _recall(self) -> None:
-        found = self._keeping.recall()
-        if found is not None:
-            state = found.states.get(0, BEGINNING)
+        recalled = self._keeping.recall()
+        if recalled is not None:
+            state = recalled.states.get(0, BEGINNING)
             self._recalled, self._newest = state["totals"], self._newest or state
 
 
@@ -248,7 +237,12 @@ _NOTHING: Final[dict[str, list[Any]]] = {"fragments": [], "merged": [], "lives":
 
 
 class WholeHold(KeptHold):
-    """A `KeptHold` whose learners step in lock-step. Inputs beside updates: `cut` and `own`, the parts of a cut."""
+    """A `KeptHold` whose learners step in lock-step. Inputs beside updates: `cut` and `own`, the parts of a cut.
+
+    It takes a cut whenever one is due; the newest versions alone where a cut was given up. The state that only a
+    learner had goes to the next life in its slot, once: that of the cut in the newest snapshot, or nothing where there
+    is none.
+    """
 
     outputs = (*KeptHold.outputs, "wanted", "restored")
     schemas: ClassVar[dict[str, Any]] = {"update": STATE, "cut": STATE, "own": KEPT_OWN}
@@ -268,8 +262,8 @@ class WholeHold(KeptHold):
         own: Mapping[Any, Own] | None = None,
     ) -> list[tuple[str, Any]] | None:
         """Act as a `KeptHold`; also request the next cut, and send learners that begin their kept parts."""
-        self._cuts.hear([*(cut or {}).values(), *(cast(ShardState, item) for item in (update or {}).values())], ())
-        self._cuts.hear((), (own or {}).values())
+        self._cuts.add([*(cut or {}).values(), *(cast(ShardState, item) for item in (update or {}).values())], ())
+        self._cuts.add((), (own or {}).values())
         emitted = super().__call__(update) or []
         return [*emitted, *self._wishes(), *self._gifts_to_learners()] or None
 
@@ -277,9 +271,9 @@ class WholeHold(KeptHold):
         """Close the store, without a last snapshot: it would be no cut."""
         self._keeping.close()
 
-    def _recall_all(self, found: Found) -> None:
-        super()._recall_all(found)
-        self._own = {slot: _own_of(slot, state) for slot, state in found.states.items()}
+    def _recall_all(self, recalled: Found) -> None:
+        super()._recall_all(recalled)
+        self._own = {slot: _own_of(slot, state) for slot, state in recalled.states.items()}
 
     def _keep(self, now: int) -> None:
         """Take a snapshot of a complete cut; of the newest versions if a cut was given up, or there is no snapshot."""
@@ -289,12 +283,12 @@ class WholeHold(KeptHold):
             with suppress(ValueError, TypeError, KeyError):  # Malformed parts are no cut.
                 states = {slot: _state_of(item) for slot, item in own.items()}
                 self._own = own
-                self._keeping.take(held, states, now)
+                self._keeping.write(held, states, now)
         elif self._cuts.is_given_up(self._counts, now):
             self._own = {}
-            self._take(now)
+            self._take_snapshot(now)
         elif not self._keeping.of_disk()["saved"]:
-            self._take(now)
+            self._take_snapshot(now)
 
     def _wishes(self) -> list[tuple[str, Any]]:
         """The next cut, when a snapshot is due."""
@@ -304,7 +298,7 @@ class WholeHold(KeptHold):
         self._has_wished = True
         positions = {p: held["positions"] for p, held in self._held.items()}
         wanted = self._cuts.want(self._counts, last_merged(positions, len(self._sizes)))
-        self._cuts.hear([cast(ShardState, held) for held in self._held.values()], ())
+        self._cuts.add([cast(ShardState, held) for held in self._held.values()], ())
         return [("wanted", wanted)]
 
     @property

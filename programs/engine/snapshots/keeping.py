@@ -1,33 +1,8 @@
-"""The transfer of a snapshot to a store: in the background, one at a time.
+"""When snapshots of a run are taken, and how they come into a store and back.
 
-Decides nothing about snapshots. The work is an iterator that is exhausted once it is done, and raises OSError if it
-cannot be. On the real clock a thread of its own does it, so that a store that is slow, or hangs, holds up only itself;
-under the virtual clock a firing does one piece of it, so that everything may die between any two.
-
-A snapshot from a store, as files of a run folder: the basis on which a run goes on on another machine.
-
-Decides which of its parts may become a file. All of it was written by someone with access to the store, so names are
-compared with those that a run has, sizes and digests with the head, and everything is in a folder of its own until it
-is known to be whole.
-
-Snapshots of one life of a recorder: recalled once, taken when they are due, brought to a store, and reported.
-
-Decides when: a snapshot is taken at intervals in which something is new, and only once the existing ones are known. The
-hold nodes decide its contents. No node waits for it, and a disk that refuses costs only that snapshot: the one before
-stays.
-
-The times at which a snapshot on the disk is brought to the store, and the reports about that.
-
-Decides it as a core: events in, and at most one snapshot to bring. One transfer is in progress at a time; its files
-stay on the disk meanwhile, and once it is there, or was refused, the newest is next. So a slow store gets fewer
-snapshots and no older ones, the disk keeps at most one more than it would, and no queue grows. After a refusal there is
-a pause, which doubles up to a minute.
-
-Brings the snapshots of a run's home to its store: the shell of `offers`.
-
-It reads the files of a snapshot from the disk one at a time, so it has at most one fragment in memory. Beside the model
-go the files that a run needs to go on: its spec and configuration, and its recorder's knowledge at the time when the
-model is there, because books only grow and may know more than a snapshot, never less.
+Decides when a snapshot is taken (at intervals in which something is new, once the existing ones are known), which one
+is brought to the store next, and which parts of a fetched one may become files. The hold nodes decide its contents. No
+node waits for it, and a disk or store that refuses costs only that snapshot: the one before stays.
 """
 
 from __future__ import annotations
@@ -64,7 +39,12 @@ class CourierResult(NamedTuple):
 
 
 class Courier(Protocol):
-    """Does one piece of work at a time."""
+    """Does one piece of work at a time.
+
+    The work is an iterator that is exhausted once it is done, and raises OSError if it cannot be. On the real clock a
+    thread does it, so that a store that is slow, or hangs, holds up only itself; under the virtual clock a firing does
+    one piece of it, so that everything may die between any two.
+    """
 
     def begin(self, work: Callable[[], Iterator[int]]) -> None:
         """Begin with some; nothing else is under way."""
@@ -139,6 +119,10 @@ class Offers:
 
     `under_way`: the snapshot that is being brought; `stored`: the number of the newest in the store, 0 if none is
     known; `stored_at`: since when; `error`: why the last one was refused, None if it was not.
+
+    One transfer is in progress at a time; its files stay on the disk meanwhile, and once it is there, or was refused,
+    the newest is next. So a slow store gets fewer snapshots and no older ones, the disk keeps at most one more than it
+    would, and no queue grows. After a refusal there is a pause, which doubles up to a minute.
     """
 
     under_way: Manifest | None = field(default=None, init=False)
@@ -189,7 +173,12 @@ class Brought(TypedDict):
 
 @final
 class Storing:
-    """Brings snapshots to a store, for the life `life` of the recorder of the run in `folder`."""
+    """Brings snapshots to a store, for the life `life` of the recorder of the run in `folder`.
+
+    It reads the files of a snapshot one at a time, so it has at most one fragment in memory. Spec, configuration and
+    the recorder's knowledge are read when the model is there: books only grow, and may know more than a snapshot, never
+    less.
+    """
 
     def __init__(self, place: StorePlace, folder: Path, disk: Disk, life: int) -> None:
         self.offers = Offers()
@@ -206,14 +195,14 @@ class Storing:
 
     def step(self, newest: Manifest | None, now: int) -> None:
         """Continue the delivery under way, or begin that of the newest snapshot."""
-        before = self.told()
+        before = self.status()
         came = self._courier.poll()
         if came is not None:
             self.offers.ended(None if came.error is None else words(came.error), now)
         self.offers.looked(now)
-        if (told := self.told()) != before:
-            kind = "stored" if told["error"] is None else "refused"
-            self._lines.append({"at": now, "kind": kind, **told, "bytes": came.bytes if came is not None else 0})
+        if (status := self.status()) != before:
+            kind = "stored" if status["error"] is None else "refused"
+            self._lines.append({"at": now, "kind": kind, **status, "bytes": came.bytes if came is not None else 0})
         if (manifest := self.offers.offered(newest, now)) is not None:
             lives = dict(self._lives)
             self._courier.begin(lambda: self._bring(manifest, lives, now))
@@ -222,7 +211,7 @@ class Storing:
         """Close the file of lines."""
         self._lines.close()
 
-    def told(self) -> Brought:
+    def status(self) -> Brought:
         """The status of the store."""
         return Brought(url=self._place.text, number=self.offers.stored, error=self.offers.error)
 
@@ -241,13 +230,13 @@ class Storing:
             return 1
 
     def _files(self) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         for name in FILES:
             try:
-                found[name] = self._disk.read(self._folder / name)
+                contents[name] = self._disk.read(self._folder / name)
             except FileNotFoundError:
                 continue
-        return found
+        return contents
 
 
 class FetchedSnapshot(NamedTuple):
@@ -261,26 +250,29 @@ def fetch(place: StorePlace, folder: Path, disk: Disk, doing: str) -> FetchedSna
     """Write the newest complete snapshot at a place into an empty folder.
 
     ConfigError if there is none, or the place or the disk refuses.
+
+    Someone with access to the store wrote it, so names are compared with those that a run has, sizes and digests with
+    the head, and everything stays in a folder of its own until it is known to be whole.
     """
 
-    def take(head: SnapshotHead, entry: FragmentEntry | StateEntry, data: bytes) -> None:
+    def write_file(head: SnapshotHead, entry: FragmentEntry | StateEntry, data: bytes) -> None:
         write_bytes(folder / FOLDER / entry.file, data, disk)
 
     try:
         store = place.open(disk)
-        found = newest(store, take)
-        if found is not None:
-            _write(found.head, folder, disk)
+        snapshot = newest(store, write_file)
+        if snapshot is not None:
+            _write(snapshot.head, folder, disk)
     except OSError as error:
         do = "Look at its name, at the credentials of this machine, and at the room on its disk."
         raise ConfigError(doing, f"a place that can be read, {place.text}", words(error), do) from None
     except ValueError as error:
         do = "Look for a copy of it, or start the run again."
         raise ConfigError(doing, f"a snapshot in {place.text} that is whole", str(error)[:1000], do) from None
-    if found is None:
+    if snapshot is None:
         do = "Look at its name: it is what run.snapshots was, to the letter."
         raise ConfigError(doing, f"a snapshot in {place.text}", "none", do)
-    return FetchedSnapshot(found.head, found.faults)
+    return FetchedSnapshot(snapshot.head, snapshot.faults)
 
 
 def _write(head: SnapshotHead, folder: Path, disk: Disk) -> None:
@@ -311,21 +303,21 @@ class Keeping:
         self._storing = None if place is None else Storing(place, folder, context.disk, life)
         self._taken_at: int | None = None
         self._has_recalled = False
-        self._told_of: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None, "store": None}
+        self._status: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None, "store": None}
 
     def recall(self) -> Found | None:
         """The last snapshot, on the first successful read; None before and after."""
         if self._has_recalled:
             return None
         try:
-            found = self._snapshots.read()
+            snapshot = self._snapshots.read()
         except OSError as error:
             self._tell(error=words(error))
             return None
         self._has_recalled = True
-        number = found.manifest.number if found.manifest is not None else 0
-        self._tell(number=number, faults=found.faults, error=None)
-        return found
+        number = snapshot.manifest.number if snapshot.manifest is not None else 0
+        self._tell(number=number, faults=snapshot.faults, error=None)
+        return snapshot
 
     @property
     def has_recalled(self) -> bool:
@@ -336,7 +328,7 @@ class Keeping:
         """Whether a snapshot is due."""
         return self._has_recalled and (self._taken_at is None or now - self._taken_at >= self._every)
 
-    def take(self, held: Mapping[int, ShardState], states: Mapping[int, WholeState], now: int) -> None:
+    def write(self, held: Mapping[int, ShardState], states: Mapping[int, WholeState], now: int) -> None:
         """Take a snapshot of these items, if the last one has been read."""
         if not self._has_recalled:
             return
@@ -354,13 +346,13 @@ class Keeping:
         storing.see({(each.replica.role, each.replica.slot): each.incarnation for each in self._context.members()})
         storing.step(self._snapshots.newest, now)
         self._snapshots.pin(storing.offers.under_way)
-        if (told := storing.told()) != self._told_of["store"]:
-            self._tell(store=told)
+        if (status := storing.status()) != self._status["store"]:
+            self._tell(store=status)
 
     def of_disk(self) -> dict[str, Any]:
         """The fields of `Held` about disk and store, except `totals`."""
-        told = {name: self._told_of[name] for name in ("faults", "error", "store")}
-        return {"saved": self._snapshots.versions(), **told}
+        faults = {name: self._status[name] for name in ("faults", "error", "store")}
+        return {"saved": self._snapshots.versions(), **faults}
 
     def close(self) -> None:
         """Close the store."""
@@ -368,5 +360,5 @@ class Keeping:
             self._storing.close()
 
     def _tell(self, **news: Any) -> None:
-        self._told_of = {**self._told_of, **news}
-        self._context.publish(self._told_of)
+        self._status = {**self._status, **news}
+        self._context.publish(self._status)

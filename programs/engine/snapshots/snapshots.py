@@ -1,20 +1,7 @@
-"""Snapshots of a model: the newest published version of every fragment, on the disk of the run's home.
+"""Snapshots of a model on the disk of the run's home: the newest published version of every fragment, and whole states
+of learners.
 
 Decides the form of a snapshot, when one is good, and which one is read; not when one is taken (`keeping`).
-
-Theory of operation. A fragment's published item contains everything that belongs to its values: the version, up to
-which token each life's work is in it (`clock`), and below which batch of each stream (`positions`). So any set of
-published versions, one of each fragment, is a consistent cut: no token is in it twice, and tokens in none of them were
-either undone or are reported lost. No host has to stop for it, nor to agree on a moment with another.
-
-Each version is a file of its own, written whole before the manifest that names it. A snapshot is good once its manifest
-is there; the one before it stays until then, and its files as long as it. Only versions that are new are written. Files
-are checked against the manifest when they are read, byte for byte; where anything differs, the snapshot before is read.
-
-Whole states of learners as files: parameters, moments, and their progress in their data.
-
-Decides the form: a safetensors file with the bytes of each leaf, whose types and shapes are in the manifest, so that
-types which safetensors does not know (those of keys, and of small floats) are as good as others.
 """
 
 from __future__ import annotations
@@ -64,10 +51,14 @@ def is_of(entry: StateEntry, state: WholeState) -> bool:
 
 
 def encoded_state(index: int, state: WholeState, life: int) -> tuple[StateEntry, bytes]:
-    """The entry of a state, and its file; `life` is the recorder's."""
+    """The entry of a state, and its file; `life` is the recorder's.
+
+    A safetensors file with the bytes of each leaf, whose types and shapes are in the manifest, so that types which
+    safetensors does not know (those of keys, and of small floats) are as good as others.
+    """
     leaves = [np.asarray(leaf) for leaf in state["leaves"]]
     tensors = {f"leaf-{i}": flat(leaf) for i, leaf in enumerate(leaves)}
-    tensors |= {f"stream-{slot}": flat(np.asarray(told)) for slot, _, told in state["streams"]}
+    tensors |= {f"stream-{slot}": flat(np.asarray(stream)) for slot, _, stream in state["streams"]}
     data = save(tensors)
     entry = StateEntry(
         index=index,
@@ -89,7 +80,7 @@ def decoded(entry: StateEntry, data: bytes) -> WholeState:
     """The state of an entry, from its file; ValueError if the file is not valid."""
     try:
         tensors = load(data)
-        leaves = [formed(tensors[f"leaf-{i}"], *told) for i, told in enumerate(entry.leaves)]
+        leaves = [formed(tensors[f"leaf-{i}"], *form) for i, form in enumerate(entry.leaves)]
         streams = [[slot, position, tensors[f"stream-{slot}"]] for slot, position in entry.streams]
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{entry.file} is no file of a state: {error}") from None
@@ -167,6 +158,15 @@ class Snapshots:
 
     A reader that does not know the sizes gives None. Errors of the disk are raised as OSError, and leave the newest
     good snapshot as it was.
+
+    A fragment's published item contains everything that belongs to its values: the version, up to which token each
+    life's work is in it (`clock`), and below which batch of each stream (`positions`). So any set of published
+    versions, one of each fragment, is a consistent cut: no token is in it twice, and tokens in none of them were either
+    undone or are reported lost. No host has to stop for it.
+
+    Each version is a file of its own, written whole before the manifest that names it. A snapshot is good once its
+    manifest is there; the one before it stays until then, and its files as long as it. Files are checked against the
+    manifest when they are read, byte for byte; where anything differs, the snapshot before is read.
     """
 
     def __init__(self, folder: Path, sizes: Sequence[int] | None, disk: Disk, life: int = 1) -> None:
@@ -236,11 +236,11 @@ class Snapshots:
         if self._is_replaced():
             raise OSError(errno.ESTALE, "a later life of the recorder takes the snapshots")
         before = self._newest
-        known = {entry.fragment: entry for entry in before.fragments} if before is not None else {}
+        former = {entry.fragment: entry for entry in before.fragments} if before is not None else {}
         entries = []
         for p, item in sorted(held.items()):
-            is_known = p in known and known[p].version == tuple(item["version"])
-            entries.append(known[p] if is_known else self._write_values(item))
+            is_unchanged = p in former and former[p].version == tuple(item["version"])
+            entries.append(former[p] if is_unchanged else self._write_values(item))
         whole = self._write_states(states)
         if before is not None and (entries, whole) == (before.fragments, before.states):
             return before
@@ -255,10 +255,10 @@ class Snapshots:
 
     def _is_replaced(self) -> bool:
         try:
-            found = msgspec.json.decode(self._disk.read(self._folder / MANIFEST), type=Manifest)
+            manifest = msgspec.json.decode(self._disk.read(self._folder / MANIFEST), type=Manifest)
         except (FileNotFoundError, ValueError):
             return False
-        return found.writer > self._life
+        return manifest.writer > self._life
 
     def _write_values(self, item: ShardState) -> FragmentEntry:
         p, (epoch, count) = item["fragment"], item["version"]
@@ -278,11 +278,11 @@ class Snapshots:
         )
 
     def _write_states(self, states: Mapping[int, WholeState]) -> list[StateEntry]:
-        known = {entry.index: entry for entry in self._newest.states} if self._newest is not None else {}
+        former = {entry.index: entry for entry in self._newest.states} if self._newest is not None else {}
         entries = []
         for index, state in sorted(states.items()):
-            if index in known and is_of(known[index], state):
-                entries.append(known[index])
+            if index in former and is_of(former[index], state):
+                entries.append(former[index])
                 continue
             entry, data = encoded_state(index, state, self._life)
             write_bytes(self._folder / entry.file, data, self._disk)
@@ -305,9 +305,9 @@ class Snapshots:
 
     def _manifest(self, name: str) -> Manifest:
         data = self._disk.read(self._folder / name)
-        told = msgspec.json.decode(data, type=_Format)
-        if told.format != FORMAT:
-            raise ValueError(f"expected format {FORMAT}, found {told.format}: another version of isthmus wrote it")
+        header = msgspec.json.decode(data, type=_Format)
+        if header.format != FORMAT:
+            raise ValueError(f"expected format {FORMAT}, found {header.format}: another version of isthmus wrote it")
         manifest = msgspec.json.decode(data, type=Manifest)
         count = len(manifest.fragments if self._sizes is None else self._sizes)
         if [entry.fragment for entry in manifest.fragments] != list(range(count)):
@@ -342,10 +342,10 @@ def _item(entry: FragmentEntry, data: bytes, size: int | None) -> ShardState:
     if VALUES not in tensors:
         raise ValueError(f"{entry.file}: expected a tensor {VALUES!r}, found {sorted(tensors)}")
     size = tensors[VALUES].size if size is None else size
-    for name, found in tensors.items():
-        if found.dtype != np.float32 or found.shape != (size,):
+    for name, tensor in tensors.items():
+        if tensor.dtype != np.float32 or tensor.shape != (size,):
             expected = f"{size} values of float32"
-            raise ValueError(f"{entry.file}, {name}: expected {expected}, found {found.dtype}{found.shape}")
+            raise ValueError(f"{entry.file}, {name}: expected {expected}, found {tensor.dtype}{tensor.shape}")
     return ShardState(
         fragment=entry.fragment,
         version=list(entry.version),

@@ -1,36 +1,9 @@
-"""A place for snapshots beside the run folder: objects by name, each there whole or not at all.
+"""Snapshots in a store beside the run folder: what makes one up, which one is good, which are removed, and which stores
+are valid.
 
-Decides nothing: guarantees are built on top of it, in `stored`. It requires less of a place than of a disk, because
-object stores have neither renaming nor appending: put an object, get it, list the names, remove one. So one protocol
-serves a folder on another disk, through the `Disk` that a host is given, and every filesystem of fsspec (`urls`).
-
-Snapshots in a store: the objects that make one up, which one is good, and which are removed.
-
-Decides that without renaming or locks, which object stores lack. Theory of operation:
-
-- An object is never changed. Each life of a recorder has names of its own: `TERM-LIFE` before all of them, where a run
-  that goes on from a store is in the next term. So no writer, though it lives on after it was replaced, can spoil the
-  objects of another.
-- The values of a fragment's version are put once, each as one object. Then comes the *head*, one object with all else:
-  the manifest, with size and digest of each, and the small files that a run needs to go on. A store shows an object
-  whole or not at all, and to all readers after the answer (S3 promises both); where one does not, a torn head does not
-  match its own digest, and neither do torn values. So a snapshot is good from one moment on: that in which its head is
-  there. A transfer that is interrupted before leaves the snapshot before as it was.
-- Heads are ordered by term, life and number. The newest that is whole is read, compared byte for byte.
-- The two newest heads stay, and the objects that they name. The rest of this life, and of earlier ones, goes; heads
-  first.
-- A writer that finds the head of a later life writes no more: its run has gone on elsewhere.
-
-The contents of the store are a copy of those on the disk of the run's home. So a store that is away costs nothing but
-age: once it is back, it is given the newest snapshot, and objects that it already has are not sent again.
-
-The places for a run's snapshots beside its folder: the values of `run.snapshots`, and how each is opened.
-
-Decides the valid places: a folder (a path, or file://), which is written through the disk of the host, and every URL of
-which fsspec knows the scheme. A place that cannot be used gives one message, before anything is started. Credentials
-are never part of it: each filesystem finds them where its own tools do (environment, files of the user).
-
-A call of fsspec has no limit of time of its own; `courier` keeps one that hangs from holding up anything else.
+Decides that without renaming or locks, which object stores lack. A store is only required to put an object whole, get
+it, list names and remove one, so a folder and every filesystem of fsspec serve. The contents are a copy of the
+snapshots on the disk of the run's home: a store that is away costs nothing but age.
 """
 
 from __future__ import annotations
@@ -153,11 +126,11 @@ def heads(names: list[str]) -> list[str]:
 def read_head(store: Store, name: str) -> SnapshotHead:
     """A head by its name; ValueError if it is not valid, OSError if the store cannot be read."""
     data = store.get(name, HEAD_BYTES_MAX)
-    told, body = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
-    if not data.startswith(_MAGIC) or xxhash.xxh3_128_digest(body) != told:
+    digest, body = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
+    if not data.startswith(_MAGIC) or xxhash.xxh3_128_digest(body) != digest:
         raise ValueError(f"{name} is not what was written: {len(data)} bytes")
-    if (found := msgspec.msgpack.decode(body, type=_Versioned).format) != FORMAT:
-        raise ValueError(f"{name}: expected format {FORMAT}, found {found}; a newer isthmus may read it")
+    if (version := msgspec.msgpack.decode(body, type=_Versioned).format) != FORMAT:
+        raise ValueError(f"{name}: expected format {FORMAT}, found {version}; a newer isthmus may read it")
     head = msgspec.msgpack.decode(body, type=SnapshotHead)
     for entry in head.manifest.entries:
         if not _FILE.fullmatch(entry.file):
@@ -171,10 +144,10 @@ def encoded(head: SnapshotHead) -> bytes:
     return _MAGIC + xxhash.xxh3_128_digest(body) + body
 
 
-def newest(store: Store, take: Callable[[SnapshotHead, FragmentEntry | StateEntry, bytes], None]) -> Readable | None:
+def newest(store: Store, accept: Callable[[SnapshotHead, FragmentEntry | StateEntry, bytes], None]) -> Readable | None:
     """The newest complete snapshot, with the faults of newer ones; None if the store has none.
 
-    Each of its values is handed to `take`, which raises ValueError for a wrong one; some values of incomplete snapshots
+    Each of its values is handed to `accept`, which raises ValueError for a wrong one; some values of incomplete ones
     may be handed over before. ValueError if all are incomplete, OSError if the store cannot be read.
     """
     faults: list[str] = []
@@ -182,7 +155,7 @@ def newest(store: Store, take: Callable[[SnapshotHead, FragmentEntry | StateEntr
         try:
             head = read_head(store, name)
             for entry in head.manifest.entries:
-                take(head, entry, _values(store, head, entry))
+                accept(head, entry, _values(store, head, entry))
         except FileNotFoundError as error:
             faults.append(f"{name}: {words(error)}")
         except ValueError as error:
@@ -207,7 +180,16 @@ def _values(store: Store, head: SnapshotHead, entry: FragmentEntry | StateEntry)
 
 @final
 class StoredSnapshots:
-    """The stored snapshots of one life of a run's recorder, in one term of the run."""
+    """The stored snapshots of one life of a run's recorder, in one term of the run.
+
+    - An object is never changed, and each life of a recorder has names of its own (`TERM-LIFE`): no writer, even one
+      that lives on after it was replaced, can spoil the objects of another.
+    - Values are put first, then the head, with size and digest of each: a snapshot is good from the moment at which its
+      head is there. A torn head or torn values do not match their digests.
+    - Heads are ordered by term, life and number. The newest that is whole is read; the two newest stay with their
+      objects, the others are removed, heads first.
+    - A writer that finds the head of a later life writes no more: its run has gone on elsewhere.
+    """
 
     def __init__(self, store: Store, run: str, home: str, term: int, life: int) -> None:
         self._store, self._run, self._home, self._term, self._life = store, run, home, term, life
@@ -229,8 +211,8 @@ class StoredSnapshots:
         if the store refuses, and for a life that was replaced.
         """
         self._check_newest()
-        told = [(role, slot, incarnation) for (role, slot), incarnation in sorted(lives.items())]
-        head = SnapshotHead(FORMAT, self._run, self._home, self._term, self._life, at, manifest, {}, told)
+        rows = [(role, slot, incarnation) for (role, slot), incarnation in sorted(lives.items())]
+        head = SnapshotHead(FORMAT, self._run, self._home, self._term, self._life, at, manifest, {}, rows)
         for entry in manifest.entries:
             if (name := head.values(entry)) not in self._put:
                 self._store.put(name, read(entry.file))
@@ -253,8 +235,8 @@ class StoredSnapshots:
             raise OSError(errno.ESTALE, f"the run goes on elsewhere, and takes the snapshots there: {names[0]}")
         if not self._is_compared:
             with suppress(ValueError, FileNotFoundError):
-                if (found := read_head(self._store, names[0]).run) != self._run:
-                    raise OSError(errno.EEXIST, f"snapshots of another run are there: {found}")
+                if (other := read_head(self._store, names[0]).run) != self._run:
+                    raise OSError(errno.EEXIST, f"snapshots of another run are there: {other}")
             self._is_compared = True
 
     def _forget(self) -> None:
@@ -303,6 +285,10 @@ class StorePlace:
     """The store of snapshots of the run named `run`, whose folder is `home` (MACHINE:PATH).
 
     `text` is a folder's absolute path, or a URL. `in_background`: by a thread, as on the real clock.
+
+    A place that cannot be used gives one message before anything is started. Credentials are never part of it: each
+    filesystem finds them where its own tools do. A call of fsspec has no time limit of its own; a courier (`keeping`)
+    keeps one that hangs from holding up anything else.
     """
 
     text: str
@@ -326,7 +312,7 @@ class UrlStore:
 
     def __init__(self, url: str) -> None:
         self._url, self._scheme = url, scheme_of(url)
-        self._filesystem, self._root = _told(lambda: _filesystem(url))
+        self._filesystem, self._root = _as_os_error(lambda: _filesystem(url))
 
     def put(self, name: str, data: bytes) -> None:
         more = {"chunksize": _CHUNK_BYTES, "max_concurrency": 1} if self._scheme in _S3 else {}
@@ -336,13 +322,13 @@ class UrlStore:
                 self._filesystem.makedirs(self._root, exist_ok=True)
             self._filesystem.pipe_file(self._path(name), data, **more)
 
-        _told(put)
+        _as_os_error(put)
 
     def get(self, name: str, bytes_max: int) -> bytes:
-        size = _told(lambda: self._filesystem.size(self._path(name)))
+        size = _as_os_error(lambda: self._filesystem.size(self._path(name)))
         if size is not None and size > bytes_max:
             raise OSError(errno.EFBIG, f"{name} has {size} bytes: expected at most {bytes_max}")
-        return bytes(_told(lambda: self._filesystem.cat_file(self._path(name))))
+        return bytes(_as_os_error(lambda: self._filesystem.cat_file(self._path(name))))
 
     def names(self) -> list[str]:
         def names() -> list[str]:
@@ -352,11 +338,11 @@ class UrlStore:
             except FileNotFoundError:
                 return []
 
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in _told(names) if not path.endswith("/"))
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in _as_os_error(names) if not path.endswith("/"))
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
-            _told(lambda: self._filesystem.rm_file(self._path(name)))
+            _as_os_error(lambda: self._filesystem.rm_file(self._path(name)))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -380,8 +366,8 @@ def place_of(text: str, folder: Path | None = None) -> StorePlace:
         raise ConfigError(doing, "one filesystem", f"a chain, {text!r}", do)
     import fsspec
 
-    known = sorted(fsspec.available_protocols())
-    if scheme not in known:
+    schemes = sorted(fsspec.available_protocols())
+    if scheme not in schemes:
         do = "Name a folder, or for example s3://bucket/path, gs://bucket/path or sftp://machine/path."
         raise ConfigError(doing, "a URL whose scheme fsspec knows", repr(text), do)
     try:
@@ -403,7 +389,7 @@ def check(place: StorePlace, disk: Disk, *, run: str = "") -> None:
         do = "Name another folder, or make this one writable."
     try:
         store = place.open(disk)
-        found = heads(store.names())
+        present = heads(store.names())
         store.put(name, data)
         try:
             is_there = store.get(name, len(data)) == data
@@ -413,15 +399,15 @@ def check(place: StorePlace, disk: Disk, *, run: str = "") -> None:
         raise ConfigError(doing, f"a place that can be written, {place.text}", words(error), do) from None
     if not is_there:
         raise ConfigError(doing, f"a place that gives back what it was given, {place.text}", "something else", do)
-    if found:
+    if present:
         try:
-            other = read_head(store, found[0]).run
+            other = read_head(store, present[0]).run
         except (ValueError, OSError):
             other = ""
         if other != run or not run:
-            told = f"those of {other}" if other else "some that cannot be read"
+            actual = f"those of {other}" if other else "some that cannot be read"
             do = f"Name another place; or go on with that run: isthmus train --resume {place.text}"
-            raise ConfigError(doing, f"{place.text} without snapshots of another run", told, do)
+            raise ConfigError(doing, f"{place.text} without snapshots of another run", actual, do)
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -437,12 +423,12 @@ def _filesystem(url: str) -> tuple[Any, str]:
     return filesystem, root.rstrip("/")
 
 
-def _told(work: Callable[[], _T]) -> _T:
+def _as_os_error(work: Callable[[], _T]) -> _T:
     """The result of `work`; its errors are raised as OSError."""
     try:
         return work()
     except FileNotFoundError:
         raise
     except Exception as error:
-        told = " ".join(str(part) for part in error.args if isinstance(part, str)) or str(error)
-        raise OSError(errno.EIO, f"{type(error).__name__}: {told}".rstrip(": ")) from error
+        message = " ".join(str(part) for part in error.args if isinstance(part, str)) or str(error)
+        raise OSError(errno.EIO, f"{type(error).__name__}: {message}".rstrip(": ")) from error

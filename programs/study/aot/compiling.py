@@ -53,7 +53,7 @@ _ENVIRONMENT: Final = {
     # Other processes may load libtpu here: it locks a file that guards a chip, and there is no chip.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_TOLD_SECONDS: Final = 1.0
+_PROGRESS_SECONDS: Final = 1.0
 """Interval of progress reports."""
 _LAST_BYTES: Final = 4000
 """Bytes of a dead worker's output that an error shows."""
@@ -72,14 +72,16 @@ def check_compiler(doing: str) -> None:
         raise ConfigError(doing, "libtpu, the compiler of TPUs, which needs no TPU", "none in this environment", do)
 
 
-def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear, *, fit: bool) -> CountedIsland:
-    """The figures of a run with spec `told` on an island, for this slot's learner; with `fit`, also the largest batch.
+def compiled_for(
+    target: Target, slot: int, run_spec: Mapping[str, Any], on_progress: Hear, *, fit: bool
+) -> CountedIsland:
+    """The figures of a run with this spec on an island, for this slot's learner; with `fit`, also the largest batch.
 
     ConfigError if the request is wrong; RunError if the worker dies, or fails.
     """
     kept = cache_folder("ahead")
     where = {"target": target.name, "slot": slot, "kept": None if kept is None else str(kept)}
-    request = json.dumps({"spec": told, **where, "fit": fit})
+    request = json.dumps({"spec": run_spec, **where, "fit": fit})
     with tempfile.TemporaryFile() as noise:
         worker = subprocess.Popen(
             [sys.executable, "-m", WORKER],
@@ -89,7 +91,7 @@ def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear,
             env={**os.environ, **_ENVIRONMENT},
         )
         try:
-            answer = _heard(worker, request, lambda name, since: hear(target.name, name, since))
+            answer = _heard(worker, request, lambda name, since: on_progress(target.name, name, since))
         finally:
             worker.kill()
             worker.communicate()
@@ -105,7 +107,7 @@ def compiled_for(target: Target, slot: int, told: Mapping[str, Any], hear: Hear,
     return summed(target, slot, msgspec.convert(answer["answer"], IslandFigures))
 
 
-def _heard(worker: subprocess.Popen[bytes], request: str, hear: Callable[[str, float], None]) -> dict[str, Any]:
+def _heard(worker: subprocess.Popen[bytes], request: str, on_progress: Callable[[str, float], None]) -> dict[str, Any]:
     """The last message of a worker; the {status} of its process if it sent none."""
     assert worker.stdin is not None
     assert worker.stdout is not None
@@ -116,16 +118,16 @@ def _heard(worker: subprocess.Popen[bytes], request: str, hear: Callable[[str, f
         return {"status": worker.wait()}
     begun, doing, buffered = time.monotonic(), "", b""
     while True:
-        hear(doing, time.monotonic() - begun)
-        if not select.select([worker.stdout], [], [], _TOLD_SECONDS)[0]:
+        on_progress(doing, time.monotonic() - begun)
+        if not select.select([worker.stdout], [], [], _PROGRESS_SECONDS)[0]:
             continue
         read = os.read(worker.stdout.fileno(), 1 << 16)
         buffered += read
         *lines, buffered = buffered.split(b"\n")
-        for told in map(json.loads, lines):
-            if "doing" not in told:
-                return dict(told)
-            doing = told["doing"]
+        for message in map(json.loads, lines):
+            if "doing" not in message:
+                return dict(message)
+            doing = message["doing"]
         if not read:
             return {"status": worker.wait()}
 
@@ -136,32 +138,32 @@ _ISLANDS: Final = "islands"
 """The folder in that of the figures of functions."""
 
 
-def keep(told: Mapping[str, Any], islands: Mapping[int, tuple[Target, CountedIsland]]) -> None:
-    """Keep the figures of a run's islands, by slot; `told` is the run's spec. A full disk costs these figures only.
+def keep(run_spec: Mapping[str, Any], islands: Mapping[int, tuple[Target, CountedIsland]]) -> None:
+    """Keep the figures of a run's islands, by slot; `run_spec` is the run's spec. A full disk costs these figures only.
 
     Reads all sources on which the figures depend, once.
     """
-    folder, job = _folder(), told["job"]
+    folder, job = _folder(), run_spec["job"]
     if folder is None:
         return
-    what = _What(job["program"], job["task"], job["settings"], tuple(told["tokens_of_step"]))
+    what = _What(job["program"], job["task"], job["settings"], tuple(run_spec["tokens_of_step"]))
     with suppress(OSError):
         os.makedirs(folder, exist_ok=True)
         for slot, (target, island) in islands.items():
-            found = CompiledNeeds(
+            needs = CompiledNeeds(
                 memory_bytes=island.memory_bytes,
                 limit_bytes=island.memory_limit_bytes,
                 products_seconds=island.predicted_products_seconds,
                 step_seconds=island.predicted_step_seconds,
             )
-            write_bytes(folder / what.file(slot, target.device.kind, target.count), msgspec.json.encode(found))
+            write_bytes(folder / what.file(slot, target.device.kind, target.count), msgspec.json.encode(needs))
 
 
 def finder(request: Request) -> Find:
     """The kept figures of a request's learners. Reads all sources on which the figures depend, at the first call."""
     folder, job, tokens = _folder(), request.job, request.task.tokens_per_batch
-    given = (tokens,) if isinstance(tokens, int) else tokens
-    what = _What(job.program, job.task.text, dict(job.settings), given)
+    tokens_by_slot = (tokens,) if isinstance(tokens, int) else tokens
+    what = _What(job.program, job.task.text, dict(job.settings), tokens_by_slot)
 
     def find(machine: Machine, slot: int) -> CompiledNeeds | None:
         if folder is None or machine.device is None or not folder.is_dir():
@@ -190,9 +192,9 @@ class _What:
 
     def file(self, slot: int, kind: str, devices: int) -> str:
         """The name of the file for the learner in a slot, on `devices` devices of a kind."""
-        told = [_FORM, self._sources, self.program, self.task, dict(self.settings)]
+        of_program = [_FORM, self._sources, self.program, self.task, dict(self.settings)]
         of_island = [of_slot(self.tokens, slot), kind, devices]
-        return f"{hashlib.sha256(json.dumps([*told, *of_island], sort_keys=True).encode()).hexdigest()}.json"
+        return f"{hashlib.sha256(json.dumps([*of_program, *of_island], sort_keys=True).encode()).hexdigest()}.json"
 
     @cached_property
     def _sources(self) -> str:
@@ -206,7 +208,7 @@ _HELPS: Final = {
 }
 
 
-def told(island: CountedIsland) -> str:
+def lines_of(island: CountedIsland) -> str:
     """The figures of an island as lines; the first says whether it fits."""
     rows = list(_rows(island))
     width = max(len(name) for name, _ in rows)
@@ -221,7 +223,7 @@ def _rows(island: CountedIsland) -> Iterator[tuple[str, str]]:
     yield "memory", f"{size(island.memory_bytes)} of the {limit} of each device, in {memory.function}"
     parts = {
         "state": memory.state,
-        "batch" if memory.function in ("step", "gradient") else "what it is given": memory.given,
+        "batch" if memory.function in ("step", "gradient") else "what it is given": memory.arguments,
         "temporaries": memory.temporaries,
         "code": memory.code,
         "padding": memory.padding,

@@ -1,34 +1,10 @@
-"""The collectives of a compiled program, and the number that overlap with computation: read from its text.
+"""The figures of a learner's functions compiled for an island, and their sum for the island: memory, operations,
+collectives, predicted times.
 
-The text is the optimised module of an accelerator's compiler, which is a schedule (`is_scheduled=true`): the
-instructions of a computation run in the order of their lines. A collective is asynchronous where it is a pair of a
-start and a done: instructions of their own (`all-gather-start`), or fusions with such names
-(`async-collective-start.3`), between which its parts may be fused into products. It overlaps where an instruction that
-computes lies between the two. That is evidence of a schedule, not a measurement. Sends to another slice, and receives,
-are such pairs, too.
-
-The computation that a fusion calls is inspected: an all-reduce inside one is a collective that waits. The parts of a
-collective inside the fusions that carry it along are not counted again.
-
-The figures of one function of a learner, compiled for an island: the form that a worker sends, and that is kept.
-
-All sizes are bytes on one device, as the compiler lays them out; operations are those of the whole island.
-
-A run on an island that it was compiled for: whether it fits, the contents of the memory, and the cost of a step.
-
-Decides how the figures of a learner's functions add up to those of an island; all but compile times come from the
-compiler and from shapes, and the step time is predicted. Memory counts the state whole, also while a function runs that
-takes a part of it.
-
-Figures that are kept from one command to the next: the same program, options and compiler have the same figures.
-
-A file for each, under the digest of all that they depend on. One that cannot be read, or was written by another version
-of this module, is treated as missing.
-
-The names of islands that are compiled for, `v5p:2x2x1`: a kind of TPU and a topology in chips.
-
-Decides the valid names, and the compiler's options for each; the published figures of a kind are in
-`runtime.graph.devices`. The compiler itself does not check that a topology exists.
+Decides the valid names of islands (`v5p:2x2x1`, a kind of TPU and a topology in chips) with the compiler's options for
+each, what counts as an overlapping collective, whether a run fits, and which figures are kept from one command to the
+next. All but compile times come from the compiler and from shapes. Sizes are bytes on one device, as the compiler lays
+them out; operations are those of the whole island.
 """
 
 from __future__ import annotations
@@ -95,7 +71,16 @@ class _Instruction(NamedTuple):
 
 
 def read_collectives(text: str) -> Collectives:
-    """The collectives in the text of a compiled module; InvariantError if it is no schedule."""
+    """The collectives in the text of a compiled module; InvariantError if it is no schedule.
+
+    The text is the optimised module of an accelerator's compiler, which is a schedule: the instructions of a
+    computation run in the order of their lines. A collective is asynchronous where it is a pair of a start and a done:
+    instructions of their own (`all-gather-start`), or fusions with such names (`async-collective-start.3`), between
+    which its parts may be fused into products. It overlaps where an instruction that computes lies between the two.
+    That is evidence of a schedule, not a measurement. Sends to another slice, and receives, are such pairs, too. An
+    all-reduce inside a fusion is a collective that waits; the parts of a collective inside the fusions that carry it
+    along are not counted again.
+    """
     if "is_scheduled=true" not in text.partition("\n")[0]:
         what = "reading a compiled program: expected a module with is_scheduled=true"
         raise InvariantError(f"{what}, found {text[:60]!r}.")
@@ -106,9 +91,9 @@ def read_collectives(text: str) -> Collectives:
     asynchronous = overlapped = 0
     for name, lines in computations.items():
         if name not in applied:
-            found = list(_pairs(lines, inside, by_kind))
-            asynchronous += len(found)
-            overlapped += sum(found)
+            pairs = list(_pairs(lines, inside, by_kind))
+            asynchronous += len(pairs)
+            overlapped += sum(pairs)
     return Collectives(by_kind.total(), asynchronous, overlapped, dict(sorted(by_kind.items())))
 
 
@@ -146,7 +131,7 @@ def _computations(text: str) -> dict[str, list[_Instruction]]:
             lines = computations.setdefault(header["name"], [])
         elif match := _LINE.match(line):
             rest, inner = line[match.end() :], _INNER.search(line)
-            operands = tuple(found["name"] for found in _OPERAND.finditer(rest.partition(")")[0]))
+            operands = tuple(operand["name"] for operand in _OPERAND.finditer(rest.partition(")")[0]))
             lines.append(
                 _Instruction(match["name"], match["opcode"], operands, None if inner is None else inner["name"])
             )
@@ -236,13 +221,13 @@ class Counted:
 class Fit:
     """The largest batch whose step fits, in rows along its first axis.
 
-    `given` is that of the run, `rows` the largest, None if none fits, `asked` those that were compiled, `steps` the
-    functions of a step for `rows`.
+    `rows_given` is that of the run, `rows` the largest, None if none fits, `rows_tried` those that were compiled,
+    `steps` the functions of a step for `rows`.
     """
 
-    given: int
+    rows_given: int
     rows: int | None
-    asked: tuple[int, ...]
+    rows_tried: tuple[int, ...]
     steps: tuple[Counted, ...]
 
 
@@ -342,14 +327,14 @@ DEVICES: Final = "more-devices"
 class Filling:
     """Use of a device's memory in the function that needs most, in bytes.
 
-    `state`, `given` (a batch, an update), `temporaries` with the results, `code`, and `padding` of arrays beyond their
-    elements. For a refused function the compiler reports only the sum: `unknown` is then the part beside state and
-    given.
+    `state`, `arguments` (a batch, an update), `temporaries` with the results, `code`, and `padding` of arrays beyond
+    their elements. For a refused function the compiler reports only the sum: `unknown` is then the part beside state
+    and arguments.
     """
 
     function: str
     state: int
-    given: int
+    arguments: int
     temporaries: int = 0
     code: int = 0
     padding: int = 0
@@ -408,7 +393,10 @@ class CountedIsland:
 
 
 def summed(target: Target, slot: int, answer: IslandFigures) -> CountedIsland:
-    """The island of a worker's answer."""
+    """The island of a worker's answer.
+
+    Memory counts the state whole, also while a function runs that takes a part of it.
+    """
     functions = answer.functions
     state = max(each.state_bytes for each in functions)
     needs = [each.needed(state) for each in functions]
@@ -455,13 +443,13 @@ def summed(target: Target, slot: int, answer: IslandFigures) -> CountedIsland:
 
 
 def _filling(function: Counted, state: int, needed: int) -> Filling:
-    given = function.given_bytes
+    arguments = function.given_bytes
     if function.compiled is None:
-        return Filling(function.name, state, given, unknown=needed - state - given)
+        return Filling(function.name, state, arguments, unknown=needed - state - arguments)
     memory = function.compiled.memory
-    padding = memory.arguments - function.state_bytes - given
-    made = memory.temporaries + memory.outputs - memory.aliased
-    return Filling(function.name, state, given, made, memory.code, padding)
+    padding = memory.arguments - function.state_bytes - arguments
+    temporaries = memory.temporaries + memory.outputs - memory.aliased
+    return Filling(function.name, state, arguments, temporaries, memory.code, padding)
 
 
 def _batch_max(target: Target, answer: IslandFigures, state: int) -> LargestBatch | None:
@@ -471,7 +459,7 @@ def _batch_max(target: Target, answer: IslandFigures, state: int) -> LargestBatc
         return None
     needed = max(each.needed(state) for each in fit.steps)
     seconds = _step_seconds(target, fit.steps, answer.devices)
-    return LargestBatch(fit.rows, answer.tokens * fit.rows // fit.given, needed, seconds)
+    return LargestBatch(fit.rows, answer.tokens * fit.rows // fit.rows_given, needed, seconds)
 
 
 def _flops(steps: Sequence[Counted], devices: int) -> int:
@@ -492,9 +480,9 @@ def _seconds_of(target: Target, flops: float, accessed_bytes: float) -> float | 
 
 def _seconds(function: Counted) -> float:
     """Compile time of a function in seconds, measured when it was compiled."""
-    found = function.compiled or function.refused
-    assert found is not None
-    return found.compile_seconds
+    program = function.compiled or function.refused
+    assert program is not None
+    return program.compile_seconds
 
 
 def _added(each: list[Collectives]) -> Collectives:
@@ -515,7 +503,7 @@ _FIGURES_FORM: Final = 1
 
 def digest(program: str, target: Target, versions: Mapping[str, str]) -> str:
     """The digest of a program as StableHLO, and of all other inputs of its figures."""
-    told = [
+    inputs = [
         _FIGURES_FORM,
         target.name,
         target.host_bounds,
@@ -523,7 +511,7 @@ def digest(program: str, target: Target, versions: Mapping[str, str]) -> str:
         sorted(versions.items()),
         program,
     ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 class _Entry(msgspec.Struct):
@@ -533,7 +521,11 @@ class _Entry(msgspec.Struct):
 
 @final
 class KeptFigures:
-    """Figures in a folder, which need not be there yet; None keeps nothing."""
+    """Figures in a folder, which need not be there yet; None keeps nothing.
+
+    A file for each program, under the digest of all that its figures depend on. One that cannot be read, or was written
+    by another version of this module, is treated as missing.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

@@ -1,31 +1,10 @@
-"""The cost of a learner's function on some devices: lowers it, compiles it, and reads the result.
+"""A process that compiles a learner's functions for one island and reports their cost: `python -m
+isthmus.programs.study.aot.worker`.
 
-The devices may be those of a topology that is not there, or real ones: nothing is computed on either.
-
-The batch of a step in other sizes: the functions of a step, on shapes, with any number of rows.
-
-The largest batch whose step fits a device: the sequence of batches for which a compiler is run.
-
-Memory grows about linearly with the batch, so the next batch to try is where a line through the memory of two of them
-meets the limit. The result rests on the compiler's figures for the very batch that is found.
-
-The number of floating-point operations in the matrix products of a traced function: analytic, from its jaxpr.
-
-A compiler's own figure counts the body of a loop once and leaves kernels out, so it is no measure of a model. Here a
-product counts 2 operations per multiply-add (arXiv 2204.02311, appendix B), the body of a scan as often as it runs, of
-a branch the larger side. Elementwise operations are left out: they are limited by memory. A `while` whose number of
-turns no shape determines counts once, and is reported (`Flops.unbounded`).
-
-A compiler's message about a program that does not fit the memory of a device, as numbers.
-
-A TPU's compiler refuses such a program, and reports how much it would need, and how much there is: that gives its own
-limit, which is a little above or below the published figure of the device.
-
-A process that compiles a learner's functions for one island: `python -m isthmus.programs.study.aot.worker`.
-
-One line of JSON comes in, the request {spec, target, slot, kept, fit}; lines go out: {doing} for each function as it
-begins, and at the end {answer}, or {faults} where the request is wrong, or {error}. It is the only process that starts
-a backend, of the CPU: a TPU's compiler needs no TPU. The standard output of libraries goes to standard error.
+Decides which batch to try next for the largest that fits, and what counts as an operation. One line of JSON comes in,
+the request {spec, target, slot, kept, fit}; lines go out: {doing} for each function as it begins, and at the end
+{answer}, or {faults} where the request is wrong, or {error}. It is the only process that starts a backend, of the CPU:
+a TPU's compiler needs no TPU, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -87,34 +66,38 @@ GROWTH_MAX: Final = 8
 def largest(needed: Callable[[int], int], limit: int, begin: int, unit: int) -> int | None:
     """The largest multiple of `unit` rows, to within `FINENESS` and at most `ASKED_MAX` batches, that needs no more
     than `limit` bytes of a device; None if not even `unit` rows fit. `needed(rows)` returns the bytes that `rows` rows
-    need; `begin` rows are tried first."""
-    asked: dict[int, int] = {}
+    need; `begin` rows are tried first.
+
+    Memory grows about linearly with the batch, so the next batch to try is where a line through the memory of two of
+    them meets the limit. The result rests on the compiler's figures for the very batch that is found.
+    """
+    needed_of: dict[int, int] = {}
     low, high, count = 0, 0, max(begin // unit, 1)
-    while len(asked) < ASKED_MAX:
-        asked[count] = needed(count * unit)
-        if asked[count] <= limit:
+    while len(needed_of) < ASKED_MAX:
+        needed_of[count] = needed(count * unit)
+        if needed_of[count] <= limit:
             low = max(low, count)
         else:
             high = count
         if high and high - low <= max(1, low // FINENESS):
             break
-        count = _next(asked, limit, low, high)
+        count = _next(needed_of, limit, low, high)
     return low * unit or None
 
 
-def _next(asked: dict[int, int], limit: int, low: int, high: int) -> int:
+def _next(needed_of: dict[int, int], limit: int, low: int, high: int) -> int:
     """The next batch to try, between `low`, the largest that fits, and `high`, the smallest that does not (0: none is
-    known). Batches are counted in units of rows; `asked` has the bytes that each tried batch needs of `limit` bytes."""
-    near = sorted(asked, key=lambda count: abs(asked[count] - limit))[:2]
-    slope = (asked[near[0]] - asked[near[-1]]) / (near[0] - near[-1]) if len(near) > 1 else 0.0
+    known). Batches are counted in units of rows; `needed_of` has the bytes, of `limit`, that each tried batch needs."""
+    near = sorted(needed_of, key=lambda count: abs(needed_of[count] - limit))[:2]
+    slope = (needed_of[near[0]] - needed_of[near[-1]]) / (near[0] - near[-1]) if len(near) > 1 else 0.0
     halved = (low + high) // 2 if high else 2 * low
-    guess = near[0] + int((limit - asked[near[0]]) // slope) if slope > 0 else halved
+    guess = near[0] + int((limit - needed_of[near[0]]) // slope) if slope > 0 else halved
     finest = max(1, low // FINENESS)
     least, most = low + finest, high - 1 if high else GROWTH_MAX * low
     return max(min(guess, most), min(least, most), 1)
 
 
-def fitted(steps: Sequence[DeviceCall], asked: Callable[[int], list[Counted]], state: int, limit: int) -> Fit:
+def fitted(steps: Sequence[DeviceCall], count_rows: Callable[[int], list[Counted]], state: int, limit: int) -> Fit:
     """The largest batch for the functions of a step, in rows of its arrays' first axis, beside `state` bytes on
     each device, within the `limit` of a device, bytes.
 
@@ -125,18 +108,18 @@ def fitted(steps: Sequence[DeviceCall], asked: Callable[[int], list[Counted]], s
     first = {leaf.shape[0] if leaf.shape else 0 for leaf in leaves}
     if len(first) != 1 or 0 in first:
         expected = "arrays that have one first axis, of sequences or samples"
-        found = f"first axes of {', '.join(map(str, sorted(first)))}" if first else "no array"
-        raise ConfigError("Finding the largest batch of the task", expected, found, "Leave out --fit.")
-    [given] = first
+        actual = f"first axes of {', '.join(map(str, sorted(first)))}" if first else "no array"
+        raise ConfigError("Finding the largest batch of the task", expected, actual, "Leave out --fit.")
+    [rows_given] = first
     found_for = dict[int, list[Counted]]()
 
     def needed(rows: int) -> int:
-        found_for[rows] = asked(rows)
+        found_for[rows] = count_rows(rows)
         return max(each.needed(state) for each in found_for[rows])
 
-    unit = max(given // leaf.sharding.shard_shape(leaf.shape)[0] for leaf in leaves)
-    rows = largest(needed, limit, given, unit)
-    return Fit(given, rows, tuple(found_for), tuple(found_for[rows]) if rows is not None else ())
+    unit = max(rows_given // leaf.sharding.shard_shape(leaf.shape)[0] for leaf in leaves)
+    rows = largest(needed, limit, rows_given, unit)
+    return Fit(rows_given, rows, tuple(found_for), tuple(found_for[rows]) if rows is not None else ())
 
 
 def resized(call: DeviceCall, rows: int) -> DeviceCall:
@@ -154,7 +137,12 @@ def _with_rows(leaf: Any, rows: int) -> Any:
 
 
 class Flops(NamedTuple):
-    """Operations of matrix products; `unbounded`: loops of unknown length, whose bodies were counted once."""
+    """Operations of matrix products; `unbounded`: loops of unknown length, whose bodies were counted once.
+
+    A compiler's own figure counts the body of a loop once and leaves kernels out. Here a product counts 2 operations
+    per multiply-add (arXiv 2204.02311, appendix B), the body of a scan as often as it runs, of a branch the larger
+    side. Elementwise operations are left out: they are limited by memory.
+    """
 
     products: int
     unbounded: int = 0
@@ -204,16 +192,16 @@ def _inner(values: Any) -> Iterator[Any]:
 def _of_dot(equation: Any) -> int:
     (contracted, _), _ = equation.params["dimension_numbers"]
     left: tuple[int, ...] = equation.invars[0].aval.shape
-    made: int = math.prod(equation.outvars[0].aval.shape)
-    taken: int = math.prod(left[axis] for axis in contracted)
-    return 2 * made * taken
+    outputs: int = math.prod(equation.outvars[0].aval.shape)
+    contracted_size: int = math.prod(left[axis] for axis in contracted)
+    return 2 * outputs * contracted_size
 
 
 def _of_convolution(equation: Any) -> int:
     kernel, numbers = equation.invars[1].aval.shape, equation.params["dimension_numbers"]
-    taken: int = math.prod(kernel) // kernel[numbers.rhs_spec[0]]  # Spatial size times input channels of a group.
-    made: int = math.prod(equation.outvars[0].aval.shape)
-    return 2 * made * taken
+    inputs_each: int = math.prod(kernel) // kernel[numbers.rhs_spec[0]]  # Spatial size times input channels of a group.
+    outputs: int = math.prod(equation.outvars[0].aval.shape)
+    return 2 * outputs * inputs_each
 
 
 _PRODUCTS: dict[str, Callable[[Any], int]] = {"dot_general": _of_dot, "conv_general_dilated": _of_convolution}
@@ -239,8 +227,8 @@ class Overflow(NamedTuple):
 def read_overflow(message: str) -> Overflow | None:
     """The overflow in a compiler's message; None for a message about something else."""
     for form in _FORMS:
-        if found := form.search(message):
-            used, limit = (round(float(found[name]) * _UNITS[found[f"{name}_unit"]]) for name in ("used", "limit"))
+        if match := form.search(message):
+            used, limit = (round(float(match[name]) * _UNITS[match[f"{name}_unit"]]) for name in ("used", "limit"))
             return Overflow(used, limit)
     return None
 
@@ -251,22 +239,22 @@ def counted(call: DeviceCall, target: Target, kept: KeptFigures, versions: Mappi
     flops = matrix_flops(traced.jaxpr)
     lowered = traced.lower()
     key = digest(lowered.as_text(), target, versions)
-    found = kept.find(key)
-    is_kept = found is not None
-    if found is None:
-        found = compiled(lowered, target.options)
-        kept.keep(key, found)
-    state, *given = call.arguments
+    figures = kept.find(key)
+    is_kept = figures is not None
+    if figures is None:
+        figures = compiled(lowered, target.options)
+        kept.keep(key, figures)
+    state, *rest = call.arguments
     return Counted(
         name=call.name,
         is_step=call.is_step,
         products=flops.products,
         unbounded=flops.unbounded,
         state_bytes=bytes_on_device(state),
-        given_bytes=bytes_on_device(given),
+        given_bytes=bytes_on_device(rest),
         made_bytes=sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(lowered.out_info)),
-        compiled=found if isinstance(found, Compiled) else None,
-        refused=found if isinstance(found, RefusedProgram) else None,
+        compiled=figures if isinstance(figures, Compiled) else None,
+        refused=figures if isinstance(figures, RefusedProgram) else None,
         is_kept=is_kept,
     )
 
@@ -276,14 +264,14 @@ def compiled(lowered: Any, options: Mapping[str, str]) -> Compiled | RefusedProg
     raised."""
     begun = time.monotonic()
     try:
-        made = lowered.compile(dict(options))
+        program = lowered.compile(dict(options))
     except jax.errors.JaxRuntimeError as error:
         overflow = read_overflow(str(error))
         if overflow is None:
             raise
         return RefusedProgram(overflow.used_bytes, time.monotonic() - begun)
     took = time.monotonic() - begun
-    memory = made.memory_analysis()
+    memory = program.memory_analysis()
     return Compiled(
         ProgramMemory(
             arguments=memory.argument_size_in_bytes,
@@ -293,8 +281,8 @@ def compiled(lowered: Any, options: Mapping[str, str]) -> Compiled | RefusedProg
             code=memory.generated_code_size_in_bytes,
             peak=memory.peak_memory_in_bytes,
         ),
-        accessed_bytes=float(made.cost_analysis().get("bytes accessed", 0.0)),
-        collectives=read_collectives(made.as_text()),
+        accessed_bytes=float(program.cost_analysis().get("bytes accessed", 0.0)),
+        collectives=read_collectives(program.as_text()),
         compile_seconds=took,
     )
 
@@ -324,8 +312,8 @@ def main() -> int:
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def say(told: Mapping[str, Any]) -> None:
-        lines.write(f"{json.dumps(told)}\n")
+    def say(message: Mapping[str, Any]) -> None:
+        lines.write(f"{json.dumps(message)}\n")
         lines.flush()
 
     request = json.loads(sys.stdin.readline())
@@ -343,13 +331,13 @@ def main() -> int:
 
 def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> IslandFigures:
     """The answer to a request; `doing` is called with the name of each function before it is compiled."""
-    told, wanted = spec.read(request["spec"]), target(request["target"])
-    sys.argv = list(told.settings.argv)
+    run_spec, wanted = spec.read(request["spec"]), target(request["target"])
+    sys.argv = list(run_spec.settings.argv)
     devices = devices_of(wanted)
     versions = {name: metadata.version(name) for name in _PACKAGES}
     kept = KeptFigures(None if request["kept"] is None else Path(request["kept"]))
     functions: list[Counted] = []
-    all_calls = sorted(calls(told, request["slot"], devices), key=lambda call: not call.is_step)
+    all_calls = sorted(calls(run_spec, request["slot"], devices), key=lambda call: not call.is_step)
     for call in all_calls:
         doing(call.name)
         functions.append(counted(call, wanted, kept, versions))
@@ -359,13 +347,13 @@ def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> Island
         steps = [call for call in all_calls if call.is_step]
         state = max(each.state_bytes for each in functions)
 
-        def asked(batch: int) -> list[Counted]:
+        def counted_for(batch: int) -> list[Counted]:
             doing(f"step, a batch of {batch}")
             return [counted(resized(call, batch), wanted, kept, versions) for call in steps]
 
-        fit = fitted(steps, asked, state, limit)
+        fit = fitted(steps, counted_for, state, limit)
     return IslandFigures(
-        tokens=of_slot(told.job.tokens_by_slot or told.job.tokens_per_batch, request["slot"]),
+        tokens=of_slot(run_spec.job.tokens_by_slot or run_spec.job.tokens_per_batch, request["slot"]),
         device_kind=str(devices[0].device_kind),
         devices=len(devices),
         hosts=len({device.process_index for device in devices}),
@@ -387,25 +375,25 @@ def devices_of(wanted: Target) -> tuple[Any, ...]:
     return tuple(topology.devices)
 
 
-def calls(told: Spec, slot: int, devices: tuple[Any, ...]) -> Iterator[DeviceCall]:
+def calls(run_spec: Spec, slot: int, devices: tuple[Any, ...]) -> Iterator[DeviceCall]:
     """The device calls of a learner in this slot on these devices: the very functions of a run.
 
     On one device a run gives arrays no sharding; here they get that of the device, which is not jax's default.
     """
-    plan = lower(told.graph())[LEARNER]
+    plan = lower(run_spec.graph())[LEARNER]
     bodies = [node for node in plan.nodes if hasattr(node.body, "calls_on")]
     if not bodies:
         expected = "a node of role 'learner' whose body says what it calls: calls_on(devices, seed, slot)"
         do = "Use a body of isthmus.ops.learner, or write this method (isthmus.ops.island.life)."
-        raise ConfigError(f"Compiling {told.job.program!r}", expected, "none", do)
+        raise ConfigError(f"Compiling {run_spec.job.program!r}", expected, "none", do)
     for node in bodies:
-        given = {name: _resolved(value) for name, value in node.keywords.items()}
-        body = node.body(*map(_resolved, node.arguments), **given)
+        keywords = {name: _resolved(value) for name, value in node.keywords.items()}
+        body = node.body(*map(_resolved, node.arguments), **keywords)
         if len(devices) > 1:
-            yield from body.calls_on(devices, told.job.seed, slot)
+            yield from body.calls_on(devices, run_spec.job.seed, slot)
             continue
         there = partial(lying, sharding=SingleDeviceSharding(devices[0]))
-        for call in body.calls_on(None, told.job.seed, slot):
+        for call in body.calls_on(None, run_spec.job.seed, slot):
             yield call._replace(arguments=jax.tree.map(there, call.arguments))
 
 

@@ -58,8 +58,8 @@ def kept(tried: Sequence[Tried]) -> Markup:
         parts.append(text(0, y + 18, each.order.program, "name"))
         parts.append(rectangle(x.start, y, x.stop - x.start, _BAR, "band"))
         if ratio is not None:
-            told = f"{each.order.program} kept {percent(ratio)} of its undisturbed goodput"
-            parts.append(rectangle(x.start, y, x(min(ratio, 1.0)) - x.start, _BAR, f"chip c{row % 8}", told))
+            label_text = f"{each.order.program} kept {percent(ratio)} of its undisturbed goodput"
+            parts.append(rectangle(x.start, y, x(min(ratio, 1.0)) - x.start, _BAR, f"chip c{row % 8}", label_text))
             parts.append(text(min(x(ratio), x.stop) + 8, y + 18, percent(ratio), "value"))
     label = "Goodput under the plan, as a share of the program's own undisturbed goodput"
     return drawing(_WIDTH, 6 + len(tried) * (_BAR + 8), label, *parts)
@@ -108,13 +108,13 @@ def _fault(recovery: Recovery, zero: float, x: Scale, y: float) -> Iterator[Mark
     strike = recovery.strike
     begun, ended = strike.begun - zero, strike.ended - zero
     back = ended if recovery.seconds is None else ended + recovery.seconds
-    told = f"{strike.fault.kind} at {seconds(begun)}: {strike.proof}"
+    title = f"{strike.fault.kind} at {seconds(begun)}: {strike.proof}"
     middle = y + _ROW / 2
     if strike.fault.kind == "kill":
-        yield rectangle(x(begun), y + 3, max(x(back) - x(begun), 2.0), _ROW - 6, "absent", told)
-        yield element("path", titled(told), d=f"M{x(begun) - 4:.1f} {middle - 4:.1f}l8 8m0-8l-8 8", class_="cross")
+        yield rectangle(x(begun), y + 3, max(x(back) - x(begun), 2.0), _ROW - 6, "absent", title)
+        yield element("path", titled(title), d=f"M{x(begun) - 4:.1f} {middle - 4:.1f}l8 8m0-8l-8 8", class_="cross")
     else:
-        yield rectangle(x(begun), y + 3, max(x(ended) - x(begun), 2.0), _ROW - 6, "struck", told)
+        yield rectangle(x(begun), y + 3, max(x(ended) - x(begun), 2.0), _ROW - 6, "struck", title)
     verb, took = _VERBS[strike.fault.kind], seconds(recovery.seconds)
     lasted = "" if strike.fault.kind == "kill" else f" for {seconds(ended - begun)}"
     words = f"{verb}{lasted}, not seen again" if recovery.seconds is None else f"{verb}{lasted}, back after {took}"
@@ -138,13 +138,13 @@ def _loss(record: RunRecord, calm: RunRecord, x: Scale, marks: Sequence[float]) 
         parts.append(line(GUTTER, y(value), _WIDTH - 2, y(value), "grid"))
         parts.append(text(GUTTER - 8, y(value) + 4, decimal(value, 2), "small", "end"))
     for each, name, class_ in ((calm, "undisturbed", "series calm"), (record, "under the plan", "series")):
-        found = [(x(item.time), y(item.eval_loss)) for item in _evaluated(each) if item.eval_loss is not None]
-        found = [(at, loss) for at, loss in found if at <= x.stop]
-        if found:
-            d = "M" + "L".join(f"{at:.1f} {loss:.1f}" for at, loss in found)
+        points = [(x(item.time), y(item.eval_loss)) for item in _evaluated(each) if item.eval_loss is not None]
+        points = [(at, loss) for at, loss in points if at <= x.stop]
+        if points:
+            d = "M" + "L".join(f"{at:.1f} {loss:.1f}" for at, loss in points)
             parts.append(element("path", titled(f"held-out loss {name}"), d=d, class_=f"{class_} c0"))
             if each is record:
-                at, loss = found[-1]
+                at, loss = points[-1]
                 parts.append(text(at - 6, loss - 8, decimal(_evaluated(each)[-1].eval_loss), "value", "end"))
     return drawing(_WIDTH, _LOSS, "Held-out loss of the global model over the run", *parts)
 
@@ -189,13 +189,13 @@ def _curves(tried: Sequence[Tried], records: Sequence[tuple[RunRecord, RunRecord
     """The loss of the global model of each program, undisturbed (thin) and under the plan (bold)."""
     for index, (each, (struck, calm)) in enumerate(zip(tried, records, strict=True)):
         for name, record, is_main in (("undisturbed", calm, False), ("under the plan", struck, True)):
-            found = [item for item in record.evaluations if item.eval_loss is not None]
-            if found:
+            evaluated = [item for item in record.evaluations if item.eval_loss is not None]
+            if evaluated:
                 yield Curve(
                     f"{each.order.program}, {name}",
                     learner_class(index),
-                    [round(item.tokens) for item in found],
-                    [round(item.time, 4) for item in found],
-                    [item.eval_loss for item in found],
+                    [round(item.tokens) for item in evaluated],
+                    [round(item.time, 4) for item in evaluated],
+                    [item.eval_loss for item in evaluated],
                     is_main,
                 )

@@ -1,31 +1,8 @@
-"""The links between the hosts of a run, where faults can be inflicted on them: a SOCKS5 proxy on loopback.
+"""Faults inflicted on a real run, each with its proof from /proc: on processes, on machines, and on links.
 
-Learners and the evaluator dial all other hosts through this proxy if the environment names it; so all of their traffic
-passes here. The kernel tells which host a connection belongs to: the socket's inode, and the process that has it. Each
-host has a `Way`, with conditions for both directions that hold for all its connections together, and counts of the
-bytes that passed and were held up.
-
-A lost segment costs the time that TCP takes to send it again, as in the simulator (`runtime.sim.faults.Lose`): bytes
-are late, in order, and none is missing. The same holds for a way that is mute for a while.
-
-The machines of a run: a daemon each on loopback, which is started again when it has ended, as by a service manager.
-
-A machine is killed with everything that runs on it, at once. Its processes are identified by the state folder in the
-environment of its daemon, and of all that the daemon has started: so nothing of it is left, and nothing else is struck.
-
-The processes of a run in progress, and the kernel's information about them (proc(5)).
-
-Everything is read from outside: the daemon reports the pid of a host, /proc whether that process is there, stands
-still, and how much CPU time it has had.
-
-Inflicts the faults of a plan on real processes, and proves each from /proc.
-
-Where the learners of a program cannot go on without one of them (`TOGETHER`), all are ended with it, as launchers of
-such programs do, and begin again at once from the last snapshot: each as fast as one that was struck alone.
-
-A fault that is due waits for the process that it names, which may not be back yet after an earlier fault. Its delay is
-recorded, and so is the observation: that the process was gone, that it stood still and used no CPU time, how much less
-of it it had. A fault without such a proof has not happened.
+Decides when a fault of a plan is carried out, and whether it has happened: a fault without a proof (the process was
+gone, stood still, used less CPU time; bytes were held up) has not. Everything about processes is read from outside: the
+daemon reports the pid of a host, /proc whether that process is there.
 """
 
 from __future__ import annotations
@@ -108,7 +85,13 @@ class Way:
 
 class LinkProxy:
     """A proxy in a thread of its own; `owner_of(pid)` names the host of a process, and `usual` is how ways are at
-    first."""
+    first.
+
+    Learners and the evaluator dial all other hosts through this SOCKS5 proxy on loopback if the environment names it.
+    The kernel tells which host a connection belongs to: the socket's inode, and the process that has it. Conditions
+    hold for all connections of a host together, in both directions. A lost segment costs the time that TCP takes to
+    send it again, as in the simulator: bytes are late, in order, and none is missing.
+    """
 
     def __init__(self, owner_of: Callable[[int], str], usual: WayConditions) -> None:
         self._owner_of, self._usual = owner_of, usual
@@ -125,8 +108,8 @@ class LinkProxy:
     def way(self, host: str) -> Way:
         """The way of a host."""
         usual = self._usual
-        made = Way(WayConditions(usual.kbits, usual.latency, usual.share, usual.is_mute))
-        return self._ways.setdefault(host, made)
+        fresh = Way(WayConditions(usual.kbits, usual.latency, usual.share, usual.is_mute))
+        return self._ways.setdefault(host, fresh)
 
     def close(self) -> None:
         """End every connection."""
@@ -205,14 +188,14 @@ class LinkProxy:
 
     def _due(self, way: Way, direction: str, size: int) -> float:
         """The time at which bytes that arrive now are delivered."""
-        now, told = self._loop.time(), way.conditions
-        due = now + told.latency
-        if told.kbits is not None:
-            free = max(now, way.free_at.get(direction, 0.0)) + size * 8 / (1e3 * told.kbits)
+        now, conditions = self._loop.time(), way.conditions
+        due = now + conditions.latency
+        if conditions.kbits is not None:
+            free = max(now, way.free_at.get(direction, 0.0)) + size * 8 / (1e3 * conditions.kbits)
             way.free_at[direction] = free
-            due = free + told.latency
-        if told.share:
-            lost = sum(self._rng.random() < told.share for _ in range(-(-size // SEGMENT_BYTES)))
+            due = free + conditions.latency
+        if conditions.share:
+            lost = sum(self._rng.random() < conditions.share for _ in range(-(-size // SEGMENT_BYTES)))
             way.lost_segments += lost
             due += AGAIN_SECONDS * lost
         return due
@@ -345,8 +328,8 @@ class ProcessTable:
     def status(self) -> Mapping[str, Any]:
         """The status from the run's daemon; empty if none answers."""
         with suppress(OSError, ValueError, KeyError, ConfigError):
-            told = json.loads((self._folder / "daemon.json").read_text())
-            return ask(told["endpoint"], {"type": "status"}, ANSWER_SECONDS) or {}
+            address = json.loads((self._folder / "daemon.json").read_text())
+            return ask(address["endpoint"], {"type": "status"}, ANSWER_SECONDS) or {}
         return {}
 
     def zero(self) -> float | None:
@@ -360,7 +343,7 @@ class ProcessTable:
     def find_all(self, role: str) -> list[RunProcess]:
         """The processes of a role, whatever they do."""
         pids = [host["pid"] for host in self.status().get("hosts", ()) if host["role"] == role]
-        return [found for pid in pids if (found := process(pid or 0)) is not None]
+        return [running for pid in pids if (running := process(pid or 0)) is not None]
 
     def find_machine(self, name: str) -> tuple[str, ...] | None:
         """The hosts of a machine of a plan, if all of them do their work."""
@@ -403,6 +386,10 @@ class Machines:
 
     They are started in `folder`, with their files in a folder there that is named after the `run`; `references` name
     code that they may load; `environment` is added to theirs. RunError if one does not start to listen.
+
+    Each has a daemon on loopback, which is started again when it has ended, as by a service manager. A machine is
+    killed with everything that runs on it, at once: its processes are identified by the state folder in the environment
+    of its daemon, and of all that the daemon has started.
     """
 
     def __init__(
@@ -456,10 +443,10 @@ class Machines:
         """Kill all processes on a machine of a plan, its daemon first; returns them. No restart happens meanwhile."""
         with self._lock:
             number = machine_number(name)
-            found = sorted(self._processes(number), key=lambda each: each.pid != self._daemons[number].pid)
-            for each in found:
+            processes = sorted(self._processes(number), key=lambda each: each.pid != self._daemons[number].pid)
+            for each in processes:
                 kill(each)
-            return found
+            return processes
 
     def close(self) -> None:
         """End the daemons, and whatever they have left."""
@@ -519,8 +506,8 @@ class Machines:
         for path in Path("/proc").iterdir():
             with suppress(OSError, ValueError):
                 is_of = mark in (path / "environ").read_bytes().split(b"\0")
-                if is_of and (found := process(int(path.name))) is not None:
-                    yield found
+                if is_of and (running := process(int(path.name))) is not None:
+                    yield running
 
 
 BACK_SECONDS_MAX: Final = 60.0
@@ -564,11 +551,16 @@ class Strike(msgspec.Struct, frozen=True):
 
 
 class Striker:
-    """Carries a plan out, a thread for each fault that is due."""
+    """Carries a plan out, a thread for each fault that is due.
+
+    Where the learners of a program cannot go on without one of them (`TOGETHER`), all are ended with it, as launchers
+    of such programs do, and begin again at once from the last snapshot. A fault that is due waits for the process that
+    it names, which may not be back yet after an earlier fault; its delay is recorded.
+    """
 
     def __init__(
         self,
-        cast: ProcessTable,
+        processes: ProcessTable,
         faults: Sequence[Planned],
         zero: float,
         program: str,
@@ -576,11 +568,11 @@ class Striker:
         machines: Machines | None = None,
     ) -> None:
         self._links, self._machines = links, machines
-        self._cast, self._zero, self._together = cast, zero, TOGETHER.get(program)
+        self._processes, self._zero, self._together = processes, zero, TOGETHER.get(program)
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._strikes: dict[int, Strike] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._threads = [
             threading.Thread(target=self._await, args=(number, fault), name=f"fault {number}", daemon=True)
             for number, fault in enumerate(faults)
@@ -592,8 +584,8 @@ class Striker:
     def news(self) -> list[Strike]:
         """The strikes since the last call."""
         with self._lock:
-            new = [strike for number, strike in self._strikes.items() if number not in self._told]
-            self._told.update(self._strikes)
+            new = [strike for number, strike in self._strikes.items() if number not in self._reported]
+            self._reported.update(self._strikes)
         return new
 
     def close(self) -> list[Strike]:
@@ -609,8 +601,8 @@ class Striker:
         if self._over.wait(max(0.0, self._zero + fault.at - time.monotonic())):
             return
         until = time.monotonic() + BACK_SECONDS_MAX
-        find: Callable[[str], Any] = self._cast.find_machine if fault.role == MACHINE else self._cast.find
-        while (found := find(fault.host)) is None:
+        find: Callable[[str], Any] = self._processes.find_machine if fault.role == MACHINE else self._processes.find
+        while (victim := find(fault.host)) is None:
             if self._over.wait(SEARCH_SECONDS):
                 return
             if time.monotonic() > until:
@@ -618,18 +610,18 @@ class Striker:
                 return
         if fault.role == MACHINE:
             assert self._machines is not None, "a plan that kills one has them"
-            others = self._cast.find_all(self._together) if self._together else []
-            strike = _kill_machine(fault, found, self._machines)
+            others = self._processes.find_all(self._together) if self._together else []
+            strike = _kill_machine(fault, victim, self._machines)
             for other in others:
                 _signal(other, signal.SIGKILL)
             self._note(number, strike)
             return
         if fault.kind in OF_LINKS:
             assert self._links is not None, "a plan with faults of links has them"
-            self._note(number, _clog(fault, found, self._links.way(fault.host), self._over))
+            self._note(number, _clog(fault, victim, self._links.way(fault.host), self._over))
             return
-        others = self._cast.find_all(fault.role) if fault.kind == "kill" and fault.role == self._together else []
-        strike = _STRIKES[fault.kind](fault, found, self._over)
+        others = self._processes.find_all(fault.role) if fault.kind == "kill" and fault.role == self._together else []
+        strike = _STRIKES[fault.kind](fault, victim, self._over)
         for other in others:
             _signal(other, signal.SIGKILL)
         self._note(number, strike)
@@ -639,7 +631,7 @@ class Striker:
     def _ready_again(self, host: str) -> float | None:
         """The time at which a killed process had a successor; None if it does not get one."""
         until = time.monotonic() + BACK_SECONDS_MAX
-        while self._cast.find(host) is None:
+        while self._processes.find(host) is None:
             if self._over.wait(SEARCH_SECONDS) or time.monotonic() > until:
                 return None
         return time.monotonic()
@@ -722,15 +714,15 @@ def _clog(fault: Planned, process: RunProcess, way: Way, over: threading.Event) 
         # Held-up bytes pass once the fault is over; the next heartbeat of the wire arrives within that time.
         comes_about(lambda: way.held_bytes > held)
     held, lost = way.held_bytes - held, way.lost_segments - lost
-    told = f"{held:,} bytes held up, {passed_then:,} passed"
+    effect = f"{held:,} bytes held up, {passed_then:,} passed"
     is_proved = held > 0
     if fault.kind == "lose":
-        told, is_proved = f"{lost:,} segments lost, {passed_then:,} bytes", lost > 0
+        effect, is_proved = f"{lost:,} segments lost, {passed_then:,} bytes", lost > 0
     if fault.kind == "mute" and passed_then > IN_FLIGHT_BYTES_MAX:
         is_proved = False
     if not is_proved:
-        return Strike(fault, begun, ended, process.pid, why=told)
-    return Strike(fault, begun, ended, process.pid, proof=told)
+        return Strike(fault, begun, ended, process.pid, why=effect)
+    return Strike(fault, begun, ended, process.pid, proof=effect)
 
 
 _STRIKES: Final[dict[str, Callable[[Planned, RunProcess, threading.Event], Strike]]] = {
@@ -756,6 +748,6 @@ def _signal(process: RunProcess, number: int) -> bool:
 def comes_about(what: Callable[[], bool]) -> bool:
     """Wait at most GONE_SECONDS_MAX for `what` to hold; returns whether it does."""
     until = time.monotonic() + GONE_SECONDS_MAX
-    while not (found := what()) and time.monotonic() < until:
+    while not (holds := what()) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS / 10)
-    return found
+    return holds

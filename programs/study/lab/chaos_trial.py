@@ -97,11 +97,11 @@ class TrialFigures:
 def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> TrialFigures:
     """The figures of the run in `folder`, which is over."""
     record = reading.load(folder)
-    told = spec.load(folder)
-    zero = told.zero_ns / 1e9 + float(record.summary.get("start_seconds") or 0.0)
+    run_spec = spec.load(folder)
+    zero = run_spec.zero_ns / 1e9 + float(record.summary.get("start_seconds") or 0.0)
     happened = [strike for strike in strikes if strike.proof]
-    plan = lower(told.graph()).get("learner")
-    waits = 0 if plan is None else _waits(folder, plan, happened, told.zero_ns)
+    plan = lower(run_spec.graph()).get("learner")
+    waits = 0 if plan is None else _waits(folder, plan, happened, run_spec.zero_ns)
     return TrialFigures(
         folder, record.summary, strikes, [_recovery(record, each, zero) for each in happened], waits, zero
     )
@@ -110,13 +110,13 @@ def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> TrialFigures:
 def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) -> int:
     """The number of waits of learners on other hosts while they were not struck themselves."""
     count = 0
-    for file in tapes.found(folder)[0]:
+    for file in tapes.of_folder(folder)[0]:
         if file.member is None or file.member.replica.role != "learner":
             continue
         own = [each for each in strikes if str(file.member.replica) in (each.fault.host, *each.hosts)]
         for segment in tapes.read(file).segments:
-            found = waits_on_others(plan, segment.records)
-            count += sum(not any(_meet(wait, strike, zero_ns) for strike in own) for wait in found)
+            waits = waits_on_others(plan, segment.records)
+            count += sum(not any(_meet(wait, strike, zero_ns) for strike in own) for wait in waits)
     return count
 
 
@@ -219,7 +219,7 @@ def run(
                     machines.look()
                 if striker is not None:
                     for strike in striker.news():
-                        say(_told(strike))
+                        say(_strike_line(strike))
                 time.sleep(LOOK_SECONDS)
         finally:
             strikes = striker.close() if striker is not None else [Strike(fault, is_late=True) for fault in faults]
@@ -237,7 +237,7 @@ class TrialLife:
 
     def __init__(self, command: subprocess.Popen[bytes], folder: Path, *, is_detached: bool) -> None:
         self._command, self._folder, self._is_detached = command, folder, is_detached
-        self._heard = self._asked = time.monotonic()
+        self._heard = self._asked_at = time.monotonic()
 
     def is_over(self) -> bool:
         """Whether the run is over; RunError if no daemon has answered for it for SILENCE_SECONDS_MAX."""
@@ -248,8 +248,8 @@ class TrialLife:
         if code or not self._is_detached or (self._folder / OVER).exists():
             return True
         now = time.monotonic()
-        if now - self._asked > ASK_SECONDS:
-            self._asked = now
+        if now - self._asked_at > ASK_SECONDS:
+            self._asked_at = now
             self._heard = now if ProcessTable(self._folder).status() else self._heard
         if now - self._heard > SILENCE_SECONDS_MAX:
             raise RunError(f"no daemon has answered for the run in {self._folder} for {now - self._heard:.0f} s")
@@ -298,7 +298,7 @@ def _links(usual: SlowLinks | None) -> LinkProxy:
     return links
 
 
-def _told(strike: Strike) -> str:
+def _strike_line(strike: Strike) -> str:
     return f"{strike.fault.kind} {strike.fault.host}: {strike.proof or strike.why}"
 
 

@@ -1,22 +1,8 @@
-"""The folder of a comparison: `compare.json` with the plan, and a folder for every run, `VARIANT/seed-N`.
+"""A comparison of programs and settings: its plan, kept as `compare.json`, and its folder, with a folder
+`VARIANT/seed-N` for every run.
 
-A run that is done is never repeated; one that was interrupted or failed stays where it is, and the next attempt has a
-folder of its own beside it, `seed-N-2`. So a call continues where the one before it ended, for whatever reason.
-
-The plan of a comparison: variants, each a whole configuration, with a run for every seed. Plain data, kept as JSON.
-
-The first variant is the reference. For each number of learners (and each task) there is a control: one learner alone on
-its share of the tokens, the result that each would reach without the others. It is `diloco` with one learner and an
-outer step of 1 without momentum, which gives a learner its own parameters back: the inner optimizer alone, in every
-task.
-
-The `identity` tells which runs belong together: configurations, sources, pace. The number of seeds is not part of it,
-so that a comparison can be given more of them later; nor is the margin, which is given before the first run.
-
-Conversion of a request to a plan: every variant and control is prepared as a run would be, and nothing is started.
-
-Keys of section `program.` go to the programs that know them, because a family of programs has no settings in common; a
-key that none of them knows is refused. Preparing imports the task, and so jax: to be done in a process of its own.
+Decides the variants and controls (each prepared as a run would be, and nothing is started), which runs belong together,
+and which attempt at a run counts. Preparing imports the task, and so jax: to be done in a process of its own.
 """
 
 from __future__ import annotations
@@ -75,7 +61,13 @@ class Pacing(msgspec.Struct, frozen=True):
 
 class ComparisonPlan(msgspec.Struct, frozen=True):
     """A comparison. The reference is the first of `variants`, controls are last; in real time `pacing` is None, and
-    without a verdict `margin`, in units of the loss."""
+    without a verdict `margin`, in units of the loss.
+
+    For each number of learners (and each task) there is a control: one learner alone on its share of the tokens, the
+    result that each would reach without the others. It is `diloco` with one learner and an outer step of 1 without
+    momentum, which gives a learner its own parameters back. The `identity` leaves out the number of seeds, so that a
+    comparison can be given more of them later, and the margin, which is given before the first run.
+    """
 
     variants: tuple[Variant, ...]
     seed: int
@@ -91,8 +83,8 @@ class ComparisonPlan(msgspec.Struct, frozen=True):
     @property
     def identity(self) -> str:
         """Which comparison this is, as 32 hexadecimal digits."""
-        told = msgspec.json.encode([self.variants, self.seed, self.tokens, self.pacing], order="deterministic")
-        return hashlib.sha256(told).hexdigest()[:32]
+        content = msgspec.json.encode([self.variants, self.seed, self.tokens, self.pacing], order="deterministic")
+        return hashlib.sha256(content).hexdigest()[:32]
 
     def runs(self, seeds: int) -> list[tuple[Variant, int]]:
         """All runs in the order of execution: seed by seed, so that pairs are complete early."""
@@ -121,9 +113,9 @@ _ATTEMPTS_MAX: Final = 100
 _DO: Final = "Name another folder with --dir, or leave it out."
 
 
-def folder_of(plan: ComparisonPlan, given: Path | None) -> Path:
-    """The folder of a comparison: `given`, or runs/compare-ID in the current folder, so that the same call finds it."""
-    return (Path.cwd() / RUNS / f"compare-{plan.identity[:12]}" if given is None else given.expanduser()).absolute()
+def folder_of(plan: ComparisonPlan, chosen: Path | None) -> Path:
+    """The folder of a comparison: `chosen`, or runs/compare-ID in the current folder: the same call finds it again."""
+    return (Path.cwd() / RUNS / f"compare-{plan.identity[:12]}" if chosen is None else chosen.expanduser()).absolute()
 
 
 def opened(folder: Path, plan: ComparisonPlan) -> ComparisonPlan:
@@ -134,8 +126,8 @@ def opened(folder: Path, plan: ComparisonPlan) -> ComparisonPlan:
     doing = f"Comparing in {folder}"
     path = folder / PLAN
     if folder.exists() and not path.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        found = "files of something else" if folder.is_dir() else "a file"
-        raise ConfigError(doing, "the folder of this comparison, or an empty one", found, _DO)
+        actual = "files of something else" if folder.is_dir() else "a file"
+        raise ConfigError(doing, "the folder of this comparison, or an empty one", actual, _DO)
     if not path.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -192,7 +184,11 @@ def _only(one: Variant, other: Variant) -> str:
 
 
 def done(folder: Path, variant: Variant, seed: int) -> Path | None:
-    """The folder of a run that has ended; None if there is none."""
+    """The folder of a run that has ended; None if there is none.
+
+    A run that is done is never repeated; one that was interrupted or failed stays where it is, and the next attempt has
+    a folder of its own beside it, `seed-N-2`. So a call continues where the one before it ended.
+    """
     return next((path for path in attempts(folder, variant, seed) if has_ended(path, variant)), None)
 
 
@@ -232,10 +228,10 @@ def _numbered(folder: Path, variant: Variant, seed: int) -> Iterator[Path]:
 def summary(run: Path) -> dict[str, Any]:
     """The figures of a run; empty if they are missing or unreadable."""
     try:
-        found = json.loads((run / "summary.json").read_bytes())
+        figures = json.loads((run / "summary.json").read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return figures if isinstance(figures, dict) else {}
 
 
 VARIANTS_MAX: Final = 64
@@ -262,9 +258,13 @@ class ComparisonRequest:
     margin: float | None = None
 
 
-def plan(wanted: ComparisonRequest, found: Sequence[Fault] = ()) -> ComparisonPlan:
-    """The plan; ConfigError or GraphError with the faults of all variants, and those already `found`."""
-    faults = [*found, *_sweep_faults(wanted)]
+def plan(wanted: ComparisonRequest, faults_before: Sequence[Fault] = ()) -> ComparisonPlan:
+    """The plan; ConfigError or GraphError with the faults of all variants, and those already `faults_before`.
+
+    Keys of section `program.` go to the programs that know them, because a family of programs has no settings in
+    common; a key that none of them knows is refused.
+    """
+    faults = [*faults_before, *_sweep_faults(wanted)]
     schemas: dict[str, Schema] = {}
     for name in wanted.programs:
         with collecting(faults):
@@ -272,17 +272,17 @@ def plan(wanted: ComparisonRequest, found: Sequence[Fault] = ()) -> ComparisonPl
     faults += _unknown(wanted, list(schemas.values())) if len(schemas) == len(wanted.programs) else []
     if faults:
         raise ConfigError.of(faults)
-    made = [
+    variants = [
         (program, variant_name(short, chosen), sections)
         for (program, schema), short in zip(schemas.items(), _short(wanted.programs), strict=True)
         for chosen, sections in _chosen(wanted, schema)
     ]
-    if len(made) > VARIANTS_MAX:
+    if len(variants) > VARIANTS_MAX:
         do = "Leave out programs, or values of --sweep."
-        raise ConfigError("Reading --sweep", f"at most {VARIANTS_MAX} variants", str(len(made)), do)
+        raise ConfigError("Reading --sweep", f"at most {VARIANTS_MAX} variants", str(len(variants)), do)
     prepared: list[tuple[str, Request]] = []
     error: RequestError | None = None
-    for program, name, sections in made:
+    for program, name, sections in variants:
         try:
             prepared.append((name, _prepared(program, wanted.task, sections)))
         except RequestError as raised:
@@ -355,13 +355,15 @@ def _resolved(request: Request) -> _Sections:
 
 def _chosen(wanted: ComparisonRequest, schema: Schema) -> Iterator[tuple[dict[str, Any], _Sections]]:
     """The variants of one program: the chosen values of the sweeps, by key, and the sections."""
-    known = {where: values for where, values in wanted.sweeps.items() if where[0] != "program" or _knows(schema, where)}
-    for values in product(*known.values()):
+    sweeps = {
+        where: values for where, values in wanted.sweeps.items() if where[0] != "program" or _knows(schema, where)
+    }
+    for values in product(*sweeps.values()):
         sections = {name: dict(wanted.sections.get(name, {})) for name in ("run", "program", "task")}
         sections["program"] = {
             key: value for key, value in sections["program"].items() if _knows(schema, ("program", key))
         }
-        chosen = dict(zip(known, values, strict=True))
+        chosen = dict(zip(sweeps, values, strict=True))
         for (section, key), value in chosen.items():
             sections[section][key] = value
         yield {".".join(where): value for where, value in chosen.items()}, sections
@@ -388,11 +390,11 @@ def _sweep_faults(wanted: ComparisonRequest) -> Iterator[Fault]:
         if where in _NOT_SWEPT:
             yield Fault(f"Reading --sweep {where}", "another key", where, _NOT_SWEPT[where])
         if key in wanted.sections.get(section, {}):
-            found = "a value from --set, an option or a file as well"
-            yield Fault(f"Reading --sweep {where}", "its values from there alone", found, "Leave one of them out.")
+            actual = "a value from --set, an option or a file as well"
+            yield Fault(f"Reading --sweep {where}", "its values from there alone", actual, "Leave one of them out.")
         if len(set(map(str, values))) < len(values):
-            found = ",".join(map(str, values))
-            yield Fault(f"Reading --sweep {where}", "values that differ", found, "Name each value once.")
+            actual = ",".join(map(str, values))
+            yield Fault(f"Reading --sweep {where}", "values that differ", actual, "Name each value once.")
     if wanted.margin is not None and not 0 <= wanted.margin < float("inf"):
         do = "Say by how much a loss may differ and be as good, for example --margin 0.03."
         yield Fault("Reading --margin", "a number of at least 0", str(wanted.margin), do)
@@ -407,9 +409,9 @@ def _unknown(wanted: ComparisonRequest, schemas: Sequence[Schema]) -> Iterator[F
     swept = [key for section, key in wanted.sweeps if section == "program"]
     for key in [*wanted.sections.get("program", {}), *swept]:
         if not any(_knows(schema, ("program", key)) for schema in schemas):
-            known = {name for schema in schemas for name in schema.keys}
+            settings = {name for schema in schemas for name in schema.keys}
             yield Fault(
-                f"Reading program.{key}", "a setting of a program that is compared", repr(key), nearest(key, known)
+                f"Reading program.{key}", "a setting of a program that is compared", repr(key), nearest(key, settings)
             )
 
 

@@ -63,10 +63,10 @@ class ComparedRun(msgspec.Struct, frozen=True):
 
     def value(self, metric: str, axis: Axis, at: float) -> float | None:
         """A metric at a place along an axis, between the evaluations before and after it; None outside of them."""
-        known = [(place.at(axis), place.values[metric]) for place in self.places if metric in place.values]
-        if not known or not known[0][0] <= at <= known[-1][0]:
+        points = [(place.at(axis), place.values[metric]) for place in self.places if metric in place.values]
+        if not points or not points[0][0] <= at <= points[-1][0]:
             return None
-        return between(known, at)
+        return between(points, at)
 
     def end(self, axis: Axis) -> float:
         """The progress at the last evaluation, along an axis."""
@@ -86,11 +86,11 @@ def between(points: Sequence[tuple[float, float]], at: float) -> float:
 
 def measured(folder: Path, plan: ComparisonPlan, seeds: int) -> dict[str, list[ComparedRun]]:
     """The runs that are done, by variant."""
-    found: dict[str, list[ComparedRun]] = {}
+    by_variant: dict[str, list[ComparedRun]] = {}
     for variant in plan.variants:
         runs = [(seed, compare.done(folder, variant, seed)) for seed in range(plan.seed, plan.seed + seeds)]
-        found[variant.name] = [_run(folder, variant, seed, path) for seed, path in runs if path is not None]
-    return found
+        by_variant[variant.name] = [_run(folder, variant, seed, path) for seed, path in runs if path is not None]
+    return by_variant
 
 
 def _run(folder: Path, variant: Variant, seed: int, path: Path) -> ComparedRun:
@@ -130,8 +130,8 @@ def _places(record: RunRecord, *, is_alone: bool) -> list[EvaluatedPlace]:
     places = []
     for item in record.evaluations:
         values = {name: item.of(name) for name in (LOSS, *record.metrics)}
-        known = {name: value for name, value in values.items() if value is not None}
-        places.append(EvaluatedPlace(item.tokens, max(item.time, 0.0), between(passed, item.time), known))
+        measured_values = {name: value for name, value in values.items() if value is not None}
+        places.append(EvaluatedPlace(item.tokens, max(item.time, 0.0), between(passed, item.time), measured_values))
     return places
 
 
@@ -190,23 +190,23 @@ def quantile(freedom: int) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
-def verdict(found: FigureDifference | None, margin: float | None) -> Verdict | None:
+def verdict(gap: FigureDifference | None, margin: float | None) -> Verdict | None:
     """The verdict on a loss from its interval and a margin; None without either.
 
     Better and worse by more than the margin; as good: within it on both sides; no worse (no better): at least not worse
     (better) by more than it; undecided: the interval reaches beyond it on both sides.
     """
-    if found is None or found.low is None or found.high is None or margin is None:
+    if gap is None or gap.low is None or gap.high is None or margin is None:
         return None
-    if found.high < -margin:
+    if gap.high < -margin:
         return "better"
-    if found.low > margin:
+    if gap.low > margin:
         return "worse"
-    if -margin <= found.low and found.high <= margin:
+    if -margin <= gap.low and gap.high <= margin:
         return "as good"
-    if found.high <= margin:
+    if gap.high <= margin:
         return "no worse"
-    return "no better" if found.low >= -margin else "undecided"
+    return "no better" if gap.low >= -margin else "undecided"
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -280,8 +280,8 @@ def comparison(folder: Path, plan: ComparisonPlan, seeds: int, failed: int = 0) 
         clock="real" if plan.pacing is None else "virtual",
         speeds=[] if plan.pacing is None else list(plan.pacing.speeds),
         failed=failed,
-        missing=sum(seeds - len(found) for found in runs.values()),
-        devices=sorted({kind for found in runs.values() for run in found for kind in run.devices}),
+        missing=sum(seeds - len(of_variant) for of_variant in runs.values()),
+        devices=sorted({kind for of_variant in runs.values() for run in of_variant for kind in run.devices}),
         sides=sides,
     )
 
@@ -295,7 +295,7 @@ def _side(
 ) -> Side:
     is_reference = variant.name == plan.variants[0].name
     metrics = list(dict.fromkeys(name for run in runs for name in run.finals))
-    found = {} if is_reference else _differences(metrics, runs, reference)
+    differences = {} if is_reference else _differences(metrics, runs, reference)
     return Side(
         name=variant.name,
         is_control=not variant.control,
@@ -304,8 +304,8 @@ def _side(
         tokens=variant.run.tokens,
         runs=runs,
         finals={name: Figure(*spread(list(_finals(runs, name).values()))) for name in metrics},
-        differences=found,
-        verdict=verdict(found.get(LOSS), plan.margin),
+        differences=differences,
+        verdict=verdict(differences.get(LOSS), plan.margin),
         gain=difference(_finals(control, LOSS), _finals(runs, LOSS)) if variant.control else None,
         at_equal={} if is_reference or not variant.control else _at_equal(runs, reference),
         seconds=_figure(runs, lambda run: run.seconds),
@@ -319,8 +319,8 @@ def _side(
 def _differences(
     metrics: Sequence[str], runs: list[ComparedRun], others: list[ComparedRun]
 ) -> dict[str, FigureDifference]:
-    found = {name: difference(_finals(runs, name), _finals(others, name)) for name in metrics}
-    return {name: each for name, each in found.items() if each is not None}
+    differences = {name: difference(_finals(runs, name), _finals(others, name)) for name in metrics}
+    return {name: each for name, each in differences.items() if each is not None}
 
 
 def _finals(runs: list[ComparedRun], metric: str) -> Mapping[int, float]:
@@ -330,7 +330,7 @@ def _finals(runs: list[ComparedRun], metric: str) -> Mapping[int, float]:
 def _at_equal(runs: list[ComparedRun], others: list[ComparedRun]) -> dict[str, FigureDifference]:
     """The difference of losses at equal tokens, time and bytes; an axis along which one of them has no way is left
     out."""
-    found: dict[str, FigureDifference] = {}
+    differences: dict[str, FigureDifference] = {}
     for axis in AXES:
         mine, theirs = dict[int, float](), dict[int, float]()
         pairs = {run.seed: run for run in others}
@@ -345,8 +345,8 @@ def _at_equal(runs: list[ComparedRun], others: list[ComparedRun]) -> dict[str, F
                     values[run.seed] = value
         each_difference = difference(mine, theirs)
         if each_difference is not None:
-            found[axis] = each_difference
-    return found
+            differences[axis] = each_difference
+    return differences
 
 
 def _figure(runs: list[ComparedRun], of: Callable[[ComparedRun], Any]) -> Figure:

@@ -83,8 +83,8 @@ def charts(comparison: Comparison) -> Iterator[Chart]:
     """A chart of every metric that was evaluated while runs went on."""
     for metric in comparison.metrics:
         curves = list(_curves(comparison, metric))
-        known = [value for curve in curves for value in curve.values if value is not None]
-        is_logarithmic = metric == LOSS and bool(known) and 0 < _LOGARITHMIC_MIN * min(known) <= max(known)
+        values = [value for curve in curves for value in curve.values if value is not None]
+        is_logarithmic = metric == LOSS and bool(values) and 0 < _LOGARITHMIC_MIN * min(values) <= max(values)
         if curves:
             title = "Loss on held-out data" if metric == LOSS else f"{metric}, on held-out data"
             yield Chart(f"metric {metric}", title, curves, [], is_logarithmic)
@@ -112,18 +112,19 @@ def _colour(index: int, side: Side) -> str:
 def _mean_curve(side: Side, colour: str, runs: Sequence[ComparedRun], metric: str) -> Curve:
     """The mean over seeds at equal shares of the tokens."""
     values, along = list[float](), [list[float]() for _ in AXES]
-    known = [[place for place in run.places if metric in place.values] for run in runs]
+    places_of_runs = [[place for place in run.places if metric in place.values] for run in runs]
     for share in _SHARES:
-        ats = [share * places[-1].tokens for places in known]
-        values.append(_averaged(known, ats, lambda place: place.values[metric]))
+        ats = [share * places[-1].tokens for places in places_of_runs]
+        values.append(_averaged(places_of_runs, ats, lambda place: place.values[metric]))
         for index, axis in enumerate(AXES):
-            along[index].append(_averaged(known, ats, lambda place, axis=axis: place.at(axis)))
+            along[index].append(_averaged(places_of_runs, ats, lambda place, axis=axis: place.at(axis)))
     return _curve(side.name, colour, along, values, is_main=True)
 
 
-def _averaged(known: Sequence[Sequence[Any]], ats: Sequence[float], of: Any) -> float:
+def _averaged(places_of_runs: Sequence[Sequence[Any]], ats: Sequence[float], of: Any) -> float:
     return fmean(
-        between([(place.tokens, of(place)) for place in places], at) for places, at in zip(known, ats, strict=True)
+        between([(place.tokens, of(place)) for place in places], at)
+        for places, at in zip(places_of_runs, ats, strict=True)
     )
 
 
@@ -144,14 +145,14 @@ def _curve(name: str, colour: str, along: Sequence[list[float]], values: Sequenc
 def intervals(comparison: Comparison) -> Markup | None:
     """The differences of losses from the reference, each with its interval, and the margin; None without any."""
     rows = [
-        (side, found, _colour(index, side))
+        (side, gap, _colour(index, side))
         for index, side in enumerate(comparison.sides)
-        if (found := side.differences.get(LOSS)) is not None
+        if (gap := side.differences.get(LOSS)) is not None
     ]
     if not rows:
         return None
     margin = comparison.margin
-    ends = [end for _, found, _ in rows for end in (found.mean, found.low, found.high) if end is not None]
+    ends = [end for _, gap, _ in rows for end in (gap.mean, gap.low, gap.high) if end is not None]
     scale = Scale.over([0.0, *ends, *([] if margin is None else [-margin, margin])], _NAMES, _WIDTH - 30)
     height = _ROW * len(rows) + 40
     parts = []
@@ -161,18 +162,18 @@ def intervals(comparison: Comparison) -> Markup | None:
     for value in scale.ticks(8):
         parts.append(line(scale(value), 8, scale(value), height - 32, "grid"))
         parts.append(text(scale(value), height - 14, f"{value:+.3g}", "mid"))
-    for row, (side, found, colour) in enumerate(rows):
-        parts.append(element("g", _interval(side, found, scale, 8 + _ROW * (row + 0.5)), class_=colour))
+    for row, (side, gap, colour) in enumerate(rows):
+        parts.append(element("g", _interval(side, gap, scale, 8 + _ROW * (row + 0.5)), class_=colour))
     return drawing(_WIDTH, height, f"differences of the loss from {comparison.reference}", *parts)
 
 
-def _interval(side: Side, found: FigureDifference, scale: Scale, y: float) -> Markup:
-    told = f"{side.name}: {found.mean:+.4f}"
+def _interval(side: Side, gap: FigureDifference, scale: Scale, y: float) -> Markup:
+    title = f"{side.name}: {gap.mean:+.4f}"
     parts = [text(0, y + 4, side.name, "name")]
-    if found.low is not None and found.high is not None:
-        told += f", from {found.low:+.4f} to {found.high:+.4f}"
-        parts.append(rectangle(scale(found.low), y - 2, scale(found.high) - scale(found.low), 4, "chip", told))
-    parts.append(rectangle(scale(found.mean) - 4, y - 7, 8, 14, "chip", told))
+    if gap.low is not None and gap.high is not None:
+        title += f", from {gap.low:+.4f} to {gap.high:+.4f}"
+        parts.append(rectangle(scale(gap.low), y - 2, scale(gap.high) - scale(gap.low), 4, "chip", title))
+    parts.append(rectangle(scale(gap.mean) - 4, y - 7, 8, 14, "chip", title))
     return joined(parts)
 
 
@@ -188,25 +189,25 @@ class RunsProgress:
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._begun = time.monotonic()
-        self._made = 0
+        self._finished = 0
         self._done = "no"
 
-    def hear(self, news: RunEvent | ProcessPlaces) -> None:
+    def on_event(self, event: RunEvent | ProcessPlaces) -> None:
         """Show it."""
-        if isinstance(news, ProcessPlaces):
-            self._line(placed(news))
+        if isinstance(event, ProcessPlaces):
+            self._line(placed(event))
             return
-        self._done = f"{news.done} of {news.many}"
-        if news.failure:
-            self._line(f"{news.name} failed: {news.failure}")
-        elif news.summary is not None:
-            self._made += 1
-            took = seconds(news.summary.get("wall_seconds"))
-            loss = decimal(news.summary.get("eval_loss_final"))
-            self._line(f"{news.done} of {news.many}  {news.name}: {loss}, {took}{self._left(news)}")
+        self._done = f"{event.done} of {event.many}"
+        if event.failure:
+            self._line(f"{event.name} failed: {event.failure}")
+        elif event.summary is not None:
+            self._finished += 1
+            took = seconds(event.summary.get("wall_seconds"))
+            loss = decimal(event.summary.get("eval_loss_final"))
+            self._line(f"{event.done} of {event.many}  {event.name}: {loss}, {took}{self._left(event)}")
         elif self._is_terminal:
-            share = "" if news.share is None else f" {100 * news.share:.0f} %"
-            sys.stderr.write(f"\r\x1b[2K{news.done} of {news.many} runs; {news.name}{share}")
+            share = "" if event.share is None else f" {100 * event.share:.0f} %"
+            sys.stderr.write(f"\r\x1b[2K{event.done} of {event.many} runs; {event.name}{share}")
             sys.stderr.flush()
 
     def clear(self) -> None:
@@ -220,7 +221,7 @@ class RunsProgress:
         self._line(f"{self._done} runs are done; the same command goes on with the others.")
 
     def _left(self, news: RunEvent) -> str:
-        left = (time.monotonic() - self._begun) / self._made * (news.many - news.done)
+        left = (time.monotonic() - self._begun) / self._finished * (news.many - news.done)
         return f"; about {seconds(left)} left" if left else ""
 
     def _line(self, text: str) -> None:
@@ -304,12 +305,12 @@ def notes(comparison: Comparison) -> Iterator[str]:
                 yield f"{side.name}, seed {run.seed}, is judged failed, and counts all the same: {run.remark}"
 
 
-def _mean_words(found: FigureDifference | None) -> str:
-    return "" if found is None else f"{found.mean:+.3f}"
+def _mean_words(gap: FigureDifference | None) -> str:
+    return "" if gap is None else f"{gap.mean:+.3f}"
 
 
-def _ends(found: FigureDifference | None) -> str:
-    return "" if found is None or found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
+def _ends(gap: FigureDifference | None) -> str:
+    return "" if gap is None or gap.low is None else f"{gap.low:+.3f} to {gap.high:+.3f}"
 
 
 def _figure(figure: Figure | None) -> str:

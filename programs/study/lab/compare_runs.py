@@ -21,7 +21,7 @@ import msgspec
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.islands.environment import ProcessPlaces, process_places
 from isthmus.programs.engine.run.in_process import Watch
-from isthmus.programs.engine.run.in_processes import run_processes, submit_apart
+from isthmus.programs.engine.run.in_processes import run_processes, submit_in_child
 from isthmus.programs.engine.run.interrupts import interrupts
 from isthmus.programs.study.lab import compare
 from isthmus.programs.study.lab.compare import ComparisonPlan, Pacing, Variant, request_of
@@ -56,14 +56,16 @@ class RunEvent:
     summary: dict[str, Any] | None = None
 
 
-def carry_out(folder: Path, plan: ComparisonPlan, seeds: int, hear: Callable[[RunEvent | ProcessPlaces], None]) -> int:
+def carry_out(
+    folder: Path, plan: ComparisonPlan, seeds: int, on_event: Callable[[RunEvent | ProcessPlaces], None]
+) -> int:
     """Make every run that is not done; how many failed. KeyboardInterrupt at a signal.
 
-    `hear` is called with the places of runs in virtual time, before the first, and with the news of every run.
+    `on_event` is called with the places of runs in virtual time, before the first, and with the news of every run.
     """
     runs = plan.runs(seeds)
     left = [(variant, seed) for variant, seed in runs if compare.done(folder, variant, seed) is None]
-    tally = _Tally(hear, len(runs) - len(left), len(runs))
+    tally = _Tally(on_event, len(runs) - len(left), len(runs))
     if plan.pacing is None:
         for variant, seed in left:
             _real(folder, variant, seed, tally)
@@ -76,21 +78,21 @@ def carry_out(folder: Path, plan: ComparisonPlan, seeds: int, hear: Callable[[Ru
 class _Tally:
     """Counts runs, and reports them."""
 
-    def __init__(self, hear: Callable[[RunEvent | ProcessPlaces], None], done: int, many: int) -> None:
-        self._hear, self._done, self._many = hear, done, many
+    def __init__(self, on_event: Callable[[RunEvent | ProcessPlaces], None], done: int, many: int) -> None:
+        self._on_event, self._done, self._many = on_event, done, many
         self.failed = 0
 
     def placed(self, where: ProcessPlaces) -> None:
-        self._hear(where)
+        self._on_event(where)
 
     def begun(self, variant: Variant, seed: int, share: float | None = None) -> None:
-        self._hear(RunEvent(self._done, self._many, _named(variant, seed), share))
+        self._on_event(RunEvent(self._done, self._many, _named(variant, seed), share))
 
     def ended(self, variant: Variant, seed: int, run: Path, failure: str) -> None:
         self._done += not failure
         self.failed += bool(failure)
-        told = None if failure else compare.summary(run)
-        self._hear(RunEvent(self._done, self._many, _named(variant, seed), failure=failure, summary=told))
+        figures = None if failure else compare.summary(run)
+        self._on_event(RunEvent(self._done, self._many, _named(variant, seed), failure=failure, summary=figures))
 
 
 def _named(variant: Variant, seed: int) -> str:
@@ -105,7 +107,7 @@ def _real(folder: Path, variant: Variant, seed: int, tally: _Tally) -> None:
     tally.begun(variant, seed)
     failure = ""
     try:
-        submitted = submit_apart(lambda: request_of(variant, seed, str(run)))
+        submitted = submit_in_child(lambda: request_of(variant, seed, str(run)))
         outcome = run_processes(submitted, watch=_Share(variant, seed, tally))
         if outcome.summary["outcome"] == "stopped":
             raise KeyboardInterrupt
@@ -190,9 +192,9 @@ class _Process:
         self._close()
         if compare.has_ended(self._run, self.order.variant):
             return ""
-        said = (self._run / LOG).read_text(errors="replace").strip().splitlines()
+        lines = (self._run / LOG).read_text(errors="replace").strip().splitlines()
         status = self._process.returncode
-        last = said[-1] if said else f"its process ended with status {status}"
+        last = lines[-1] if lines else f"its process ended with status {status}"
         return f"{last}\n  Look at {self._run / LOG}"
 
     def kill(self) -> None:

@@ -1,22 +1,9 @@
-"""Cells of a table: the goodput of a program, a number of learners and a number of chips; and the published cells.
+"""The effect of failures on goodput: an event model, in which nothing is trained, and its cells beside the published
+ones.
 
-The terms are *calibrated*: they were chosen so that the model comes near the published cells (arXiv 2604.21428, where a
-chip is interrupted once a year), so agreement with those cells is no prediction. Each seed is a day of a run.
-
-The effect of failures on one learner of many slices: an event model of its own, in which nothing is trained.
-
-A learner works in steps. Chips fail as a Poisson process, at a rate that belongs to the whole learner. At the end of
-the step in which one failed the learner stalls (it detects, reshards, replays) and goes on without that slice. A slice
-that fails during a stall is lost, too, and neither prolongs the stall nor begins another. Repaired slices rejoin for
-nothing at the end of any stall, or else in a stall of their own, the upscale, which comes no sooner than `calm_seconds`
-after the last one. A learner without any slice waits for the first.
-
-Learners do not interact in this model: with Decoupled DiLoCo none waits for another, so each learner of a run with M is
-one with an M-th of the chips. Data-parallel training is one learner with all of them.
-
-The tests compare the model with whole runs of the real cores (tests/programs/study/lab/test_goodput_against_cores.py).
-
-Cells as a table of text, as JSON, and as a page with a drawing, beside the published figures.
+Decides the terms of each program and how a run of a day is simulated. The terms are *calibrated* to the published cells
+(arXiv 2604.21428, where a chip is interrupted once a year), so agreement with those is no prediction; the tests compare
+the model with whole runs of the real cores.
 """
 
 from __future__ import annotations
@@ -91,15 +78,22 @@ class Lived:
 
 def failures(rng: Random, mean_seconds: float, seconds: float) -> list[float]:
     """Instants of a learner's failures, `mean_seconds` apart on average."""
-    found, at = list[float](), rng.expovariate(1 / mean_seconds)
+    instants, at = list[float](), rng.expovariate(1 / mean_seconds)
     while at < seconds:
-        found.append(at)
+        instants.append(at)
         at += rng.expovariate(1 / mean_seconds)
-    return found
+    return instants
 
 
 def lived(failed: Sequence[float], terms: FailureTerms, slices: float, seconds: float) -> Lived:
-    """The history, over `seconds`, of a learner of `slices` slices, one of which fails at each instant of `failed`."""
+    """The history, over `seconds`, of a learner of `slices` slices, one of which fails at each instant of `failed`.
+
+    A learner works in steps. Chips fail as a Poisson process, at a rate that belongs to the whole learner. At the end
+    of the step in which one failed the learner stalls (it detects, reshards, replays) and goes on without that slice. A
+    slice that fails during a stall is lost, too, and neither prolongs the stall nor begins another. Repaired slices
+    rejoin for nothing at the end of any stall, or else in a stall of their own, the upscale, which comes no sooner than
+    `calm_seconds` after the last one. A learner without any slice waits for the first.
+    """
     works, stalls = list[Work](), list[LearnerStall]()
     away = list[float]()  # When each slice that is away will be repaired, in this order.
     now, index, stalled = 0.0, 0, 0.0
@@ -204,6 +198,9 @@ def goodput_of(
     """Goodput and uptime, over `seconds`, of `learners` that share `chips`, each with `failures_per_year`.
 
     A learner with fewer chips than a slice is one slice.
+
+    Learners do not interact: with Decoupled DiLoCo none waits for another, so each learner of a run with M is one with
+    an M-th of the chips. Data-parallel training is one learner with all of them.
     """
     mean = YEAR_SECONDS * learners / (chips * failures_per_year)
     slices = max(1.0, chips / learners / terms.slice_chips)
@@ -217,23 +214,23 @@ def goodput_of(
 
 
 def _cell(program: str, learners: int, chips: int, seeds: int) -> Cell:
-    found = [goodput_of(TERMS[program], learners, chips, seed) for seed in range(seeds)]
-    goods = [good for good, _ in found]
+    days = [goodput_of(TERMS[program], learners, chips, seed) for seed in range(seeds)]
+    goods = [good for good, _ in days]
     deviation = stdev(goods) if seeds > 1 else 0.0
-    return Cell(program, learners, chips, fmean(goods), deviation, fmean(up for _, up in found))
+    return Cell(program, learners, chips, fmean(goods), deviation, fmean(up for _, up in days))
 
 
 def _check(learners: Sequence[int], chips: Sequence[int], seeds: int) -> None:
     doing, faults = "Reading the options of `isthmus simulate goodput`", list[Fault]()
     if not learners or not all(1 <= count <= LEARNERS_MAX for count in learners):
-        found = ", ".join(map(str, learners)) or "none"
-        faults.append(Fault(doing, f"--learners from 1 to {LEARNERS_MAX}", found, "Say how many, as in 1,2,4."))
+        actual = ", ".join(map(str, learners)) or "none"
+        faults.append(Fault(doing, f"--learners from 1 to {LEARNERS_MAX}", actual, "Say how many, as in 1,2,4."))
     slice_chips = TERMS[DECOUPLED].slice_chips
     least = slice_chips * max([1, *learners])
     if not chips or not all(least <= many <= CHIPS_MAX for many in chips):
-        found = ", ".join(map(str, chips)) or "none"
+        actual = ", ".join(map(str, chips)) or "none"
         expected = f"--chips from {least:,} (a slice of {slice_chips} for each learner) to {CHIPS_MAX:,}"
-        faults.append(Fault(doing, expected, found, "Take more chips, or fewer learners."))
+        faults.append(Fault(doing, expected, actual, "Take more chips, or fewer learners."))
     if not 1 <= seeds <= SEEDS_MAX:
         faults.append(Fault(doing, f"--seeds from 1 to {SEEDS_MAX}", str(seeds), "Say how many days to try."))
     if faults:
@@ -249,7 +246,7 @@ CALIBRATED: Final = (
 def as_object(cells: Sequence[Cell]) -> dict[str, Any]:
     """All figures; `calibrated` are the terms of each program, `published` and `difference` are None if nothing was
     published."""
-    told = [
+    objects = [
         {
             **asdict(cell),
             "published": cell.published,
@@ -257,7 +254,7 @@ def as_object(cells: Sequence[Cell]) -> dict[str, Any]:
         }
         for cell in cells
     ]
-    return {"cells": told, "calibrated": {program: asdict(terms) for program, terms in TERMS.items()}}
+    return {"cells": objects, "calibrated": {program: asdict(terms) for program, terms in TERMS.items()}}
 
 
 def table(cells: Sequence[Cell]) -> str:
@@ -265,8 +262,8 @@ def table(cells: Sequence[Cell]) -> str:
     chips = sorted({cell.chips for cell in cells})
     lines = [f"{'goodput (published), percent':<32}" + "".join(f"{scaled(many):>16}" for many in chips)]
     for name, row in _rows(cells).items():
-        told = (_beside(row[many]) if many in row else "" for many in chips)
-        lines.append(f"{name:<32}" + "".join(f"{each:>16}" for each in told))
+        cells_text = (_beside(row[many]) if many in row else "" for many in chips)
+        lines.append(f"{name:<32}" + "".join(f"{each:>16}" for each in cells_text))
     return "\n".join([*lines, "", *_summary(cells), CALIBRATED, ""])
 
 

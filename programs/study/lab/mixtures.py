@@ -1,22 +1,8 @@
-"""Borrowed learners, that join half-way: the duration of a run for the same tokens, against one without them.
+"""Mixtures of learners: of two speeds, or with some that join half-way; each case a whole run of the toy in virtual
+time.
 
-Each case is a whole run of the toy in virtual time: machines join by the real supervision, learners by the real
-membership, and take the global fragments. When learners were borrowed was not published; from half of the tokens on,
-without any cost, is 1/2 + 1/2 / (1 + more), within a point of the published figure for each case.
-
-Whole runs of the toy in virtual time, and the figures that a run leaves in `summary.json`.
-
-The hosts, cores, wire and supervision are those of a real run; the caller sets the duration of a step, and the events
-of each learner. Nothing is checked here beyond what a run checks itself.
-
-The results of mixtures of learners: a table, JSON, and a page beside the published figures.
-
-Learners of two speeds: their goodput if all wait, or none, with and without grace.
-
-Each case is a whole run of the toy in virtual time: hosts, quorum, membership, supervision and wire are the real ones,
-steps take the given time. Half of the learners, the last ones, step at `slower` times the speed of the others; every
-duration has 10 % of jitter. How much slower they are was not published: 0.68 is what lock-step with 84 % implies, (1 +
-0.68) / 2, so that case is set by the published figure.
+Decides the cases and what is measured in each, beside the published figures. Hosts, cores, wire and supervision are
+those of a real run; steps take the given time.
 """
 
 from __future__ import annotations
@@ -137,11 +123,15 @@ class Borrowed:
 
 
 def borrowed(learners: int, steps: int, seed: int) -> list[Borrowed]:
-    """All cases; ConfigError for numbers out of range."""
+    """All cases; ConfigError for numbers out of range.
+
+    When learners were borrowed was not published; from half of the tokens on, without any cost, is 1/2 + 1/2 / (1 +
+    more), within a point of the published figure for each case.
+    """
     _check_borrowed(learners, steps)
     alone = measured(Program("decoupled-diloco"), learners=learners, steps=steps, pace=_PACE, seed=seed).summary
     half = alone["start_seconds"] + alone["wall_seconds"] / 2
-    found = []
+    cases = []
     for more, (data_parallel, decoupled) in BORROWED_PUBLISHED.items():
         joining = [Join(f"learner/{slot}", at=half) for slot in range(learners, learners + round(more * learners))]
         program = Program("decoupled-diloco")
@@ -149,8 +139,8 @@ def borrowed(learners: int, steps: int, seed: int) -> list[Borrowed]:
         guests = sum(each["tokens"] for each in run["per_learner"] if each["learner"] >= learners)
         took, limit = run["wall_seconds"], 0.5 + 0.5 / (1 + more)
         time, share = took / alone["wall_seconds"], guests / run["tokens_total"]
-        found.append(Borrowed(more, len(joining), took, time, limit, share, decoupled, data_parallel))
-    return found
+        cases.append(Borrowed(more, len(joining), took, time, limit, share, decoupled, data_parallel))
+    return cases
 
 
 def _check_borrowed(learners: int, steps: int) -> None:
@@ -200,16 +190,21 @@ class Mixed:
 
 
 def mixed(learners: int, slower: float, steps: int, seed: int) -> list[Mixed]:
-    """All cases; ConfigError for numbers out of range."""
+    """All cases; ConfigError for numbers out of range.
+
+    Half of the learners, the last ones, step at `slower` times the speed of the others; every duration has 10 % of
+    jitter. How much slower they are was not published: 0.68 is what lock-step with 84 % implies, (1 + 0.68) / 2, so
+    that case is set by the published figure.
+    """
     _check_speeds(learners, slower, steps)
     speeds = tuple(1.0 if slot < (learners + 1) // 2 else slower for slot in range(learners))
-    found = []
+    cases = []
     for case, program in CASES.items():
         pace = VirtualPace(speeds, step_ms=1000.0, jitter=JITTER)
         run = measured(program, learners=learners, steps=steps, pace=pace, seed=seed)
         figures = (run.summary[name] for name in ("goodput", "contributors_mean", "wall_seconds"))
-        found.append(Mixed(case, program.name, _stepping(run, learners), SPEEDS_PUBLISHED[case], *figures))
-    return found
+        cases.append(Mixed(case, program.name, _stepping(run, learners), SPEEDS_PUBLISHED[case], *figures))
+    return cases
 
 
 def _stepping(run: Measured, learners: int) -> float:
@@ -243,23 +238,23 @@ _NOTE: Final = (
 )
 
 
-def as_object(found: Sequence[Mixed], slower: float) -> dict[str, Any]:
+def as_object(cases: Sequence[Mixed], slower: float) -> dict[str, Any]:
     """All figures."""
-    return {"slower": slower, "cases": [asdict(each) for each in found]}
+    return {"slower": slower, "cases": [asdict(each) for each in cases]}
 
 
-def table(found: Sequence[Mixed]) -> str:
+def table(cases: Sequence[Mixed]) -> str:
     """A line for each case."""
-    return _lines(_COLUMNS, list(map(_row, found)), _NOTE)
+    return _lines(_COLUMNS, list(map(_row, cases)), _NOTE)
 
 
-def sheet(found: Sequence[Mixed], slower: float) -> Sheet:
+def sheet(cases: Sequence[Mixed], slower: float) -> Sheet:
     """The page."""
-    lines = [ChartLine(each.case, [(at, each.goodput)], [(at, each.published)]) for at, each in enumerate(found)]
+    lines = [ChartLine(each.case, [(at, each.goodput)], [(at, each.published)]) for at, each in enumerate(cases)]
     drawing = draw_lines(lines, "Goodput", lambda at: str(int(at) + 1), percent, low=0.5, high=1.0)
     lead = f"Half of the learners step at {slower:g} times the speed of the others. Virtual time."
     notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _NOTE]
-    return Sheet("Mixed speeds", lead, [PageSection("Goodput", drawing, _COLUMNS, list(map(_row, found)), notes)])
+    return Sheet("Mixed speeds", lead, [PageSection("Goodput", drawing, _COLUMNS, list(map(_row, cases)), notes)])
 
 
 def _row(of: Mixed) -> tuple[str, ...]:
@@ -274,24 +269,24 @@ _HALF: Final = (
 )
 
 
-def borrowed_object(found: Sequence[Borrowed]) -> dict[str, Any]:
+def borrowed_object(cases: Sequence[Borrowed]) -> dict[str, Any]:
     """All figures."""
-    return {"cases": [asdict(each) for each in found]}
+    return {"cases": [asdict(each) for each in cases]}
 
 
-def borrowed_table(found: Sequence[Borrowed]) -> str:
+def borrowed_table(cases: Sequence[Borrowed]) -> str:
     """A line for each case."""
-    return _lines(_BORROWED, list(map(_borrowed_row, found)), _HALF)
+    return _lines(_BORROWED, list(map(_borrowed_row, cases)), _HALF)
 
 
-def borrowed_sheet(found: Sequence[Borrowed]) -> Sheet:
+def borrowed_sheet(cases: Sequence[Borrowed]) -> Sheet:
     """The page."""
-    ours, theirs = [(each.more, each.time) for each in found], [(each.more, each.published) for each in found]
-    ring = [(each.more, each.published_data_parallel) for each in found]
+    ours, theirs = [(each.more, each.time) for each in cases], [(each.more, each.published) for each in cases]
+    ring = [(each.more, each.published_data_parallel) for each in cases]
     lines = [ChartLine("decoupled-diloco", ours, theirs), ChartLine("data-parallel (published)", ring)]
     drawing = draw_lines(lines, "Time to finish", lambda more: f"+{percent(more)}", lambda time: f"{time:.2f}", low=0.5)
     notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _HALF]
-    part = PageSection("Time to finish", drawing, _BORROWED, list(map(_borrowed_row, found)), notes)
+    part = PageSection("Time to finish", drawing, _BORROWED, list(map(_borrowed_row, cases)), notes)
     return Sheet("Borrowed compute", "Learners that join half-way. Virtual time.", [part])
 
 

@@ -56,7 +56,7 @@ def _tape_columns(done: Replay) -> list[Column]:
         Column("records", [words.whole(tape.records) for tape in tapes]),
         Column("commands", [words.whole(tape.commands) for tape in tapes]),
         Column("merges", [words.whole(tape.merges) if tape.merges else "" for tape in tapes]),
-        Column("", [replay_words.told(tape) for tape in tapes], is_text=True),
+        Column("", [replay_words.result(tape) for tape in tapes], is_text=True),
     ]
 
 
@@ -66,23 +66,23 @@ _DISPENSABLE: Final = ("life", "bytes", "steps")
 
 def show_why(folder: Path, wanted: MergeQuery, *, as_json: bool) -> None:
     """Print the run folder's record of one merge."""
-    told = why(folder, wanted)
+    answer = why(folder, wanted)
     if as_json:
-        typer.echo(json.dumps(_object(told), indent=2))
+        typer.echo(json.dumps(_object(answer), indent=2))
         return
     console = Console(highlight=False)
-    for merge in (told.merge, *told.recoveries):
+    for merge in (answer.merge, *answer.recoveries):
         _print(console, merge)
-    for away in told.away:
+    for away in answer.away:
         console.print(why_words.absent(away), markup=False)
-    for note in why_words.notes(told):
+    for note in why_words.notes(answer):
         console.print(note, markup=False, style="dim")
 
 
-def _object(told: Why) -> dict[str, Any]:
+def _object(answer: Why) -> dict[str, Any]:
     """The fields of the merge, and its context in the run."""
-    around = {name: value for name, value in asdict(told).items() if name != "merge"}
-    return {**asdict(told.merge), **around, "not_recorded": NOT_RECORDED}
+    around = {name: value for name, value in asdict(answer).items() if name != "merge"}
+    return {**asdict(answer.merge), **around, "not_recorded": NOT_RECORDED}
 
 
 def _print(console: Console, merge: MergeFacts) -> None:

@@ -1,25 +1,8 @@
-"""The traffic on the links of a run, program by program: bits a second in each direction, full duplex.
+"""The plan of a run: traffic on links, memory, goodput and cost of every shipped program, from the request and from the
+merge rate of this machine.
 
-    decoupled, streaming   mean = N push / (H s) up, N update / (H s) down, one fragment every H / P steps
-    diloco                 the same bits, all at once every H steps, while all wait
-    data-parallel          2 (M - 1) / M N gradients in every step, a ring; within a share of it, or all wait
-
-with N parameters, M learners, P fragments, H steps between two merges of a fragment, tau of overlap and s seconds a
-step. A peak is that of the largest fragment, which the layout keeps within 4/3 of the mean one where tensors allow
-(`ops/exchange/fragments.py`). The smallest link without a wait brings the largest fragment to the syncer and back, and
-leaves time for its merge, within tau steps, and is no smaller than the means; latency is left out. Below it, or where
-shards merge more slowly than fragments come, no learner waits in decoupled-diloco, but H is lengthened until everything
-fits.
-
-The least that a learner and a shard of the syncer have to hold, in bytes; activations and buffers come on top.
-
-The plan of a run: everything that follows from the request and from the rates of this machine.
-
-The merge rate of this machine: the kernels of the syncer, run once on enough values, and the consequences.
-
-A plan as text, as JSON, and as a page with a picture.
-
-The request for a plan, and its faults.
+Decides which requests can be planned, and what follows from one; nothing of the run is started. It also shows a plan:
+as text, as JSON, and as a page with a picture.
 """
 
 from __future__ import annotations
@@ -91,18 +74,20 @@ class PlanRequest:
 
 def islands_of(names: Sequence[str], learners: int) -> tuple[Target, ...]:
     """One island for each learner, from a single name or one name for each."""
-    found = [target(name, _DOING) for name in names]
-    if len(found) == 1:
-        return tuple(found * max(learners, 0))
-    if found and len(found) != learners:
+    targets = [target(name, _DOING) for name in names]
+    if len(targets) == 1:
+        return tuple(targets * max(learners, 0))
+    if targets and len(targets) != learners:
         expected = f"one --island for all learners, or {learners}, one for each"
-        raise ConfigError(_DOING, expected, f"{len(found)}", "Name one, or all; or change --learners.")
-    return tuple(found)
+        raise ConfigError(_DOING, expected, f"{len(targets)}", "Name one, or all; or change --learners.")
+    return tuple(targets)
 
 
 def check(wanted: PlanRequest) -> None:
     """ConfigError with everything that cannot be."""
-    faults = [Fault(_DOING, expected, found, do) for is_right, expected, found, do in _demands(wanted) if not is_right]
+    faults = [
+        Fault(_DOING, expected, actual, do) for is_right, expected, actual, do in _demands(wanted) if not is_right
+    ]
     if faults:
         raise ConfigError.of(faults)
 
@@ -175,7 +160,20 @@ class LinkLoad:
 
 
 def links_of(wanted: PlanRequest, merge_seconds: float) -> list[LinkLoad]:
-    """The links of every shipped program; `merge_seconds` is the time of the largest fragment's merge."""
+    """The links of every shipped program; `merge_seconds` is the time of the largest fragment's merge.
+
+    Bits a second in each direction, full duplex:
+
+        decoupled, streaming   mean = N push / (H s) up, N update / (H s) down, one fragment every H / P steps
+        diloco                 the same bits, all at once every H steps, while all wait
+        data-parallel          2 (M - 1) / M N gradients in every step, a ring; within a share of it, or all wait
+
+    with N parameters, M learners, P fragments, H steps between two merges of a fragment, tau of overlap and s seconds a
+    step. A peak is that of the largest fragment. The smallest link without a wait brings the largest fragment to the
+    syncer and back, and leaves time for its merge, within tau steps, and is no smaller than the means; latency is left
+    out. Below it, or where shards merge more slowly than fragments come, no learner waits in decoupled-diloco, but H is
+    lengthened until everything fits.
+    """
     return [
         _data_parallel(wanted, "data-parallel"),
         _data_parallel(wanted, "elastic-data-parallel"),
@@ -324,12 +322,12 @@ def _format(name: str) -> coding.CodeFormat:
 
 def _median(run: Callable[[], Any]) -> float:
     run()
-    found = []
+    durations = []
     for _ in range(TRIES):
         begun = time.perf_counter()
         run()
-        found.append(time.perf_counter() - begun)
-    return sorted(found)[TRIES // 2]
+        durations.append(time.perf_counter() - begun)
+    return sorted(durations)[TRIES // 2]
 
 
 FAILURES: Final = 2000
@@ -410,8 +408,8 @@ def _cost_per_hour(of: PlanRequest) -> float | None:
     if of.price_per_hour is not None and of.chips_total is not None:
         return of.price_per_hour * of.chips_total
     prices = [island.device.price_per_hour for island in of.islands]
-    known = [price * island.count for price, island in zip(prices, of.islands, strict=True) if price is not None]
-    return sum(known) if known and len(known) == of.learners else None
+    priced = [price * island.count for price, island in zip(prices, of.islands, strict=True) if price is not None]
+    return sum(priced) if priced and len(priced) == of.learners else None
 
 
 _COLUMNS = ("program", "up, mean", "down, mean", "peak", "shard's link", "no wait from", "a step", "goodput")
@@ -455,7 +453,7 @@ def table(plan: RunPlan) -> str:
     rows = _rows(plan)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    facts = (f"{name:<10}{told}" for name, told in _facts(plan))
+    facts = (f"{name:<10}{fact}" for name, fact in _facts(plan))
     return "\n".join([*lines, _LEGEND, "", *facts, "", *_ASSUMED, ""])
 
 
@@ -497,9 +495,11 @@ def _row(of: Outlook) -> tuple[str, ...]:
 
 
 def _step(of: Outlook) -> str:
-    told = seconds(of.step_seconds)
+    duration = seconds(of.step_seconds)
     raised = of.links.interval
-    return f"{told}, H = {raised:.0f}" if of.links.program == "decoupled-diloco" and raised is not None else told
+    return (
+        f"{duration}, H = {raised:.0f}" if of.links.program == "decoupled-diloco" and raised is not None else duration
+    )
 
 
 def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
@@ -530,20 +530,20 @@ def _islands(plan: RunPlan) -> Iterator[dict[str, Any]]:
 def _drawing(plan: RunPlan) -> Markup:
     """Mean, peak and smallest link of each program, on a logarithmic scale."""
     bars = [(each.links, *named) for each in plan.outlooks for named in _bits(each.links).items()]
-    known = [math.log10(bits) for _, _, bits in bars if bits]
+    exponents = [math.log10(bits) for _, _, bits in bars if bits]
     left, row, width, height = 250, 22, 1080, 22 * len(bars) + 34
-    across = Scale(math.floor(min(known, default=0)), math.ceil(max(known, default=1)), left, width - 120)
+    across = Scale(math.floor(min(exponents, default=0)), math.ceil(max(exponents, default=1)), left, width - 120)
     decades = range(int(across.low), int(across.high) + 1)
     parts = [line(across(each), 8, across(each), height - 26, "grid") for each in decades]
     parts += [text(across(each), height - 8, scaled(10.0**each, "bit/s"), "mid") for each in decades]
     for index, (links, name, bits) in enumerate(bars):
-        y, end, told = 10 + row * index, float(left), "-"
+        y, end, value = 10 + row * index, float(left), "-"
         if not index % len(_bits(links)):
             parts.append(text(0, y + 12, links.program, "name"))
         if bits:
-            end, told = across(math.log10(bits)), scaled(bits, "bit/s")
-            parts.append(rectangle(left, y + 2, end - left, 13, f"c{index // len(_bits(links))} step", told))
-        parts += [text(left - 10, y + 12, name, "end"), text(end + 6, y + 12, told)]
+            end, value = across(math.log10(bits)), scaled(bits, "bit/s")
+            parts.append(rectangle(left, y + 2, end - left, 13, f"c{index // len(_bits(links))} step", value))
+        parts += [text(left - 10, y + 12, name, "end"), text(end + 6, y + 12, value)]
     return drawing(width, height, "Bits a second of a learner's link", *parts)
 
 

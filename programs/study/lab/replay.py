@@ -70,7 +70,7 @@ class Difference:
     place: str
     command: int
     taped: Sequence[Any]
-    said: Sequence[Any]
+    replayed: Sequence[Any]
     error: str = ""
 
 
@@ -119,8 +119,8 @@ class Replay:
     @property
     def computed(self) -> int | None:
         """The number of merge rounds that were computed again; None if no payloads were kept."""
-        found = [each.computed.merges for each in self.tapes if each.computed is not None]
-        return sum(found) if found else None
+        counts = [each.computed.merges for each in self.tapes if each.computed is not None]
+        return sum(counts) if counts else None
 
     @property
     def commands(self) -> int:
@@ -180,8 +180,8 @@ def again(
             core = make()
             core.restore(opening.state)
         elif core.saved() != opening.state:
-            told = f"came to another state than that with which segment {opening.segment} begins"
-            return done._replace(difference=Difference(end, at - zero_ns, StateTaken(), "", 1, [], [], told))
+            error = f"came to another state than that with which segment {opening.segment} begins"
+            return done._replace(difference=Difference(end, at - zero_ns, StateTaken(), "", 1, [], [], error))
         done = _segment_again(done, core, segment, plan, zero_ns)
         if done.difference is not None:
             break
@@ -201,12 +201,12 @@ def _segment_again(done: Again, core: ReplayedCore, segment: Segment, plan: Plan
             for command in record.commands
         )
         try:
-            said = core.handle(record.event, record.at)
+            commands_now = core.handle(record.event, record.at)
         except Exception as error:  # The core that wrote the tape did not raise any error.
-            found = _difference(number, record, [], zero_ns, plan, f"raised {type(error).__name__}: {error}")
-            return Again(count, commands, merges, found)
-        if said != record.commands:
-            return Again(count, commands, merges, _difference(number, record, said, zero_ns, plan))
+            difference = _difference(number, record, [], zero_ns, plan, f"raised {type(error).__name__}: {error}")
+            return Again(count, commands, merges, difference)
+        if commands_now != record.commands:
+            return Again(count, commands, merges, _difference(number, record, commands_now, zero_ns, plan))
     return Again(count, commands, merges, None)
 
 
@@ -225,13 +225,13 @@ def strange(tape: Reading, plan: Plan, member: Member, *, is_alone: bool) -> str
     `is_alone`: the host had a process of its own, and so heard of itself first; in one process all hear of all at once.
     """
     records = tape.records
-    if records and not tape.begins and (found := _another(records, member, is_alone=is_alone)):
-        return found
+    if records and not tape.begins and (reason := _another(records, member, is_alone=is_alone)):
+        return reason
     nodes = {node.index for node in plan.nodes}
     for number, record in enumerate(records, tape.begins + 1):
-        found = _unknown(record.event, nodes, plan)
-        if found:
-            return f"{found} in record {number}"
+        reason = _unknown(record.event, nodes, plan)
+        if reason:
+            return f"{reason} in record {number}"
     return ""
 
 
@@ -264,13 +264,13 @@ def _unknown(event: Any, nodes: set[int], plan: Plan) -> str:
 
 
 def _difference(
-    number: int, record: Any, said: Sequence[Any], zero_ns: int, plan: Plan | None, error: str = ""
+    number: int, record: Any, replayed: Sequence[Any], zero_ns: int, plan: Plan | None, error: str = ""
 ) -> Difference:
     taped = record.commands
-    same = next((i for i, (one, other) in enumerate(zip(taped, said, strict=False)) if one != other), None)
-    same = min(len(taped), len(said)) if same is None else same
+    same = next((i for i, (one, other) in enumerate(zip(taped, replayed, strict=False)) if one != other), None)
+    same = min(len(taped), len(replayed)) if same is None else same
     place = "" if plan is None else _place(record.event, plan)
-    return Difference(number, record.at - zero_ns, record.event, place, same + 1, taped[same:], said[same:], error)
+    return Difference(number, record.at - zero_ns, record.event, place, same + 1, taped[same:], replayed[same:], error)
 
 
 def _place(event: Any, plan: Plan) -> str:
@@ -290,16 +290,16 @@ _DAEMON_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Cast:
+class _TapeSetting:
     """The material of this run's cores; `formers` are those from before a resume with changes, with the names of their
     tapes."""
 
-    told: spec.Spec
+    run_spec: spec.Spec
     plans: Mapping[str, Plan]
     places: Places
-    formers: tuple[tuple[_Cast, frozenset[str]], ...] = ()
+    formers: tuple[tuple[_TapeSetting, frozenset[str]], ...] = ()
 
-    def of(self, file: TapeFile) -> _Cast:
+    def of(self, file: TapeFile) -> _TapeSetting:
         """The cast under which a tape was written."""
         return next((former for former, names in self.formers if file.name in names), self)
 
@@ -311,8 +311,8 @@ def replay(folder: Path) -> Replay:
     if user := user_of(folder):
         do = "Wait for its end, or stop it with: isthmus stop."
         raise ConfigError(doing, "a run that is over", f"one that goes on, of process {user}", do)
-    cast = _cast(folder, doing)
-    files, others = tapes.found(folder)
+    setting = _setting(folder, doing)
+    files, others = tapes.of_folder(folder)
     faults = [Fault(f"Reading {name}", "a tape of a host or a daemon", "another name", _WHOLE) for name in others]
     if not files:
         faults.append(Fault(doing, f"tapes in {folder / FOLDER}", "none", _WHOLE))
@@ -322,29 +322,29 @@ def replay(folder: Path) -> Replay:
             read.append((file, tapes.read(file)))
         except (OSError, ValueError) as error:
             faults.append(Fault(f"Reading {file.name}", "a tape", str(error), _WHOLE))
-    faults += _faults(folder, cast, read)
+    faults += _faults(folder, setting, read)
     if faults:
         raise ConfigError.of(faults)
     done = []
     for file, tape in read:
         try:
-            replayed = _replayed(file, tape, cast.of(file))
+            replayed = _replayed(file, tape, setting.of(file))
         except ValueError as error:
             faults.append(Fault(f"Reading {file.name}", "segments that begin with the core's state", str(error), _SAME))
             continue
         try:
-            done.append(_with_merges(folder, file, replayed, cast.of(file)))
+            done.append(_with_merges(folder, file, replayed, setting.of(file)))
         except (OSError, ValueError) as error:
             assert file.member is not None
             faults.append(fault(file.member, error))
     if faults:
         raise ConfigError.of(faults)
-    return Replay(str(folder), done, _absent(cast, files))
+    return Replay(str(folder), done, _absent(setting, files))
 
 
-def _cast(folder: Path, doing: str) -> _Cast:
+def _setting(folder: Path, doing: str) -> _TapeSetting:
     try:
-        told, formers = spec.load(folder), list(spec.formers(folder))
+        run_spec, formers = spec.load(folder), list(spec.formers(folder))
         is_cluster = (folder / spec.CLUSTER).exists()
         places = Sites.load(folder).places() if is_cluster else Places(home="local")
         of_formers = [
@@ -357,23 +357,24 @@ def _cast(folder: Path, doing: str) -> _Cast:
         raise ConfigError(doing, f"a run's {spec.SPEC}", f"{type(error).__name__}: {error}", _WHOLE) from None
     try:
         before = tuple(
-            (_Cast(each, each.plans(), there), names) for (each, names), there in zip(formers, of_formers, strict=True)
+            (_TapeSetting(each, each.plans(), there), names)
+            for (each, names), there in zip(formers, of_formers, strict=True)
         )
-        return _Cast(told, told.plans(), places, before)
+        return _TapeSetting(run_spec, run_spec.plans(), places, before)
     except RequestError as error:
         do = "Replay with the sources with which it was trained: those of isthmus, and the file of its program."
-        found = error.faults[0]
-        raise ConfigError(doing, f"the graph that was trained, {found.expected}", found.found, do) from None
+        fault = error.faults[0]
+        raise ConfigError(doing, f"the graph that was trained, {fault.expected}", fault.found, do) from None
 
 
-def _faults(folder: Path, cast: _Cast, read: Sequence[tuple[TapeFile, Reading]]) -> list[Fault]:
+def _faults(folder: Path, setting: _TapeSetting, read: Sequence[tuple[TapeFile, Reading]]) -> list[Fault]:
     """The faults of tapes whose records can be read."""
     faults = []
     broken_off, is_over = tapes.broken_off(folder), (folder / "summary.json").exists()
     newest = max((tape.records[0].at for file, tape in read if file.kind != "host" and tape.records), default=0)
     for file, tape in read:
         doing = f"Reading {file.name}"
-        if wrong := _wrong(file, tape, cast.of(file)):
+        if wrong := _wrong(file, tape, setting.of(file)):
             faults.append(Fault(doing, "the tape of such a host in this run", wrong, _WHOLE))
         elif tape.rest and not tape.is_unfinished:
             faults.append(Fault(doing, "whole records", tape.rest, _WHOLE))
@@ -382,13 +383,13 @@ def _faults(folder: Path, cast: _Cast, read: Sequence[tuple[TapeFile, Reading]])
     return faults
 
 
-def _wrong(file: TapeFile, tape: Reading, cast: _Cast) -> str:
+def _wrong(file: TapeFile, tape: Reading, setting: _TapeSetting) -> str:
     """Why a tape contradicts its name, in words; empty if it does not."""
     if file.member is not None:
         role = file.member.replica.role
-        if role not in cast.plans:
+        if role not in setting.plans:
             return f"one of a role {role!r}, which the graph does not have"
-        return strange(tape, cast.plans[role], file.member, is_alone=cast.told.transport != spec.INPROC)
+        return strange(tape, setting.plans[role], file.member, is_alone=setting.run_spec.transport != spec.INPROC)
     if tape.records and not tape.begins and not isinstance(tape.records[0].event, HomeBegan | StationBegan):
         return f"one that begins with {type(tape.records[0].event).__name__}"
     return ""
@@ -406,12 +407,12 @@ def _may_be_torn(file: TapeFile, tape: Reading, broken_off: frozenset[tuple[str,
     return not tape.records or tape.records[0].at < newest - _DAEMON_NS
 
 
-def _replayed(file: TapeFile, tape: Reading, cast: _Cast) -> Replayed:
-    member, zero_ns = file.member, 0 if file.member is not None else cast.told.zero_ns
+def _replayed(file: TapeFile, tape: Reading, setting: _TapeSetting) -> Replayed:
+    member, zero_ns = file.member, 0 if file.member is not None else setting.run_spec.zero_ns
     host = file.kind if member is None else str(member.replica)
     number = file.pid if member is None else member.incarnation
-    plan = None if member is None else cast.plans[member.replica.role]
-    done = again(lambda: _core(file, plan, cast), tape.segments, plan, zero_ns)
+    plan = None if member is None else setting.plans[member.replica.role]
+    done = again(lambda: _core(file, plan, setting), tape.segments, plan, zero_ns)
     begins = tape.records[0].at - zero_ns if tape.begins and tape.records else None
     return Replayed(
         file.name,
@@ -428,25 +429,25 @@ def _replayed(file: TapeFile, tape: Reading, cast: _Cast) -> Replayed:
     )
 
 
-def _with_merges(folder: Path, file: TapeFile, replayed: Replayed, cast: _Cast) -> Replayed:
+def _with_merges(folder: Path, file: TapeFile, replayed: Replayed, setting: _TapeSetting) -> Replayed:
     """The same, with the result of computing its merges again."""
     if file.member is None:
         return replayed
-    plan = cast.plans[file.member.replica.role]
-    return replace(replayed, computed=merges_again(folder, plan, file.member, cast.told.job.seed))
+    plan = setting.plans[file.member.replica.role]
+    return replace(replayed, computed=merges_again(folder, plan, file.member, setting.run_spec.job.seed))
 
 
-def _core(file: TapeFile, plan: Plan | None, cast: _Cast) -> ReplayedCore:
+def _core(file: TapeFile, plan: Plan | None, setting: _TapeSetting) -> ReplayedCore:
     """A fresh core for a tape."""
     if plan is not None and file.member is not None:
         return Scheduler(plan, file.member)
-    return Home(cast.told.cast, cast.places) if file.kind == HOME else Station(is_at_home=True)
+    return Home(setting.run_spec.cast, setting.places) if file.kind == HOME else Station(is_at_home=True)
 
 
-def _absent(cast: _Cast, files: Sequence[TapeFile]) -> list[str]:
+def _absent(setting: _TapeSetting, files: Sequence[TapeFile]) -> list[str]:
     """The initial hosts of the run whose tapes are not in the folder."""
     there: set[Any] = {str(file.member.replica) for file in files if file.member is not None}
-    began = [f"{role}/{slot}" for role, count in cast.told.roles.items() for slot in range(count)]
+    began = [f"{role}/{slot}" for role, count in setting.run_spec.roles.items() for slot in range(count)]
     return [host for host in began if host not in there]
 
 
@@ -469,7 +470,7 @@ def as_object(replay: Replay, took_seconds: float) -> dict[str, Any]:
     }
 
 
-def told(tape: Replayed) -> str:
+def result(tape: Replayed) -> str:
     """The result of one tape, in a word."""
     if not tape.is_identical:
         return "different"
@@ -485,8 +486,8 @@ def remarks(replay: Replay) -> Iterator[str]:
         if tape.missing:
             missing = _count(tape.missing, "record")
             yield f"{name(tape)}: {missing} in the middle were lost to a full disk; replayed before and behind them."
-        if (made := tape.computed) is not None and made.difference is None and made.merges < tape.merges:
-            there = ", ".join(f"{_count(count, 'firing')} of {node}" for node, count in made.firings.items())
+        if (computed := tape.computed) is not None and computed.difference is None and computed.merges < tape.merges:
+            there = ", ".join(f"{_count(count, 'firing')} of {node}" for node, count in computed.firings.items())
             yield f"{name(tape)}: payloads of {there} are there; merges behind them are not computed again."
         if tape.torn_bytes:
             torn = words.size(tape.torn_bytes)
@@ -516,17 +517,17 @@ def story(tape: Replayed, difference: Difference) -> Iterator[tuple[str, str]]:
         return
     yield "command", f"{difference.command} of this record is the first that differs"
     yield "taped", _listed(difference.taped)
-    yield "replayed", _listed(difference.said)
+    yield "replayed", _listed(difference.replayed)
 
 
-def other_bytes(tape: Replayed, found: OtherBytes) -> Iterator[tuple[str, str]]:
+def other_bytes(tape: Replayed, other: OtherBytes) -> Iterator[tuple[str, str]]:
     """The first item of a life with other bytes: keywords and texts."""
     yield "host", name(tape)
-    yield "firing", f"{words.whole(found.firing)} of {found.node}"
-    yield "given", found.given
-    yield "item", f"{found.port}{': ' if found.item else ''}{found.item}"
-    yield "kept", found.kept
-    yield "computed", found.computed
+    yield "firing", f"{words.whole(other.firing)} of {other.node}"
+    yield "given", other.given
+    yield "item", f"{other.port}{': ' if other.item else ''}{other.item}"
+    yield "kept", other.kept
+    yield "computed", other.computed
 
 
 def ending(replay: Replay, took_seconds: float) -> str:
@@ -552,7 +553,9 @@ def _object(tape: Replayed) -> dict[str, Any]:
         "merges": tape.merges,
         "torn_bytes": tape.torn_bytes,
         "merges_computed": None if tape.computed is None else tape.computed.merges,
-        "other_bytes": None if not (made := tape.computed) or not made.difference else made.difference._asdict(),
+        "other_bytes": None
+        if not (computed := tape.computed) or not computed.difference
+        else computed.difference._asdict(),
         "difference": None if tape.difference is None else _difference_as_data(tape.difference),
     }
 
@@ -565,7 +568,7 @@ def _difference_as_data(difference: Difference) -> dict[str, Any]:
         "event": msgspec.to_builtins(difference.event),
         "command": difference.command,
         "taped": msgspec.to_builtins(list(difference.taped)),
-        "replayed": msgspec.to_builtins(list(difference.said)),
+        "replayed": msgspec.to_builtins(list(difference.replayed)),
         "error": difference.error,
     }
 

@@ -66,9 +66,9 @@ class _Clock:
 class _OtherError(Exception):
     """Carries the first difference."""
 
-    def __init__(self, found: OtherBytes) -> None:
-        super().__init__(found)
-        self.found = found
+    def __init__(self, other: OtherBytes) -> None:
+        super().__init__(other)
+        self.other = other
 
 
 class _Life:
@@ -119,37 +119,41 @@ class _Life:
         if node.has_decision:
             inputs.setdefault("decision", None)
         self.done[node.name] = number
-        told = _told(inputs)
+        inputs_text = _words_of(inputs)
         try:
             ended = self._bodies.fire(node, inputs)
         except Exception as error:  # The body of the run did not raise, else its firing would not have been kept.
-            other = OtherBytes(node.name, number, "", "", told, "no error", f"{type(error).__name__}: {error}")
+            other = OtherBytes(node.name, number, "", "", inputs_text, "no error", f"{type(error).__name__}: {error}")
             raise _OtherError(other) from error
-        made = [(node.outputs[each.port].name, each.payload.item) for each in ended.emissions]
-        self._compare(node, number, kept, [each for each in made if each[0] in plans.ports(node.body)], told)
-        self._hand_on(node, made)
+        emitted = [(node.outputs[each.port].name, each.payload.item) for each in ended.emissions]
+        self._compare(node, number, kept, [each for each in emitted if each[0] in plans.ports(node.body)], inputs_text)
+        self._hand_on(node, emitted)
         self.merges += isinstance(node.fires, Quorum) and "closed_at" in (kept.inputs.get("decision") or {})
         return True
 
     def _of(self, node: NodePlan) -> dict[str, tuple[str, str]]:
         return self._made_here[node.name]
 
-    def _hand_on(self, node: NodePlan, made: list[tuple[str, Any]]) -> None:
+    def _hand_on(self, node: NodePlan, emitted: list[tuple[str, Any]]) -> None:
         for other in self._nodes:
             for port, source in self._of(other).items():
                 if source[0] == node.name:
-                    self._queues[other.name, port, node.name].extend(item for name, item in made if name == source[1])
+                    self._queues[other.name, port, node.name].extend(
+                        item for name, item in emitted if name == source[1]
+                    )
 
-    def _compare(self, node: NodePlan, number: int, kept: StoredFiring, made: list[tuple[str, Any]], told: str) -> None:
-        ports = [port for port, _, _ in kept.outputs], [port for port, _ in made]
+    def _compare(
+        self, node: NodePlan, number: int, kept: StoredFiring, emitted: list[tuple[str, Any]], inputs_text: str
+    ) -> None:
+        ports = [port for port, _, _ in kept.outputs], [port for port, _ in emitted]
         if ports[0] != ports[1]:
-            raise _OtherError(OtherBytes(node.name, number, "", "", told, str(ports[0]), str(ports[1])))
-        for (port, digest, before), (_, item) in zip(kept.outputs, made, strict=True):
+            raise _OtherError(OtherBytes(node.name, number, "", "", inputs_text, str(ports[0]), str(ports[1])))
+        for (port, digest, before), (_, item) in zip(kept.outputs, emitted, strict=True):
             computed = encode(item).digest
             if computed != digest:
                 unknown = "", f"digest {digest:016x}", f"digest {computed:016x}"
                 place, was, now = next(_differing(before, item), unknown)
-                raise _OtherError(OtherBytes(node.name, number, port, place, told, was, now))
+                raise _OtherError(OtherBytes(node.name, number, port, place, inputs_text, was, now))
 
 
 def merges_again(run: Path, plan: Plan, member: Member, seed: int) -> Computed | None:
@@ -161,7 +165,7 @@ def merges_again(run: Path, plan: Plan, member: Member, seed: int) -> Computed |
     try:
         life.run()
     except _OtherError as error:
-        return Computed(life.merges, error.found, life.done)
+        return Computed(life.merges, error.other, life.done)
     return Computed(life.merges, None, life.done)
 
 
@@ -174,18 +178,18 @@ def _nothing(reference: Reference) -> Any:
     raise ValueError(f"it needs {reference.text}, which a replay does not import")
 
 
-def _told(inputs: Mapping[str, Any]) -> str:
+def _words_of(inputs: Mapping[str, Any]) -> str:
     """The inputs of a firing in words: rounds, fragments, and the replicas that answered."""
-    told = []
+    parts = []
     for port, value in inputs.items():
         if not isinstance(value, dict) or port == "decision":
             continue
         if all(isinstance(key, str) for key in value):
             named = ", ".join(f"{name} {value[name]}" for name in ("fragment", "round", "kind") if name in value)
-            told.append(f"{port}: {named}" if named else port)
+            parts.append(f"{port}: {named}" if named else port)
         else:
-            told.append(f"{port} of {', '.join(str(replica) for replica, _ in value)}")
-    return "; ".join(told)
+            parts.append(f"{port} of {', '.join(str(replica) for replica, _ in value)}")
+    return "; ".join(parts)
 
 
 def _differing(before: Any, now: Any, name: str = "") -> Iterator[tuple[str, str, str]]:

@@ -33,14 +33,14 @@ WEIGHT_TOLERANCE: Final = 1e-9
 class _Books:
     """Books of one fragment in one life of a shard.
 
-    The newest version and its clock; all versions that it sent (`known`); answers that arrived while their learner was
-    live; voters and their weights by version; and (time, slot, version) of each version that a slot gave to the shard
-    while it recovered.
+    The newest version and its clock; all versions that it sent (`versions`); answers that arrived while their learner
+    was live; voters and their weights by version; and (time, slot, version) of each version that a slot gave to the
+    shard while it recovered.
     """
 
     newest: Version = (0, 0)
     clock: dict[int, tuple[int, int]] = field(default_factory=dict)
-    known: set[Version] = field(default_factory=set)
+    versions: set[Version] = field(default_factory=set)
     answers: dict[tuple[int, int, int], list[Any]] = field(default_factory=dict)
     voters: dict[Version, dict[int, float]] = field(default_factory=dict)
     recovered: list[tuple[int, int, Version]] = field(default_factory=list)
@@ -100,28 +100,28 @@ class MergesChecker(Checker):
         doing = f"{life.member}, fragment {update['fragment']}, version {version}"
         if version == books.newest and clock != books.clock:
             raise ViolationError(f"{doing}: clock {clock} where it was {books.clock}")
-        if update["kind"] == "recover" and not books.known:
+        if update["kind"] == "recover" and not books.versions:
             # Once per slot: an answer to a former life of the shard may arrive before the one to this life.
             newest_of = {slot: each for at, slot, each in books.recovered if at <= books.closed_at}
-            given = sorted(newest_of.values(), reverse=True)
-            sure = [given[(len(given) - 1) // 2]] if given else [version]
-            newest = max(sure + [each for each in given if each <= books.held])
+            versions = sorted(newest_of.values(), reverse=True)
+            sure = [versions[(len(versions) - 1) // 2]] if versions else [version]
+            newest = max(sure + [each for each in versions if each <= books.held])
             if version < newest:
                 raise ViolationError(f"{doing}: it goes on from there, and was given {newest}")
-        if books.known and version[1] == books.newest[1] + 1:
+        if books.versions and version[1] == books.newest[1] + 1:
             changed = [slot for slot in sorted(clock) if clock[slot] != books.clock.get(slot)]
             voters = books.voters.get(version)
             if voters is not None and not set(voters) <= set(changed):
                 raise ViolationError(f"{doing}: {voters} voted, and the clock changes for {changed}")
-            found = {slot: self._moved(books, slot, clock[slot], doing) for slot in changed}
-            self._check_weights(found, voters or {}, doing)
+            candidates = {slot: self._moved(books, slot, clock[slot], doing) for slot in changed}
+            self._check_weights(candidates, voters or {}, doing)
         books.newest, books.clock = version, clock
-        books.known.add(version)
+        books.versions.add(version)
 
-    def _check_weights(self, found: Mapping[int, Sequence[Any]], voters: Mapping[int, float], doing: str) -> None:
+    def _check_weights(self, candidates: Mapping[int, Sequence[Any]], voters: Mapping[int, float], doing: str) -> None:
         """Compare the weights of a merge with those of its answers, if these are unambiguous."""
         weights = {}
-        for slot, votes in found.items():
+        for slot, votes in candidates.items():
             tokens = {work_of(vote) for vote in votes}
             if len(tokens) != 1:
                 return
@@ -135,19 +135,19 @@ class MergesChecker(Checker):
     def _moved(self, books: _Books, slot: int, to: tuple[int, int], doing: str) -> list[Any]:
         """The candidate answers, one of which moved the clock of a slot."""
         incarnation, position = books.clock.get(slot, (0, 0))
-        found = books.answers.get((slot, *to), [])
+        sent = books.answers.get((slot, *to), [])
         if to[0] < incarnation:
             raise ViolationError(f"{doing}: incarnation {to[0]} of slot {slot} is merged after {incarnation}")
-        if not found:
+        if not sent:
             raise ViolationError(f"{doing}: slot {slot} is merged up to {to}; no live learner sent such an answer")
-        known = [vote for vote in found if vote["base"] is not None and tuple(vote["base"]) in books.known]
-        if not known:
-            raise ViolationError(f"{doing}: slot {slot} is merged on version {found[0]['base']}, of {books.known}")
+        possible = [vote for vote in sent if vote["base"] is not None and tuple(vote["base"]) in books.versions]
+        if not possible:
+            raise ViolationError(f"{doing}: slot {slot} is merged on version {sent[0]['base']}, of {books.versions}")
         floor = position if to[0] == incarnation else 0
-        if all(vote["begin"] < floor for vote in known):
-            twice = f"tokens {known[0]['begin']} to {min(floor, to[1])} of slot {slot} are merged twice"
+        if all(vote["begin"] < floor for vote in possible):
+            twice = f"tokens {possible[0]['begin']} to {min(floor, to[1])} of slot {slot} are merged twice"
             raise ViolationError(f"{doing}: {twice}")
-        return [vote for vote in known if vote["begin"] >= floor]
+        return [vote for vote in possible if vote["begin"] >= floor]
 
 
 class AnswersChecker(Checker):
@@ -231,8 +231,8 @@ class AccountsChecker(Checker):
         if edge.source_port == "report" and item["phase"] != "ready":
             for fragment, account in enumerate(item["accounts"]):
                 if sum(account) != item["tokens"] or min(account) < 0:
-                    found = f"{account} (merged, overlapped, refused, lost, pending) of {item['tokens']} trained"
-                    raise ViolationError(f"{life.member}, fragment {fragment}: {found}")
+                    actual = f"{account} (merged, overlapped, refused, lost, pending) of {item['tokens']} trained"
+                    raise ViolationError(f"{life.member}, fragment {fragment}: {actual}")
 
 
 class FairnessChecker(Checker):
@@ -263,7 +263,7 @@ class FairnessChecker(Checker):
 
 def checkers() -> list[Checker]:
     """A checker for each invariant, new for each universe."""
-    made = (
+    classes = (
         VersionsChecker,
         BytesChecker,
         MergesChecker,
@@ -272,4 +272,4 @@ def checkers() -> list[Checker]:
         FairnessChecker,
         ModelChecker,
     )
-    return [each() for each in made]
+    return [each() for each in classes]

@@ -90,17 +90,21 @@ class BooksChecker(Checker):
         status = {} if last is None else last.host.published.get("record", {})
         if universe.outcome not in ("done", "stopped") or status.get("phase") != "done":
             return
-        found = entries(status, len(status["merged_tokens"]))
-        differences = books(status, found, None, {})["differences"]
+        life_tokens = entries(status, len(status["merged_tokens"]))
+        differences = books(status, life_tokens, None, {})["differences"]
         if differences:
             raise ViolationError(f"the books disagree, {len(differences)} times: {differences[:DIFFERENCES_SHOWN]}")
-        self._check_merged(status, found)
+        self._check_merged(status, life_tokens)
 
-    def _check_merged(self, status: dict[str, Any], found: list[LifeTokens]) -> None:
+    def _check_merged(self, status: dict[str, Any], life_tokens: list[LifeTokens]) -> None:
         """Compare the tokens that the books count as merged with those in the model."""
-        for p in sorted({entry.fragment for entry in found} - self._unsure):
-            told = [entry for entry in found if entry.fragment == p] if status["model_whole"].get(p) else []
-            wrong = [[entry for entry in told if entry.merged != truth[_life(entry)]] for truth in self._truths(p)]
+        for p in sorted({entry.fragment for entry in life_tokens} - self._unsure):
+            of_fragment = (
+                [entry for entry in life_tokens if entry.fragment == p] if status["model_whole"].get(p) else []
+            )
+            wrong = [
+                [entry for entry in of_fragment if entry.merged != truth[_life(entry)]] for truth in self._truths(p)
+            ]
             if all(wrong):
                 entry, truth = wrong[-1][0], self._truths(p)[-1]
                 who = f"learner {entry.learner}#{entry.incarnation}, fragment {p}"
@@ -139,7 +143,11 @@ class TapesChecker(Checker):
         """The violation in a finished universe, in words; None if there is none. `status`: the recorder's last."""
         summary: dict[str, Any] = {"books": {"lives": [], "fragments": []}, "outer_steps": None}
         if status.get("phase") == "done" and status["error"] is None:
-            told = books(status, entries(status, len(status["merged_tokens"])), None, {})
-            summary = {"books": told, "outer_steps": status["outer_steps"]}
-        found = contradictions(taped_of(plans, of_lives(tapes)), summary, list(self._mergings.values()))
-        return f"books and tapes disagree, {len(found)} times: {found[:DIFFERENCES_SHOWN]}" if found else None
+            accounts = books(status, entries(status, len(status["merged_tokens"])), None, {})
+            summary = {"books": accounts, "outer_steps": status["outer_steps"]}
+        disagreements = contradictions(taped_of(plans, of_lives(tapes)), summary, list(self._mergings.values()))
+        return (
+            f"books and tapes disagree, {len(disagreements)} times: {disagreements[:DIFFERENCES_SHOWN]}"
+            if disagreements
+            else None
+        )

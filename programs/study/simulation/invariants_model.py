@@ -81,15 +81,15 @@ class FilesChecker(Checker):
         nothing: dict[str, Any] = {"files": {}, "error": None}
         status = nothing if recorder is None else recorder.host.published.get("record", nothing)
         # A killed recorder may have written a line that it had not counted; later disk failures removed some.
-        is_as_told = recorder is not None and recorder.failures_at_end == disk.failures
-        counts = {name: told if is_as_told else None for name, told in status["files"].items()}
+        is_accurate = recorder is not None and recorder.failures_at_end == disk.failures
+        counts = {name: file_counts if is_accurate else None for name, file_counts in status["files"].items()}
         deaths = sum(life.member.replica == RECORDER and life.was_killed for life in universe.lives)
-        deaths += recorder is not None and not is_as_told  # A power failure after its end may tear the last line.
+        deaths += recorder is not None and not is_accurate  # A power failure after its end may tear the last line.
         for name in sorted(counts):
-            told = counts[name]
-            self._check_lines(disk, name, deaths + (told is not None and _has_unwritten(told)))
-            if recorder is not None and told is not None:
-                self._check_counts(disk, name, str(recorder.member), told)
+            file_counts = counts[name]
+            self._check_lines(disk, name, deaths + (file_counts is not None and _has_unwritten(file_counts)))
+            if recorder is not None and file_counts is not None:
+                self._check_counts(disk, name, str(recorder.member), file_counts)
         disk.troubles.clear()
         disk.lose_power()
         for name in sorted(counts):
@@ -108,15 +108,15 @@ class FilesChecker(Checker):
     def _check_lines(self, disk: SimulatedDisk, name: str, deaths: int) -> None:
         """Compare a file with the lines written into it."""
         path = self._folder / f"{name}.jsonl"
-        known = {line for writing in disk.written.get(path, []) for line in _lines(writing.data)}
-        found = _lines(disk.files().get(path, b""))
-        torn = [line for line in found if not _is_whole(line)]
+        written = {line for writing in disk.written.get(path, []) for line in _lines(writing.data)}
+        lines = _lines(disk.files().get(path, b""))
+        torn = [line for line in lines if not _is_whole(line)]
         if len(torn) > deaths:
             raise ViolationError(
                 f"{path.name} has {len(torn)} torn lines after {deaths} ends of its writers: {torn[0]!r}"
             )
-        for line in found:
-            if line not in known and line not in torn:
+        for line in lines:
+            if line not in written and line not in torn:
                 raise ViolationError(f"{path.name} has a line that nobody has written: {line!r}")
 
     def _check_counts(self, disk: SimulatedDisk, name: str, recorder: str, counts: Mapping[str, Any]) -> None:
@@ -129,8 +129,8 @@ class FilesChecker(Checker):
         last = [line for data in own for line in _lines(data)]
         if len(last) - counts["written"] not in (0, _has_unwritten(counts)):
             raise ViolationError(f"{path.name}: {counts} is said where {len(last)} lines were written")
-        found = _lines(disk.files().get(path, b""))
-        if last and found[-len(last) :] != last:
+        lines = _lines(disk.files().get(path, b""))
+        if last and lines[-len(last) :] != last:
             raise ViolationError(f"{path.name} does not end in the {len(last)} lines of its last writer")
 
 
@@ -231,9 +231,9 @@ class GuardsWitness(Checker):
         incident = happened.incident
         if isinstance(incident, Refused):
             self._fired[f"member: {incident.refusal}"] += 1
-        found = incident.verdict if isinstance(incident, Condemned) else incident
-        if isinstance(found, OF_ISLANDS):
-            self._fired[f"island: {found.__struct_config__.tag}"] += 1
+        verdict = incident.verdict if isinstance(incident, Condemned) else incident
+        if isinstance(verdict, OF_ISLANDS):
+            self._fired[f"island: {verdict.__struct_config__.tag}"] += 1
 
     def fired(self, universe: Universe) -> Counter[str]:
         """Counts of each guard's firings so far."""
@@ -275,18 +275,18 @@ class VersionsChecker(Checker):
         """Check the versions of updates, of learners' reports, and of the bases of answers."""
         place = (life.member, target, edge.index)
         if edge.source_port == "update":
-            self._take((*place, item["fragment"]), item["version"])
+            self._note_version((*place, item["fragment"]), item["version"])
         elif edge.source_port == "answer" and item["base"] is not None:
-            self._take((*place, item["fragment"]), item["base"])
+            self._note_version((*place, item["fragment"]), item["base"])
         elif edge.source_port == "progress":
             for fragment, epoch in enumerate(item["epochs"]):
-                self._take((*place, fragment), (epoch, 0))
+                self._note_version((*place, fragment), (epoch, 0))
         elif edge.source_port == "report":
             for fragment, version in enumerate(item["versions"]):
-                self._take((*place, fragment), version)
+                self._note_version((*place, fragment), version)
 
-    def _take(self, of: tuple[Member, Member, int, int], told: Sequence[int]) -> None:
-        version, before = (told[0], told[1]), self._newest.get(of, (0, 0))
+    def _note_version(self, of: tuple[Member, Member, int, int], version_numbers: Sequence[int]) -> None:
+        version, before = (version_numbers[0], version_numbers[1]), self._newest.get(of, (0, 0))
         if version < before:
             raise ViolationError(f"{of[0]} tells {of[1]} of version {version} of fragment {of[3]} after {before}")
         self._newest[of] = version
@@ -356,8 +356,8 @@ def _decoded(item: Any, fragment: Any) -> Any:
     for unit in fragment.units:
         for begin in range(0, unit.size, CODE_BLOCK):
             size = min(CODE_BLOCK, unit.size - begin)
-            taken = size if codes.dtype == np.int8 else -(-size // 2)
-            block, at = codes[at : at + taken], at + taken
+            length = size if codes.dtype == np.int8 else -(-size // 2)
+            block, at = codes[at : at + length], at + length
             if codes.dtype != np.int8:
                 block = np.concatenate([block & 15, block >> 4])[:size].astype(np.float32) - np.float32(8)
             blocks.append(block.astype(np.float32) * next(scales))
@@ -405,10 +405,10 @@ class ModelChecker(Checker):
 
     def told(self, life: Life, rows: Sequence[Row]) -> None:
         """Forget items that a life will never sample, because their sender is gone."""
-        known = {(name, incarnation) for name, incarnation, *_ in rows}
+        present = {(name, incarnation) for name, incarnation, *_ in rows}
         for heard in [*self._heard.values(), *self._shown.values()]:
             at, source = heard.get(life, (-SAMPLED_NS, life.member))
-            if life.true_now() - at < SAMPLED_NS and (str(source.replica), source.incarnation) not in known:
+            if life.true_now() - at < SAMPLED_NS and (str(source.replica), source.incarnation) not in present:
                 del heard[life]
 
     def asked(self, universe: Universe) -> None:
@@ -436,10 +436,10 @@ class ModelChecker(Checker):
             self._begun.add((life.member, fragment))
             shown = self._shown if fragment in self._merged else self._heard
             hearers = {**self._heard.get(fragment, {}), **shown.get(fragment, {})}
-            known = [str(each.member) for each in hearers if not each.is_dead]
-            if fragment in self._noted or known:
+            knowing = [str(each.member) for each in hearers if not each.is_dead]
+            if fragment in self._noted or knowing:
                 raise ViolationError(
-                    f"{life.member} begins fragment {fragment} anew, which was merged; known to {known}"
+                    f"{life.member} begins fragment {fragment} anew, which was merged; known to {knowing}"
                 )
 
     def finished(self, universe: Universe, home: Home) -> None:
@@ -466,32 +466,32 @@ class SnapshotsChecker(Checker):
     """
 
     def __init__(self) -> None:
-        self._taken = 0
-        self._known: set[Life] = set()
+        self._number_max = 0
+        self._lives_seen: set[Life] = set()
 
     def asked(self, universe: Universe) -> None:
         """Check the recorders' status of snapshots: the first number of a life is the one it has read, or the next."""
         for life in universe.living():
             is_home = life.member.replica == RECORDER and life.machine == universe.home
-            told = _told(life) if is_home else None
-            if told is None or told["error"] is not None:
+            snapshots = _snapshots_of(life) if is_home else None
+            if snapshots is None or snapshots["error"] is not None:
                 continue
-            if life not in self._known:
-                self._known.add(life)
-                if told["number"] < self._taken:
-                    found = f"snapshot {told['number']}, and {self._taken} had been taken"
-                    raise ViolationError(f"{life.member} goes on from {found}: {told['faults']}")
-            self._taken = max(self._taken, told["number"])
+            if life not in self._lives_seen:
+                self._lives_seen.add(life)
+                if snapshots["number"] < self._number_max:
+                    actual = f"snapshot {snapshots['number']}, and {self._number_max} had been taken"
+                    raise ViolationError(f"{life.member} goes on from {actual}: {snapshots['faults']}")
+            self._number_max = max(self._number_max, snapshots["number"])
 
     def finished(self, universe: Universe, home: Home) -> None:
         """Check the claim that the model is lost."""
         failure = home.failure
         is_lost = isinstance(failure, RecorderFailed) and failure.error.startswith("the model is lost")
-        if is_lost and self._taken and not universe.disks[universe.home].troubles:
-            raise ViolationError(f"the model is lost, of which snapshot {self._taken} was taken")
+        if is_lost and self._number_max and not universe.disks[universe.home].troubles:
+            raise ViolationError(f"the model is lost, of which snapshot {self._number_max} was taken")
 
 
-def _told(life: Life) -> dict[str, Any] | None:
+def _snapshots_of(life: Life) -> dict[str, Any] | None:
     """A recorder's status of its snapshots, once it has listed them; else None."""
     shown = [each for each in life.host.published.values() if "taken_at" in each]
     return dict(shown[0]) if shown else None

@@ -26,7 +26,7 @@ class _Heard(NamedTuple):
     """A learner's progress as a shard heard it, and the time by the shard's clock."""
 
     at: int
-    told: Any
+    progress: Any
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _AskingChecker(Checker):
         if edge.target_port == "progress" and "phase" in item and life.member.replica.role == "syncer":
             heard, key = _Heard(life.clock.now(), item), (life.member, source)
             self._first.setdefault(key, heard)
-            if key not in self._phases or self._phases[key].told["phase"] != item["phase"]:
+            if key not in self._phases or self._phases[key].progress["phase"] != item["phase"]:
                 self._phases[key] = heard
         elif edge.target_port == "answer" and (life.member, item["round"]) in self._rounds:
             self._rounds[life.member, item["round"]].answered.add((source.replica.slot, source.incarnation))
@@ -68,25 +68,25 @@ class _AskingChecker(Checker):
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Note rounds as they are pulled; judge each when its merge is reported."""
         if edge.source_port == "pull":
-            known = self._rounds.get((life.member, item["round"]))
+            asking = self._rounds.get((life.member, item["round"]))
             members = {(slot, incarnation) for slot, incarnation in item["members"]}
-            if known is None:
-                made = _Asking(item["fragment"], item["kind"], life.clock.now(), members, members)
-                made.is_turn = "steps" in item
-                self._rounds[life.member, item["round"]] = made
+            if asking is None:
+                asking_now = _Asking(item["fragment"], item["kind"], life.clock.now(), members, members)
+                asking_now.is_turn = "steps" in item
+                self._rounds[life.member, item["round"]] = asking_now
             else:
-                known.members = members
+                asking.members = members
         elif edge.source_port == "merged":
-            found = self._rounds.get((life.member, item["round"]))
-            if found is not None and (life.member, item["round"]) not in self._judged:
+            closed = self._rounds.get((life.member, item["round"]))
+            if closed is not None and (life.member, item["round"]) not in self._judged:
                 self._judged.add((life.member, item["round"]))
-                self.judge(life, found, item)
+                self.judge(life, closed, item)
 
     def live_learners(self, life: Life) -> list[Member]:
         """The learners that are live for a shard."""
         return [member for member in life.meetings.live.values() if member.replica.role == "learner"]
 
-    def judge(self, life: Life, asked: _Asking, merging: Any) -> None:
+    def judge(self, life: Life, asking: _Asking, merging: Any) -> None:
         """Object to a round that was closed."""
 
 
@@ -97,20 +97,20 @@ class NewestChecker(_AskingChecker):
     that it takes the newest version given by then.)
     """
 
-    def judge(self, life: Life, asked: _Asking, merging: Any) -> None:
+    def judge(self, life: Life, asking: _Asking, merging: Any) -> None:
         """Check which learners a shard that came back asked and waited for."""
-        if asked.kind != "recover" or merging["version"] is None:
+        if asking.kind != "recover" or merging["version"] is None:
             return
-        doing = f"{life.member} recovers fragment {asked.fragment}"
-        waited = merging["closed_at"] - asked.opened_at
+        doing = f"{life.member} recovers fragment {asking.fragment}"
+        waited = merging["closed_at"] - asking.opened_at
         for member in self.live_learners(life):
             key = member.replica.slot, member.incarnation
             heard = self._first.get((life.member, member))
-            is_holding = heard is not None and any(heard.told["epochs"][asked.fragment :][:1])
-            is_old = heard is not None and asked.opened_at - heard.at > ASKED_NS
-            if is_holding and is_old and key not in asked.first_members:
+            is_holding = heard is not None and any(heard.progress["epochs"][asking.fragment :][:1])
+            is_old = heard is not None and asking.opened_at - heard.at > ASKED_NS
+            if is_holding and is_old and key not in asking.first_members:
                 raise ViolationError(f"{doing} without asking {member}, which had told that it holds it")
-            if key in asked.first_members and key not in asked.answered and waited < RECOVERY_NS:
+            if key in asking.first_members and key not in asking.answered and waited < RECOVERY_NS:
                 raise ViolationError(f"{doing} after {waited / 1e9:.3f} s, without waiting for {member}, which lives")
 
 
@@ -122,17 +122,17 @@ class FinalChecker(_AskingChecker):
     later takes part from the next turn on, and there is none.
     """
 
-    def judge(self, life: Life, asked: _Asking, merging: Any) -> None:
+    def judge(self, life: Life, asking: _Asking, merging: Any) -> None:
         """Check which learners the last round of a fragment left out."""
-        if asked.kind != "final" or asked.is_turn or not asked.members:  # Without members it is overdue.
+        if asking.kind != "final" or asking.is_turn or not asking.members:  # Without members it is overdue.
             return
         for member in self.live_learners(life):
             heard = self._phases.get((life.member, member))
-            if heard is None or heard.told["phase"] == "ready" or merging["closed_at"] - heard.at <= ASKED_NS:
+            if heard is None or heard.progress["phase"] == "ready" or merging["closed_at"] - heard.at <= ASKED_NS:
                 continue
-            if (member.replica.slot, member.incarnation) not in asked.members:
-                told = f"{life.member} ends fragment {asked.fragment} without {member}"
-                raise ViolationError(f"{told}, of which it knew for {(merging['closed_at'] - heard.at) / 1e9:.3f} s")
+            if (member.replica.slot, member.incarnation) not in asking.members:
+                error = f"{life.member} ends fragment {asking.fragment} without {member}"
+                raise ViolationError(f"{error}, of which it knew for {(merging['closed_at'] - heard.at) / 1e9:.3f} s")
 
 
 class KeptWorkChecker(Checker):
@@ -171,20 +171,20 @@ class KeptWorkChecker(Checker):
 
     def _compare(
         self,
-        known: dict[tuple[Member, int], tuple[tuple[int, int], int]],
+        counts: dict[tuple[Member, int], tuple[tuple[int, int], int]],
         life: Life,
         fragment: int,
         version: tuple[int, int],
         count: int,
         does: str,
     ) -> None:
-        before = known.get((life.member, fragment))
-        is_told = (life.member, fragment, version) in self._refused
-        if before is not None and before[0] == version and before[1] != count and not is_told:
-            told = f"{life.member} {does} at {count} tokens of fragment {fragment}, {before[1]} before"
-            raise ViolationError(f"{told}, and holds version {version} as before: what it had trained is lost")
+        before = counts.get((life.member, fragment))
+        is_refused = (life.member, fragment, version) in self._refused
+        if before is not None and before[0] == version and before[1] != count and not is_refused:
+            error = f"{life.member} {does} at {count} tokens of fragment {fragment}, {before[1]} before"
+            raise ViolationError(f"{error}, and holds version {version} as before: what it had trained is lost")
         if before is None or before[0] <= version:
-            known[life.member, fragment] = version, count
+            counts[life.member, fragment] = version, count
 
 
 class CountedChecker(Checker):
@@ -222,8 +222,8 @@ class CountedChecker(Checker):
             more = tokens - before.get((slot, incarnation), 0)
             expected = self._ranges.get((*place, slot), set()) if slot in item["voters"] else {0}
             if more not in expected and more:
-                told = f"{life.member}, round {item['round']}: {more} more tokens of slot {slot} are merged"
-                raise ViolationError(f"{told}; its answers have {sorted(expected)}")
+                error = f"{life.member}, round {item['round']}: {more} more tokens of slot {slot} are merged"
+                raise ViolationError(f"{error}; its answers have {sorted(expected)}")
 
 
 class PositionsChecker(Checker):
@@ -274,22 +274,22 @@ class PositionsChecker(Checker):
         base = (p, before if before is not None else version)
         model, former = dict(self._models.get(base, {})), self._clocks.get(base, {})
         for slot, moved in clock.items():
-            found = self._answers.get((p, slot, *moved))
-            if moved != former.get(slot) and found is not None:
-                model[slot, moved[0]] = found.beside(model.get((slot, moved[0])))
+            batches = self._answers.get((p, slot, *moved))
+            if moved != former.get(slot) and batches is not None:
+                model[slot, moved[0]] = batches.beside(model.get((slot, moved[0])))
         self._models[p, version], self._clocks[p, version] = model, clock
 
     def ended(self, universe: Universe) -> None:
         """Compare the lives of each slot."""
         last = {p: shard for shard, p in sorted(self._newest, key=lambda of: of[0].incarnation)}
-        found = [each for p, shard in last.items() for each in self._models[p, self._newest[shard, p]].items()]
-        for lives, batches in [*found, *self._summed]:
+        models = [each for p, shard in last.items() for each in self._models[p, self._newest[shard, p]].items()]
+        for lives, batches in [*models, *self._summed]:
             self.merged[lives] = batches.beside(self.merged.get(lives))
         end: dict[int, int] = {}
         for (slot, incarnation), batches in sorted(self.merged.items()):
             if batches.begin < end.get(slot, 0):
-                told = f"learner/{slot}#{incarnation} has trained from batch {batches.begin} on what is merged"
-                raise ViolationError(f"{told}; lives before it up to batch {end[slot]}")
+                error = f"learner/{slot}#{incarnation} has trained from batch {batches.begin} on what is merged"
+                raise ViolationError(f"{error}; lives before it up to batch {end[slot]}")
             end[slot] = batches.end
 
 

@@ -1,20 +1,8 @@
-"""Whether a search has covered enough: every kind of fault, in every phase in which it can happen, and every guard.
+"""Searches over many seeds: what a seed has happen where everything dies, where the home moves or where islands have
+several processes; in which processes seeds run; and what a search has to have covered.
 
-Runs in which everything dies at once, every process of every machine, at each step of a snapshot; and goes on.
-
-Or whose home is lost: another machine becomes the home, and the lost one comes back. Decides the steps, and at which of
-them a seed has everything die. The rest is as after a real power failure: daemons begin with the contents of their
-ledgers, and hosts with those of the disk of the home.
-
-Runs in which islands have several processes, some of them elastic, and whatever befalls hosts befalls these, too.
-
-Decides which islands a seed has, what happens to the processes that follow, and what a search has to see of it: islands
-that end as one, and elastic ones that lose a process, take it back, and have too few left.
-
-Seeds spread over processes, one each at a time: a process that dies takes one seed with it, which is reported.
-
-Decides where a seed is run and the report on one whose process has died; not the meaning of a seed, nor how outcomes
-are shown. The outcome of a seed does not depend on the others, so outcomes come as they are ready.
+Decides the faults of such seeds and the bounds of coverage: every kind of fault, in every phase in which it can happen,
+and every guard. The outcome of a seed does not depend on the others.
 """
 
 from __future__ import annotations
@@ -84,10 +72,15 @@ DEATH_KINDS: Final = (*(f"death of all: {name}" for name in STEPS), MoveHome.kin
 
 
 def deadly(seed: int) -> Shape:
-    """The run of a seed, in which everything dies, too, or its home moves."""
+    """The run of a seed, in which everything dies, too, or its home moves.
+
+    Everything dies at once, every process of every machine, at a step of a snapshot, and goes on as after a real power
+    failure: daemons begin with the contents of their ledgers, and hosts with those of the disk of the home. Or the home
+    is lost: another machine becomes the home, and the lost one comes back.
+    """
     shape = shape_of(seed)
     rng = random.Random(f"isthmus {seed} deaths")
-    made: list[Fault] = []
+    faults: list[Fault] = []
     if rng.random() < MOVED_SHARE:
         machines = [machine_of(host) for host in hosts_of(shape.program, shape.learners)]
         machine = rng.choice([each for each in machines if each != HOME])
@@ -99,8 +92,8 @@ def deadly(seed: int) -> Shape:
         step, lasts = STEPS[point], rng.choice((0.3, 1.0, 3.0, 7.0))
         when = moment_of(rng, shape.steps, shape.step_ms)
         keeps_power = rng.random() < 0.5
-        made.append(DieAll(HOME, point, step.operation, step.name, lasts, step.then, keeps_power, **when))
-    return replace(shape, faults=(*shape.faults, *made))
+        faults.append(DieAll(HOME, point, step.operation, step.name, lasts, step.then, keeps_power, **when))
+    return replace(shape, faults=(*shape.faults, *faults))
 
 
 def run_deadly(seed: int, program: str = DEFAULT) -> Outcome:
@@ -193,7 +186,7 @@ def _sizes(rng: random.Random, count: int) -> tuple[int, ...]:
 def _fault(rng: random.Random, replica: Replica, moment: dict[str, Any], lasts_max: float) -> Fault:
     host, machine = str(replica), machine_of(replica)
     lasts = min(rng.choice((0.3, 1.0, 4.0, 25.0)), lasts_max)
-    made: Sequence[Fault] = (
+    faults: Sequence[Fault] = (
         Kill(host, **moment),
         Kill(host, **moment),
         Pause(host, lasts, **moment),
@@ -203,7 +196,7 @@ def _fault(rng: random.Random, replica: Replica, moment: dict[str, Any], lasts_m
         Cut(machine, None, lasts, **moment),
         SlowStarts(machine, 3.0, **moment),
     )
-    return rng.choice(made)
+    return rng.choice(faults)
 
 
 def run_ganged(seed: int, program: str = DEFAULT) -> Outcome:
@@ -226,6 +219,8 @@ def outcomes(run: Run, seeds: range, *, apart_min: int = APART_MIN) -> Iterator[
     """The outcomes of `run` for each seed: few seeds in this process, in order; more in a process per core, unordered.
 
     `run` must be importable, or a partial of an importable function.
+
+    A process that dies takes one seed with it, which is reported. Outcomes come as they are ready.
     """
     if len(seeds) < apart_min:
         yield from map(run, seeds)

@@ -170,12 +170,12 @@ def shape_of(seed: int, program: str = DEFAULT) -> Shape:
     step_ms = rng.choice((20.0, 100.0, 400.0))
     steps = rng.choice((24, 32, 40))
     formats = trial.formats_of(random.Random(f"isthmus {seed} formats"))
-    made = Program(program, **trial.settings(rng), **formats)
+    chosen = Program(program, **trial.settings(rng), **formats)
     climate = Climate(
         latency=rng.choice((0.0002, 0.005, 0.04)), jitter=rng.choice((0.0, 0.002, 0.03)), gbits=rng.choice((0.001, 1.0))
     )
     speeds = tuple(rng.choice((1.0, 1.0, 0.8, 0.5)) for _ in range(learners))
-    hosts = hosts_of(made, learners)
+    hosts = hosts_of(chosen, learners)
     faults = _faults(rng, hosts, steps, step_ms)
     faults += _disk_faults(random.Random(f"isthmus {seed} disks"), hosts, steps, step_ms)
     storms, others = _storms(random.Random(f"isthmus {seed} storms"), hosts, steps, step_ms)
@@ -190,7 +190,7 @@ def shape_of(seed: int, program: str = DEFAULT) -> Shape:
         learners=learners,
         steps=steps,
         step_ms=step_ms,
-        program=made,
+        program=chosen,
         climate=climate,
         speeds=speeds,
         faults=tuple(spared for fault in faults if (spared := _spared(fault, trial)) is not None),
@@ -205,17 +205,17 @@ def _storms(
     rng: random.Random, hosts: list[Replica], steps: int, step_ms: float
 ) -> tuple[tuple[Storm, ...], tuple[Fault, ...]]:
     """Faults that belong together, and machines that join, each in one run of four; and now and then a stop."""
-    storms, made = list[Storm](), list[Fault]()
+    storms, faults = list[Storm](), list[Fault]()
     if rng.random() < 0.25:
         storms.append(Storm("fork", fork(rng, hosts, steps * step_ms / 1e3)))
     if rng.random() < 0.2:
         storms.append(Storm("wipe", wipe(rng, hosts, moment_of(rng, steps, step_ms))))
     if rng.random() < 0.25:
         slot = sum(host.role == "learner" for host in hosts)
-        made.append(Join(f"learner/{slot}", **moment_of(rng, steps, step_ms)))
+        faults.append(Join(f"learner/{slot}", **moment_of(rng, steps, step_ms)))
     if rng.random() < 0.1:
-        made.append(Stop(**moment_of(rng, steps, step_ms)))
-    return tuple(storm for storm in storms if storm.faults), tuple(made)
+        faults.append(Stop(**moment_of(rng, steps, step_ms)))
+    return tuple(storm for storm in storms if storm.faults), tuple(faults)
 
 
 def _later_faults(
@@ -225,20 +225,20 @@ def _later_faults(
 
     Lives that begin while a daemon dies, starts that are reported late, machines of which only the daemon is heard.
     """
-    storms, made = list[Storm](), list[Fault]()
+    storms, faults = list[Storm](), list[Fault]()
     if rng.random() < 0.1:
         storms.append(Storm("orphan", orphan(rng, hosts, moment_of(rng, steps, step_ms))))
     if rng.random() < 0.1:
         replica, moment = rng.choice(hosts), moment_of(rng, steps, step_ms)
-        made += [SlowStarts(machine_of(replica), rng.choice((1.0, 3.0)), **moment), Kill(str(replica), **moment)]
+        faults += [SlowStarts(machine_of(replica), rng.choice((1.0, 3.0)), **moment), Kill(str(replica), **moment)]
     if rng.random() < 0.1 and step_ms > STEP_MS_QUICK:
         storms.append(Storm("fork", fork(rng, hosts, steps * step_ms / 1e3)))
     if rng.random() < 0.08:
         machine = machine_of(rng.choice(hosts))
-        made.append(Mute(machine, rng.choice((3.0, 12.0, 40.0)), **moment_of(rng, steps, step_ms)))
+        faults.append(Mute(machine, rng.choice((3.0, 12.0, 40.0)), **moment_of(rng, steps, step_ms)))
     if rng.random() < END_SHARE:
-        made.append(End(**rng.choice(({"at_step": rng.randint(2, steps // 2)}, {"at_phase": "final"}))))
-    return tuple(storm for storm in storms if storm.faults), tuple(made)
+        faults.append(End(**rng.choice(({"at_step": rng.randint(2, steps // 2)}, {"at_phase": "final"}))))
+    return tuple(storm for storm in storms if storm.faults), tuple(faults)
 
 
 def _forgeries(rng: random.Random, hosts: list[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
@@ -265,7 +265,7 @@ def _faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: f
     """Faults of a random subset of the kinds, in a run of `steps` steps."""
     kinds = [kind for kind in KINDS if rng.random() < 0.4] or [rng.choice(KINDS)]
     kills: Counter[Replica] = Counter()
-    made: list[Fault] = []
+    faults: list[Fault] = []
     comes_together = rng.choice((0.0, 0.7))
     moment = moment_of(rng, steps, step_ms)
     for _ in range(rng.randint(1, 8)):
@@ -273,8 +273,8 @@ def _faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: f
         moment = _soon(rng, moment) if rng.random() < comes_together else moment_of(rng, steps, step_ms)
         kills[replica] += kind == "kill"
         if kills[replica] <= KILLS_MAX:
-            made.append(_fault(rng, kind, replica, moment))
-    return tuple(made)
+            faults.append(_fault(rng, kind, replica, moment))
+    return tuple(faults)
 
 
 def _disk_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
@@ -282,14 +282,14 @@ def _disk_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_
     if rng.random() < 0.5:
         return ()
     kinds = [kind for kind in DISK_KINDS if rng.random() < 0.6] or [rng.choice(DISK_KINDS)]
-    made: list[Fault] = []
+    faults: list[Fault] = []
     for _ in range(rng.randint(1, 3)):
         moment, lasts = moment_of(rng, steps, step_ms), rng.choice((0.3, 1.0, 3.0, 7.0))
         match rng.choice(kinds):
             case "blackout":
-                made.append(Blackout(machine_of(rng.choice(hosts)), lasts, **moment))
+                faults.append(Blackout(machine_of(rng.choice(hosts)), lasts, **moment))
             case "full disk":
-                made.append(
+                faults.append(
                     FillDisk(
                         HOME,
                         0 if moment.get("at", START_SECONDS) < START_SECONDS else rng.choice((0, 50, 1000)),
@@ -298,8 +298,8 @@ def _disk_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_
                     )
                 )
             case _:
-                made.append(BreakDisk(HOME, rng.choice((0.2, 1.0)), lasts, **moment))
-    return tuple(made)
+                faults.append(BreakDisk(HOME, rng.choice((0.2, 1.0)), lasts, **moment))
+    return tuple(faults)
 
 
 def _supervision_faults(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
@@ -307,9 +307,9 @@ def _supervision_faults(rng: random.Random, hosts: Sequence[Replica], steps: int
 
     In a share END_SHARE of runs the run is ended at once.
     """
-    made: list[Fault] = [End(**moment_of(rng, steps, step_ms))] if rng.random() < END_SHARE else []
+    faults: list[Fault] = [End(**moment_of(rng, steps, step_ms))] if rng.random() < END_SHARE else []
     if rng.random() < 0.5:
-        return tuple(made)
+        return tuple(faults)
     kinds = [kind for kind in (*DAEMON_KINDS, *STANDING_KINDS) if rng.random() < 0.4] or [rng.choice(DAEMON_KINDS)]
     for _ in range(rng.randint(1, 5)):
         replica, moment = rng.choice(hosts), moment_of(rng, steps, step_ms)
@@ -317,24 +317,27 @@ def _supervision_faults(rng: random.Random, hosts: Sequence[Replica], steps: int
         lasts = rng.choice((0.3, 1.0, 3.0, 7.0, 25.0))
         match rng.choice(kinds):
             case "daemon kill":
-                made.append(KillDaemon(machine, lasts, rng.choice((0, 0, 1, 3, 10, 40)), **moment))
+                faults.append(KillDaemon(machine, lasts, rng.choice((0, 0, 1, 3, 10, 40)), **moment))
             case "lost ledger":
-                made.append(KillDaemon(machine, lasts, rng.choice((0, 3)), loses_ledger=True, **moment))
+                faults.append(KillDaemon(machine, lasts, rng.choice((0, 3)), loses_ledger=True, **moment))
             case "daemon pause":
-                made.append(PauseDaemon(machine, lasts, **moment))
+                faults.append(PauseDaemon(machine, lasts, **moment))
             case "lost report":
-                made.append(LoseReports(machine_of(replica), rng.choice((0.2, 0.9)), lasts, **moment))
+                faults.append(LoseReports(machine_of(replica), rng.choice((0.2, 0.9)), lasts, **moment))
             case "repeated report":
-                made.append(RepeatReports(machine_of(replica), rng.choice((0.2, 0.9)), lasts, **moment))
+                faults.append(RepeatReports(machine_of(replica), rng.choice((0.2, 0.9)), lasts, **moment))
             case "no room":
-                made += [RefuseStarts(machine_of(replica), rng.choice((1, 2)), **moment), Kill(str(replica), **moment)]
+                faults += [
+                    RefuseStarts(machine_of(replica), rng.choice((1, 2)), **moment),
+                    Kill(str(replica), **moment),
+                ]
             case "hang":
-                made.append(Hang(str(replica), rng.choice((3.0, 30.0)), **moment))
+                faults.append(Hang(str(replica), rng.choice((3.0, 30.0)), **moment))
             case "stick":
-                made.append(Stick(str(rng.choice([host for host in hosts if host.role == "learner"])), **moment))
+                faults.append(Stick(str(rng.choice([host for host in hosts if host.role == "learner"])), **moment))
             case _:
-                made.append(Crash(str(replica), rng.choice((1, 2, 4)), **moment))
-    return tuple(made)
+                faults.append(Crash(str(replica), rng.choice((1, 2, 4)), **moment))
+    return tuple(faults)
 
 
 def _soon(rng: random.Random, moment: dict[str, Any]) -> dict[str, Any]:

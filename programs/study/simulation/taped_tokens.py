@@ -63,13 +63,13 @@ def taped_of(plans: Mapping[str, Plan], tapes: Mapping[Member, Reading]) -> Tape
 def of_lives(tapes: Mapping[str, bytes]) -> dict[Member, Reading]:
     """The tapes of lives in memory, by their names: 'learner/2#1' (or 'learner/2', the first). Those of other things
     are left out."""
-    found = {}
+    readings = {}
     for name, data in tapes.items():
         replica, _, incarnation = name.partition("#")
         role, _, slot = replica.partition("/")
         if slot.isdecimal() and (incarnation or "1").isdecimal():
-            found[Member(Replica(role, int(slot)), int(incarnation or 1))] = read(data, HostRecord)
-    return found
+            readings[Member(Replica(role, int(slot)), int(incarnation or 1))] = read(data, HostRecord)
+    return readings
 
 
 def _count(taped: Taped, plan: Plan, member: Member, tape: Reading) -> None:
@@ -91,11 +91,13 @@ def _count_steps(taped: Taped, node: NodePlan, life: Life, records: Sequence[Hos
     has_batch = False
     for record in records:
         if isinstance(record.event, FiringEnded) and record.event.node == node.index:
-            told = [output.fields["step"] for output in record.event.outputs if output.port == report and output.fields]
-            left = record.event.is_idle and told and told[-1] == taped.steps[life]
+            steps = [
+                output.fields["step"] for output in record.event.outputs if output.port == report and output.fields
+            ]
+            left = record.event.is_idle and steps and steps[-1] == taped.steps[life]
             taped.steps[life] += has_batch and not left
-            if told:
-                taped.reported[life] = told[-1]
+            if steps:
+                taped.reported[life] = steps[-1]
         for command in record.commands:
             if isinstance(command, RunBody) and command.node == node.index:
                 has_batch = batch in dict(command.inputs)
@@ -164,23 +166,24 @@ def contradictions(taped: Taped, summary: Mapping[str, Any], merges: Iterable[Ma
 
 
 def _of_steps(taped: Taped, lives: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    for told in lives:
-        life, steps = (told["learner"], told["incarnation"]), told["steps"]
+    for row in lives:
+        life, steps = (row["learner"], row["incarnation"]), row["steps"]
         if taped.reported.get(life, 0) > taped.steps[life]:
             yield f"learner {_name(life)}: {taped.reported[life]} steps reported, {taped.steps[life]} on its tape"
-        if life in taped.reported and told["is_final"] and taped.steps[life] != steps:
+        if life in taped.reported and row["is_final"] and taped.steps[life] != steps:
             yield f"learner {_name(life)}: {steps} steps in the books, {taped.steps[life]} on its tape"
 
 
 def _of_lines(taped: Taped, merges: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Compare the merged tokens in each line of a merge with the sum on the tape."""
     sums: dict[tuple[int, int], Counter[Life]] = {}
-    told = {(line["fragment"], line["epoch"], line["round"]): line["merged_tokens"] for line in merges}
+    lines = {(line["fragment"], line["epoch"], line["round"]): line["merged_tokens"] for line in merges}
     for key in sorted(taped.merged):
         merged = sums.setdefault(key[:2], Counter())
         merged.update(taped.merged[key])
-        if key in told and merged != (said := _by_life(told[key])):
-            yield f"fragment {key[0]}, epoch {key[1]}, round {key[2]}: merged {_shown(said)}, {_shown(merged)} on tape"
+        if key in lines and merged != (in_line := _by_life(lines[key])):
+            place = f"fragment {key[0]}, epoch {key[1]}, round {key[2]}"
+            yield f"{place}: merged {_shown(in_line)}, {_shown(merged)} on tape"
 
 
 def _of_model(taped: Taped, entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -192,8 +195,8 @@ def _of_model(taped: Taped, entries: Iterable[Mapping[str, Any]]) -> Iterator[st
     for entry in entries:
         fragment, life = entry["fragment"], (entry["learner"], entry["incarnation"])
         if fragment not in reborn and entry["shard_merged"] != model[fragment, life]:
-            said = f"{entry['shard_merged']} tokens in the books, {model[fragment, life]} on tape"
-            yield f"fragment {fragment} of learner {_name(life)}: {said}"
+            amounts = f"{entry['shard_merged']} tokens in the books, {model[fragment, life]} on tape"
+            yield f"fragment {fragment} of learner {_name(life)}: {amounts}"
 
 
 def _of_merges(taped: Taped, summary: Mapping[str, Any]) -> Iterator[str]:

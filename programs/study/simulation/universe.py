@@ -206,10 +206,10 @@ def outcome_of(shape: Shape, *more: Checker) -> Outcome:
         universe = _universe(shape, graph, (guards, tapes, *more))
         try:
             violation, taped = _violation(universe, shape), universe.tape()
-            told = _told(universe, shape, violation, guards, digest(taped))
+            outcome = _outcome(universe, shape, violation, guards, digest(taped))
             if violation is None:
-                told.violation = tapes.objection(_plans(graph, shape), taped, told.status)
-            return told
+                outcome.violation = tapes.objection(_plans(graph, shape), taped, outcome.status)
+            return outcome
         finally:
             universe.close()
     except Exception as error:
@@ -224,7 +224,7 @@ def words(error: Exception) -> str:
     return "\n".join([f"{type(error).__name__}: {error}", *lines[-TRACEBACK_LINES:]])
 
 
-def _told(universe: Universe, shape: Shape, violation: str | None, guards: GuardsWitness, tapes: str) -> Outcome:
+def _outcome(universe: Universe, shape: Shape, violation: str | None, guards: GuardsWitness, tapes: str) -> Outcome:
     injector = universe.injector
     storms = _storms(shape, injector.happened)
     recorder = universe.last(Replica("recorder", 0))
@@ -283,7 +283,7 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
         return milliseconds(shape.step_ms / (shape.speeds[replica.slot] if replica.slot < len(shape.speeds) else 1.0))
 
     at = StorePlace(str(STORE), "run", in_background=False) if shape.stores else None
-    found = resolving(FOLDER, resolve, SNAPSHOT_SECONDS, at)
+    resolver = resolving(FOLDER, resolve, SNAPSHOT_SECONDS, at)
 
     def place(replica: Replica) -> str:
         is_apart = shape.apart and replica.role == "evaluator"
@@ -294,7 +294,7 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
         _plans(graph, shape),
         roster_counts(graph, shape.learners),
         seed=shape.seed,
-        resolve=found,
+        resolve=resolver,
         duration=duration,
         jitter=0.1,
         climate=shape.climate,

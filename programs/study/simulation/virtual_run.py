@@ -91,14 +91,14 @@ class VirtualRun:
 
     def _world(self) -> AnyWorld:
         request, pace = self.request, self.pace
-        found = resolving(request.run_dir, resolve, request.run.snapshot_every_seconds)
+        resolver = resolving(request.run_dir, resolve, request.run.snapshot_every_seconds)
         counts = roster_counts(request.graph, request.job.learners)
         if self.faults:
             return Universe(
                 request.plans,
                 counts,
                 seed=request.job.seed,
-                resolve=found,
+                resolve=resolver,
                 duration=pace.duration,
                 jitter=pace.jitter,
                 climate=Climate(latency=pace.delay_ms / 1e3, jitter=pace.jitter * pace.delay_ms / 1e3),
@@ -109,7 +109,7 @@ class VirtualRun:
             request.plans,
             counts,
             seed=request.job.seed,
-            resolve=found,
+            resolve=resolver,
             duration=pace.duration,
             delay=lambda edge, size_bytes: milliseconds(pace.delay_ms),
             jitter=pace.jitter,

@@ -153,9 +153,9 @@ def eval_losses(status: Mapping[str, Any]) -> str:
     return begun + words.decimal(newest)
 
 
-def eval_metrics(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def eval_metrics(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The first few other scalars of the newest evaluation: name and number."""
-    for name, value in list(told.get("eval_metrics", {}).items())[:METRICS_SHOWN]:
+    for name, value in list(training.get("eval_metrics", {}).items())[:METRICS_SHOWN]:
         yield f"eval {name}", words.decimal(value)
 
 

@@ -75,12 +75,12 @@ class NoticeFeed:
         self._submitted_ns: int | None = None
         self._zero: int | None = None
         self._waiting: Waiting | None = None
-        self._is_data_told = False
+        self._is_data_shown = False
         self._told_errors = set[tuple[str, ...]]()
         self._told_faults: list[str] = []
-        self._told_changes = set[tuple[int, int, int]]()
+        self._shown_changes = set[tuple[int, int, int]]()
         self._is_store_away = False
-        self._told_began = set[tuple[int, int, str]]()
+        self._shown_began = set[tuple[int, int, str]]()
         self._sick_steps: dict[int, tuple[int, int]] = {}
 
     def update(self, status: Mapping[str, Any]) -> list[Notice]:
@@ -93,17 +93,17 @@ class NoticeFeed:
         for fact in facts:
             self._waiting = self._waiting or waiting_of(self._folder)
             remarked = remark(fact, self._waiting)
-            if remarked is not None and remarked.topic == "data" and self._is_data_told:
+            if remarked is not None and remarked.topic == "data" and self._is_data_shown:
                 continue  # They all have the same batch().
             if remarked is not None:
-                self._is_data_told |= remarked.topic == "data"
+                self._is_data_shown |= remarked.topic == "data"
                 new.append(Notice(self._since(fact.at), remarked.text, remarked.tone))
                 continue
-            changed = self.absences.take(fact)
+            changed = self.absences.add(fact)
             # Hosts that end with the run are silent, because they are writing their files.
             if changed is None or (changed.kind == "silent" and status.get("phase") == "done"):
                 continue
-            text = self._told(changed, fact)
+            text = self._sentence(changed, fact)
             if text:
                 # A silence is detected some time after it began.
                 at = changed.begun if changed.kind == "silent" and changed.ended is None else fact.at
@@ -111,7 +111,7 @@ class NoticeFeed:
         self.notices += new
         return new
 
-    def _told(self, changed: Absence, fact: Fact) -> str:
+    def _sentence(self, changed: Absence, fact: Fact) -> str:
         """The text for a change of an absence; '' for a restart alone, which the state of the host shows."""
         if changed.ended is not None and (returned := back(changed)):
             return returned
@@ -125,17 +125,17 @@ class NoticeFeed:
             step = report.get("sick_step", 0)
             if step and self._sick_steps.get(int(slot)) != (report["incarnation"], step):
                 self._sick_steps[int(slot)] = (report["incarnation"], step)
-                told = f"learner {slot}: loss not finite at step {step}, goes on from the global model"
-                yield Notice(status.get("time"), told, "bad")
+                text = f"learner {slot}: loss not finite at step {step}, goes on from the global model"
+                yield Notice(status.get("time"), text, "bad")
 
     def _changed(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """The settings that followed the links since the last call, each change once."""
-        for told in status.get("changes", {}).get("last", ()):
-            which = told["shard"], told["epoch"], told["number"]
-            if which not in self._told_changes:
-                self._told_changes.add(which)
-                change = change_of(told)
-                yield Notice(told["time"], sentence(change), "good" if is_better(change) else "odd")
+        for row in status.get("changes", {}).get("last", ()):
+            which = row["shard"], row["epoch"], row["number"]
+            if which not in self._shown_changes:
+                self._shown_changes.add(which)
+                change = change_of(row)
+                yield Notice(row["time"], sentence(change), "good" if is_better(change) else "odd")
 
     def _damaged(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """The snapshots that a recorder could not read, each once."""
@@ -148,17 +148,17 @@ class NoticeFeed:
         """The source of the moments with which later lives of learners go on, each once."""
         for slot, report in status.get("learners", {}).items():
             began, life = report.get("began"), report.get("incarnation", 1)
-            if began and (int(slot), life, began[0]) not in self._told_began:
-                self._told_began.add((int(slot), life, began[0]))
+            if began and (int(slot), life, began[0]) not in self._shown_began:
+                self._shown_began.add((int(slot), life, began[0]))
                 kind, former, step = began
-                told = f"with its moments after step {step} of life {former}, from its machine"
+                source = f"with its moments after step {step} of life {former}, from its machine"
                 if kind == "snapshot":
-                    told = f"as life {former} was at version {step}, from the snapshot"
+                    source = f"as life {former} was at version {step}, from the snapshot"
                 elif kind == "peer":
-                    told = f"with the moments of learner {former} after step {step}"
+                    source = f"with the moments of learner {former} after step {step}"
                 elif kind != "copy":
-                    told = "with moments that begin anew: its machine has no copy"
-                yield Notice(status.get("time"), f"learner {slot} goes on as life {life} {told}", "good")
+                    source = "with moments that begin anew: its machine has no copy"
+                yield Notice(status.get("time"), f"learner {slot} goes on as life {life} {source}", "good")
 
     def _stored(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """Notices of a store that stops taking snapshots, or takes them again."""
@@ -218,13 +218,13 @@ class NoticeFeed:
 
 def notices_of(absences: Iterable[Absence], waiting: Waiting | None) -> list[Notice]:
     """The notices of absences whose times count from the first inner step, in order."""
-    found, errors = [], set[tuple[str, ...]]()
+    rows, errors = [], set[tuple[str, ...]]()
     for absence in absences:
         gone = replace(absence, ended=None) if absence.kind != "replaced" else absence
-        found.append((absence.begun, away(absence, waiting, is_known=_is_known(absence, errors)), _tone(gone)))
+        rows.append((absence.begun, away(absence, waiting, is_known=_is_known(absence, errors)), _tone(gone)))
         if absence.ended is not None and back(absence):
-            found.append((absence.ended, back(absence), _tone(absence)))
-    return [Notice(at if at >= 0 else None, text, tone) for at, text, tone in sorted(found)]
+            rows.append((absence.ended, back(absence), _tone(absence)))
+    return [Notice(at if at >= 0 else None, text, tone) for at, text, tone in sorted(rows)]
 
 
 def newest(notices: Sequence[Notice], count: int) -> Sequence[Notice]:
@@ -234,8 +234,8 @@ def newest(notices: Sequence[Notice], count: int) -> Sequence[Notice]:
 
 def _parsed(line: bytes, submitted: int) -> Fact | None:
     try:
-        told = json.loads(line)
-        return fact_of(told, submitted) if isinstance(told, dict) else None
+        line_object = json.loads(line)
+        return fact_of(line_object, submitted) if isinstance(line_object, dict) else None
     except (ValueError, RecursionError, OverflowError):
         return None
 
@@ -342,8 +342,8 @@ class LiveTable:
 
     def update(self, status: dict[str, Any]) -> None:
         learners: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
-        told = {slot: self._reported(slot, learner) for slot, learner in learners.items()}
-        self._status = {**status, "learners": told}
+        reported = {slot: self._reported(slot, learner) for slot, learner in learners.items()}
+        self._status = {**status, "learners": reported}
         self._news.update(status)
         self._speed = self._figures.speed(status)
         if not self._live.is_started:
@@ -360,13 +360,13 @@ class LiveTable:
         if self._live.is_started:
             self._live.stop()
 
-    def _reported(self, slot: int, told: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _reported(self, slot: int, report: Mapping[str, Any]) -> Mapping[str, Any]:
         """A learner's report; the last one of a run, which stays on the screen, may lack the newest loss."""
-        if numbers.is_known(told.get("loss")):
-            self._losses[slot] = told["loss"]
-        elif told.get("phase") == "final" and not told.get("sick"):
-            return {**told, "loss": self._losses.get(slot)}
-        return told
+        if numbers.is_known(report.get("loss")):
+            self._losses[slot] = report["loss"]
+        elif report.get("phase") == "final" and not report.get("sick"):
+            return {**report, "loss": self._losses.get(slot)}
+        return report
 
     def _render(self) -> Group:
         figures, status = self._figures, self._status
@@ -378,9 +378,9 @@ class LiveTable:
         shown = [run_table(figures, status, width)] if any(figures.shown(status)) else []
         parts: list[RenderableType] = [head, self._progress(width), *shown, Text(""), learners]
         room = height - learners.row_count - 10
-        told = newest(self._news.notices, min(NOTICES_SHOWN, room))
-        if told:
-            parts += [Text(""), notices_table(told)]
+        notices = newest(self._news.notices, min(NOTICES_SHOWN, room))
+        if notices:
+            parts += [Text(""), notices_table(notices)]
         return Group(*parts)
 
     def _progress(self, width: int) -> Table:
@@ -429,8 +429,8 @@ class LineView:
             words.append(numbers.progress(self._figures.share(status)))
             words.append(self._figures.tokens(status))
             losses = [learner.get("loss") for learner in status.get("learners", {}).values()]
-            known = [value for value in losses if numbers.is_known(value)]
-            words += [speed, left, f"loss {numbers.decimal(sum(known) / len(known))}" if known else ""]
+            finite = [value for value in losses if numbers.is_known(value)]
+            words += [speed, left, f"loss {numbers.decimal(sum(finite) / len(finite))}" if finite else ""]
             words += [self._figures.evaluation(status), self._figures.merging(status)]
         _write(self._console, ", ".join(filter(None, words)))
 

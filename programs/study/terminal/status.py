@@ -46,9 +46,9 @@ def folder_of(run: Path | None) -> Path:
     """The folder of a run: the one given, or runs/latest; ConfigError if it is not that of a run."""
     folder = LATEST if run is None else run
     if not (folder / "config.toml").exists():
-        found = "nothing there" if not folder.exists() else "no config.toml in it"
+        actual = "nothing there" if not folder.exists() else "no config.toml in it"
         do = "Name the folder of a run, or start one with: isthmus train."
-        raise ConfigError(f"Looking for the run {folder}", "a run folder", found, do)
+        raise ConfigError(f"Looking for the run {folder}", "a run folder", actual, do)
     return folder.resolve()
 
 
@@ -60,8 +60,8 @@ def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, DaemonClient
     if cluster is None:
         return folder_of(run), None
     if run is not None:
-        found = f"RUN {run} and --cluster {cluster}"
-        raise ConfigError("Reading the command line", "RUN or --cluster", found, "Leave one of them out.")
+        actual = f"RUN {run} and --cluster {cluster}"
+        raise ConfigError("Reading the command line", "RUN or --cluster", actual, "Leave one of them out.")
     from isthmus.programs.engine.cluster.cluster_file import read
     from isthmus.programs.engine.machine import client as machine_client
 
@@ -107,10 +107,10 @@ def status_of(folder: Path, home: DaemonClient | None = None) -> dict[str, Any]:
     ConfigError if the run is not over and no daemon of it answers.
     """
     if home is not None:
-        told = home.say({"type": "watch", "run": str(folder), "renews": False})
-        if told["type"] == "status":
-            return without_mark(told)
-        return _over(folder, told["summary"] or {"outcome": "failed"})
+        answer_of_home = home.say({"type": "watch", "run": str(folder), "renews": False})
+        if answer_of_home["type"] == "status":
+            return without_mark(answer_of_home)
+        return _over(folder, answer_of_home["summary"] or {"outcome": "failed"})
     answer = None if (folder / "summary.json").exists() else _answer(folder)
     if answer is not None:
         return {**without_mark(answer), "run": str(folder)}
@@ -158,8 +158,8 @@ def log_of(folder: Path, name: str, home: DaemonClient | None = None) -> str:
 def _note(folder: Path) -> dict[str, Any]:
     """The endpoint and process of the run's daemon, from its note; empty without one."""
     try:
-        told = json.loads((folder / "daemon.json").read_text())
-        return {"endpoint": str(told["endpoint"]), "pid": int(told["pid"]), "started": told["started"]}
+        note = json.loads((folder / "daemon.json").read_text())
+        return {"endpoint": str(note["endpoint"]), "pid": int(note["pid"]), "started": note["started"]}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -175,12 +175,12 @@ def _answer(folder: Path) -> Message | None:
 
 def _silent(folder: Path) -> ConfigError:
     note = _note(folder)
-    found = "none: the run was in one process" if _is_in_one(folder) else "none yet, or one that did not start"
+    actual = "none: the run was in one process" if _is_in_one(folder) else "none yet, or one that did not start"
     if note:
         is_there = started_at(note["pid"]) == note["started"]
-        found = f"no answer from {note['endpoint']}, process {note['pid']}{'' if is_there else ', which is gone'}"
+        actual = f"no answer from {note['endpoint']}, process {note['pid']}{'' if is_there else ', which is gone'}"
     do = "Without its daemon a run ends by itself within a minute; its folder holds what it left."
-    return ConfigError(f"Asking for the run {folder}", "a daemon that answers", found, do)
+    return ConfigError(f"Asking for the run {folder}", "a daemon that answers", actual, do)
 
 
 def _is_in_one(folder: Path) -> bool:
@@ -224,9 +224,9 @@ def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Dae
 def _show_json(news: Mapping[Path, NoticeFeed], home: DaemonClient | None, *, every: bool, watch: bool) -> None:
     """Print an object, or a list of all runs; while they are watched, one on a line at each look."""
     while True:
-        found = [_complete(status) for status in _statuses(news, home, must_answer=not every)]
-        typer.echo(json.dumps(found if every else found[0], indent=None if watch else 2))
-        if not watch or all(status["outcome"] != "running" for status in found):
+        objects = [_complete(status) for status in _statuses(news, home, must_answer=not every)]
+        typer.echo(json.dumps(objects if every else objects[0], indent=None if watch else 2))
+        if not watch or all(status["outcome"] != "running" for status in objects):
             return
         time.sleep(WATCH_SECONDS)
 
@@ -242,9 +242,9 @@ def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> G
         progress = ("progress", _progress({**training, "hosts": _hosts(status)}))
         parts = [head, facts([progress, *_figures(training), *_not_started(status)]), Text("")]
         parts.append(_processes(status, training, width))
-    told = newest(notices, NOTICES_SHOWN)
-    if told:
-        parts += [Text(""), notices_table(told)]
+    recent = newest(notices, NOTICES_SHOWN)
+    if recent:
+        parts += [Text(""), notices_table(recent)]
     return Group(*parts, Text(""))
 
 
@@ -328,9 +328,11 @@ def _processes(status: Mapping[str, Any], training: Mapping[str, Any], width: in
     rows: list[dict[str, str | Text]] = []
     for host in status["hosts"]:
         report = reports.get(int(host["name"].rpartition("/")[2])) if host["role"] == "learner" else None
-        told = {} if report is None else dict(zip(figures.COLUMNS, figures.figures(report), strict=True))
+        reported = {} if report is None else dict(zip(figures.COLUMNS, figures.figures(report), strict=True))
         state = figures.state(host, is_over=training.get("phase") == "done")
-        rows.append({"host": host["name"], "state": state, **_process(host), **told, **figures.metrics(report or {})})
+        rows.append(
+            {"host": host["name"], "state": state, **_process(host), **reported, **figures.metrics(report or {})}
+        )
     scalars = figures.metric_columns(reports.values())
     names = ("host", "state", *columns, *scalars)
     return fitted(figures.columns_of(rows, names), width, (*_DISPENSABLE, *reversed(scalars)))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.data.batches import STATE_SIZE_BYTES_MAX, first_batch, opened, packed, taken, unpacked
+from isthmus.ops.data.batches import STATE_SIZE_BYTES_MAX, first_batch, next_batch, opened, packed, unpacked
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.data.corpus import DataError
 from isthmus.ops.learner.answers import STATES_MAX, Feed
@@ -72,10 +72,10 @@ def test_a_first_life_begins_at_once_and_tells_its_states() -> None:
     (cursor,) = cursors(emitted)
     assert (cursor["begin"], cursor["position"]) == (0, 1)
     assert unpacked(cursor["state"]) == {"position": 1, "more": None}
-    feed.hear(cursor)
-    assert feed.told() is None  # It is of a batch that was not taken yet.
-    feed.take()
-    assert feed.told() == [1, cursor["state"]]
+    feed.accept(cursor)
+    assert feed.reached_state() is None  # It is of a batch that was not taken yet.
+    feed.advance()
+    assert feed.reached_state() == [1, cursor["state"]]
 
 
 def test_a_later_life_waits_for_all_shards_and_goes_on_from_the_state_that_they_have() -> None:
@@ -119,18 +119,18 @@ def test_states_that_msgpack_does_not_give_back_do_not_travel() -> None:
 def test_a_learner_keeps_a_bounded_number_of_states() -> None:
     feed = Feed()
     for position in range(1, 100):
-        feed.hear({"begin": 0, "position": position, "state": np.array([position], np.uint8)})
+        feed.accept({"begin": 0, "position": position, "state": np.array([position], np.uint8)})
     for _ in range(99):
-        feed.take()
-    told = feed.told()
+        feed.advance()
+    told = feed.reached_state()
     assert told is not None
     assert told[0] == 99
     feed = Feed()
     for position in range(1, 100):
-        feed.hear({"begin": 0, "position": position, "state": np.array([position], np.uint8)})
+        feed.accept({"begin": 0, "position": position, "state": np.array([position], np.uint8)})
     for _ in range(99 - STATES_MAX):
-        feed.take()
-    assert feed.told() is None
+        feed.advance()
+    assert feed.reached_state() is None
 
 
 class Stateless:
@@ -161,7 +161,7 @@ def test_a_stream_that_ends_and_batches_of_another_form_are_refused() -> None:
 
     short = Short(0, 1, 0)
     with pytest.raises(DataError, match="batches without end, found the end after 2"):
-        [taken(short, position) for position in range(3)]
+        [next_batch(short, position) for position in range(3)]
     task = Task()
     task.stream = Odd  # type: ignore[method-assign, assignment]
     data = life(task, 1)
@@ -174,8 +174,8 @@ def test_a_stream_that_ends_and_batches_of_another_form_are_refused() -> None:
 
 def test_a_batch_on_which_nothing_is_trained_is_passed_over_and_not_reached() -> None:
     feed = Feed()
-    feed.take()
-    feed.take(is_trained=False)
+    feed.advance()
+    feed.advance(is_trained=False)
     assert feed.reached == 1
-    feed.take()
+    feed.advance()
     assert feed.reached == 3

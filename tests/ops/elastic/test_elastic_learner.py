@@ -55,7 +55,7 @@ class Worker:
 
 
 class Gang:
-    """The host of a leader, and its nursery; each time that it waits for a form, there is the next of `forms`."""
+    """The host of a leader, and its forker; each time that it waits for a form, there is the next of `forms`."""
 
     number, names, incarnation = 0, ("learner/0", "learner.1/0"), 1
 

@@ -124,9 +124,9 @@ def test_only_what_is_auto_moves() -> None:
 
 def test_where_the_interval_is_a_number_formats_are_chosen_for_what_it_has_grown_to() -> None:
     chooser = Chooser(WantedSettings.of(push="auto", update="auto", interval=24, overlap=2))
-    chooser.given(96, 24)
+    chooser.set_numbers(96, 24)
     assert followed(chooser, 50, links(0.6)) == []
-    chooser.given(24, 2)
+    chooser.set_numbers(24, 2)
     assert said(followed(chooser, 50, links(0.6)))[0][:4] == ("push", 0, "float32", "int4")
 
 
@@ -266,7 +266,7 @@ def test_a_shard_takes_what_concerns_its_own_links_and_tells_of_changes() -> Non
             "at": 99,
         }
     ]
-    asked = following.asked([[0, 1], [2, 1], [5, 1]])
+    asked = following.requests([[0, 1], [2, 1], [5, 1]])
     assert asked == {
         "push": [[0, "float32"], [2, "int4"], [5, "float32"]],
         "update": "float32",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.exchange.token_accounts import TOLD_MAX, Totals
+from isthmus.ops.exchange.token_accounts import ROWS_MAX, Totals
 
 lives = st.tuples(st.integers(0, 2), st.integers(1, 2))
 entries = st.tuples(lives, st.integers(0, 50))
@@ -16,7 +16,7 @@ def test_the_sum_is_that_of_the_maxima(news: list[object]) -> None:
     totals, naive = Totals(), {}
     for each in news:
         if isinstance(each, list):
-            totals.hear([[*life, tokens] for life, tokens in each])
+            totals.raise_to([[*life, tokens] for life, tokens in each])
             for life, tokens in each:
                 naive[life] = max(naive.get(life, 0), tokens)
         else:
@@ -24,25 +24,25 @@ def test_the_sum_is_that_of_the_maxima(news: list[object]) -> None:
             totals.add(*life, tokens)
             naive[life] = naive.get(life, 0) + tokens
     assert totals.trained == sum(naive.values())
-    assert totals.told() == [[*life, tokens] for life, tokens in sorted(naive.items())]
+    assert totals.rows() == [[*life, tokens] for life, tokens in sorted(naive.items())]
 
 
 @given(st.integers(1, 100), st.integers(0, 99), st.lists(st.booleans(), max_size=30))
 def test_whoever_hears_some_reports_of_a_large_run_soon_knows_all(lives: int, own: int, lost: list[bool]) -> None:
     """And its own tokens from each of them."""
     told, heard = Totals(), Totals()
-    told.hear([slot, 1, slot + 1] for slot in range(lives))
+    told.raise_to([slot, 1, slot + 1] for slot in range(lives))
     for is_lost in lost:
-        rows = told.next_told(own % lives, 1)
-        assert len(rows) <= TOLD_MAX + 1
+        rows = told.next_rows(own % lives, 1)
+        assert len(rows) <= ROWS_MAX + 1
         assert [own % lives, 1, own % lives + 1] in rows
-        heard.hear([] if is_lost else rows)
-    for _ in range(-(-lives // TOLD_MAX)):
-        heard.hear(told.next_told(own % lives, 1))
-    assert heard.told() == told.told()
+        heard.raise_to([] if is_lost else rows)
+    for _ in range(-(-lives // ROWS_MAX)):
+        heard.raise_to(told.next_rows(own % lives, 1))
+    assert heard.rows() == told.rows()
 
 
 def test_a_report_of_a_small_run_tells_everything() -> None:
     totals = Totals()
-    totals.hear([slot, 1, 8] for slot in range(TOLD_MAX))
-    assert totals.next_told(3, 1) == totals.told()
+    totals.raise_to([slot, 1, 8] for slot in range(ROWS_MAX))
+    assert totals.next_rows(3, 1) == totals.rows()

@@ -127,7 +127,7 @@ def main(number: int, there: str = "") -> None:
     role = f"learner.{number}" if number else "learner"
     gang = GangOfProcesses(Member(Replica(role, 0), 1), 2, "127.0.0.1")
     if number:
-        gang.hear([["learner/0", 1, json.loads(there), ""]], [])
+        gang.on_roster([["learner/0", 1, json.loads(there), ""]], [])
         orders = join(gang)
     else:
         print(json.dumps(gang.endpoints), flush=True)

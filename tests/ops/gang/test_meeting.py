@@ -35,11 +35,13 @@ def test_a_process_that_never_comes_is_named_with_the_time(monkeypatch: pytest.M
 def test_a_follower_goes_by_the_roster_of_its_own_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.1)
     follower = gang_of("learner.1")
-    follower.hear([["learner/0", 1, ["127.0.0.1:1", "token"], ""], ["learner/1", 2, ["127.0.0.1:2", "token"], ""]], [])
+    follower.on_roster(
+        [["learner/0", 1, ["127.0.0.1:1", "token"], ""], ["learner/1", 2, ["127.0.0.1:2", "token"], ""]], []
+    )
     assert follower.find() is None
     with pytest.raises(GangError, match="expected its leader within 0 s, found nowhere"):
         join(follower)
-    follower.hear([["learner/0", 2, ["127.0.0.1:3", "token"], ""]], [])
+    follower.on_roster([["learner/0", 2, ["127.0.0.1:3", "token"], ""]], [])
     assert follower.find() == ("127.0.0.1:3", "token")
 
 

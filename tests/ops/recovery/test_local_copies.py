@@ -49,13 +49,13 @@ def kept(disk: SimulatedDisk, life: int = 1, step: int = 40, leaves: Any = LEAVE
 def test_the_next_life_finds_what_this_one_has_left() -> None:
     disk = SimulatedDisk("seed")
     kept(disk)
-    found = copies(disk, 2).found()
+    found = copies(disk, 2).former()
     assert found is not None
     assert (found.incarnation, found.step) == (1, 40)
     for leaf, was in zip(found.leaves, LEAVES, strict=True):
         assert (leaf.dtype, leaf.shape) == (was.dtype, was.shape)
         assert leaf.tobytes() == was.tobytes()
-    assert copies(disk, 1).found() is None  # Its own is of no use to a life.
+    assert copies(disk, 1).former() is None  # Its own is of no use to a life.
     assert [path.name for path in disk.files()] == ["learner-3"]
 
 
@@ -66,21 +66,21 @@ def test_one_that_is_damaged_is_none(at: int) -> None:
     content = disk.content(FILE)
     assert content is not None
     content.data[at] ^= 1
-    assert copies(disk, 2).found() is None
+    assert copies(disk, 2).former() is None
     del content.data[at:]
-    assert copies(disk, 2).found() is None
+    assert copies(disk, 2).former() is None
 
 
 def test_what_a_full_disk_does_not_take_leaves_the_one_before() -> None:
     disk = SimulatedDisk("seed")
-    assert copies(disk, 2).found() is None
+    assert copies(disk, 2).former() is None
     kept(disk, step=40)
     disk.troubles[0] = Trouble(lambda: None, room=30)
     kept(disk, step=80)
     disk.troubles[0] = Trouble(lambda: None, share=1.0)
-    assert copies(disk, 2).found() is None
+    assert copies(disk, 2).former() is None
     disk.troubles.clear()
-    found = copies(disk, 2).found()
+    found = copies(disk, 2).former()
     assert found is not None
     assert found.step == 40
 
@@ -154,9 +154,9 @@ def test_of_a_large_state_some_leaves_are_in_memory_at_a_time(monkeypatch: pytes
         made.keep(10 + step, leaves)
         made.settle()
         assert read == list(range(min(step + 1, 2)))
-        assert (copies(disk, 2).found() is not None) == (step == 2)
+        assert (copies(disk, 2).former() is not None) == (step == 2)
     assert not made.is_due()
-    found = copies(disk, 2).found()
+    found = copies(disk, 2).former()
     assert found is not None
     assert found.step == 10
     assert [leaf.tolist() for leaf in found.leaves] == [[0.0] * 5, [1.0] * 3]
@@ -173,6 +173,6 @@ def test_a_part_that_a_full_disk_does_not_take_leaves_the_copy_before(monkeypatc
             made.keep(80, lambda: LEAVES)
             made.settle()
         disk.troubles.clear()
-        found = copies(disk, 2).found()
+        found = copies(disk, 2).former()
         assert found is not None
         assert found.step == step

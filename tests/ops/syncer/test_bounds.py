@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.ops.learner.fragment_send import norms
 from isthmus.ops.recovery.hold import digest_of
-from isthmus.ops.syncer.merge import BOUND, PAST_MIN, REFUSED, Merge, Voices, are_own, length
+from isthmus.ops.syncer.merge import BOUND, PAST_MIN, REFUSED, Merge, NormHistory, are_own, length
 from isthmus.runtime.ids import Replica
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull
 
@@ -48,22 +48,22 @@ def test_a_length_is_that_of_all_units() -> None:
 
 @pytest.mark.parametrize(("factor", "share"), [(1.0, 1.0), (BOUND, 1.0), (2 * BOUND, 0.5), (REFUSED, BOUND / REFUSED)])
 def test_what_is_too_long_beside_its_peers_is_shortened_to_the_bound(factor: float, share: float) -> None:
-    assert Voices().shares([2.0, 2.0 * factor, 2.0]) == [1.0, pytest.approx(share), 1.0]
+    assert NormHistory().shares([2.0, 2.0 * factor, 2.0]) == [1.0, pytest.approx(share), 1.0]
 
 
 def test_what_is_out_of_all_proportion_is_refused() -> None:
-    assert Voices().shares([2.0, 2.0 * REFUSED * 1.01, 2.0]) == [1.0, 0.0, 1.0]
+    assert NormHistory().shares([2.0, 2.0 * REFUSED * 1.01, 2.0]) == [1.0, 0.0, 1.0]
 
 
 def test_one_that_is_alone_is_compared_with_the_past_once_there_is_enough_of_it() -> None:
-    voices = Voices()
+    norm_histories = NormHistory()
     for _ in range(PAST_MIN - 1):
-        assert voices.shares([1e9]) == [1.0]
-        voices.merged([1.0])
-    assert voices.shares([1e9]) == [1.0]
-    voices.merged([1.0])
-    assert voices.shares([1e9]) == [0.0]
-    assert voices.shares([2 * BOUND]) == [0.5]
+        assert norm_histories.shares([1e9]) == [1.0]
+        norm_histories.merged([1.0])
+    assert norm_histories.shares([1e9]) == [1.0]
+    norm_histories.merged([1.0])
+    assert norm_histories.shares([1e9]) == [0.0]
+    assert norm_histories.shares([2 * BOUND]) == [0.5]
 
 
 def test_a_shard_that_comes_back_knows_the_lengths_of_the_version_that_it_goes_on_from() -> None:
@@ -84,10 +84,10 @@ def test_a_shard_that_comes_back_knows_the_lengths_of_the_version_that_it_goes_o
 
 
 def test_a_quiet_peer_does_not_make_the_usual_too_long() -> None:
-    voices = Voices()
-    voices.merged([5.0] * PAST_MIN)
-    assert voices.shares([5.0, 1e-6]) == [1.0, 1.0]
-    assert voices.shares([0.0, 5.0]) == [1.0, 1.0]
+    norm_histories = NormHistory()
+    norm_histories.merged([5.0] * PAST_MIN)
+    assert norm_histories.shares([5.0, 1e-6]) == [1.0, 1.0]
+    assert norm_histories.shares([0.0, 5.0]) == [1.0, 1.0]
 
 
 def test_norms_are_compared_with_those_of_the_values() -> None:

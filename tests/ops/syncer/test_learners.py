@@ -31,15 +31,15 @@ def lists(roster: LearnerRoster) -> list[list[Any]]:
 
 def test_lists_are_the_same_objects_until_a_life_begins_changes_its_phase_or_is_gone() -> None:
     roster = LearnerRoster()
-    roster.hear(report(1))
-    roster.hear(report(0))
+    roster.record(report(1))
+    roster.record(report(0))
     before = lists(roster)
-    roster.hear(report(1, step_time=7))
+    roster.record(report(1, step_time=7))
     assert all(now is then for now, then in zip(lists(roster), before, strict=True))
     assert [learner.step_time for learner in roster.stepping()] == [5, 7]
     for change in (report(1, phase="final"), report(1, 2), report(2)):
         before = lists(roster)
-        roster.hear(change)
+        roster.record(change)
         assert not any(now is then for now, then in zip(lists(roster), before, strict=True))
     for _ in range(MISSES_MAX):
         before = lists(roster)
@@ -61,7 +61,7 @@ def test_lists_are_what_the_last_reports_say(told: list[tuple[str, int, int, Any
     for kind, slot, incarnation, phase in told:
         own = known.get(slot, (0, "", 0))
         if kind == "hear":
-            roster.hear(report(slot, incarnation, phase))
+            roster.record(report(slot, incarnation, phase))
             known |= {slot: (incarnation, phase, 0)} if incarnation >= own[0] else {}
         else:
             roster.miss(slot, incarnation)

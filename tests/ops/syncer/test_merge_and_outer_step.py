@@ -53,11 +53,20 @@ class Syncer:
         self.first = np.linspace(-1, 1, PARTS[0].size).astype(np.float32)
         self.fire({**answer(0, self.first, base=None), "kind": "initial"}, kind="initial")
 
-    def fire(self, *answers: Any, kind: str = "merge") -> dict[str, Any]:
+    def fire(self, *answers: Any, kind: str = "merge", **inputs: Any) -> dict[str, Any]:
         self.round += 1
         votes = {(Replica("learner", vote["slot"]), self.round): vote for vote in answers}
         emitted = self.merge(round=pull(0, self.round, kind=kind), answer=votes, decision=DECISION)
-        return self.outer(gradient=emitted["gradient"])
+        return self.outer(gradient=emitted["gradient"], **inputs)
+
+
+def test_a_version_that_is_wanted_for_a_cut_leaves_a_second_time() -> None:
+    syncer = Syncer()
+    wanted = {(Replica("recorder", 0), "wanted"): {"counts": [2, 0]}}
+    assert "cut" not in syncer.fire(answer(0, 0.1), wanted=wanted)
+    emitted = syncer.fire(answer(0, 0.1, base=(1, 1), begin=80, end=160))
+    assert emitted["cut"] is emitted["state"]
+    assert emitted["cut"]["version"] == [1, 2]
 
 
 def test_the_first_version_is_published_bit_for_bit() -> None:
@@ -267,7 +276,7 @@ def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_
 
 
 def coded(vote: Any, form: Any) -> Any:
-    return {**vote, **coding.told("gradient", coding.encode(vote["gradient"], PARTS[0], form))}
+    return {**vote, **coding.item_fields("gradient", coding.encode(vote["gradient"], PARTS[0], form))}
 
 
 @pytest.mark.parametrize("form", get_args(coding.CodeFormat))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.programs.engine.islands.taken import claim
+from isthmus.programs.engine.islands.claims import claim
 from isthmus.runtime.errors import ConfigError
 
 ISLANDS = (("cuda-0", "cuda-1"), ("cuda-2", "cuda-3"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.programs.engine.islands.claims import shares
 from isthmus.programs.engine.islands.environment import (
     MEMORY,
     Accelerators,
@@ -13,7 +14,6 @@ from isthmus.programs.engine.islands.environment import (
     learner_environment,
     usable,
 )
-from isthmus.programs.engine.islands.taken import shares
 from isthmus.programs.engine.request.spec import Here
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.host.contract import Island
@@ -33,7 +33,7 @@ def here(learners: int, islands: int = 0, devices: int = 0, kinds: tuple[str, ..
 
 def learners(islands: Islands, total: int = 8, given: dict[str, str] | None = None) -> list[dict[str, str]]:
     return [
-        learner_environment(islands, each, total, has_evaluator=False, given=given or {})
+        learner_environment(islands, each, total, has_evaluator=False, environment=given or {})
         for each in range(len(islands.ids))
     ]
 
@@ -111,8 +111,8 @@ def test_an_evaluator_on_an_island_shares_the_memory_of_the_first() -> None:
     islands = islands_of(here(8), eight())
     shared = evaluator_environment(islands, 8, {})
     assert (shared["CUDA_VISIBLE_DEVICES"], shared["XLA_CLIENT_MEM_FRACTION"]) == ("0", "0.45")
-    assert learner_environment(islands, 0, 8, has_evaluator=True, given={}) == shared
-    assert "XLA_CLIENT_MEM_FRACTION" not in learner_environment(islands, 1, 8, has_evaluator=True, given={})
+    assert learner_environment(islands, 0, 8, has_evaluator=True, environment={}) == shared
+    assert "XLA_CLIENT_MEM_FRACTION" not in learner_environment(islands, 1, 8, has_evaluator=True, environment={})
     with pytest.raises(ConfigError, match="an evaluator on the CPU beside learners on TPUs"):
         evaluator_environment(islands_of(here(8), eight("tpu")), 8, {})
 

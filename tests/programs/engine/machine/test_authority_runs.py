@@ -193,7 +193,7 @@ class Place:
         self.hear("alpha", self.called)
 
     def hear(self, home: str, message: dict[str, Any]) -> None:
-        self.outposts.hear(cast(HomeLink, self.links[home]), message)
+        self.outposts.on_message(cast(HomeLink, self.links[home]), message)
 
     def answer(self, home: str, message: dict[str, Any]) -> dict[str, Any]:
         asked = cast(Coroutine[Any, Any, dict[str, Any]], self.outposts.answer(self.links[home].home, message))
@@ -356,7 +356,7 @@ def test_the_answer_of_a_machine_that_is_none_is_refused() -> None:
         links = MachineLinks(
             loop, lambda peer, message: links.hear_response("beta", {"number": message["number"], "message": answer})
         )
-        links.hear(b"beta", {"name": "beta", "instance": "1"})
+        links.record(b"beta", {"name": "beta", "instance": "1"})
         await links.request("beta", {"type": "files"}, 20.0)
 
     for answer in (
@@ -402,8 +402,8 @@ def test_a_machine_that_cannot_take_part_costs_a_run_its_islands_only(tmp_path: 
         on_change=lambda: None,
         on_expelled=lambda home: None,
     )
-    neighbours.links.hear(b"beta", {"name": "beta", "instance": "1"})
-    neighbours.links.hear(b"gamma", {"name": "gamma", "instance": "2"})
+    neighbours.links.record(b"beta", {"name": "beta", "instance": "1"})
+    neighbours.links.record(b"gamma", {"name": "gamma", "instance": "2"})
     for run in ("one", "two", "three"):
         for peer in (b"beta", b"gamma"):  # What comes with the key of beta is not gamma's word.
             message = {"type": "unstationed", "run": run, "error": "x" * 1_000_000}

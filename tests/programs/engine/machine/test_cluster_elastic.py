@@ -66,7 +66,7 @@ def test_an_elastic_island_goes_on_without_a_machine_and_takes_it_back(place: Pl
 def waits_on_others(folder: Path, member: Member) -> list[tapes.HostWait]:
     """When a life of a learner waited for another host, by its tape."""
     plan = lower(spec.load(folder).graph())["learner"]
-    [file] = [each for each in tapes.found(folder)[0] if each.member == member]
+    [file] = [each for each in tapes.of_folder(folder)[0] if each.member == member]
     segments = tapes.read(file).segments
     assert segments
     return [wait for segment in segments for wait in tapes.waits_on_others(plan, segment.records)]

@@ -9,14 +9,21 @@ from typing import Any, cast
 import pytest
 
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
-from isthmus.programs.engine.machine.failover import Estate, HomeView, check_nowhere, next_home, next_term, to_ask
+from isthmus.programs.engine.machine.failover import (
+    HomeView,
+    TakeoverState,
+    check_nowhere,
+    next_home,
+    next_term,
+    to_ask,
+)
 from isthmus.runtime.errors import ConfigError
 
 TOLD = cast(Any, SimpleNamespace(run="run-1"))
 SITES = Sites(
     "alpha", {name: MachineSite(name, f"tcp://{name}:1") for name in ("alpha", "beta", "gamma")}, {}, "", term=3
 )
-ESTATE = Estate(Path("run"), TOLD, SITES, 3, ("alpha", "beta", "gamma", "joined"))
+ESTATE = TakeoverState(Path("run"), TOLD, SITES, 3, ("alpha", "beta", "gamma", "joined"))
 NONE = HomeView("", 0, is_heard=False)
 
 

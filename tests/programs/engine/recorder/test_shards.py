@@ -26,7 +26,7 @@ def merging(epoch: int, count: int, merged: int, origin: list[int] | None = None
 def books(*mergings: Merging) -> ShardBooks:
     made = ShardBooks()
     for each in mergings:
-        made.take(each)
+        made.add(each)
     return made
 
 

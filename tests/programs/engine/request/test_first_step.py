@@ -13,7 +13,7 @@ import pytest
 
 from isthmus import Task
 from isthmus.programs import training
-from isthmus.programs.engine.islands import taken
+from isthmus.programs.engine.islands import claims
 from isthmus.programs.engine.islands.environment import Accelerators
 from isthmus.programs.engine.request import layout
 from isthmus.programs.engine.request.request import prepare
@@ -131,9 +131,9 @@ def test_a_script_starts_no_accelerator_unless_the_run_is_in_it(
     monkeypatch: pytest.MonkeyPatch, transport: str, computes: bool
 ) -> None:
     named: dict[str, str] = {}
-    monkeypatch.setattr(taken, "has_backend", lambda: False)
-    monkeypatch.setattr(taken.environment, "find", lambda: Accelerators("cuda", ("0",)))
-    monkeypatch.setattr(taken, "set_environment", named.update)
+    monkeypatch.setattr(claims, "has_backend", lambda: False)
+    monkeypatch.setattr(claims.environment, "find", lambda: Accelerators("cuda", ("0",)))
+    monkeypatch.setattr(claims, "set_environment", named.update)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
 
     class PreparedError(Exception):

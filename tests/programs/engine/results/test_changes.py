@@ -72,7 +72,7 @@ def test_sentences() -> None:
 
 def test_each_change_is_known_once_and_a_life_begins_anew() -> None:
     known = Changes()
-    assert [known.take(each, 1.0) for each in (PUSH, UPDATE, PUSH, UPDATE, INTERVAL)] == [
+    assert [known.add(each, 1.0) for each in (PUSH, UPDATE, PUSH, UPDATE, INTERVAL)] == [
         True,
         True,
         False,
@@ -84,12 +84,12 @@ def test_each_change_is_known_once_and_a_life_begins_anew() -> None:
         [0, "push", 3, "int4"],
         [0, "update", None, "int4"],
     ]
-    assert known.take({**PUSH, "epoch": 2}, None)
-    assert not known.take({**BACK, "epoch": 1}, 2.0)
+    assert known.add({**PUSH, "epoch": 2}, None)
+    assert not known.add({**BACK, "epoch": 1}, 2.0)
     assert known.figures()["in_use"] == [[0, "push", 3, "int4"]]
     assert known.figures()["count"] == 4
     for number in range(2, 50):
-        known.take({**PUSH, "epoch": 2, "number": number}, 3.0)
+        known.add({**PUSH, "epoch": 2, "number": number}, 3.0)
     assert [each["number"] for each in known.figures()["last"]] == [*range(50 - LAST_COUNT, 50)]
     assert in_order([{**BACK, "shard": 1}, UPDATE, {**PUSH, "epoch": 2}, PUSH])[0] == PUSH
 

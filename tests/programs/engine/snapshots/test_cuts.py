@@ -19,11 +19,11 @@ def test_a_cut_is_whole_once_all_that_live_have_sent_theirs_of_its_versions() ->
     cuts, living = Cuts(), {(0, 1), (1, 2)}
     assert AHEAD == 2
     assert cuts.want([4, 3, 3], 0) == {"fragment": 2, "counts": [4, 4, 4]}
-    cuts.hear([state(0, 4), state(1, 4), state(2, 3)], [own(0, 1, 4, 4, 3), own(0, 1, 4, 4, 4), own(1, 1, 4, 4, 4)])
+    cuts.add([state(0, 4), state(1, 4), state(2, 3)], [own(0, 1, 4, 4, 3), own(0, 1, 4, 4, 4), own(1, 1, 4, 4, 4)])
     assert cuts.whole(living) is None  # A fragment is of another version, and slot 1 has a later life.
-    cuts.hear([state(2, 4)], [own(1, 2, 4, 4, 4, epoch=2)])
+    cuts.add([state(2, 4)], [own(1, 2, 4, 4, 4, epoch=2)])
     assert cuts.whole(living) is None  # It answered to a shard that died before it merged that.
-    cuts.hear([], [own(1, 2, 4, 4, 4)])
+    cuts.add([], [own(1, 2, 4, 4, 4)])
     assert cuts.whole(set()) is None
     whole = {p: state(p, 4) for p in range(3)}, {0: own(0, 1, 4, 4, 4), 1: own(1, 2, 4, 4, 4)}
     assert cuts.whole(living) == whole
@@ -42,6 +42,6 @@ def test_one_that_does_not_come_is_given_up_and_the_next_is_further_ahead() -> N
         ahead.append(min(2 * ahead[-1], AHEAD_MAX))
     wanted = cuts.want([0], 0)["counts"][0]
     assert wanted == AHEAD_MAX
-    cuts.hear([state(0, wanted)], [own(0, 1, wanted)])
+    cuts.add([state(0, wanted)], [own(0, 1, wanted)])
     assert cuts.whole({(0, 1)}) is not None
     assert cuts.want([10], 0)["counts"] == [10 + AHEAD]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.programs.study.aot.compiling import told
+from isthmus.programs.study.aot.compiling import lines_of
 from isthmus.programs.study.aot.figures import CountedIsland, Filling, Fit, LargestBatch, summed, target
 from tests.programs.study.aot.made import EXTRACT, LIMIT, MEGA, REFUSED, STEP, answer
 
@@ -69,17 +69,17 @@ def test_an_island_is_told_as_json_and_in_words() -> None:
     data = json.loads(json.dumps(fits.as_data()))
     assert data["island"] == "v6e:2x2"
     assert data["functions"][0]["compiled"]["memory"]["temporaries"] == 90 * MEGA
-    lines = told(fits).splitlines()
+    lines = lines_of(fits).splitlines()
     assert lines[0] == "v6e:2x2 (4 x TPU v6 lite, learner 1): fits"
     assert lines[1].split(maxsplit=1)[1] == "406 MB of the 32.0 GB of each device, in step"
-    assert "1.25 ms at best, of which its products need 1.09 ms; nothing ran" in told(fits)
-    assert "12 in a step, 5 asynchronous, 4 with computation scheduled beside them" in told(fits)
-    assert told(refused).startswith("v6e:2x2 (4 x TPU v6 lite, learner 1): does not fit\n")
-    assert "a smaller batch, or jax.checkpoint in the loss, or an island of more devices" in told(refused)
-    assert "predicted" not in told(refused)
-    assert "collectives" not in told(refused)
-    assert "machines  " not in told(fits)
-    assert "machines     4, each with a process of the island" in told(replace(fits, hosts=4))
+    assert "1.25 ms at best, of which its products need 1.09 ms; nothing ran" in lines_of(fits)
+    assert "12 in a step, 5 asynchronous, 4 with computation scheduled beside them" in lines_of(fits)
+    assert lines_of(refused).startswith("v6e:2x2 (4 x TPU v6 lite, learner 1): does not fit\n")
+    assert "a smaller batch, or jax.checkpoint in the loss, or an island of more devices" in lines_of(refused)
+    assert "predicted" not in lines_of(refused)
+    assert "collectives" not in lines_of(refused)
+    assert "machines  " not in lines_of(fits)
+    assert "machines     4, each with a process of the island" in lines_of(replace(fits, hosts=4))
 
 
 def test_the_largest_batch_is_told_with_its_tokens() -> None:
@@ -87,11 +87,11 @@ def test_the_largest_batch_is_told_with_its_tokens() -> None:
     found = summed(TARGET, 1, replace(answer(STEP, EXTRACT), fit=fit))
     assert found.is_fitted
     assert found.batch_max == LargestBatch(24, 3 * 1024, 406 * MEGA, pytest.approx(2e9 / 1600e9))
-    assert "24 (to 1 in 8), 3,072 tokens" in told(found)
+    assert "24 (to 1 in 8), 3,072 tokens" in lines_of(found)
 
 
 def test_no_batch_fits() -> None:
     found = summed(TARGET, 1, replace(answer(STEP, EXTRACT), fit=Fit(8, None, (8, 4), ())))
     assert (found.is_fitted, found.batch_max) == (True, None)
-    assert "largest batch  none" in told(found)
-    assert "largest batch" not in told(island(STEP, EXTRACT))
+    assert "largest batch  none" in lines_of(found)
+    assert "largest batch" not in lines_of(island(STEP, EXTRACT))

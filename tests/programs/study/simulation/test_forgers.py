@@ -8,7 +8,7 @@ import pytest
 
 from isthmus import Program
 from isthmus.ops.kernels.bounds import MERGES_MIN
-from isthmus.ops.syncer.merge import Voices
+from isthmus.ops.syncer.merge import NormHistory
 from isthmus.programs.study.simulation.toy_task import TOKENS_PER_BATCH
 from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from isthmus.runtime.sim.checkers import Checker
@@ -153,7 +153,7 @@ def test_forged_items_and_judged_answers_are_counted() -> None:
 
 
 def test_a_refusal_of_a_sound_learner_as_if_it_were_none_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Voices, "shares", lambda self, lengths: [0.0] + [1.0] * (len(lengths) - 1))
+    monkeypatch.setattr(NormHistory, "shares", lambda self, lengths: [0.0] + [1.0] * (len(lengths) - 1))
     outcome = survive(steps=STEPS)
     assert outcome.violation is not None
     assert outcome.violation.endswith("refused an answer of the sound learner 0: out of proportion")

@@ -1,10 +1,7 @@
-"""The island of this machine that a learner takes: the first that no living process has.
+"""The island of this machine that a host's process uses: chosen, claimed, and written into the environment before jax
+starts a backend.
 
-An island is a locked file, for all runs of a user on this machine. The kernel releases a lock when its process ends,
-for whatever reason, so that no ownership has to be recorded: a daemon may die, and be followed by another, and a
-learner's next life finds the island of its last one free.
-
-The island of this host's process: chosen, claimed, and written into the environment before jax starts a backend.
+Decides which island a learner gets: the first that no living process has.
 """
 
 from __future__ import annotations
@@ -51,6 +48,10 @@ def claim(islands: Sequence[Sequence[str]], folder: Path | None = None) -> Islan
     """The first free island; each is given as the names of the resources that it needs for itself.
 
     ConfigError if none is free.
+
+    An island is a locked file, for all runs of a user on this machine. The kernel releases a lock when its process
+    ends, for whatever reason, so no ownership has to be recorded: a daemon may die, and be followed by another, and a
+    learner's next life finds the island of its last one free.
     """
     folder = _folder() if folder is None else folder
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,38 +90,40 @@ _CLAIMS: Final[list[IslandClaim]] = []
 """Held until this process ends."""
 
 
-def take(member: Member, told: Spec) -> Island | None:
+def claim_island(member: Member, run_spec: Spec) -> Island | None:
     """The island of a host that computes, None for all that jax finds; sets the environment of this process for it.
 
     The island carries a fault, if any, and the body that uses the island raises it.
     """
-    is_on_cpu = told.settings.evaluate_on == "cpu"
+    is_on_cpu = run_spec.settings.evaluate_on == "cpu"
     replica = leader(member.replica)
-    if replica.role not in (LEARNER, EVALUATOR) or replica.role not in told.computing:
+    if replica.role not in (LEARNER, EVALUATOR) or replica.role not in run_spec.computing:
         return None
     if replica.role == EVALUATOR and is_on_cpu:
         set_environment({"JAX_PLATFORMS": "cpu"})
         return None
-    found = environment.find()
-    total = 0 if found is None else len(found.ids)
+    accelerators = environment.find()
+    total = 0 if accelerators is None else len(accelerators.ids)
     try:
-        islands = islands_of(told.here, found)
+        islands = islands_of(run_spec.here, accelerators)
         if replica.role == EVALUATOR:
             set_environment(evaluator_environment(islands, total, os.environ))
             return None
         number = _claimed(islands)
         is_shared = not is_on_cpu
-        set_environment(learner_environment(islands, number, total, has_evaluator=is_shared, given=os.environ))
-        size = told.processes_of(replica.slot)
+        set_environment(learner_environment(islands, number, total, has_evaluator=is_shared, environment=os.environ))
+        size = run_spec.processes_of(replica.slot)
         gang = (
-            GangOfProcesses(member, size, told.here.address) if size > 1 and not told.is_elastic(replica.slot) else None
+            GangOfProcesses(member, size, run_spec.here.address)
+            if size > 1 and not run_spec.is_elastic(replica.slot)
+            else None
         )
-        elastic = ElasticHost(member, size, told.here.address) if told.is_elastic(replica.slot) else None
+        elastic = ElasticHost(member, size, run_spec.here.address) if run_spec.is_elastic(replica.slot) else None
     except (ConfigError, OSError) as error:
         return Island(refusal=str(error))
     if islands.platform is None:
         return Island(gang=gang, elastic=elastic) if size > 1 else None
-    kinds = told.here.kinds if platform_of(told.here.kinds) == islands.platform else ()
+    kinds = run_spec.here.kinds if platform_of(run_spec.here.kinds) == islands.platform else ()
     return Island(kinds, islands.devices, gang=gang, elastic=elastic)
 
 
@@ -141,14 +144,14 @@ def shares(devices: int, learners: int) -> list[Island]:
     return [Island(devices=each, begin=learner * each % (devices // each * each)) for learner in range(learners)]
 
 
-def set_environment(told: Mapping[str, str]) -> None:
+def set_environment(variables: Mapping[str, str]) -> None:
     """Set variables for a jax that has no backend yet, and may have been imported: by a fork server."""
-    os.environ.update(told)
+    os.environ.update(variables)
     jax: Any = sys.modules.get("jax")
-    if jax is not None and "JAX_PLATFORMS" in told:
-        jax.config.update("jax_platforms", told["JAX_PLATFORMS"])
-    if jax is not None and "JAX_NUM_CPU_DEVICES" in told:
-        jax.config.update("jax_num_cpu_devices", int(told["JAX_NUM_CPU_DEVICES"]))
+    if jax is not None and "JAX_PLATFORMS" in variables:
+        jax.config.update("jax_platforms", variables["JAX_PLATFORMS"])
+    if jax is not None and "JAX_NUM_CPU_DEVICES" in variables:
+        jax.config.update("jax_num_cpu_devices", int(variables["JAX_NUM_CPU_DEVICES"]))
 
 
 def _claimed(islands: Islands) -> int:

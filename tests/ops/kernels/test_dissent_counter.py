@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.kernels.bounds import MERGES_MIN, SAMPLE_SIZE, Opposition, least_of, opposed
+from isthmus.ops.kernels.bounds import MERGES_MIN, SAMPLE_SIZE, DissentCounter, least_of, opposed
 
 SIZE = 4000
 LIVES = [(slot, 1) for slot in range(4)]
@@ -70,30 +70,30 @@ def test_a_gradient_of_zeros_says_nothing() -> None:
 
 
 def test_it_is_told_after_several_merges_in_a_row() -> None:
-    opposition = Opposition()
+    dissent = DissentCounter()
     for seed in range(MERGES_MIN - 1):
-        assert opposition.observe(gradients(seed, 1, 1, -1, 1), LIVES) == []
+        assert dissent.observe(gradients(seed, 1, 1, -1, 1), LIVES) == []
     for more in range(3):
-        assert opposition.observe(gradients(more, 1, 1, -1, 1), LIVES) == [[2, MERGES_MIN + more]]
-    assert opposition.observe(gradients(0, 1, 1, 1, 1), LIVES) == []
-    assert opposition.observe(gradients(0, 1, 1, -1, 1), LIVES) == [], "it begins anew"
+        assert dissent.observe(gradients(more, 1, 1, -1, 1), LIVES) == [[2, MERGES_MIN + more]]
+    assert dissent.observe(gradients(0, 1, 1, 1, 1), LIVES) == []
+    assert dissent.observe(gradients(0, 1, 1, -1, 1), LIVES) == [], "it begins anew"
 
 
 def test_a_fragment_that_is_too_short_to_tell_ends_no_row() -> None:
-    opposition = Opposition()
+    dissent = DissentCounter()
     for seed in range(MERGES_MIN - 1):
-        assert opposition.observe(gradients(seed, 1, 1, -1, 1), LIVES) == []
-        assert opposition.observe(gradients(seed, 1, 1, 1, 1, size=4), LIVES) == []
-    assert opposition.observe(gradients(0, 1, 1, -1, 1), LIVES) == [[2, MERGES_MIN]]
+        assert dissent.observe(gradients(seed, 1, 1, -1, 1), LIVES) == []
+        assert dissent.observe(gradients(seed, 1, 1, 1, 1, size=4), LIVES) == []
+    assert dissent.observe(gradients(0, 1, 1, -1, 1), LIVES) == [[2, MERGES_MIN]]
 
 
 def test_of_two_nobody_can_say_which_is_wrong() -> None:
-    opposition = Opposition()
-    assert all(opposition.observe(gradients(seed, 1, -1), LIVES[:2]) == [] for seed in range(3 * MERGES_MIN))
+    dissent = DissentCounter()
+    assert all(dissent.observe(gradients(seed, 1, -1), LIVES[:2]) == [] for seed in range(3 * MERGES_MIN))
 
 
 def test_the_next_life_is_not_counted_with_the_one_before() -> None:
-    opposition = Opposition()
+    dissent = DissentCounter()
     for seed in range(MERGES_MIN):
-        opposition.observe(gradients(seed, 1, 1, -1, 1), LIVES)
-    assert opposition.observe(gradients(0, 1, 1, -1, 1), [(0, 1), (1, 1), (2, 2), (3, 1)]) == []
+        dissent.observe(gradients(seed, 1, 1, -1, 1), LIVES)
+    assert dissent.observe(gradients(0, 1, 1, -1, 1), [(0, 1), (1, 1), (2, 2), (3, 1)]) == []
