@@ -3,6 +3,7 @@
 # make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make mutate: small changes of the cores, which the tests must notice; MODULES="quorum_core verify" for some of them.
+# make docs: the site of the documents, in .site, with the Python API from docstrings.
 # make versions: a few tests and a short run with the newest Python at hand, and the newest jax.
 # Everything is installed into .venv (make versions: .venv-3.13), once; a second call needs no network.
 
@@ -10,7 +11,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test quick check bench soak scale mutate versions clean
+.PHONY: help install install-test train test quick check bench soak scale mutate docs versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -33,6 +34,10 @@ help:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,mutate]'
 	touch $@
 
+.venv/installed-docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
 install: .venv/installed
 
 install-test: .venv/installed-test
@@ -46,14 +51,14 @@ test: .venv/installed-test
 quick: .venv/installed-test
 	TESTS_EFFORT=5 $(BIN)/python -m pytest -n 2 tests/runtime/graph tests/runtime/cores tests/runtime/items tests/runtime/wire/test_protocol_*.py tests/runtime/supervision tests/ops/exchange tests/ops/syncer tests/ops/kernels
 
-# mypy does not see an editable installation; the links show it the packages under their import name.
-.typing/isthmus: .venv/installed-check
+# mypy and mkdocstrings do not see an editable installation; the links show them the packages under their import name.
+.typing/isthmus: $(SOURCES)
 	mkdir -p $@
 	for part in runtime ops programs; do ln -sfn ../../$$part $@/$$part; done
 	for part in __init__.py testing.py py.typed; do ln -sfn ../../programs/face/$$part $@/$$part; done
 	touch $@
 
-check: .typing/isthmus
+check: .venv/installed-check .typing/isthmus
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p isthmus
@@ -80,6 +85,9 @@ scale: .venv/installed-test
 mutate: .venv/installed-mutate
 	$(BIN)/python tests/mutation/mutate.py $(MODULES)
 
+docs: .venv/installed-docs .typing/isthmus
+	$(BIN)/mkdocs build --quiet --strict
+
 versions: .venv/installed
 	tests/versions.sh
 
@@ -90,4 +98,4 @@ bench: .venv/installed-test
 	for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
 clean:
-	rm -rf .venv .venv-* .typing build dist *.egg-info runs
+	rm -rf .venv .venv-* .typing .site build dist *.egg-info runs
