@@ -6,6 +6,8 @@ Here experience is a batch with the loss of the actor's parameters on it; in rei
 trajectory. An actor is held up only by its own Queue: two pieces of experience ahead of the learner, and it waits.
 """
 
+from functools import partial
+
 import jax
 import numpy as np
 import optax
@@ -76,8 +78,8 @@ def build(job: Job, *, actors: int = 2) -> Graph:
     graph = Graph("actor-learner")
     actor = graph.role("actor", replicas=(actors, 64))
     learner = graph.role("learner", replicas=(1, 1))
-    act = actor.node("act", Act, job.task)
-    learn = learner.node("learn", Learn, job.task, fires=AnyOf("experience", "control"))
-    graph.edge(act["experience"], learn["experience"], Queue(capacity=2))
-    graph.edge(learn["parameters"], act["parameters"], Latest())
+    act = actor.node("act", partial(Act, job.task))
+    learn = learner.node("learn", partial(Learn, job.task), fires=AnyOf("experience", "control"))
+    graph.edge(act["experience"], learn["experience"], Queue(capacity=2), to=learner.all)
+    graph.edge(learn["parameters"], act["parameters"], Latest(), to=actor.all)
     return graph

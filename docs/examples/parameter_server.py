@@ -6,6 +6,8 @@ Nobody waits for anybody: a gradient may be of parameters that are a few steps o
 it is the server that reports: a token counts once its gradient is in.
 """
 
+from functools import partial
+
 import jax
 import numpy as np
 import optax
@@ -68,10 +70,10 @@ def build(job: Job) -> Graph:
     graph = Graph("parameter-server")
     learner = graph.role("learner", replicas=(1, 64))
     central = graph.role("server", replicas=(1, 1))
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
-    worker = learner.node("work", Worker, job.task)
-    server = central.node("serve", Server, job.task, fires=AnyOf("gradient", "control"))
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
+    worker = learner.node("work", partial(Worker, job.task))
+    server = central.node("serve", partial(Server, job.task), fires=AnyOf("gradient", "control"))
     graph.edge(data["batch"], worker["batch"], Queue(capacity=2))
-    graph.edge(worker["gradient"], server["gradient"], Queue(capacity=2))
-    graph.edge(server["parameters"], worker["parameters"], Latest())
+    graph.edge(worker["gradient"], server["gradient"], Queue(capacity=2), to=central.all)
+    graph.edge(server["parameters"], worker["parameters"], Latest(), to=learner.all)
     return graph

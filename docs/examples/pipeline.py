@@ -7,6 +7,8 @@ stages take turns; with more, both are busy. Plain NumPy; the first stage is a l
 The second reports what is trained, and nobody gives a model: such a run ends as soon as its budget is spent.
 """
 
+from functools import partial
+
 import numpy as np
 
 from isthmus import Graph, Job, Queue
@@ -58,8 +60,9 @@ def build(job: Job, *, lr: float = 0.05) -> Graph:
     graph = Graph("pipeline")
     front = graph.role("front", replicas=(1, 1))
     back = graph.role("back", replicas=(1, 1))
-    first = front.node("first", First, lr)
-    second = back.node("second", Second, lr)
-    graph.edge(first["activation"], second["activation"], Queue(capacity=UNDER_WAY))
-    graph.edge(second["gradient"], first["gradient"], Queue(capacity=UNDER_WAY, initial=({},) * UNDER_WAY))
+    first = front.node("first", partial(First, lr))
+    second = back.node("second", partial(Second, lr))
+    graph.edge(first["activation"], second["activation"], Queue(capacity=UNDER_WAY), to=back.all)
+    under_way = Queue(capacity=UNDER_WAY, initial=({},) * UNDER_WAY)
+    graph.edge(second["gradient"], first["gradient"], under_way, to=front.all)
     return graph

@@ -101,8 +101,8 @@ class NodePlan:
     fires: AllOf | AnyOf | Every | Quorum
     inputs: tuple[InputPlan, ...]
     outputs: tuple[OutputPlan, ...]
-    may_block: bool = False
-    is_free_running: bool = False
+    body_may_wait: bool = False
+    never_waits: bool = False
     ports_idle: tuple[str, ...] = ()
     has_decision: bool = False
 
@@ -197,8 +197,8 @@ def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[i
         node.fires,
         tuple(inputs),
         tuple(outputs),
-        node.may_block,
-        node.free_running,
+        node.body_may_wait,
+        node.never_waits,
         _ports_idle(node.fires),
         isinstance(node.fires, Quorum) and any(port.name == "decision" for port in inputs),
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -50,7 +51,7 @@ def ports_of(where: str, body: Callable[..., Any]) -> tuple[tuple[Input, ...], t
             where,
             "a function, or a class whose instances can be called",
             repr(body),
-            "Give the body itself: node(name, function) or node(name, Class, arguments).",
+            "Give the body itself: node(name, function), node(name, Class) or node(name, partial(Class, arguments)).",
         ) from None
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
@@ -81,7 +82,7 @@ def check_arguments(where: str, body: Callable[..., Any], arguments: tuple[Any, 
             where,
             f"the arguments of {body.__qualname__}{inspect.signature(body)}",
             str(error),
-            "Give the node what its body takes.",
+            f"Give the body what it takes: partial({body.__qualname__}, ...).",
         ) from None
 
 
@@ -219,7 +220,11 @@ Firing: TypeAlias = AllOf | AnyOf | Every | Quorum
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A vertex of the graph. `fires` names the required ports; all others are sampled."""
+    """A vertex of the graph. `fires` names the required ports; all others are sampled.
+
+    `never_waits`: its author claims that it waits for no other host, which `verify` proves or refuses;
+    `body_may_wait`: its body may wait for anything inside a firing, so that nothing is claimed of who waits for it.
+    """
 
     graph: Graph
     role: str
@@ -230,8 +235,8 @@ class Node:
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
     fires: Firing
-    free_running: bool = False
-    may_block: bool = False
+    never_waits: bool = False
+    body_may_wait: bool = False
 
     def __getitem__(self, port: str) -> Port:
         names = {item.name for item in self.inputs} | set(self.outputs)
@@ -306,6 +311,11 @@ class Role:
     replicas_max: int
 
     @property
+    def all(self) -> Route:
+        """Every live replica."""
+        return Route(self.name, "all")
+
+    @property
     def next(self) -> Route:
         """The next live slot, cyclic."""
         return Route(self.name, "next")
@@ -318,19 +328,26 @@ class Role:
         self,
         name: str,
         body: Callable[..., Any],
-        *arguments: Any,
+        *,
         fires: Firing | None = None,
-        free_running: bool = False,
-        may_block: bool = False,
-        **keywords: Any,
+        never_waits: bool = False,
+        body_may_wait: bool = False,
     ) -> Node:
-        """Add a node to this role. A function takes no arguments here; a class gets them when a host opens it.
+        """Add a node to this role, whose body is a function, a class, or a `partial` of a class with its arguments.
+
+        A host makes the instance, when it opens the body. `fires` says when the body is called, by default whenever
+        each of its ports without default has an item. `never_waits` claims that the node waits for no other host: it is
+        proved, or the graph refused. `body_may_wait` allows the body to wait for anything inside a firing.
 
         Raises GraphError if the name is taken, if the body has `*args` or no ports, or does not take the arguments.
         """
         where = f"node {name!r} of role {self.name!r}"
         if any(node.name == name for node in self.graph.nodes):
             raise GraphError(where, "a name that no other node has", repr(name), "Choose another name.")
+        arguments: tuple[Any, ...] = ()
+        keywords: dict[str, Any] = {}
+        if isinstance(body, partial):
+            body, arguments, keywords = body.func, body.args, body.keywords
         inputs, outputs = ports_of(where, body)
         check_arguments(where, body, arguments, keywords)
         required = AllOf(tuple(item.name for item in inputs if not item.has_default))
@@ -344,8 +361,8 @@ class Role:
             inputs,
             outputs,
             fires or required,
-            free_running,
-            may_block,
+            never_waits,
+            body_may_wait,
         )
         self.graph.nodes.append(node)
         return node
@@ -374,8 +391,9 @@ class Graph:
     def edge(self, source: Port, target: Port, policy: Policy, *, to: Route | None = None) -> Edge:
         """Connect an output port to an input port.
 
-        Without `to`, items stay in the replica where both nodes are in one role, and go to every live replica of the
-        target's role where they are not. Raises GraphError for a port of the wrong direction or another graph.
+        Without `to`, items stay within the replica. `to=role.all` sends them to every live replica of the target's
+        role, `role.next` to the next live slot, `role.at("field")` to the replica with that number. Raises GraphError
+        for a port of the wrong direction or another graph, and where `to` is missing between two roles.
         """
         for port in (source, target):
             if not isinstance(port, Port):
@@ -413,10 +431,15 @@ class Graph:
             raise GraphError(
                 where, "a policy, Queue(capacity) or Latest()", repr(policy), "Choose one: it has no default."
             )
-        route = to
-        if route is None and source.node.role != target.node.role:
-            route = Route(target.node.role, "all")
-        edge = Edge(source, target, policy, route)
+        if to is None and source.node.role != target.node.role:
+            role = target.node.role
+            raise GraphError(
+                where,
+                f"`to`, because role {source.node.role!r} and role {role!r} are on different hosts",
+                "none",
+                f"Write to={_variable(role)}.all for every live replica, or to={_variable(role)}.at('field') for one.",
+            )
+        edge = Edge(source, target, policy, to)
         self.edges.append(edge)
         return edge
 
@@ -434,6 +457,11 @@ class Graph:
     def edges_out_of(self, node: Node) -> list[Edge]:
         """The edges that begin at a node, in the order in which they were added."""
         return [edge for edge in self.edges if edge.source.node is node]
+
+
+def _variable(role: str) -> str:
+    """A name that the role may have in a program."""
+    return role.replace("-", "_")
 
 
 def takes_one(graph: Graph, node: Node, port: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class Watches:
 def _graph(job: Job, body: Any, *, role: str = "learner", replicas: tuple[int, int] = (1, 64)) -> Graph:
     graph = Graph("odd")
     learner = graph.role(role, replicas=replicas)
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     step = learner.node("train", body)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     return graph
@@ -104,20 +105,20 @@ def watched(job: Job, *, replicas: int = 1) -> Graph:
     graph = Graph("watched")
     learner = graph.role("learner", replicas=(1, replicas))
     watch = graph.role("watcher", replicas=(1, 1))
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
-    step = learner.node("inner-step", InnerStep, job.task, emit_every=5)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
+    step = learner.node("inner-step", partial(InnerStep, job.task, emit_every=5))
     queue = watch.node("queue", Watches)
     latest = watch.node("latest", Watches, fires=Every(milliseconds(50)))
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
-    graph.edge(step["progress"], queue["report"], Latest())
-    graph.edge(step["progress"], latest["report"], Latest())
+    graph.edge(step["progress"], queue["report"], Latest(), to=watch.all)
+    graph.edge(step["progress"], latest["report"], Latest(), to=watch.all)
     return graph
 
 
 def two_that_report(job: Job) -> Graph:
     graph = _graph(job, Deaf)
     other = graph.role("other", replicas=(1, 1))
-    graph.edge(graph.nodes[0]["batch"], other.node("again", Deaf)["batch"], Latest())
+    graph.edge(graph.nodes[0]["batch"], other.node("again", Deaf)["batch"], Latest(), to=other.all)
     return graph
 
 

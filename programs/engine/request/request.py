@@ -113,7 +113,7 @@ def _node(node: Node) -> list[Any]:
         [[port.name, port.has_default] for port in node.inputs],
         list(node.outputs),
         _canonical(node.fires),
-        [node.free_running, node.may_block],
+        [node.never_waits, node.body_may_wait],
     ]
 
 

@@ -109,7 +109,7 @@ def routes(roles: list[str], here: Role, there: Role) -> st.SearchStrategy[Route
     if roles == ["here", "here"]:
         return st.sampled_from([None, None, here.next, Route("here", "all"), here.at("number")])
     target = here if roles[1] == "here" else there
-    return st.sampled_from([None, target.at("number")])
+    return st.sampled_from([target.all, target.at("number")])
 
 
 def firings(ports: list[str], is_quorum: bool) -> st.SearchStrategy[Firing]:

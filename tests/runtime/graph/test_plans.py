@@ -23,11 +23,11 @@ def plans() -> dict[str, Plan]:
     watch = observer.node("watch", body("", "update progress"), fires=Every(milliseconds(50)))
     graph.edge(data["batch"], step["batch"], Queue(2, ("first",)))
     graph.edge(step["answer"], merge["answer"], Latest("fragment"), to=shard.at("fragment"))
-    graph.edge(step["progress"], pacer["progress"], Latest())
+    graph.edge(step["progress"], pacer["progress"], Latest(), to=shard.all)
     graph.edge(pacer["round"], merge["opened"], Queue(4))
-    graph.edge(merge["update"], step["update"], Latest("fragment"))
-    graph.edge(merge["update"], watch["update"], Latest("fragment"))
-    graph.edge(step["progress"], watch["progress"], Latest())
+    graph.edge(merge["update"], step["update"], Latest("fragment"), to=learner.all)
+    graph.edge(merge["update"], watch["update"], Latest("fragment"), to=observer.all)
+    graph.edge(step["progress"], watch["progress"], Latest(), to=observer.all)
     return lower(graph)
 
 
@@ -94,8 +94,8 @@ def test_votes_for_rounds_that_are_opened_beside_them_are_not_kept_for_a_later_l
     vote = voter.node("vote", body(outputs="vote"))
     opening = opener.node("open", body(outputs="round"))
     merge = merger.node("merge", body("vote opened", "", "update"), fires=Quorum("vote", "round", "opened"))
-    graph.edge(vote["vote"], merge["vote"], Latest())
-    graph.edge(opening["round"], merge["opened"], Latest())
+    graph.edge(vote["vote"], merge["vote"], Latest(), to=merger.all)
+    graph.edge(opening["round"], merge["opened"], Latest(), to=merger.all)
     assert lower(graph)["merger"].edges[0].is_kept, "its opener outlives the merger"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -201,13 +202,13 @@ def given(node: Callable[[Graph], Node], *edges: tuple[str, Any], most: int = 1,
     there = graph.role("there", replicas=(1, 3))
     sink = node(graph)
     for port, policy in edges:
-        source = there.node(f"count-{port}", Count, most, lambda number: {"number": number, "key": number % 2})
-        graph.edge(source["item"], sink[port], policy)
+        source = there.node(f"count-{port}", partial(Count, most, lambda number: {"number": number, "key": number % 2}))
+        graph.edge(source["item"], sink[port], policy, to=graph.role_of("here").all)
     return list(body_of(start(graph, until="sink", counts=counts or {"here": 1, "there": 1}), "sink").seen)
 
 
 def sink(fires: Any = None, body: Any = Remember, most: int = 1) -> Callable[[Graph], Node]:
-    return lambda graph: graph.roles[0].node("sink", body, most, fires=fires)
+    return lambda graph: graph.roles[0].node("sink", partial(body, most), fires=fires)
 
 
 NONE = {"item": "none", "other": "none", "decision": "none"}
@@ -289,8 +290,8 @@ class Writes:
 @pytest.mark.parametrize("two", [False, True])
 def test_a_body_that_writes_to_what_it_got_fails(two: bool) -> None:
     graph = pipe(Count, arguments=(9, lambda number: {"nested": [np.zeros(3)]}), two=two)
-    writes = graph.roles[-1].node("writes", Writes, 1)
-    graph.edge(graph.nodes[0]["item"], writes["item"], Queue(1))
+    writes = graph.roles[-1].node("writes", partial(Writes, 1))
+    graph.edge(graph.nodes[0]["item"], writes["item"], Queue(1), to=graph.roles[1].all if two else None)
     with pytest.raises(RunError, match=r"(?s)node 'writes': .*read-only"):
         start(graph, until="collect")
 
@@ -322,8 +323,8 @@ def test_a_body_knows_where_it_is_and_gets_what_its_references_name() -> None:
 
     graph = Graph("curious")
     role = graph.role("here", replicas=(2, 2))
-    source = role.node("source", Count, 3)
-    node = role.node("curious", Curious, 1, Reference("a:b"), other=Reference("c:d"))
+    source = role.node("source", partial(Count, 3))
+    node = role.node("curious", partial(Curious, 1, Reference("a:b"), other=Reference("c:d")))
     graph.edge(source["item"], node["item"], Queue(1))
     world = start(graph, until="curious", resolve=lambda reference: f"<{reference}>")
     for slot in range(2):

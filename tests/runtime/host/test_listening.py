@@ -52,11 +52,11 @@ def count(progress: Any) -> Any:
 def plans(*, is_free_running: bool = True) -> dict[str, Plan]:
     graph = Graph("small")
     learner, syncer = graph.role("learner", replicas=(1, 2)), graph.role("syncer", replicas=(1, 1))
-    data, step = learner.node("data", batch), learner.node("step", Step, free_running=is_free_running)
+    data, step = learner.node("data", batch), learner.node("step", Step, never_waits=is_free_running)
     total = syncer.node("total", count, fires=AnyOf("progress"))
     graph.edge(data["result"], step["batch"], Queue(capacity=2))
-    graph.edge(step["progress"], total["progress"], Latest())
-    graph.edge(total["result"], step["update"], Latest())
+    graph.edge(step["progress"], total["progress"], Latest(), to=syncer.all)
+    graph.edge(total["result"], step["update"], Latest(), to=learner.all)
     return lower(graph)
 
 

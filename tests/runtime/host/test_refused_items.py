@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,7 +43,12 @@ def piped(source: Any, most: int, body: Any, policy: Any, *, two: bool = True) -
     graph = Graph("pipe")
     here = graph.role("here", replicas=(1, 1))
     there = graph.role("there", replicas=(1, 1)) if two else here
-    graph.edge(here.node("source", Count, *source)["item"], there.node("collect", body, most)["item"], policy)
+    graph.edge(
+        here.node("source", partial(Count, *source))["item"],
+        there.node("collect", partial(body, most))["item"],
+        policy,
+        to=there.all,
+    )
     return graph
 
 
@@ -82,11 +88,11 @@ def test_a_body_that_says_more_than_its_firings_bear_out_has_failed() -> None:
 def test_a_vote_is_told_as_one() -> None:
     graph = Graph("votes")
     asks, votes = graph.role("asks", replicas=(1, 1)), graph.role("votes", replicas=(1, 1))
-    call = asks.node("call", Count, 1, lambda number: {"round": number, "members": [[0, 1]], "count_min": 1})
-    said = votes.node("said", Count, 1, lambda number: {"round": number, "yes": "perhaps"})
+    call = asks.node("call", partial(Count, 1, lambda number: {"round": number, "members": [[0, 1]], "count_min": 1}))
+    said = votes.node("said", partial(Count, 1, lambda number: {"round": number, "yes": "perhaps"}))
     judge = asks.node("judge", Votes, fires=Quorum(port="vote", key="round", opened_by="call", count_min=1))
     graph.edge(call["item"], judge["call"], Queue(1))
-    graph.edge(said["item"], judge["vote"], Latest())
+    graph.edge(said["item"], judge["vote"], Latest(), to=asks.all)
     world = start(graph, until="said")
     host = world.hosts[Replica("asks", 0)]
     world.run(lambda: bool(host.refusals), seconds_max=2.0)

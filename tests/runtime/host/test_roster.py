@@ -31,7 +31,7 @@ def plan(*, to_others: bool) -> Plan:
     node = learner.node("give", give)
     near = learner.node("near", take)
     graph.edge(node["result"], near["result"], Latest(), **({"to": learner.next} if to_others else {}))
-    graph.edge(node["result"], recorder.node("take", take)["result"], Latest())
+    graph.edge(node["result"], recorder.node("take", take)["result"], Latest(), to=recorder.all)
     return lower(graph)["learner"]
 
 

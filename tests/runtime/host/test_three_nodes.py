@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from isthmus.runtime.clock import Duration, milliseconds
@@ -46,12 +47,12 @@ def build() -> Graph:
     graph = Graph("slice")
     here = graph.role("here", replicas=(1, 1))
     there = graph.role("there", replicas=(1, 1))
-    count = here.node("count", Count, 10)
+    count = here.node("count", partial(Count, 10))
     twice = here.node("double", double)
-    collect = there.node("collect", Collect, 10)
+    collect = there.node("collect", partial(Collect, 10))
     graph.edge(count["number"], twice["number"], Queue(capacity=2))
-    graph.edge(twice["result"], collect["number"], Queue(capacity=3))
-    graph.edge(count["number"], collect["hint"], Latest())
+    graph.edge(twice["result"], collect["number"], Queue(capacity=3), to=there.all)
+    graph.edge(count["number"], collect["hint"], Latest(), to=there.all)
     return graph
 
 
