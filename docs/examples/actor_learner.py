@@ -30,9 +30,9 @@ class Act:
         self.loss = jax.jit(self.task.loss)
 
     def __call__(self, parameters=None):
-        """`parameters` is {(replica, key): tree}, of one learner as of many."""
-        for newest in (parameters or {}).values():
-            self.parameters = newest
+        """The newest parameters of the one learner, if there are new ones."""
+        if parameters is not None:
+            self.parameters = parameters
         batch = self.task.batch(At(self.seed, self.slot, self.position))
         self.position += 1
         return {"experience": {"batch": batch, "loss": float(self.loss(self.parameters, batch))}}
@@ -42,6 +42,7 @@ class Learn:
     """Experience of all actors in; parameters and reports out."""
 
     outputs = ("parameters", "progress")
+    collects = ("experience",)  # {(replica, key): item}, of all actors that sent some
 
     def __init__(self, task) -> None:
         self.task, self.tokens, self.is_finished = task, 0, False
@@ -65,7 +66,7 @@ class Learn:
             self.parameters, self.moments = self.step(self.parameters, self.moments, piece["batch"])
             self.tokens += self.task.tokens_per_batch
             self.newest = piece["loss"]
-        self.is_finished = any(told["stop"] for told in (control or {}).values())
+        self.is_finished = control is not None and control["stop"]
         if not (experience or self.is_finished):
             return None
         report = {"tokens": self.tokens, "phase": "final" if self.is_finished else "stepping"}

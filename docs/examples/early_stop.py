@@ -22,7 +22,7 @@ class EarlyStop:
         self.below = below
 
     def __call__(self, evaluation):
-        """The newest evaluation: it comes from the same replica, so it comes bare."""
+        """The newest evaluation."""
         if evaluation["loss"] >= self.below:
             return None
         return {"stop": {"reason": f"the loss is {evaluation['loss']:.3g}, below {self.below:g}"}}

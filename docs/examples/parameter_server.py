@@ -29,9 +29,9 @@ class Worker:
         self.gradient = jax.jit(jax.value_and_grad(self.task.loss))
 
     def __call__(self, batch, parameters=None):
-        """`parameters` is {(replica, key): tree}, as everything that comes from another role."""
-        for newest in (parameters or {}).values():
-            self.parameters = newest
+        """The newest parameters, if there are new ones: of the one server, so they come as they are."""
+        if parameters is not None:
+            self.parameters = parameters
         loss, gradient = self.gradient(self.parameters, batch)
         return {"gradient": {"tree": jax.tree.map(np.asarray, gradient), "loss": float(loss)}}
 
@@ -40,6 +40,7 @@ class Server:
     """Gradients in; parameters and reports out, until it is told of the end."""
 
     outputs = ("parameters", "progress")
+    collects = ("gradient",)  # {(replica, key): item}, of all workers that sent one
 
     def __init__(self, task) -> None:
         self.task, self.tokens, self.step, self.is_finished = task, 0, 0, False
@@ -56,7 +57,7 @@ class Server:
             change, self.moments = self.update(sent["tree"], self.moments, self.parameters)
             self.parameters = optax.apply_updates(self.parameters, change)
             self.step, self.tokens, self.loss = self.step + 1, self.tokens + self.task.tokens_per_batch, sent["loss"]
-        self.is_finished = any(told["stop"] for told in (control or {}).values())
+        self.is_finished = control is not None and control["stop"]
         if not (gradient or self.is_finished):
             return None
         phase = "final" if self.is_finished else "stepping"

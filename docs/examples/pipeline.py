@@ -27,9 +27,7 @@ class First:
         self.rng, self.lr, self.weights = rng, lr, rng.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
 
     def __call__(self, gradient):
-        """`gradient` is {(replica, key): item}, of the one replica of the other role. Its item holds the input, so
-        this stage keeps nothing in between; the first ones are empty."""
-        (gradient,) = gradient.values()
+        """Each gradient holds the input, so this stage keeps nothing in between; the first ones are empty."""
         if gradient:
             self.weights = self.weights - self.lr * gradient["input"].T @ gradient["activation"]
         x = self.rng.normal(size=(16, WIDTH))
@@ -46,7 +44,6 @@ class Second:
 
     def __call__(self, activation):
         """One micro-batch."""
-        (activation,) = activation.values()
         error = activation["activation"] @ self.weights - activation["input"].sum(1, keepdims=True)
         back = error @ self.weights.T / len(error)
         self.weights = self.weights - self.lr * activation["activation"].T @ error / len(error)

@@ -147,6 +147,7 @@ class Hold:
     """Updates in, copies of them out, on a timer. Fragment p belongs to the replica p mod `shards` of `role`."""
 
     outputs: ClassVar[tuple[str, ...]] = ("copy", "held")
+    collects: ClassVar[tuple[str, ...]] = ("update",)
     schemas: ClassVar[dict[str, Any]] = {"update": UPDATE}
 
     def __init__(self, *, role: str, shards: int) -> None:

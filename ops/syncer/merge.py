@@ -160,6 +160,7 @@ class Merge:
     """
 
     outputs = ("gradient", "reached")
+    collects = ("answer",)
     determined: ClassVar = outputs
 
     @staticmethod

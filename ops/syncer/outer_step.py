@@ -69,6 +69,7 @@ class KeyFrames:
     """
 
     outputs = ("learner", "evaluator")
+    collects = ("state", "need")
     schemas: ClassVar = {"need": schemas.NEED}
 
     def __init__(self) -> None:
@@ -139,6 +140,7 @@ class OuterStep:
     """
 
     outputs = ("update", "state", "merged", "final", "cut")
+    collects = ("kept", "wanted")
     determined: ClassVar = ("update", "state", "final")
     schemas: ClassVar = {"kept": KEPT, "wanted": WANTED}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}

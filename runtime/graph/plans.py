@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from isthmus.runtime.graph.body import schemas_of, trait
 from isthmus.runtime.graph.template import (
     AllOf,
     AnyOf,
@@ -28,9 +29,7 @@ from isthmus.runtime.graph.template import (
     Node,
     Queue,
     Quorum,
-    takes_one,
 )
-from isthmus.runtime.items.schemas import schemas_of
 
 OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadline", "chain")
 """Optional fields of an item that opens a round, beside the key of the round."""
@@ -179,14 +178,11 @@ def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[i
     for port in node.inputs:
         entering = tuple(i for i, edge in edges.items() if edge.target == index and edge.target_port == port.name)
         kind = edges[entering[0]].kind if entering else "none"
-        bare = takes_one(graph, node, port.name) and not (
-            isinstance(node.fires, Quorum) and port.name == node.fires.port
-        )
-        inputs.append(InputPlan(port.name, port.name in node.required, bare, kind, entering))
+        inputs.append(InputPlan(port.name, port.name in node.required, not port.collects, kind, entering))
     outputs = []
     for name in node.outputs:
         leaving = [edge for edge in edges.values() if edge.source == index and edge.source_port == name]
-        noted = getattr(node.body, "noted", {}).get(name, ())
+        noted = trait(node.body, "noted").get(name, ())
         outputs.append(OutputPlan(name, tuple(edge.index for edge in leaving), *_fields(graph, leaving, noted)))
     return NodePlan(
         index,
@@ -237,7 +233,7 @@ def _fields(
 
 def ports(body: Any) -> tuple[str, ...]:
     """The output ports of a body whose items are a function of its inputs."""
-    return tuple(getattr(body, "determined", ()))
+    return tuple(trait(body, "determined"))
 
 
 def made_here(plan: Plan, node: NodePlan) -> dict[str, tuple[str, str]]:

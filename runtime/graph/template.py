@@ -1,21 +1,13 @@
-"""The ports and arguments of a body, read from its signature.
-
-Nothing is called here. A violation of what a body allows raises `GraphError`, on the line that adds the node.
-
-Graph templates: what a program's author writes.
+"""Graph templates: what a program's author writes.
 
 A graph is frozen data: roles with replica ranges, nodes that name a body and its arguments, and edges with a policy.
 Nothing is instantiated here. A mistake that is plain on one line (a port that does not exist, arguments that a body
-does not take) raises `GraphError` on that line; everything that needs the whole graph is found by `verify`.
-
-A function is a body: its parameters are input ports (*required* without a default, *sampled* with one), its result
-leaves by port `result`. A class is a body whose instances are called: the parameters of `__call__` are its inputs and
-the class attribute `outputs` names its outputs.
+does not take, an edge that could bring several items to a port that takes one) raises `GraphError` on that line;
+everything that needs the whole graph is found by `verify`. What a body declares of itself is in `body`.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,66 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import GraphError, nearest
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """An input port of a body; `has_default`: the body can be called without it."""
-
-    name: str
-    has_default: bool
-
-
-def ports_of(where: str, body: Callable[..., Any]) -> tuple[tuple[Input, ...], tuple[str, ...]]:
-    """Input and output ports of a body, from its signature."""
-    is_class = inspect.isclass(body)
-    outputs: Any = getattr(body, "outputs", ()) if is_class else ("result",)
-    if isinstance(outputs, str):
-        raise GraphError(where, "a tuple of names in `outputs`", repr(outputs), f"Write outputs = ({outputs!r},).")
-    try:
-        _ = body.__qualname__  # Instances and partials have no name by which a reference could name them.
-        call: Any = body
-        if inspect.isclass(body):  # Not getattr: every class has the __call__ of `type`.
-            call = next((vars(base)["__call__"] for base in body.__mro__ if "__call__" in vars(base)), None)
-        parameters = list(inspect.signature(call).parameters.values())[1 if is_class else 0 :]
-    except (TypeError, ValueError, AttributeError):
-        raise GraphError(
-            where,
-            "a function, or a class whose instances can be called",
-            repr(body),
-            "Give the body itself: node(name, function), node(name, Class) or node(name, partial(Class, arguments)).",
-        ) from None
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise GraphError(
-                where,
-                "a body whose parameters are its input ports, by name",
-                f"parameter {parameter}",
-                "Name every input port as a parameter of its own.",
-            )
-    return tuple(Input(item.name, item.default is not item.empty) for item in parameters), tuple(outputs)
-
-
-def check_arguments(where: str, body: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """Raise GraphError if `body` does not take the arguments of its node."""
-    if not inspect.isclass(body):
-        if arguments or keywords:
-            raise GraphError(
-                where,
-                "no arguments: the parameters of a function are its input ports",
-                f"{len(arguments) + len(keywords)} arguments",
-                "Write a class with __init__ and __call__.",
-            )
-        return
-    try:
-        inspect.signature(body).bind(*arguments, **keywords)
-    except TypeError as error:
-        raise GraphError(
-            where,
-            f"the arguments of {body.__qualname__}{inspect.signature(body)}",
-            str(error),
-            f"Give the body what it takes: partial({body.__qualname__}, ...).",
-        ) from None
+from isthmus.runtime.graph.body import Input, check_arguments, ports_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +283,8 @@ class Role:
             body, arguments, keywords = body.func, body.args, body.keywords
         inputs, outputs = ports_of(where, body)
         check_arguments(where, body, arguments, keywords)
+        if isinstance(fires, Quorum):
+            _check_votes(where, fires, inputs)
         required = AllOf(tuple(item.name for item in inputs if not item.has_default))
         node = Node(
             self.graph,
@@ -439,9 +374,31 @@ class Graph:
                 "none",
                 f"Write to={_variable(role)}.all for every live replica, or to={_variable(role)}.at('field') for one.",
             )
+        self._check_one(where, source, target, policy, to)
         edge = Edge(source, target, policy, to)
         self.edges.append(edge)
         return edge
+
+    def _check_one(self, where: str, source: Port, target: Port, policy: Policy, to: Route | None) -> None:
+        """GraphError for an edge that could bring several items at once to a port that takes one."""
+        port = target.node.input(target.name)
+        if port is None or port.collects:
+            return
+        replicas: Any = self.role_of(source.node.role).replicas_max
+        several = ""
+        if isinstance(policy, Latest) and policy.key is not None:
+            several = f"one of each {policy.key!r}"
+        elif to is not None and to.kind != "next" and replicas != 1:
+            several = f"one of every {source.node.role}"
+        elif others := self.edges_into(target.node, target.name):
+            several = f"one of {others[0].source.node.name}.{others[0].source.name}, too"
+        if several:
+            raise GraphError(
+                where,
+                f"one item at a time, which is what {target.node.body.__qualname__} takes at {target.name!r}",
+                several,
+                f"Have the body take {{(replica, key): item}} there, and say so: collects = ({target.name!r},).",
+            )
 
     def role_of(self, name: str) -> Role:
         """The role `name`; KeyError if there is none."""
@@ -464,13 +421,13 @@ def _variable(role: str) -> str:
     return role.replace("-", "_")
 
 
-def takes_one(graph: Graph, node: Node, port: str) -> bool:
-    """Whether a firing gets the bare item at `port`, not a dict (replica, key) -> item.
-
-    It does where the port has one edge, without a key, within the replica or to the next one. The number of replicas of
-    a role therefore changes no body.
-    """
-    edges = graph.edges_into(node, port)
-    if len(edges) != 1 or (isinstance(edges[0].policy, Latest) and edges[0].policy.key is not None):
-        return False
-    return edges[0].route is None or edges[0].route.kind == "next"
+def _check_votes(where: str, fires: Quorum, inputs: tuple[Input, ...]) -> None:
+    """GraphError for votes at a port that takes one item; `verify` reports a port that there is not."""
+    port = next((each for each in inputs if each.name == fires.port), None)
+    if port is not None and not port.collects:
+        raise GraphError(
+            f"{where}, which fires by Quorum",
+            f"a body that takes {{(replica, key): vote}} at {fires.port!r}",
+            "one that takes one item there",
+            f"Say so in its class: collects = ({fires.port!r},).",
+        )

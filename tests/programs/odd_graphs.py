@@ -43,13 +43,19 @@ class Promises(Deaf):
     outputs = ("progress", "final")
 
 
+class DeafToAll(Deaf):
+    """The same, on the batches of all learners."""
+
+    collects = ("batch",)
+
+
 class Obeys(Deaf):
     """Ends when it is told to, and says so."""
 
     is_finished = False
 
     def __call__(self, batch: Any, control: Any = None) -> Any:
-        self.is_finished = any(told["stop"] for told in (control or {}).values())
+        self.is_finished = control is not None and control["stop"]
         report = super().__call__(batch)["progress"]
         return {"progress": {**report, "phase": "final" if self.is_finished else "stepping"}}
 
@@ -58,6 +64,7 @@ class Watches:
     """Whatever comes: a role of its own, with nothing to say."""
 
     outputs = ("seen",)
+    collects = ("report",)
 
     def __call__(self, report: Any = None) -> Any:
         return None
@@ -118,7 +125,7 @@ def watched(job: Job, *, replicas: int = 1) -> Graph:
 def two_that_report(job: Job) -> Graph:
     graph = _graph(job, Deaf)
     other = graph.role("other", replicas=(1, 1))
-    graph.edge(graph.nodes[0]["batch"], other.node("again", Deaf)["batch"], Latest(), to=other.all)
+    graph.edge(graph.nodes[0]["batch"], other.node("again", DeafToAll)["batch"], Latest(), to=other.all)
     return graph
 
 

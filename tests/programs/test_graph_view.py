@@ -12,6 +12,7 @@ from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Queue, Quorum
 from isthmus.runtime.graph.verify import verify
+from tests.runtime.graph.example_bodies import collecting
 
 
 class Batches:
@@ -22,18 +23,21 @@ class Batches:
 
 class InnerStep:
     outputs = ("fragment", "progress")
+    collects = ("update", "pull")
 
     def __call__(self, batch: object, update: object = None, pull: object = None) -> object: ...
 
 
 class Pacer:
     outputs = ("round", "pull")
+    collects = ("progress", "merged")
 
     def __call__(self, progress: object = None, merged: object = None) -> object: ...
 
 
 class Merge:
     outputs = ("gradient",)
+    collects = ("answer",)
 
     def __call__(self, round: object, answer: object, decision: object) -> object: ...
 
@@ -44,9 +48,11 @@ class OuterStep:
     def __call__(self, gradient: object) -> object: ...
 
 
+@collecting("progress")
 def log(progress: object = None) -> None: ...
 
 
+@collecting("update")
 def write(update: object) -> None: ...
 
 

@@ -110,7 +110,7 @@ def _node(node: Node) -> list[Any]:
         node.name,
         node.body_name,
         arguments,
-        [[port.name, port.has_default] for port in node.inputs],
+        [[port.name, port.has_default, port.collects] for port in node.inputs],
         list(node.outputs),
         _canonical(node.fires),
         [node.never_waits, node.body_may_wait],

@@ -199,6 +199,7 @@ class KeptState:
     """States in, by timer; the newest out."""
 
     outputs = ("kept", "held")
+    collects = ("state",)
 
     def __init__(self, folder: Path, seconds: float, place: StorePlace | None) -> None:
         self._where = folder, seconds, place
@@ -251,6 +252,7 @@ class WholeHold(KeptHold):
     """A `KeptHold` whose learners step in lock-step. Inputs beside updates: `cut` and `own`, the parts of a cut."""
 
     outputs = (*KeptHold.outputs, "wanted", "restored")
+    collects = ("update", "cut", "own")
     schemas: ClassVar[dict[str, Any]] = {"update": STATE, "cut": STATE, "own": KEPT_OWN}
 
     def open(self, context: Any) -> None:

@@ -58,7 +58,7 @@ def body(name: str) -> type:
 
     ports = [Parameter(port, Parameter.KEYWORD_ONLY, default=None) for port in PORTS]
     call.__signature__ = Signature([Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *ports])  # type: ignore[attr-defined]
-    return type(name, (), {"__call__": call, "outputs": ("one", "two")})
+    return type(name, (), {"__call__": call, "outputs": ("one", "two"), "collects": PORTS})
 
 
 @st.composite

@@ -38,7 +38,7 @@ def body(sampled: tuple[str, ...]) -> type:
         Parameter(port, Parameter.KEYWORD_ONLY, default=None if port in sampled else Parameter.empty) for port in PORTS
     ]
     call.__signature__ = Signature([Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *parameters])  # type: ignore[attr-defined]
-    return type("Body", (), {"__call__": call, "outputs": ("out",)})
+    return type("Body", (), {"__call__": call, "outputs": ("out",), "collects": PORTS})
 
 
 class Choices:

@@ -21,7 +21,6 @@ from isthmus.runtime.graph.template import (
     Quorum,
     Role,
     Route,
-    takes_one,
 )
 from tests.runtime.graph.example_bodies import Batches, InnerStep, advise, join, merge, sample, source, through
 
@@ -261,25 +260,61 @@ def test_edges_with_initial_arrays_can_be_kept_in_sets(graph: Graph, worker: Rol
     assert len(set(edges)) == 2
 
 
-def test_when_a_firing_gets_the_bare_item(graph: Graph, worker: Role) -> None:
-    syncer = graph.role("syncer", replicas=(1, 1))
-    one, several, both = syncer.node("one", through), worker.node("several", through), syncer.node("both", join)
-    keyed, beside = worker.node("keyed", through), worker.node("beside", through)
-    graph.edge(one["result"], several["item"], Latest(), to=worker.all)
-    assert not takes_one(graph, several, "item")  # One syncer, and another role: there might be two.
-    graph.edge(several["result"], one["item"], Latest(), to=syncer.all)
-    assert not takes_one(graph, one, "item")  # Up to four workers.
-    graph.edge(several["result"], keyed["item"], Latest("fragment"))
-    assert not takes_one(graph, keyed, "item")  # One per key.
-    graph.edge(several["result"], beside["item"], Queue(1), to=worker.next)
-    assert takes_one(graph, beside, "item")  # The replica before.
-    alone = worker.node("alone", through)
-    graph.edge(several["result"], alone["item"], Latest())
-    assert takes_one(graph, alone, "item")  # The same replica.
-    graph.edge(one["result"], both["left"], Latest())
-    graph.edge(both["result"], both["left"], Latest())
-    assert not takes_one(graph, both, "left")  # Two nodes.
-    assert not takes_one(graph, both, "right")  # Nobody.
+def take(item: int, other: int | None = None) -> int:
+    return item
+
+
+def test_a_port_that_takes_one_item_refuses_an_edge_that_could_bring_several(graph: Graph, worker: Role) -> None:
+    server = graph.role("server", replicas=(1, 1))
+    one, several = server.node("one", take), worker.node("several", take)
+    graph.edge(one["result"], several["item"], Latest(), to=worker.all)  # Of one server.
+    graph.edge(several["result"], worker.node("beside", take)["item"], Queue(1), to=worker.next)
+    graph.edge(several["result"], worker.node("alone", take)["item"], Latest())
+    edges = list(graph.edges)
+    do = "  Have the body take {(replica, key): item} there, and say so: collects = ('item',)."
+    expected = "expected one item at a time, which is what take takes at 'item'"
+    assert refusal(lambda: graph.edge(several["result"], one["item"], Latest(), to=server.all)) == (
+        f"edge several.result -> one.item: {expected}, found one of every worker.\n{do}"
+    )
+    assert refusal(lambda: graph.edge(several["result"], one["item"], Latest(), to=server.at("key"))) == (
+        f"edge several.result -> one.item: {expected}, found one of every worker.\n{do}"
+    )
+    assert refusal(lambda: graph.edge(one["result"], one["item"], Latest("fragment"))) == (
+        f"edge one.result -> one.item: {expected}, found one of each 'fragment'.\n{do}"
+    )
+    assert refusal(lambda: graph.edge(several["result"], several["item"], Latest())) == (
+        f"edge several.result -> several.item: {expected}, found one of one.result, too.\n{do}"
+    )
+    assert graph.edges == edges
+
+
+def test_a_body_says_at_which_ports_it_collects(worker: Role) -> None:
+    node = worker.node("step", partial(InnerStep, 24))
+    assert [(port.name, port.collects) for port in node.inputs] == [("batch", False), ("update", True)]
+
+    class Text(InnerStep):
+        collects = "update"  # type: ignore[assignment]
+
+    class Strange(InnerStep):
+        collects = ("updates",)
+
+    assert refusal(lambda: worker.node("text", partial(Text, 24))) == (
+        "node 'text' of role 'worker': expected a tuple of names in `collects`, found 'update'.\n"
+        "  Write collects = ('update',)."
+    )
+    assert refusal(lambda: worker.node("strange", partial(Strange, 24))) == (
+        "node 'strange' of role 'worker': expected input ports of the body in `collects`, found 'updates'.\n"
+        "  Did you mean 'update'?"
+    )
+
+
+def test_votes_are_collected(worker: Role) -> None:
+    rule = Quorum("item", key="round", opened_by="other")
+    assert refusal(lambda: worker.node("merge", take, fires=rule)) == (
+        "node 'merge' of role 'worker', which fires by Quorum: expected a body that takes {(replica, key): vote} at "
+        "'item', found one that takes one item there.\n"
+        "  Say so in its class: collects = ('item',)."
+    )
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.graph.plans import lower
@@ -38,8 +37,8 @@ class Collect:
         self.seen: list[int] = []
         self.is_finished = False
 
-    def __call__(self, number: dict[Any, int], hint: dict[Any, int] | None = None) -> None:
-        self.seen += number.values()
+    def __call__(self, number: int, hint: int | None = None) -> None:
+        self.seen.append(number)
         self.is_finished = len(self.seen) == self.most
 
 

@@ -57,8 +57,16 @@ class Collect:
         self.times.append(self.context.now())
 
 
+class Gather(Collect):
+    """Remembers what it has collected."""
+
+    collects = ("item",)
+
+
 class Remember(Collect):
     """Remembers the keywords it is called with."""
+
+    collects = ("item", "other")
 
     def __call__(self, item: Any = "none", other: Any = "none", decision: Any = "none") -> None:
         self.seen.append({"item": item, "other": other, "decision": decision})
@@ -86,7 +94,8 @@ def pipe(
     here = graph.role("here", replicas=(1, 1))
     there = graph.role("there", replicas=(1, 1)) if two else here
     node = here.node("source", partial(source, *arguments))
-    collect = there.node("collect", partial(Collect, most))
+    has_key = isinstance(policy, Latest) and policy.key is not None
+    collect = there.node("collect", partial(Gather if has_key else Collect, most))
     graph.edge(node[node.outputs[0]], collect["item"], policy or Queue(2), to=there.all if two else None)
     return graph
 
@@ -98,11 +107,12 @@ class Vote:
         self.slot = context.member.replica.slot
 
     def __call__(self, pull: Any) -> Any:
-        (opened,) = pull.values()
-        return {"vote": {"round": opened["round"], "slot": self.slot}}
+        return {"vote": {"round": pull["round"], "slot": self.slot}}
 
 
 class Merge(Collect):
+    collects = ("vote",)
+
     def __call__(self, vote: Any, opened: Any, decision: Any) -> None:
         self.seen.append((vote, opened, decision))
 

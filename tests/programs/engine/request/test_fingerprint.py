@@ -20,6 +20,7 @@ from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.request import fingerprint, sources
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Reference, TensorSpec
+from tests.runtime.graph.example_bodies import collecting
 
 RING = """
 from isthmus.runtime.graph.template import Graph, Latest, Queue
@@ -114,10 +115,12 @@ def test_the_source_of_the_program_counts(folder: Path) -> None:
     assert of_ring() == before
 
 
+@collecting("own")
 def first(own: Any) -> Any:
     return own
 
 
+@collecting("own")
 def second(own: Any) -> Any:
     return own
 
