@@ -10,6 +10,7 @@ again.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from isthmus.ops.data.batches_node import Batches
@@ -19,7 +20,7 @@ from isthmus.ops.island.evaluate import EvaluateModel
 from isthmus.ops.learner.gradient_step import NO_MEAN, GradientStep
 from isthmus.programs.settings import checked
 from isthmus.programs.update_settings import SnapshotSeconds, check_gradients, subject
-from isthmus.runtime.graph.template import Graph, Job, Latest, Queue, Route
+from isthmus.runtime.graph.template import Graph, Job, Latest, Queue
 
 EVALUATIONS: Final = 20
 """Models that a learner sends in a run."""
@@ -36,25 +37,27 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
     learner = graph.role("learner", replicas=(job.learners, job.learners))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     steps = -(-job.tokens // (job.learners * job.tokens_per_batch))
     step = learner.node(
         "inner-step",
-        GradientStep,
-        job.task,
-        learners=job.learners,
-        tokens=job.tokens,
-        emit_every=max(1, steps // EVALUATIONS),
-        snapshot_seconds=snapshot_seconds,
+        partial(
+            GradientStep,
+            job.task,
+            learners=job.learners,
+            tokens=job.tokens,
+            emit_every=max(1, steps // EVALUATIONS),
+            snapshot_seconds=snapshot_seconds,
+        ),
     )
-    ring = learner.node("ring", Ring, job.learners)
-    evaluate = evaluator.node("evaluate", EvaluateModel, job.task, tokens=job.tokens)
+    ring = learner.node("ring", partial(Ring, job.learners))
+    evaluate = evaluator.node("evaluate", partial(EvaluateModel, job.task, tokens=job.tokens))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(step["part"], ring["mine"], Queue(capacity=2 * job.learners))
     graph.edge(ring["passed"], ring["neighbour"], Queue(capacity=2, initial=(START,)), to=learner.next)
     graph.edge(ring["mean"], step["mean"], Queue(capacity=2, initial=(NO_MEAN,)))
-    graph.edge(step["hello"], step["hello"], Latest(), to=Route("learner", "all"))
-    graph.edge(step["model"], evaluate["model"], Latest())
+    graph.edge(step["hello"], step["hello"], Latest(), to=learner.all)
+    graph.edge(step["model"], evaluate["model"], Latest(), to=evaluator.all)
     graph.edge(step["place"], data["place"], Latest("slot"))
     return graph

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches_node import Batches
@@ -35,6 +36,7 @@ from isthmus.programs.update_settings import (
     MergeRule,
     OuterLr,
     OuterMomentum,
+    connect,
     fragment_faults,
     fragments_of,
     outer_settings,
@@ -142,58 +144,56 @@ def build(
     syncer = graph.role("syncer", replicas=(shards, shards))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     step = learner.node(
         "inner-step",
-        InnerStep,
-        job.task,
-        fragments=parts,
-        report_every=math.ceil(steps / len(parts)),
-        tokens=job.tokens,
-        alpha=alpha,
-        push=push,
-        free_running=True,
-        tells_links=AUTO in (push, update, interval, overlap),
+        partial(
+            InnerStep,
+            job.task,
+            fragments=parts,
+            report_every=math.ceil(steps / len(parts)),
+            tokens=job.tokens,
+            alpha=alpha,
+            push=push,
+            tells_links=AUTO in (push, update, interval, overlap),
+        ),
+        never_waits=True,
     )
-    send = learner.node("fragment-send", FragmentSend, parts, push=push)
+    send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))
     pacer = syncer.node(
         "pacer",
-        Pacer,
-        fragments=len(parts),
-        shards=shards,
-        interval=interval,
-        overlap=overlap,
-        quorum=quorum,
-        grace=grace,
-        late=late,
-        gamma=gamma,
-        learners=job.learners,
-        tokens=job.tokens,
-        step_tokens=job.step_tokens,
+        partial(
+            Pacer,
+            fragments=len(parts),
+            shards=shards,
+            interval=interval,
+            overlap=overlap,
+            quorum=quorum,
+            grace=grace,
+            late=late,
+            gamma=gamma,
+            learners=job.learners,
+            tokens=job.tokens,
+            step_tokens=job.step_tokens,
+            push=push,
+            update=update,
+            sizes=[part.size for part in parts],
+        ),
         fires=AnyOf("progress", "merged", "control"),
-        push=push,
-        update=update,
-        sizes=[part.size for part in parts],
     )
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
     merging = syncer.node(
         "merge",
-        Merge,
-        parts,
-        step_tokens=job.step_tokens,
-        method=merge,
-        bounded=bounded,
-        lr=lr,
-        momentum=momentum,
+        partial(Merge, parts, step_tokens=job.step_tokens, method=merge, bounded=bounded, lr=lr, momentum=momentum),
         fires=votes,
     )
-    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum, update=update)
-    evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
+    outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
+    evaluate = evaluator.node("evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens), fires=AnyOf("update"))
 
     rounds_max = 2 * len(parts) + 2
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
-    graph.edge(pacer["place"], data["place"], Latest("slot"))
+    graph.edge(pacer["place"], data["place"], Latest("slot"), to=learner.all)
     graph.edge(merging["reached"], pacer["reached"], Latest("fragment"))
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.at("fragment"))
@@ -201,8 +201,8 @@ def build(
     graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
     graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
     to_learner(graph, learner, outer, pacer["pull"], step)
-    graph.edge(updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
-    graph.edge(step["progress"], pacer["progress"], Latest())
+    connect(graph, updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
+    graph.edge(step["progress"], pacer["progress"], Latest(), to=syncer.all)
     return graph
 
 

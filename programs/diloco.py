@@ -10,6 +10,7 @@ outer step is done: so every learner waits for the slowest, and for the transfer
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Final
 
 from isthmus.ops.data.batches_node import Batches
@@ -31,6 +32,7 @@ from isthmus.programs.update_settings import (
     MergeRule,
     OuterLr,
     OuterMomentum,
+    connect,
     outer_settings,
     subject,
     to_learner,
@@ -62,54 +64,54 @@ def build(
     syncer = graph.role("syncer", replicas=(1, 1))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     step = learner.node(
         "inner-step",
-        LockStep,
-        job.task,
-        fragments=parts,
-        report_every=interval,
-        tokens=job.tokens,
-        overlap=0,
-        push=push,
+        partial(LockStep, job.task, fragments=parts, report_every=interval, tokens=job.tokens, overlap=0, push=push),
     )
-    send = learner.node("outer-gradient", FragmentSend, parts, push=push)
-    gate = learner.node("gate", StepGate, fragments=1, overlap=0, free=0, fires=AnyOf("update", "pull", "progress"))
+    send = learner.node("outer-gradient", partial(FragmentSend, parts, push=push))
+    gate = learner.node(
+        "gate", partial(StepGate, fragments=1, overlap=0, free=0), fires=AnyOf("update", "pull", "progress")
+    )
     tick = syncer.node("tick", Tick, fires=Every(Duration(TICK_NS)))
     conductor = syncer.node(
         "conductor",
-        Conductor,
-        fragments=1,
-        interval=interval,
-        overlap=0,
-        learners=job.learners,
-        tokens=job.tokens,
-        tokens_per_batch=job.tokens_per_batch,
-        step_tokens=job.step_tokens,
+        partial(
+            Conductor,
+            fragments=1,
+            interval=interval,
+            overlap=0,
+            learners=job.learners,
+            tokens=job.tokens,
+            tokens_per_batch=job.tokens_per_batch,
+            step_tokens=job.step_tokens,
+        ),
         fires=AnyOf("progress", "merged", "control", "held", "tick"),
     )
     everybody = Quorum(port="answer", key="round", opened_by="round", count_min=job.learners)
     merging = syncer.node(
-        "merge", Merge, parts, step_tokens=job.step_tokens, method=merge, lr=lr, momentum=momentum, fires=everybody
+        "merge",
+        partial(Merge, parts, step_tokens=job.step_tokens, method=merge, lr=lr, momentum=momentum),
+        fires=everybody,
     )
-    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum, update=update)
-    evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
+    outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
+    evaluate = evaluator.node("evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens), fires=AnyOf("update"))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
-    graph.edge(conductor["place"], data["place"], Latest("slot"))
+    graph.edge(conductor["place"], data["place"], Latest("slot"), to=learner.all)
     graph.edge(merging["reached"], conductor["reached"], Latest("fragment"))
     graph.edge(tick["tick"], conductor["tick"], Latest())
     graph.edge(gate["permit"], step["permit"], Queue(capacity=interval + 2))
     graph.edge(gate["update"], step["update"], Latest("fragment"))
     graph.edge(gate["pull"], step["pull"], Latest("fragment"))
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
-    graph.edge(send["answer"], merging["answer"], Latest("fragment"))
+    graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.all)
     graph.edge(conductor["round"], merging["round"], Queue(capacity=2))
     to_learner(graph, learner, outer, conductor["pull"], gate, in_turns=True)
     graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=2))
-    graph.edge(updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
+    connect(graph, updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
     graph.edge(outer["merged"], conductor["merged"], Latest("fragment"))
-    graph.edge(step["progress"], conductor["progress"], Latest())
+    graph.edge(step["progress"], conductor["progress"], Latest(), to=syncer.all)
     graph.edge(step["progress"], gate["progress"], Latest())
     return graph

@@ -11,6 +11,7 @@ go back to the last snapshot, which the recorder keeps.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from isthmus.ops.data.batches_node import Batches
@@ -41,28 +42,24 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
 
     steps = -(-job.tokens // (job.learners * job.tokens_per_batch))
     emit_every = max(1, steps // EVALUATIONS)
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     step = learner.node(
         "inner-step",
-        ElasticStep,
-        job.task,
-        tokens=job.tokens,
-        emit_every=emit_every,
-        snapshot_seconds=snapshot_seconds,
+        partial(ElasticStep, job.task, tokens=job.tokens, emit_every=emit_every, snapshot_seconds=snapshot_seconds),
     )
     rounds = AnyOf("progress", "averaged", "kept", "control")
-    caller = syncer.node("caller", Caller, learners=job.learners, tokens=job.tokens, fires=rounds)
+    caller = syncer.node("caller", partial(Caller, learners=job.learners, tokens=job.tokens), fires=rounds)
     everybody = Quorum(port="vote", key="round", opened_by="round", count_min=job.learners)
-    average = syncer.node("average", Average, partition(job.layout, 1), fires=everybody)
-    evaluate = evaluator.node("evaluate", EvaluateModel, job.task, tokens=job.tokens)
+    average = syncer.node("average", partial(Average, partition(job.layout, 1)), fires=everybody)
+    evaluate = evaluator.node("evaluate", partial(EvaluateModel, job.task, tokens=job.tokens))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
-    graph.edge(caller["place"], data["place"], Latest("slot"))
-    graph.edge(step["vote"], average["vote"], Latest())
+    graph.edge(caller["place"], data["place"], Latest("slot"), to=learner.all)
+    graph.edge(step["vote"], average["vote"], Latest(), to=syncer.all)
     graph.edge(caller["round"], average["round"], Queue(capacity=2))
     graph.edge(average["averaged"], caller["averaged"], Latest())
-    graph.edge(caller["call"], step["call"], Latest())
-    graph.edge(step["progress"], caller["progress"], Latest())
-    graph.edge(step["model"], evaluate["model"], Latest())
+    graph.edge(caller["call"], step["call"], Latest(), to=learner.all)
+    graph.edge(step["progress"], caller["progress"], Latest(), to=syncer.all)
+    graph.edge(step["model"], evaluate["model"], Latest(), to=evaluator.all)
     return graph

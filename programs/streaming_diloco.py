@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, Final
 
 from isthmus.ops.data.batches_node import Batches
@@ -35,6 +36,7 @@ from isthmus.programs.update_settings import (
     MergeRule,
     OuterLr,
     OuterMomentum,
+    connect,
     fragment_faults,
     fragments_of,
     outer_settings,
@@ -112,63 +114,66 @@ def build(
     syncer = graph.role("syncer", replicas=(1, 1))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     step = learner.node(
         "inner-step",
-        LockStep,
-        job.task,
-        fragments=parts,
-        report_every=math.ceil(interval / len(parts)),
-        tokens=job.tokens,
-        overlap=overlap,
-        alpha=alpha,
-        push=push,
+        partial(
+            LockStep,
+            job.task,
+            fragments=parts,
+            report_every=math.ceil(interval / len(parts)),
+            tokens=job.tokens,
+            overlap=overlap,
+            alpha=alpha,
+            push=push,
+        ),
     )
-    send = learner.node("fragment-send", FragmentSend, parts, push=push)
+    send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))
     gate = learner.node(
         "gate",
-        StepGate,
-        fragments=len(parts),
-        overlap=overlap,
-        free=min(overlap, interval // len(parts) - 1),
+        partial(StepGate, fragments=len(parts), overlap=overlap, free=min(overlap, interval // len(parts) - 1)),
         fires=AnyOf("update", "pull", "progress"),
     )
     tick = syncer.node("tick", Tick, fires=Every(Duration(TICK_NS)))
     conductor = syncer.node(
         "conductor",
-        Conductor,
-        fragments=len(parts),
-        interval=interval,
-        overlap=overlap,
-        learners=job.learners,
-        tokens=job.tokens,
-        tokens_per_batch=job.tokens_per_batch,
-        step_tokens=job.step_tokens,
+        partial(
+            Conductor,
+            fragments=len(parts),
+            interval=interval,
+            overlap=overlap,
+            learners=job.learners,
+            tokens=job.tokens,
+            tokens_per_batch=job.tokens_per_batch,
+            step_tokens=job.step_tokens,
+        ),
         fires=AnyOf("progress", "merged", "control", "held", "tick"),
     )
     everybody = Quorum(port="answer", key="round", opened_by="round", count_min=job.learners)
     merging = syncer.node(
-        "merge", Merge, parts, step_tokens=job.step_tokens, method=merge, lr=lr, momentum=momentum, fires=everybody
+        "merge",
+        partial(Merge, parts, step_tokens=job.step_tokens, method=merge, lr=lr, momentum=momentum),
+        fires=everybody,
     )
-    outer = syncer.node("outer-step", OuterStep, parts, lr=lr, momentum=momentum, update=update)
-    evaluate = evaluator.node("evaluate", Evaluate, job.task, parts, tokens=job.tokens, fires=AnyOf("update"))
+    outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
+    evaluate = evaluator.node("evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens), fires=AnyOf("update"))
 
     rounds_max = open_rounds_max(overlap, len(parts), interval) + len(parts)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
-    graph.edge(conductor["place"], data["place"], Latest("slot"))
+    graph.edge(conductor["place"], data["place"], Latest("slot"), to=learner.all)
     graph.edge(merging["reached"], conductor["reached"], Latest("fragment"))
     graph.edge(tick["tick"], conductor["tick"], Latest())
     graph.edge(gate["permit"], step["permit"], Queue(capacity=2 * interval + 2))
     graph.edge(gate["update"], step["update"], Latest("fragment"))
     graph.edge(gate["pull"], step["pull"], Latest("fragment"))
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
-    graph.edge(send["answer"], merging["answer"], Latest("fragment"))
+    graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.all)
     graph.edge(conductor["round"], merging["round"], Queue(capacity=rounds_max))
     to_learner(graph, learner, outer, conductor["pull"], gate, in_turns=True)
     graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
-    graph.edge(updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
+    connect(graph, updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
     graph.edge(outer["merged"], conductor["merged"], Latest("fragment"))
-    graph.edge(step["progress"], conductor["progress"], Latest())
+    graph.edge(step["progress"], conductor["progress"], Latest(), to=syncer.all)
     graph.edge(step["progress"], gate["progress"], Latest())
     return graph

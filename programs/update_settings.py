@@ -10,6 +10,7 @@ The settings of an outer step, which a family of programs shares, and tasks that
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.exchange.adaptive import first_interval
@@ -21,7 +22,7 @@ from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.settings import Setting
 from isthmus.programs.sweeps import OUTER_LOCK_STEP, outer_default, sweeps_of
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Node, Port, Role
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Node, Policy, Port, Role
 from isthmus.runtime.ids import LEARNER
 
 
@@ -36,15 +37,21 @@ def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False)
     return (found[0] if found else _add_receive(graph, role, outer, in_turns))["update"]
 
 
+def connect(graph: Graph, source: Port, target: Port, policy: Policy) -> None:
+    """An edge within the replica where both nodes are in one role, and to every replica of the target's otherwise."""
+    within = source.node.role == target.node.role
+    graph.edge(source, target, policy, to=None if within else graph.role_of(target.node.role).all)
+
+
 def to_learner(graph: Graph, learner: Role, outer: Node, pull: Port, taker: Node, *, in_turns: bool = False) -> None:
     """The edges of updates and pulls (`in_turns`: turns) to the node of a learner that takes both. Pulls go behind the
     updates that were sent before them: an answer on a version that is about to be replaced would be refused."""
     updates = updates_in(graph, learner, outer, in_turns=in_turns)
-    graph.edge(updates, taker["update"], Latest("fragment"))
+    connect(graph, updates, taker["update"], Latest("fragment"))
     if updates.node is not outer:
-        graph.edge(pull, updates.node["pull"], Latest("fragment"))
+        graph.edge(pull, updates.node["pull"], Latest("fragment"), to=learner.all)
         pull = updates.node["pull"]
-    graph.edge(pull, taker["pull"], Latest("fragment"))
+    connect(graph, pull, taker["pull"], Latest("fragment"))
 
 
 def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool) -> Node:
@@ -53,9 +60,9 @@ def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool) -> Node:
         frames = graph.role_of(outer.role).node("key-frames", KeyFrames, fires=AnyOf("state", "need"))
         graph.edge(outer["state"], frames["state"], Latest("fragment"))
     fires = AnyOf("update", "pull") if role.name == LEARNER else AnyOf("update")
-    receive = role.node(f"receive-{role.name}", Receive, *outer.arguments, in_turns=in_turns, fires=fires)
-    graph.edge(outer["update"], receive["update"], Latest("place"))
-    to = role.at("slot") if role.name == LEARNER else None
+    receive = role.node(f"receive-{role.name}", partial(Receive, *outer.arguments, in_turns=in_turns), fires=fires)
+    graph.edge(outer["update"], receive["update"], Latest("place"), to=role.all)
+    to = role.at("slot") if role.name == LEARNER else role.all
     graph.edge(frames[role.name], receive["update"], Latest("frame"), to=to)
     graph.edge(receive["need"], frames["need"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))
     return receive

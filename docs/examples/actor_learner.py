@@ -6,6 +6,8 @@ Here experience is a batch with the loss of the actor's parameters on it; in rei
 trajectory. An actor is held up only by its own Queue: two pieces of experience ahead of the learner, and it waits.
 """
 
+from functools import partial
+
 import jax
 import numpy as np
 import optax
@@ -28,9 +30,9 @@ class Act:
         self.loss = jax.jit(self.task.loss)
 
     def __call__(self, parameters=None):
-        """`parameters` is {(replica, key): tree}, of one learner as of many."""
-        for newest in (parameters or {}).values():
-            self.parameters = newest
+        """The newest parameters of the one learner, if there are new ones."""
+        if parameters is not None:
+            self.parameters = parameters
         batch = self.task.batch(At(self.seed, self.slot, self.position))
         self.position += 1
         return {"experience": {"batch": batch, "loss": float(self.loss(self.parameters, batch))}}
@@ -40,6 +42,7 @@ class Learn:
     """Experience of all actors in; parameters and reports out."""
 
     outputs = ("parameters", "progress")
+    collects = ("experience",)  # {(replica, key): item}, of all actors that sent some
 
     def __init__(self, task) -> None:
         self.task, self.tokens, self.is_finished = task, 0, False
@@ -63,7 +66,7 @@ class Learn:
             self.parameters, self.moments = self.step(self.parameters, self.moments, piece["batch"])
             self.tokens += self.task.tokens_per_batch
             self.newest = piece["loss"]
-        self.is_finished = any(told["stop"] for told in (control or {}).values())
+        self.is_finished = control is not None and control["stop"]
         if not (experience or self.is_finished):
             return None
         report = {"tokens": self.tokens, "phase": "final" if self.is_finished else "stepping"}
@@ -76,8 +79,8 @@ def build(job: Job, *, actors: int = 2) -> Graph:
     graph = Graph("actor-learner")
     actor = graph.role("actor", replicas=(actors, 64))
     learner = graph.role("learner", replicas=(1, 1))
-    act = actor.node("act", Act, job.task)
-    learn = learner.node("learn", Learn, job.task, fires=AnyOf("experience", "control"))
-    graph.edge(act["experience"], learn["experience"], Queue(capacity=2))
-    graph.edge(learn["parameters"], act["parameters"], Latest())
+    act = actor.node("act", partial(Act, job.task))
+    learn = learner.node("learn", partial(Learn, job.task), fires=AnyOf("experience", "control"))
+    graph.edge(act["experience"], learn["experience"], Queue(capacity=2), to=learner.all)
+    graph.edge(learn["parameters"], act["parameters"], Latest(), to=actor.all)
     return graph

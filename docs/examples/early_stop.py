@@ -6,6 +6,8 @@ Whatever a body emits on a port `stop` ends the run as `isthmus stop` does: lear
 the evaluator is the graph's own, so that what it finds may lead anywhere; without it, every run is given one.
 """
 
+from functools import partial
+
 from gossip import build as gossip
 
 from isthmus import EvaluateMean, Every, Graph, Job, Latest, milliseconds
@@ -20,7 +22,7 @@ class EarlyStop:
         self.below = below
 
     def __call__(self, evaluation):
-        """The newest evaluation: it comes from the same replica, so it comes bare."""
+        """The newest evaluation."""
         if evaluation["loss"] >= self.below:
             return None
         return {"stop": {"reason": f"the loss is {evaluation['loss']:.3g}, below {self.below:g}"}}
@@ -32,11 +34,10 @@ def build(job: Job, *, interval: int = 24, below: float = 0.01) -> Graph:
     step = next(node for node in graph.nodes if node.name == "inner-step")
     evaluator = graph.role("evaluator", replicas=(1, 1))
     period = Every(milliseconds(200))
-    evaluate = evaluator.node(
-        "evaluate", EvaluateMean, job.task, roles=("learner",), tokens=job.tokens, times=100, fires=period
-    )
-    stop = evaluator.node("early-stop", EarlyStop, below)
-    graph.edge(step["parameters"], evaluate["parameters"], Latest())
-    graph.edge(step["progress"], evaluate["progress"], Latest())
+    mean = partial(EvaluateMean, job.task, roles=("learner",), tokens=job.tokens, times=100)
+    evaluate = evaluator.node("evaluate", mean, fires=period)
+    stop = evaluator.node("early-stop", partial(EarlyStop, below))
+    graph.edge(step["parameters"], evaluate["parameters"], Latest(), to=evaluator.all)
+    graph.edge(step["progress"], evaluate["progress"], Latest(), to=evaluator.all)
     graph.edge(evaluate["evaluation"], stop["evaluation"], Latest())
     return graph

@@ -1,3 +1,4 @@
+from functools import partial
 from isthmus import Batches, Graph, InnerStep, Job, Latest, Queue, tree_mean
 
 def average(mine, neighbour=None):              # required; sampled: the newest, or None
@@ -6,8 +7,8 @@ def average(mine, neighbour=None):              # required; sampled: the newest,
 def build(job: Job, *, interval: int = 24) -> Graph:
     graph = Graph("gossip")
     learner = graph.role("learner", replicas=(2, 64))
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
-    step = learner.node("inner-step", InnerStep, job.task, emit_every=interval, free_running=True)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
+    step = learner.node("inner-step", partial(InnerStep, job.task, emit_every=interval), never_waits=True)
     mean = learner.node("average", average)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(step["parameters"], mean["mine"], Queue(capacity=1))

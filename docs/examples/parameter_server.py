@@ -6,6 +6,8 @@ Nobody waits for anybody: a gradient may be of parameters that are a few steps o
 it is the server that reports: a token counts once its gradient is in.
 """
 
+from functools import partial
+
 import jax
 import numpy as np
 import optax
@@ -27,9 +29,9 @@ class Worker:
         self.gradient = jax.jit(jax.value_and_grad(self.task.loss))
 
     def __call__(self, batch, parameters=None):
-        """`parameters` is {(replica, key): tree}, as everything that comes from another role."""
-        for newest in (parameters or {}).values():
-            self.parameters = newest
+        """The newest parameters, if there are new ones: of the one server, so they come as they are."""
+        if parameters is not None:
+            self.parameters = parameters
         loss, gradient = self.gradient(self.parameters, batch)
         return {"gradient": {"tree": jax.tree.map(np.asarray, gradient), "loss": float(loss)}}
 
@@ -38,6 +40,7 @@ class Server:
     """Gradients in; parameters and reports out, until it is told of the end."""
 
     outputs = ("parameters", "progress")
+    collects = ("gradient",)  # {(replica, key): item}, of all workers that sent one
 
     def __init__(self, task) -> None:
         self.task, self.tokens, self.step, self.is_finished = task, 0, 0, False
@@ -54,7 +57,7 @@ class Server:
             change, self.moments = self.update(sent["tree"], self.moments, self.parameters)
             self.parameters = optax.apply_updates(self.parameters, change)
             self.step, self.tokens, self.loss = self.step + 1, self.tokens + self.task.tokens_per_batch, sent["loss"]
-        self.is_finished = any(told["stop"] for told in (control or {}).values())
+        self.is_finished = control is not None and control["stop"]
         if not (gradient or self.is_finished):
             return None
         phase = "final" if self.is_finished else "stepping"
@@ -68,10 +71,10 @@ def build(job: Job) -> Graph:
     graph = Graph("parameter-server")
     learner = graph.role("learner", replicas=(1, 64))
     central = graph.role("server", replicas=(1, 1))
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
-    worker = learner.node("work", Worker, job.task)
-    server = central.node("serve", Server, job.task, fires=AnyOf("gradient", "control"))
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
+    worker = learner.node("work", partial(Worker, job.task))
+    server = central.node("serve", partial(Server, job.task), fires=AnyOf("gradient", "control"))
     graph.edge(data["batch"], worker["batch"], Queue(capacity=2))
-    graph.edge(worker["gradient"], server["gradient"], Queue(capacity=2))
-    graph.edge(server["parameters"], worker["parameters"], Latest())
+    graph.edge(worker["gradient"], server["gradient"], Queue(capacity=2), to=central.all)
+    graph.edge(server["parameters"], worker["parameters"], Latest(), to=learner.all)
     return graph

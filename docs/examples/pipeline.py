@@ -7,6 +7,8 @@ stages take turns; with more, both are busy. Plain NumPy; the first stage is a l
 The second reports what is trained, and nobody gives a model: such a run ends as soon as its budget is spent.
 """
 
+from functools import partial
+
 import numpy as np
 
 from isthmus import Graph, Job, Queue
@@ -25,9 +27,7 @@ class First:
         self.rng, self.lr, self.weights = rng, lr, rng.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
 
     def __call__(self, gradient):
-        """`gradient` is {(replica, key): item}, of the one replica of the other role. Its item holds the input, so
-        this stage keeps nothing in between; the first ones are empty."""
-        (gradient,) = gradient.values()
+        """Each gradient holds the input, so this stage keeps nothing in between; the first ones are empty."""
         if gradient:
             self.weights = self.weights - self.lr * gradient["input"].T @ gradient["activation"]
         x = self.rng.normal(size=(16, WIDTH))
@@ -44,7 +44,6 @@ class Second:
 
     def __call__(self, activation):
         """One micro-batch."""
-        (activation,) = activation.values()
         error = activation["activation"] @ self.weights - activation["input"].sum(1, keepdims=True)
         back = error @ self.weights.T / len(error)
         self.weights = self.weights - self.lr * activation["activation"].T @ error / len(error)
@@ -58,8 +57,9 @@ def build(job: Job, *, lr: float = 0.05) -> Graph:
     graph = Graph("pipeline")
     front = graph.role("front", replicas=(1, 1))
     back = graph.role("back", replicas=(1, 1))
-    first = front.node("first", First, lr)
-    second = back.node("second", Second, lr)
-    graph.edge(first["activation"], second["activation"], Queue(capacity=UNDER_WAY))
-    graph.edge(second["gradient"], first["gradient"], Queue(capacity=UNDER_WAY, initial=({},) * UNDER_WAY))
+    first = front.node("first", partial(First, lr))
+    second = back.node("second", partial(Second, lr))
+    graph.edge(first["activation"], second["activation"], Queue(capacity=UNDER_WAY), to=back.all)
+    under_way = Queue(capacity=UNDER_WAY, initial=({},) * UNDER_WAY)
+    graph.edge(second["gradient"], first["gradient"], under_way, to=front.all)
     return graph

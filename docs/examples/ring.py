@@ -5,6 +5,8 @@
 The edge to the next learner is a Queue in a cycle, so it needs an initial item: without it nobody could ever begin.
 """
 
+from functools import partial
+
 from isthmus import Batches, Graph, InnerStep, Job, Latest, Queue, tree_mean
 
 NOTHING_YET = 0
@@ -19,8 +21,8 @@ def build(job: Job, *, interval: int = 24) -> Graph:
     """Every `interval` steps each learner averages with what its neighbour had one round before."""
     graph = Graph("ring")
     learner = graph.role("learner", replicas=(2, 64))
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
-    step = learner.node("inner-step", InnerStep, job.task, emit_every=interval)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
+    step = learner.node("inner-step", partial(InnerStep, job.task, emit_every=interval))
     mean = learner.node("average", average)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(step["parameters"], mean["mine"], Queue(capacity=1))

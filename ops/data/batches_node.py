@@ -122,6 +122,7 @@ class Batches:
     """
 
     outputs = ("batch", "cursor")
+    collects = ("place",)
     schemas: Final = {"place": PLACE}
 
     def __init__(self, task: Any, *, learners: int, slots: int) -> None:

@@ -63,6 +63,7 @@ class Evaluate:
     """Updates in, Evaluated out, of a program whose model is published in fragments."""
 
     outputs = ("evaluation",)
+    collects = ("update",)
     schemas: Final = {"update": UPDATE}
 
     def __init__(self, task: Any, fragments: Sequence[Fragment], *, tokens: int, times: int = TIMES_DEFAULT) -> None:
@@ -115,6 +116,7 @@ class EvaluateMean:
     """
 
     outputs = ("evaluation", "final")
+    collects = ("parameters", "progress", "control")
 
     def __init__(self, task: Any, *, roles: Sequence[str], tokens: int, times: int = TIMES_DEFAULT) -> None:
         self._task, self._roles = task, frozenset(roles)
@@ -187,6 +189,7 @@ class EvaluateModel:
     """
 
     outputs = ("evaluation", "final")
+    collects = ("model",)
 
     def __init__(self, task: Any, *, tokens: int, times: int = TIMES_DEFAULT) -> None:
         self._task = task

@@ -81,6 +81,7 @@ class FragmentSend:
     """
 
     outputs = ("answer",)
+    collects = ("fragment",)
     noted: ClassVar = {"answer": ("begin", "end", "former")}
 
     def __init__(

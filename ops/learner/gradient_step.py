@@ -111,6 +111,7 @@ class ElasticStep:
     """
 
     outputs = ("vote", "model", "state", "progress")
+    collects = ("call",)
 
     def __init__(self, task: Any, *, tokens: int, emit_every: int, snapshot_seconds: float = SECONDS) -> None:
         self._task, self._budget, self._emit_every = task, tokens, emit_every
@@ -244,6 +245,7 @@ class GradientStep:
     """
 
     outputs = ("part", "hello", "model", "state", "place", "progress")
+    collects = ("hello", "control", "kept")
 
     def __init__(
         self, task: Any, *, learners: int, tokens: int, emit_every: int, snapshot_seconds: float = SECONDS

@@ -59,6 +59,7 @@ class InnerStep:
     """
 
     outputs = ("parameters", "fragment", "progress", "report", "moments")
+    collects = ("update", "pull", "control", "loan")
     noted: ClassVar = {"report": ("step",)}
     follower: ClassVar = Follow
 
@@ -181,7 +182,7 @@ class InnerStep:
     def __call__(
         self,
         batch: Any,
-        update: Any = None,
+        update: Mapping[Any, Any] | None = None,
         pull: Mapping[Any, Round] | None = None,
         control: Mapping[Any, Control] | None = None,
         cursor: Cursor | None = None,
@@ -258,7 +259,7 @@ class InnerStep:
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 
-    def _adopt_all(self, update: Any) -> None:
+    def _adopt_all(self, update: Mapping[Any, Any]) -> None:
         """Adopt updates of fragments or, in a program without fragments, whole trees."""
         if self._fragments:
             for item in sorted(update.values(), key=itemgetter("fragment")):
@@ -455,8 +456,6 @@ class InnerStep:
         return report
 
 
-def _items(received: Any) -> list[Any]:
-    """The items of a port: the bare one, or those of a dict (replica, key) -> item, by replica and key."""
-    if isinstance(received, Mapping) and received and all(isinstance(key, tuple) for key in received):
-        return [item for _, item in sorted(received.items(), key=lambda entry: (entry[0][0], str(entry[0][1])))]
-    return [received]
+def _items(received: Mapping[Any, Any]) -> list[Any]:
+    """The items of a port, by replica and key."""
+    return [item for _, item in sorted(received.items(), key=lambda entry: (entry[0][0], str(entry[0][1])))]

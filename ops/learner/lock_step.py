@@ -30,6 +30,7 @@ class LockStep:
     """
 
     outputs = ("fragment", "progress", "report", "own")
+    collects = ("update", "pull", "wanted", "restored")
     schemas: Final = {"wanted": WANTED, "restored": RESTORED}
     follower: Final = Follow
 
@@ -152,6 +153,7 @@ class StepGate:
     """
 
     outputs = ("update", "pull", "permit")
+    collects = ("update", "pull")
     schemas: Final = {"update": UPDATE, "pull": TURN}
 
     def __init__(self, *, fragments: int, overlap: int, free: int) -> None:

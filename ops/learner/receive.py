@@ -31,6 +31,7 @@ class Receive:
     """
 
     outputs = ("update", "pull", "need")
+    collects = ("update", "pull")
 
     @staticmethod
     def schemas(fragments: Sequence[Fragment], *, in_turns: bool = False) -> dict[str, Any]:

@@ -134,6 +134,7 @@ class Hold:
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("copy", "held")
+    collects: ClassVar[tuple[str, ...]] = ("update",)
     schemas: ClassVar[dict[str, Any]] = {"update": UPDATE}
 
     def __init__(self, *, role: str, shards: int) -> None:

@@ -34,6 +34,7 @@ class Lend:
     """Wants and offers of learners of `role` in; requests and loans out."""
 
     outputs: ClassVar[tuple[str, ...]] = ("loan",)
+    collects: ClassVar[tuple[str, ...]] = ("moments",)
     schemas: ClassVar[dict[str, Any]] = {"moments": MOMENTS}
 
     def __init__(self, *, role: str) -> None:

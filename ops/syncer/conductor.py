@@ -77,6 +77,7 @@ class Conductor:
     """
 
     outputs = ("round", "pull", "place", "held")
+    collects = ("progress", "merged", "control", "held", "reached")
 
     @staticmethod
     def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:

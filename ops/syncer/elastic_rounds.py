@@ -68,6 +68,7 @@ class Caller:
     """
 
     outputs = ("round", "call", "place")
+    collects = ("progress", "kept", "control")
 
     def __init__(self, *, learners: int, tokens: int) -> None:
         self._learners, self._budget = learners, tokens
@@ -181,6 +182,7 @@ class Average:
     """A round and its votes in; their mean out, weighted by tokens. `whole` is the model as one fragment."""
 
     outputs = ("averaged",)
+    collects = ("vote",)
 
     def __init__(self, whole: Sequence[Fragment]) -> None:
         (self._whole,) = whole

@@ -149,6 +149,7 @@ class Merge:
     """
 
     outputs = ("gradient", "reached")
+    collects = ("answer",)
     determined: ClassVar = outputs
 
     @staticmethod

@@ -48,6 +48,7 @@ class KeyFrames:
     """
 
     outputs = ("learner", "evaluator")
+    collects = ("state", "need")
     schemas: ClassVar = {"need": schemas.NEED}
 
     def __init__(self) -> None:
@@ -123,6 +124,7 @@ class OuterStep:
     """
 
     outputs = ("update", "state", "merged", "final", "cut")
+    collects = ("kept", "wanted")
     determined: ClassVar = ("update", "state", "final")
     schemas: ClassVar = {"kept": KEPT, "wanted": WANTED}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}

@@ -153,6 +153,7 @@ class Pacer:
     """
 
     outputs = ("round", "pull", "place", "changed", "held")
+    collects = ("progress", "merged", "control", "held", "reached")
 
     @staticmethod
     def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from isthmus.runtime.graph.body import schemas_of, trait
 from isthmus.runtime.graph.template import (
     AllOf,
     AnyOf,
@@ -28,9 +29,7 @@ from isthmus.runtime.graph.template import (
     Node,
     Queue,
     Quorum,
-    takes_one,
 )
-from isthmus.runtime.items.schemas import schemas_of
 
 OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadline", "chain")
 """Optional fields of an item that opens a round, beside the key of the round."""
@@ -101,8 +100,8 @@ class NodePlan:
     fires: AllOf | AnyOf | Every | Quorum
     inputs: tuple[InputPlan, ...]
     outputs: tuple[OutputPlan, ...]
-    may_block: bool = False
-    is_free_running: bool = False
+    body_may_wait: bool = False
+    never_waits: bool = False
     ports_idle: tuple[str, ...] = ()
     has_decision: bool = False
 
@@ -179,14 +178,11 @@ def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[i
     for port in node.inputs:
         entering = tuple(i for i, edge in edges.items() if edge.target == index and edge.target_port == port.name)
         kind = edges[entering[0]].kind if entering else "none"
-        bare = takes_one(graph, node, port.name) and not (
-            isinstance(node.fires, Quorum) and port.name == node.fires.port
-        )
-        inputs.append(InputPlan(port.name, port.name in node.required, bare, kind, entering))
+        inputs.append(InputPlan(port.name, port.name in node.required, not port.collects, kind, entering))
     outputs = []
     for name in node.outputs:
         leaving = [edge for edge in edges.values() if edge.source == index and edge.source_port == name]
-        noted = getattr(node.body, "noted", {}).get(name, ())
+        noted = trait(node.body, "noted").get(name, ())
         outputs.append(OutputPlan(name, tuple(edge.index for edge in leaving), *_fields(graph, leaving, noted)))
     return NodePlan(
         index,
@@ -197,8 +193,8 @@ def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[i
         node.fires,
         tuple(inputs),
         tuple(outputs),
-        node.may_block,
-        node.free_running,
+        node.body_may_wait,
+        node.never_waits,
         _ports_idle(node.fires),
         isinstance(node.fires, Quorum) and any(port.name == "decision" for port in inputs),
     )
@@ -237,7 +233,7 @@ def _fields(
 
 def ports(body: Any) -> tuple[str, ...]:
     """The output ports of a body whose items are a function of its inputs."""
-    return tuple(getattr(body, "determined", ()))
+    return tuple(trait(body, "determined"))
 
 
 def made_here(plan: Plan, node: NodePlan) -> dict[str, tuple[str, str]]:

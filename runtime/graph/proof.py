@@ -21,7 +21,7 @@ Theory of operation, on the *net* of *instances* and *conditions* that `instance
 a set stop for good, so does exactly the least set that holds them and every instance with a condition whose waits are
 all for stopped instances: such an instance has finitely many items, and gets no more; and an instance with no such
 condition always gets what it waits for. Take as the first set the instances of all other hosts, those of the own host
-that may block, and those that would not fire at the start without either. This is the proof: a node outside the
+that may wait, and those that would not fire at the start without either. This is the proof: a node outside the
 resulting set runs free. (Where no condition has two waits, the set is the closure of "consumers of Queue outputs and
 producers of required inputs". Where one has, alternatives could wait for each other, and only an item from elsewhere
 would unblock them: hence the start.)
@@ -311,8 +311,8 @@ def _is_met(condition: Condition, edge: Edge) -> bool:
 class PossibleDelay:
     """A node that can delay another one, as seen from there (`place`), and the sentences of the chain of waits.
 
-    `is_elsewhere`: it is on another host (else it is on the same one, and may block); `is_near`: no other node of
-    another host comes before it in the chain.
+    `is_elsewhere`: it is on another host (else it is on the same one, and its body may wait); `is_near`: no other node
+    of another host comes before it in the chain.
     """
 
     node: str
@@ -324,7 +324,7 @@ class PossibleDelay:
     @property
     def chain(self) -> str:
         """The waits in one line, down to the cause of the last one."""
-        return "; ".join(self.waits if self.is_elsewhere else (*self.waits, f"{self.node} is declared may_block"))
+        return "; ".join(self.waits if self.is_elsewhere else (*self.waits, f"{self.node} is declared body_may_wait"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +336,7 @@ class Verdict:
 
     @property
     def free_running(self) -> bool:
-        """Whether the node never waits for another host, nor for a body of its own host that may block."""
+        """Whether the node never waits for another host, nor for a body of its own host that may wait."""
         return not self.holds
 
     @property
@@ -372,7 +372,9 @@ def prove(graph: Graph, assumed: Set[Edge] = frozenset()) -> Proof:
     verdicts: dict[str, Verdict] = {}
     for role in graph.roles:
         host = {Instance(node.name, 0) for node in graph.nodes if node.role == role.name}
-        seeds = {instance for instance in net.conditions if instance not in host or net.nodes[instance.node].may_block}
+        seeds = {
+            instance for instance in net.conditions if instance not in host or net.nodes[instance.node].body_may_wait
+        }
         stopped = net.stopped(seeds | stuck_at_start(net, assumed, seeds).keys())
         while full := overflows(net, stopped):
             stopped = net.stopped(stopped | {waits[0].waiter for waits in full.values()})
@@ -385,7 +387,7 @@ def _holds(net: Net, start: Instance, host: set[Instance], stopped: set[Instance
     holds: dict[tuple[str, bool], PossibleDelay] = {}
     for instance, waits in net.chains(start, stopped).items():
         is_elsewhere = instance not in host
-        if is_elsewhere or net.nodes[instance.node].may_block:
+        if is_elsewhere or net.nodes[instance.node].body_may_wait:
             is_near = all(wait.waiter in host for wait in waits)
             told = tuple(net.tell(wait, start) for wait in waits)
             hold = PossibleDelay(instance.node, net.place(instance, start), is_elsewhere, is_near, told)

@@ -1,88 +1,22 @@
-"""The ports and arguments of a body, read from its signature.
-
-Nothing is called here. A violation of what a body allows raises `GraphError`, on the line that adds the node.
-
-Graph templates: what a program's author writes.
+"""Graph templates: what a program's author writes.
 
 A graph is frozen data: roles with replica ranges, nodes that name a body and its arguments, and edges with a policy.
 Nothing is instantiated here. A mistake that is plain on one line (a port that does not exist, arguments that a body
-does not take) raises `GraphError` on that line; everything that needs the whole graph is found by `verify`.
-
-A function is a body: its parameters are input ports (*required* without a default, *sampled* with one), its result
-leaves by port `result`. A class is a body whose instances are called: the parameters of `__call__` are its inputs and
-the class attribute `outputs` names its outputs.
+does not take, an edge that could bring several items to a port that takes one) raises `GraphError` on that line;
+everything that needs the whole graph is found by `verify`. What a body declares of itself is in `body`.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import GraphError, nearest
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """An input port of a body; `has_default`: the body can be called without it."""
-
-    name: str
-    has_default: bool
-
-
-def ports_of(where: str, body: Callable[..., Any]) -> tuple[tuple[Input, ...], tuple[str, ...]]:
-    """Input and output ports of a body, from its signature."""
-    is_class = inspect.isclass(body)
-    outputs: Any = getattr(body, "outputs", ()) if is_class else ("result",)
-    if isinstance(outputs, str):
-        raise GraphError(where, "a tuple of names in `outputs`", repr(outputs), f"Write outputs = ({outputs!r},).")
-    try:
-        _ = body.__qualname__  # Instances and partials have no name by which a reference could name them.
-        call: Any = body
-        if inspect.isclass(body):  # Not getattr: every class has the __call__ of `type`.
-            call = next((vars(base)["__call__"] for base in body.__mro__ if "__call__" in vars(base)), None)
-        parameters = list(inspect.signature(call).parameters.values())[1 if is_class else 0 :]
-    except (TypeError, ValueError, AttributeError):
-        raise GraphError(
-            where,
-            "a function, or a class whose instances can be called",
-            repr(body),
-            "Give the body itself: node(name, function) or node(name, Class, arguments).",
-        ) from None
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise GraphError(
-                where,
-                "a body whose parameters are its input ports, by name",
-                f"parameter {parameter}",
-                "Name every input port as a parameter of its own.",
-            )
-    return tuple(Input(item.name, item.default is not item.empty) for item in parameters), tuple(outputs)
-
-
-def check_arguments(where: str, body: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """Raise GraphError if `body` does not take the arguments of its node."""
-    if not inspect.isclass(body):
-        if arguments or keywords:
-            raise GraphError(
-                where,
-                "no arguments: the parameters of a function are its input ports",
-                f"{len(arguments) + len(keywords)} arguments",
-                "Write a class with __init__ and __call__.",
-            )
-        return
-    try:
-        inspect.signature(body).bind(*arguments, **keywords)
-    except TypeError as error:
-        raise GraphError(
-            where,
-            f"the arguments of {body.__qualname__}{inspect.signature(body)}",
-            str(error),
-            "Give the node what its body takes.",
-        ) from None
+from isthmus.runtime.graph.body import Input, check_arguments, ports_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +153,11 @@ Firing: TypeAlias = AllOf | AnyOf | Every | Quorum
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A vertex of the graph. `fires` names the required ports; all others are sampled."""
+    """A vertex of the graph. `fires` names the required ports; all others are sampled.
+
+    `never_waits`: its author claims that it waits for no other host, which `verify` proves or refuses;
+    `body_may_wait`: its body may wait for anything inside a firing, so that nothing is claimed of who waits for it.
+    """
 
     graph: Graph
     role: str
@@ -230,8 +168,8 @@ class Node:
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
     fires: Firing
-    free_running: bool = False
-    may_block: bool = False
+    never_waits: bool = False
+    body_may_wait: bool = False
 
     def __getitem__(self, port: str) -> Port:
         names = {item.name for item in self.inputs} | set(self.outputs)
@@ -306,6 +244,11 @@ class Role:
     replicas_max: int
 
     @property
+    def all(self) -> Route:
+        """Every live replica."""
+        return Route(self.name, "all")
+
+    @property
     def next(self) -> Route:
         """The next live slot, cyclic."""
         return Route(self.name, "next")
@@ -318,21 +261,31 @@ class Role:
         self,
         name: str,
         body: Callable[..., Any],
-        *arguments: Any,
+        *,
         fires: Firing | None = None,
-        free_running: bool = False,
-        may_block: bool = False,
-        **keywords: Any,
+        never_waits: bool = False,
+        body_may_wait: bool = False,
     ) -> Node:
-        """Add a node to this role. A function takes no arguments here; a class gets them when a host opens it.
+        """Add a node to this role, whose body is a function, a class, or a `partial` of a class with its arguments.
+
+        A host makes the instance, when it opens the body. `fires` says when the body is called, by default whenever
+        each of its ports without default has an item. `never_waits` claims that the node waits for no other host: it is
+        proved, or the graph refused. `body_may_wait` allows the body to wait for anything inside a firing.
 
         Raises GraphError if the name is taken, if the body has `*args` or no ports, or does not take the arguments.
         """
         where = f"node {name!r} of role {self.name!r}"
         if any(node.name == name for node in self.graph.nodes):
             raise GraphError(where, "a name that no other node has", repr(name), "Choose another name.")
+        arguments: tuple[Any, ...] = ()
+        keywords: dict[str, Any] = {}
+        if isinstance(body, partial):
+            arguments, keywords = body.args, body.keywords
+            body = body.func
         inputs, outputs = ports_of(where, body)
         check_arguments(where, body, arguments, keywords)
+        if isinstance(fires, Quorum):
+            _check_votes(where, fires, inputs)
         required = AllOf(tuple(item.name for item in inputs if not item.has_default))
         node = Node(
             self.graph,
@@ -344,8 +297,8 @@ class Role:
             inputs,
             outputs,
             fires or required,
-            free_running,
-            may_block,
+            never_waits,
+            body_may_wait,
         )
         self.graph.nodes.append(node)
         return node
@@ -374,8 +327,9 @@ class Graph:
     def edge(self, source: Port, target: Port, policy: Policy, *, to: Route | None = None) -> Edge:
         """Connect an output port to an input port.
 
-        Without `to`, items stay in the replica where both nodes are in one role, and go to every live replica of the
-        target's role where they are not. Raises GraphError for a port of the wrong direction or another graph.
+        Without `to`, items stay within the replica. `to=role.all` sends them to every live replica of the target's
+        role, `role.next` to the next live slot, `role.at("field")` to the replica with that number. Raises GraphError
+        for a port of the wrong direction or another graph, and where `to` is missing between two roles.
         """
         for port in (source, target):
             if not isinstance(port, Port):
@@ -413,12 +367,39 @@ class Graph:
             raise GraphError(
                 where, "a policy, Queue(capacity) or Latest()", repr(policy), "Choose one: it has no default."
             )
-        route = to
-        if route is None and source.node.role != target.node.role:
-            route = Route(target.node.role, "all")
-        edge = Edge(source, target, policy, route)
+        if to is None and source.node.role != target.node.role:
+            role = target.node.role
+            raise GraphError(
+                where,
+                f"`to`, because role {source.node.role!r} and role {role!r} are on different hosts",
+                "none",
+                f"Write to={_variable(role)}.all for every live replica, or to={_variable(role)}.at('field') for one.",
+            )
+        self._check_one(where, source, target, policy, to)
+        edge = Edge(source, target, policy, to)
         self.edges.append(edge)
         return edge
+
+    def _check_one(self, where: str, source: Port, target: Port, policy: Policy, to: Route | None) -> None:
+        """GraphError for an edge that could bring several items at once to a port that takes one."""
+        port = target.node.input(target.name)
+        if port is None or port.collects:
+            return
+        replicas: Any = self.role_of(source.node.role).replicas_max
+        several = ""
+        if isinstance(policy, Latest) and policy.key is not None:
+            several = f"one of each {policy.key!r}"
+        elif to is not None and to.kind != "next" and replicas != 1:
+            several = f"one of every {source.node.role}"
+        elif others := self.edges_into(target.node, target.name):
+            several = f"one of {others[0].source.node.name}.{others[0].source.name}, too"
+        if several:
+            raise GraphError(
+                where,
+                f"one item at a time, which is what {target.node.body.__qualname__} takes at {target.name!r}",
+                several,
+                f"Have the body take {{(replica, key): item}} there, and say so: collects = ({target.name!r},).",
+            )
 
     def role_of(self, name: str) -> Role:
         """The role `name`; KeyError if there is none."""
@@ -436,13 +417,18 @@ class Graph:
         return [edge for edge in self.edges if edge.source.node is node]
 
 
-def takes_one(graph: Graph, node: Node, port: str) -> bool:
-    """Whether a firing gets the bare item at `port`, not a dict (replica, key) -> item.
+def _variable(role: str) -> str:
+    """A name that the role may have in a program."""
+    return role.replace("-", "_")
 
-    It does where the port has one edge, without a key, within the replica or to the next one. The number of replicas of
-    a role therefore changes no body.
-    """
-    edges = graph.edges_into(node, port)
-    if len(edges) != 1 or (isinstance(edges[0].policy, Latest) and edges[0].policy.key is not None):
-        return False
-    return edges[0].route is None or edges[0].route.kind == "next"
+
+def _check_votes(where: str, fires: Quorum, inputs: tuple[Input, ...]) -> None:
+    """GraphError for votes at a port that takes one item; `verify` reports a port that there is not."""
+    port = next((each for each in inputs if each.name == fires.port), None)
+    if port is not None and not port.collects:
+        raise GraphError(
+            f"{where}, which fires by Quorum",
+            f"a body that takes {{(replica, key): vote}} at {fires.port!r}",
+            "one that takes one item there",
+            f"Say so in its class: collects = ({fires.port!r},).",
+        )

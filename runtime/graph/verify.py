@@ -13,7 +13,7 @@ The rules of single roles, nodes, ports and edges are in `local_rules`. The othe
 - every cycle of edges contains a Latest edge or a Queue with initial items;
 - every node can fire from the start;
 - no Queue can fill up for good;
-- a node that is declared free_running waits for no other host.
+- a node that is declared never_waits waits for no other host.
 
 For those, `instances` expands the graph at the smallest and at the largest number of replicas of every role, at least 1
 and at most 3. Replicas of a role are alike: what holds for one holds for all, and their number itself matters to one
@@ -359,14 +359,14 @@ def _route(edge: Edge) -> Iterator[Fault]:
             where,
             f"a route within the role of its target, {target!r}",
             f"to={route.role}.{route.kind}",
-            f"Use the route of role {target!r}, or leave `to` out.",
+            f"Use a route of role {target!r}, such as to={target}.all.",
         )
     elif route.kind == "next" and source != target:
         yield Fault(
             where,
             f"both ends in one role, because `{target}.next` leads from replica i to i + 1",
             f"a source in role {source!r}",
-            f"Use {target}.at(key), or leave `to` out to reach every {target}.",
+            f"Use {target}.at(key), or {target}.all to reach every {target}.",
         )
     elif route.kind == "at" and (not isinstance(route.key, str) or not route.key):
         yield Fault(where, "the name of a field of the item", f"at({route.key!r})", f"Write {target}.at('fragment').")
@@ -395,7 +395,7 @@ def verify(graph: Graph) -> Proof:
     blamed.update(*cycles)
     faults = [*local_faults(graph), *map(_empty, cycles), *_never_fire(graph, blamed), *_fill_up(graph)]
     proof = prove(graph, blamed)
-    faults += [_held_up(proof[node.name]) for node in graph.nodes if node.free_running and proof[node.name].holds]
+    faults += [_held_up(proof[node.name]) for node in graph.nodes if node.never_waits and proof[node.name].holds]
     if faults:
         size = f"(graph {graph.name!r}, {count(graph.nodes, 'node')}, {count(graph.edges, 'edge')})"
         raise GraphError.of([*faults[:-1], faults[-1]._replace(remedy=f"{faults[-1].remedy} {size}")])
@@ -482,12 +482,12 @@ def _held_up(verdict: Verdict) -> Fault:
     first, *others = sorted(verdict.holds, key=lambda hold: not hold.is_near)
     near = [hold.place for hold in others if hold.is_near]
     more = f" (and others, to {', '.join(near)})" if near else ""
-    do = "Let what comes from elsewhere be sampled, and what goes there be Latest; or drop free_running=True."
+    do = "Let what comes from elsewhere be sampled, and what goes there be Latest; or drop never_waits=True."
     if not first.is_elsewhere:
-        do = f"Feed {first.node} by Latest edges, and only sample what it sends; or drop free_running=True."
+        do = f"Feed {first.node} by Latest edges, and only sample what it sends; or drop never_waits=True."
     return Fault(
-        f"node {verdict.node!r}, declared free_running=True",
-        "that it never waits for another host, nor for a body that may block",
+        f"node {verdict.node!r}, declared never_waits=True",
+        "that it never waits for another host, nor for a body that may wait",
         f"this chain: {first.chain}{more}",
         do,
     )

@@ -21,6 +21,7 @@ from isthmus.runtime.cores.scheduler_core import CONSTANTS_PER_EDGE
 from isthmus.runtime.cores.scheduler_events import Fields
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.graph import plans
+from isthmus.runtime.graph.body import trait
 from isthmus.runtime.graph.plans import NodePlan, OutputPlan, Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Context, Island, Traffic, pairs
@@ -188,29 +189,28 @@ class Bodies:
         if isinstance(body, type):
             arguments = [self._resolved(value) for value in node.arguments]
             body = body(*arguments, **{name: self._resolved(value) for name, value in node.keywords.items()})
-        if hasattr(body, "open"):
-            body.open(
-                Context(
-                    member=self._member,
-                    node=node.name,
-                    seed=self._seed,
-                    connected=frozenset(
-                        [port.name for port in node.inputs if port.edges]
-                        + [port.name for port in node.outputs if port.edges]
-                    ),
-                    now=self._clock.now,
-                    members=self._members,
-                    stop_requested=lambda: self.stop_requested,
-                    publish=partial(self._publish, node.name),
-                    refuse=partial(self._refuse, node.index),
-                    traffic=self._traffic,
-                    disk=self._disk,
-                    island=self._island,
-                    folder=self._folder,
-                )
+        trait(body, "open")(
+            Context(
+                member=self._member,
+                node=node.name,
+                seed=self._seed,
+                connected=frozenset(
+                    [port.name for port in node.inputs if port.edges]
+                    + [port.name for port in node.outputs if port.edges]
+                ),
+                now=self._clock.now,
+                members=self._members,
+                stop_requested=lambda: self.stop_requested,
+                publish=partial(self._publish, node.name),
+                refuse=partial(self._refuse, node.index),
+                traffic=self._traffic,
+                disk=self._disk,
+                island=self._island,
+                folder=self._folder,
             )
+        )
         self._bodies[node.index] = body
-        return bool(getattr(body, "is_idle", False))
+        return bool(trait(body, "is_idle"))
 
     def fire(self, node: NodePlan, inputs: dict[str, Any]) -> FiringResult:
         """Call the body of a node; `inputs` is emptied, so that nothing else keeps items that the body has released."""
@@ -225,7 +225,7 @@ class Bodies:
         emissions = self._emissions(node, body, result)
         if inputs_kept is not None:
             self._keep(node, inputs_kept, emissions)
-        is_idle, is_finished = getattr(body, "is_idle", False), getattr(body, "is_finished", False)
+        is_idle, is_finished = trait(body, "is_idle"), trait(body, "is_finished")
         return FiringResult(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class Bodies:
         errors: list[Exception] = []
         for body in self._bodies.values():
             try:
-                getattr(body, "close", bool)()
+                trait(body, "close")()
             except Exception as error:
                 errors.append(error)
         if errors:

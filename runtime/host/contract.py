@@ -5,11 +5,7 @@ function otherwise returns the item for port `result`, an instance a dict port -
 where one port emits several items. A call that is a generator yields such lists: yielded items leave at once, while the
 firing continues, and returned ones at its end.
 
-A class may have `prepare()`, called before `open`, perhaps in another process, from which the hosts are then forked:
-for work that all hosts would repeat (imports, tracing), without a thread, a device, or an effect on the object itself.
-
-After each call the host reads two attributes, where the body has them: `is_idle` (call it again when something new is
-sampled, with None for its required inputs) and `is_finished` (never again).
+What else a body may declare, and what holds where it does not, is in `graph.body`.
 
 An exception of a body travels as a record, `Raised`, in place of a traceback; the whole text goes to the host's log.
 Firings and transfers may be kept as spans (`Trace`), in memory and bounded, for a timeline.
@@ -32,6 +28,7 @@ import msgspec
 from isthmus.runtime.channels.goodput import Rate
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import LocalProtocolError
+from isthmus.runtime.graph.body import has
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.system.disk import Disk
@@ -141,7 +138,7 @@ def pairs(body: Callable[..., Any], result: Any) -> Iterable[tuple[str, Any]]:
     """(port, item) pairs of a body's result or yield; LocalProtocolError for a result of another form."""
     if result is None:
         return ()
-    if not hasattr(type(body), "outputs"):
+    if not has(type(body), "outputs"):
         return (("result", result),)
     if isinstance(result, list):
         for pair in result:

@@ -118,7 +118,7 @@ class InputPolicy:
 
     def __init__(self, plan: Plan) -> None:
         hearing = [node for node in plan.nodes if _hears(plan, node)]
-        is_free = all(node.is_free_running for node in hearing)
+        is_free = all(node.never_waits for node in hearing)
         self._hearing = frozenset(node.index for node in hearing if is_free)
         self._brief: set[int] = set()
         self._firing: set[int] = set()
@@ -367,7 +367,7 @@ class Host:
             self.traffic.waited[node.name] = Duration(self.traffic.waited.get(node.name, 0) + waited)
         inputs = self._inputs(node, command)
         work = partial(self.bodies.fire, node, inputs)
-        if not node.may_block:
+        if not node.body_may_wait:
             self.busy.began(node.name, self._now)
         self._input_policy.began(node.index)
         self._executor.submit(node.index, work, partial(self._fired, node))

@@ -54,13 +54,6 @@ Check: TypeAlias = Callable[[Any, Mapping[str, Any], Member], Mismatch | None]
 """(value, the item that it is a field of, its sender) -> its fault, or None."""
 
 
-def schemas_of(body: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Mapping[str, Rule]:
-    """The schemas that a body declares for a node with these arguments, by input port."""
-    declared = getattr(body, "schemas", {})
-    schemas: Mapping[str, Rule] = declared(*arguments, **keywords) if callable(declared) else declared
-    return schemas
-
-
 def compiled(rule: Rule) -> Check:
     """The check of a rule; ValueError for an invalid rule."""
     if isinstance(rule, Mapping):

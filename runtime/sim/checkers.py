@@ -88,7 +88,7 @@ class Checker:
 
 
 class WaitsChecker(Checker):
-    """A free-running node never waits for another host. `nodes` names those of each role."""
+    """A node that is declared to never wait waits for no other host. `nodes` names those of each role."""
 
     def __init__(self, nodes: Mapping[str, frozenset[str]]) -> None:
         self._nodes = nodes
@@ -508,7 +508,7 @@ class CreditChecker(Checker):
 def runtime_checkers(graph: Graph) -> list[Checker]:
     """The checkers that hold for every program, new for each universe."""
     free = {
-        role.name: frozenset(node.name for node in graph.nodes if node.role == role.name and node.free_running)
+        role.name: frozenset(node.name for node in graph.nodes if node.role == role.name and node.never_waits)
         for role in graph.roles
     }
     checkers = [BoundsChecker(), RosterChecker(), ForgottenChecker(), WaitsChecker(free), TapeFilesChecker()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,19 @@ class Promises(Deaf):
     outputs = ("progress", "final")
 
 
+class DeafToAll(Deaf):
+    """The same, on the batches of all learners."""
+
+    collects = ("batch",)
+
+
 class Obeys(Deaf):
     """Ends when it is told to, and says so."""
 
     is_finished = False
 
     def __call__(self, batch: Any, control: Any = None) -> Any:
-        self.is_finished = any(told["stop"] for told in (control or {}).values())
+        self.is_finished = control is not None and control["stop"]
         report = super().__call__(batch)["progress"]
         return {"progress": {**report, "phase": "final" if self.is_finished else "stepping"}}
 
@@ -57,6 +64,7 @@ class Watches:
     """Whatever comes: a role of its own, with nothing to say."""
 
     outputs = ("seen",)
+    collects = ("report",)
 
     def __call__(self, report: Any = None) -> Any:
         return None
@@ -65,7 +73,7 @@ class Watches:
 def _graph(job: Job, body: Any, *, role: str = "learner", replicas: tuple[int, int] = (1, 64)) -> Graph:
     graph = Graph("odd")
     learner = graph.role(role, replicas=replicas)
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     step = learner.node("train", body)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     return graph
@@ -104,20 +112,20 @@ def watched(job: Job, *, replicas: int = 1) -> Graph:
     graph = Graph("watched")
     learner = graph.role("learner", replicas=(1, replicas))
     watch = graph.role("watcher", replicas=(1, 1))
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
-    step = learner.node("inner-step", InnerStep, job.task, emit_every=5)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
+    step = learner.node("inner-step", partial(InnerStep, job.task, emit_every=5))
     queue = watch.node("queue", Watches)
     latest = watch.node("latest", Watches, fires=Every(milliseconds(50)))
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
-    graph.edge(step["progress"], queue["report"], Latest())
-    graph.edge(step["progress"], latest["report"], Latest())
+    graph.edge(step["progress"], queue["report"], Latest(), to=watch.all)
+    graph.edge(step["progress"], latest["report"], Latest(), to=watch.all)
     return graph
 
 
 def two_that_report(job: Job) -> Graph:
     graph = _graph(job, Deaf)
     other = graph.role("other", replicas=(1, 1))
-    graph.edge(graph.nodes[0]["batch"], other.node("again", Deaf)["batch"], Latest())
+    graph.edge(graph.nodes[0]["batch"], other.node("again", DeafToAll)["batch"], Latest(), to=other.all)
     return graph
 
 

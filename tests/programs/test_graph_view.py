@@ -12,6 +12,7 @@ from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Queue, Quorum
 from isthmus.runtime.graph.verify import verify
+from tests.runtime.graph.example_bodies import collecting
 
 
 class Batches:
@@ -22,18 +23,21 @@ class Batches:
 
 class InnerStep:
     outputs = ("fragment", "progress")
+    collects = ("update", "pull")
 
     def __call__(self, batch: object, update: object = None, pull: object = None) -> object: ...
 
 
 class Pacer:
     outputs = ("round", "pull")
+    collects = ("progress", "merged")
 
     def __call__(self, progress: object = None, merged: object = None) -> object: ...
 
 
 class Merge:
     outputs = ("gradient",)
+    collects = ("answer",)
 
     def __call__(self, round: object, answer: object, decision: object) -> object: ...
 
@@ -44,9 +48,11 @@ class OuterStep:
     def __call__(self, gradient: object) -> object: ...
 
 
+@collecting("progress")
 def log(progress: object = None) -> None: ...
 
 
+@collecting("update")
 def write(update: object) -> None: ...
 
 
@@ -55,22 +61,22 @@ def graph() -> Graph:
     graph = Graph("small-diloco")
     learner, syncer = graph.role("learner", replicas=(1, 64)), graph.role("syncer", replicas=(1, 1))
     keeper = graph.role("keeper", replicas=(1, 1))
-    data, step = learner.node("data", Batches), learner.node("inner-step", InnerStep, free_running=True)
+    data, step = learner.node("data", Batches), learner.node("inner-step", InnerStep, never_waits=True)
     pacer = syncer.node("pacer", Pacer, fires=AnyOf("progress", "merged"))
     rule = Quorum("answer", key="round", opened_by="round", count_min=2, grace=milliseconds(50))
     merge, outer = syncer.node("merge", Merge, fires=rule), syncer.node("outer-step", OuterStep)
     keep = keeper.node("log", log, fires=Every(seconds(2)))
-    writing = keeper.node("write", write, may_block=True)
+    writing = keeper.node("write", write, body_may_wait=True)
     graph.edge(data["batch"], step["batch"], Queue(2))
     graph.edge(step["fragment"], merge["answer"], Latest("fragment"), to=syncer.at("fragment"))
-    graph.edge(step["progress"], pacer["progress"], Latest())
+    graph.edge(step["progress"], pacer["progress"], Latest(), to=syncer.all)
     graph.edge(pacer["round"], merge["round"], Queue(4))
-    graph.edge(pacer["pull"], step["pull"], Latest("fragment"))
+    graph.edge(pacer["pull"], step["pull"], Latest("fragment"), to=learner.all)
     graph.edge(merge["gradient"], outer["gradient"], Queue(4, initial=(0,)))
-    graph.edge(outer["update"], step["update"], Latest("fragment"))
+    graph.edge(outer["update"], step["update"], Latest("fragment"), to=learner.all)
     graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
-    graph.edge(step["progress"], keep["progress"], Latest())
-    graph.edge(outer["update"], writing["update"], Latest("fragment"))
+    graph.edge(step["progress"], keep["progress"], Latest(), to=keeper.all)
+    graph.edge(outer["update"], writing["update"], Latest("fragment"), to=keeper.all)
     return graph
 
 
@@ -79,7 +85,7 @@ small-diloco: 3 roles, 7 nodes, 10 edges
 
 learner, 1 to 64 replicas
   data        tests.programs.test_graph_view:Batches    fires as often as there is credit
-  inner-step  tests.programs.test_graph_view:InnerStep  fires on batch                     declared free-running
+  inner-step  tests.programs.test_graph_view:InnerStep  fires on batch                     declared never_waits
 
 syncer, 1 replica
   pacer       tests.programs.test_graph_view:Pacer      fires on progress or merged
@@ -88,7 +94,7 @@ syncer, 1 replica
 
 keeper, 1 replica
   log    tests.programs.test_graph_view:log    fires every 2 s
-  write  tests.programs.test_graph_view:write  fires on update  may block
+  write  tests.programs.test_graph_view:write  fires on update  body_may_wait
 
 edges
   data.batch -> inner-step.batch          Queue(2)             to same learner
@@ -114,7 +120,7 @@ who waits for whom, with every replica on a host of its own
   outer-step  held up by inner-step (learner)
                   waits for an item from merge on merge.gradient -> outer-step.gradient [Queue(4, 1 initial)]
   log         free-running: waits for no other host
-  write       may block by itself
+  write       may wait by itself
               held up by outer-step (syncer); through it by learner
                   waits for an item from outer-step (syncer) on outer-step.update -> write.update [Latest(fragment),
                       every keeper]"""
@@ -252,13 +258,13 @@ def test_labels_are_escaped_for_mermaid() -> None:
     assert '    subgraph r0["end, 1 replica"]' in shown.splitlines()
 
 
-def test_a_node_that_waits_for_one_that_may_block() -> None:
+def test_a_node_that_waits_for_one_that_may_wait() -> None:
     graph = Graph("example")
     role = graph.role("keeper", replicas=(1, 1))
-    first, second = role.node("log", log, fires=Every(seconds(1))), role.node("write", write, may_block=True)
+    first, second = role.node("log", log, fires=Every(seconds(1))), role.node("write", write, body_may_wait=True)
     graph.edge(first["result"], second["update"], Queue(1))
     assert text(graph, verify(graph)).splitlines()[-3:] == [
-        "  log    held up by write, which may block",
+        "  log    held up by write, whose body may wait",
         "             waits for credit from write on log.result -> write.update [Queue(1)]",
-        "  write  may block by itself",
+        "  write  may wait by itself",
     ]

@@ -265,6 +265,7 @@ class Recorder:
     """
 
     outputs = ("control",)
+    collects = ("progress", "merged", "evaluation", "final", "held", "changed", "stop")
     schemas: Final = SCHEMAS
 
     def __init__(

@@ -18,6 +18,7 @@ in any graph, so that a body of the user's own takes part in it like those that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.snapshots.holds import KeptHold, KeptState, WholeHold
 from isthmus.programs.engine.snapshots.stored import StorePlace
-from isthmus.programs.update_settings import updates_in
+from isthmus.programs.update_settings import connect, updates_in
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import Fault, GraphError
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Node, Reference, Role
@@ -119,9 +120,9 @@ def _names(graph: Graph) -> Iterator[Fault]:
             )
 
 
-RUN_FOLDER: Final = Reference("isthmus:run-folder")
-SNAPSHOT_SECONDS: Final = Reference("isthmus:snapshot-seconds")
-SNAPSHOT_PLACE: Final = Reference("isthmus:snapshot-place")
+RUN_FOLDER: Final[Any] = Reference("isthmus:run-folder")
+SNAPSHOT_SECONDS: Final[Any] = Reference("isthmus:snapshot-seconds")
+SNAPSHOT_PLACE: Final[Any] = Reference("isthmus:snapshot-place")
 OF_RUN: Final = (RUN_FOLDER, SNAPSHOT_SECONDS, SNAPSHOT_PLACE)
 """Resolved by the process that runs the recorder; not part of the program."""
 PERIOD: Final = milliseconds(100)
@@ -156,28 +157,30 @@ def with_recorder(graph: Graph, job: Job) -> None:
     role = graph.role(RECORDER, replicas=(1, 1))
     record = role.node(
         RECORD,
-        Recorder,
-        RUN_FOLDER,
-        tokens=job.tokens,
-        learners=_slots(graph, job),
-        sizes=tuple(fragment_sizes(graph)),
-        has_model=bool(emitting(graph.nodes, "final")),
-        has_evaluator=bool(evaluators),
-        keeps_budget=not keeping(authored) and not any(node.body is Conductor for node in authored),
+        partial(
+            Recorder,
+            RUN_FOLDER,
+            tokens=job.tokens,
+            learners=_slots(graph, job),
+            sizes=tuple(fragment_sizes(graph)),
+            has_model=bool(emitting(graph.nodes, "final")),
+            has_evaluator=bool(evaluators),
+            keeps_budget=not keeping(authored) and not any(node.body is Conductor for node in authored),
+        ),
         fires=Every(PERIOD),
     )
     for node in emitting(authored, "progress"):
-        graph.edge(node["report" if "report" in node.outputs else "progress"], record["progress"], Latest())
+        connect(graph, node["report" if "report" in node.outputs else "progress"], record["progress"], Latest())
     for node in emitting(authored, "merged"):
-        graph.edge(node["merged"], record["merged"], Latest("fragment"))
+        connect(graph, node["merged"], record["merged"], Latest("fragment"))
     for node in emitting(authored, "held"):
-        graph.edge(node["held"], record["held"], Latest("holder"))
+        connect(graph, node["held"], record["held"], Latest("holder"))
     for node in emitting(authored, "changed"):
-        graph.edge(node["changed"], record["changed"], Latest("place"))
+        connect(graph, node["changed"], record["changed"], Latest("place"))
     for node in emitting(authored, "stop"):
-        graph.edge(node["stop"], record["stop"], Latest())
+        connect(graph, node["stop"], record["stop"], Latest())
     for node in evaluators:
-        graph.edge(node["evaluation"], record["evaluation"], Latest("tokens"))
+        connect(graph, node["evaluation"], record["evaluation"], Latest("tokens"))
     for outer in [node for node in authored if node.body is OuterStep]:
         for holder in [each for each in graph.roles if each.name in HOLDERS]:
             _add_hold(graph, holder, outer, record)
@@ -185,10 +188,10 @@ def with_recorder(graph: Graph, job: Job) -> None:
     for node in lending(authored):
         _add_lend(graph, role, node)
     for node in emitting(graph.nodes, "final"):
-        graph.edge(node["final"], record["final"], Latest("fragment"))
+        connect(graph, node["final"], record["final"], Latest("fragment"))
     for node in list(graph.nodes):
         if told_by_recorder(graph, node):
-            graph.edge(record["control"], node["control"], Latest())
+            connect(graph, record["control"], node["control"], Latest())
 
 
 def _slots(graph: Graph, job: Job) -> int:
@@ -219,26 +222,26 @@ def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
     whole = [node for node in graph.nodes if node.role == LEARNER and node.input("restored") is not None]
     if role.name == RECORDER:
         body = WholeHold if whole else KeptHold
-        hold = role.node(name, body, *OF_RUN, role=outer.role, shards=shards, sizes=sizes, fires=every)
+        hold = role.node(name, partial(body, *OF_RUN, role=outer.role, shards=shards, sizes=sizes), fires=every)
     else:
-        hold = role.node(name, Hold, role=outer.role, shards=shards, fires=every)
+        hold = role.node(name, partial(Hold, role=outer.role, shards=shards), fires=every)
     adopting = [edge.target for edge in graph.edges_out_of(outer) if edge.target.node.role == LEARNER]
     held = outer["state"] if role.name == RECORDER else updates_in(graph, role, outer)
-    graph.edge(held, hold["update"], Latest("fragment"))
+    connect(graph, held, hold["update"], Latest("fragment"))
     if role.name == RECORDER:
         graph.edge(hold["kept"], outer["kept"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))
         for node in whole:
-            graph.edge(outer["cut"], hold["cut"], Latest("fragment"))
-            graph.edge(node["own"], hold["own"], Latest())
-            graph.edge(hold["wanted"], outer["wanted"], Latest())
-            graph.edge(hold["wanted"], node["wanted"], Latest())
+            connect(graph, outer["cut"], hold["cut"], Latest("fragment"))
+            connect(graph, node["own"], hold["own"], Latest())
+            connect(graph, hold["wanted"], outer["wanted"], Latest())
+            connect(graph, hold["wanted"], node["wanted"], Latest())
             graph.edge(hold["restored"], node["restored"], Latest("slot"), to=graph.role_of(node.role).at("slot"))
     for port in adopting:
-        graph.edge(hold["copy"], port, Latest("fragment"))
+        connect(graph, hold["copy"], port, Latest("fragment"))
     for node in graph.nodes:
         if node.role == outer.role and node.input("held") is not None:
-            graph.edge(hold["held"], node["held"], Latest("holder"))
-    graph.edge(hold["held"], record["held"], Latest("holder"))
+            connect(graph, hold["held"], node["held"], Latest("holder"))
+    connect(graph, hold["held"], record["held"], Latest("holder"))
 
 
 def _add_keep(graph: Graph, role: Role, authored: list[Node], record: Node) -> None:
@@ -246,19 +249,19 @@ def _add_keep(graph: Graph, role: Role, authored: list[Node], record: Node) -> N
     sending = keeping(authored)
     if not sending:
         return
-    keep = role.node(KEEP, KeptState, *OF_RUN, fires=Every(Duration(2 * PERIOD)))
+    keep = role.node(KEEP, partial(KeptState, *OF_RUN), fires=Every(Duration(2 * PERIOD)))
     for node in sending:
-        graph.edge(node["state"], keep["state"], Latest())
+        connect(graph, node["state"], keep["state"], Latest())
     for node in authored:
         if node.body is not OuterStep and node.input("kept") is not None:
-            graph.edge(keep["kept"], node["kept"], Latest())
-    graph.edge(keep["held"], record["held"], Latest("holder"))
+            connect(graph, keep["kept"], node["kept"], Latest())
+    connect(graph, keep["held"], record["held"], Latest("holder"))
 
 
 def _add_lend(graph: Graph, role: Role, node: Node) -> None:
     """Have the replicas of a node lend their moments to one that begins anew."""
-    lend = role.node(LEND, Lend, role=node.role, fires=AnyOf("moments"))
-    graph.edge(node["moments"], lend["moments"], Latest())
+    lend = role.node(LEND, partial(Lend, role=node.role), fires=AnyOf("moments"))
+    connect(graph, node["moments"], lend["moments"], Latest())
     graph.edge(lend["loan"], node["loan"], Latest("slot"), to=graph.role_of(node.role).at("slot"))
 
 
@@ -268,12 +271,9 @@ def _add_evaluator(graph: Graph, job: Job, authored: list[Node]) -> None:
     role = graph.role(EVALUATOR, replicas=(1, 1))
     evaluate = role.node(
         EVALUATE,
-        EvaluateMean,
-        job.task,
-        roles=tuple(sorted({node.role for node in trained})),
-        tokens=job.tokens,
+        partial(EvaluateMean, job.task, roles=tuple(sorted({node.role for node in trained})), tokens=job.tokens),
         fires=Every(Duration(2 * PERIOD)),
     )
     for node in trained:
-        graph.edge(node["parameters"], evaluate["parameters"], Latest())
-        graph.edge(node["progress"], evaluate["progress"], Latest())
+        connect(graph, node["parameters"], evaluate["parameters"], Latest())
+        connect(graph, node["progress"], evaluate["progress"], Latest())

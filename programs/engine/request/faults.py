@@ -27,6 +27,7 @@ from isthmus.ops.gang.mesh_sharding import MeshShape, ShardingError
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import Fault
+from isthmus.runtime.graph.body import trait
 from isthmus.runtime.graph.plans import NodePlan, Plan
 from isthmus.runtime.graph.template import AllOf, Graph
 from isthmus.runtime.ids import LEARNER
@@ -106,7 +107,7 @@ def follower_plan(plan: Plan, role: str, learners: int, slots: int) -> Plan:
 def followed(plan: Plan | None) -> NodePlan | None:
     """The node of a learner whose calls followers may repeat; None if there is none."""
     for node in () if plan is None else plan.nodes:
-        if hasattr(node.body, "follower") and node.keywords.get("fragments"):
+        if trait(node.body, "follower") and node.keywords.get("fragments"):
             assert plan is not None
             if any(edge.source == node.index and edge.source_port == "parameters" for edge in plan.edges.values()):
                 continue

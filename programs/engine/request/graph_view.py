@@ -71,7 +71,7 @@ def as_json(
     """The graph as plain data.
 
     `placement` names the machine of each node, or those of its replicas in order where they differ; `initial` counts a
-    Queue's initial items; `mode` is 'free-running', 'may-block' (both as declared) or 'waiting'.
+    Queue's initial items; `mode` is 'free-running' (declared never_waits), 'may-block' (body_may_wait) or 'waiting'.
     """
     return {
         "program": graph.name,
@@ -86,7 +86,7 @@ def as_json(
                 "role": node.role,
                 "body": node.body_name,
                 "firing": _rule(node),
-                "mode": "free-running" if node.free_running else "may-block" if node.may_block else "waiting",
+                "mode": "free-running" if node.never_waits else "may-block" if node.body_may_wait else "waiting",
                 "free_running": proof[node.name].free_running,
                 "blocked_by": list(proof[node.name].blocked_by),
             }
@@ -141,7 +141,7 @@ def _fires(node: Node) -> str:
 
 def _marks(node: Node) -> str:
     """The declarations of its author."""
-    return ", ".join(["declared free-running"] * node.free_running + ["may block"] * node.may_block)
+    return ", ".join(["declared never_waits"] * node.never_waits + ["body_may_wait"] * node.body_may_wait)
 
 
 def _verdict(verdict: Verdict, width: int) -> Iterator[str]:
@@ -152,7 +152,7 @@ def _verdict(verdict: Verdict, width: int) -> Iterator[str]:
     near = [hold for hold in verdict.holds if hold.is_near and hold.waits]
     said = [] if verdict.holds else ["free-running: waits for no other host"]
     if any(not hold.waits for hold in verdict.holds):
-        said.append("may block by itself")
+        said.append("may wait by itself")
     if near:
         said.append(f"held up by {_holders(near)}{_further(verdict.holds, near)}")
     said += [f"    {wait.removeprefix(f'{verdict.node} ')}" for wait in dict.fromkeys(hold.waits[0] for hold in near)]
@@ -176,7 +176,7 @@ def _holders(near: Sequence[PossibleDelay]) -> str:
     for hold in near:
         places.setdefault(_whose(hold), []).append(hold.node)
     said = [
-        f"{_list(nodes, 'and')} ({whose})" if whose else f"{_list(nodes, 'and')}, which may block"
+        f"{_list(nodes, 'and')} ({whose})" if whose else f"{_list(nodes, 'and')}, whose body may wait"
         for whose, nodes in places.items()
     ]
     return ", ".join(said)

@@ -110,10 +110,10 @@ def _node(node: Node) -> list[Any]:
         node.name,
         node.body_name,
         arguments,
-        [[port.name, port.has_default] for port in node.inputs],
+        [[port.name, port.has_default, port.collects] for port in node.inputs],
         list(node.outputs),
         _canonical(node.fires),
-        [node.free_running, node.may_block],
+        [node.never_waits, node.body_may_wait],
     ]
 
 

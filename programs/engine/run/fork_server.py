@@ -33,6 +33,7 @@ from isthmus.programs.engine.request.environment import has_backend, prepare_env
 from isthmus.programs.engine.run import host_process
 from isthmus.programs.engine.run.interrupts import unblock
 from isthmus.programs.engine.run.launch import log_of, opened_log
+from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import Replica
@@ -114,7 +115,7 @@ def _refusal(folder: Path) -> str:
 
 def _prepare(node: Any) -> None:
     """Let a body prepare once what each of its hosts would otherwise repeat."""
-    if not hasattr(node.body, "prepare"):
+    if not has(node.body, "prepare"):
         return
     keywords = {name: _resolved(value) for name, value in node.keywords.items()}
     node.body(*map(_resolved, node.arguments), **keywords).prepare()

@@ -18,6 +18,7 @@ from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.run.interrupts import unblock
+from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Island
@@ -45,7 +46,7 @@ def settle_on_core(replica: Replica, learners: int) -> None:
 
 def start_forker(plan: Plan, member: Member, island: Island, seed: int, resolve: Callable[[Reference], Any]) -> None:
     """Start the forker, which forks the processes that compute for this host: before it has threads."""
-    node = next(node for node in plan.nodes if hasattr(node.body, "work"))
+    node = next(node for node in plan.nodes if has(node.body, "work"))
     place = island.elastic.place(island.devices, island.kinds)
 
     def work(worker_spec: Mapping[str, Any], host: Any) -> None:

@@ -188,6 +188,7 @@ class KeptState:
     """
 
     outputs = ("kept", "held")
+    collects = ("state",)
 
     def __init__(self, folder: Path, seconds: float, place: StorePlace | None) -> None:
         self._where = folder, seconds, place
@@ -245,6 +246,7 @@ class WholeHold(KeptHold):
     """
 
     outputs = (*KeptHold.outputs, "wanted", "restored")
+    collects = ("update", "cut", "own")
     schemas: ClassVar[dict[str, Any]] = {"update": STATE, "cut": STATE, "own": KEPT_OWN}
 
     def open(self, context: Any) -> None:

@@ -50,6 +50,7 @@ from isthmus.programs.study.aot.figures import (
     target,
 )
 from isthmus.runtime.errors import ConfigError, InvariantError, RequestError
+from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import LEARNER
@@ -381,7 +382,7 @@ def calls(run_spec: Spec, slot: int, devices: tuple[Any, ...]) -> Iterator[Devic
     On one device a run gives arrays no sharding; here they get that of the device, which is not jax's default.
     """
     plan = lower(run_spec.graph())[LEARNER]
-    bodies = [node for node in plan.nodes if hasattr(node.body, "calls_on")]
+    bodies = [node for node in plan.nodes if has(node.body, "calls_on")]
     if not bodies:
         expected = "a node of role 'learner' whose body says what it calls: calls_on(devices, seed, slot)"
         do = "Use a body of isthmus.ops.learner, or write this method (isthmus.ops.island.life)."

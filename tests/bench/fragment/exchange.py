@@ -3,6 +3,7 @@ of the exchange alone. The shard evaluates what it publishes, where it is."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -48,57 +49,54 @@ def build(
     parts = partition(job.layout, fragments)
     graph = Graph("exchange")
     learner, syncer = graph.role("learner", replicas=(1, 8)), graph.role("syncer", replicas=(1, 1))
-    data = learner.node("data", Batches, job.task, learners=job.learners, slots=job.slots_max)
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     step = learner.node(
-        "inner-step", InnerStep, job.task, fragments=parts, report_every=1, tokens=job.tokens, free_running=True
+        "inner-step", partial(InnerStep, job.task, fragments=parts, report_every=1, tokens=job.tokens), never_waits=True
     )
-    send = learner.node("fragment-send", FragmentSend, parts, push=code)
+    send = learner.node("fragment-send", partial(FragmentSend, parts, push=code))
     pacer = syncer.node(
         "pacer",
-        Pacer,
-        fragments=fragments,
-        shards=1,
-        interval=interval,
-        overlap=overlap,
-        quorum=job.learners,
-        grace=True,
-        gamma=0.8,
-        learners=job.learners,
-        step_tokens=job.step_tokens,
-        tokens=job.tokens,
+        partial(
+            Pacer,
+            fragments=fragments,
+            shards=1,
+            interval=interval,
+            overlap=overlap,
+            quorum=job.learners,
+            grace=True,
+            gamma=0.8,
+            learners=job.learners,
+            step_tokens=job.step_tokens,
+            tokens=job.tokens,
+            push=code,
+            update=code,
+            sizes=[part.size for part in parts],
+        ),
         fires=AnyOf("progress", "merged", "control"),
-        push=code,
-        update=code,
-        sizes=[part.size for part in parts],
     )
     merge = syncer.node(
         "merge",
-        Merge,
-        parts,
-        step_tokens=job.step_tokens,
-        method="rda",
-        lr=0.7,
-        momentum=momentum,
+        partial(Merge, parts, step_tokens=job.step_tokens, method="rda", lr=0.7, momentum=momentum),
         fires=Quorum(port="answer", key="round", opened_by="round", count_min=job.learners),
     )
-    outer = syncer.node("outer-step", Outer, parts, lr=0.7, momentum=momentum, update=code)
+    outer = syncer.node("outer-step", partial(Outer, parts, lr=0.7, momentum=momentum, update=code))
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
-    graph.edge(pacer["place"], data["place"], Latest("slot"))
+    graph.edge(pacer["place"], data["place"], Latest("slot"), to=learner.all)
     graph.edge(merge["reached"], pacer["reached"], Latest("fragment"))
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(send["answer"], merge["answer"], Latest("fragment"), to=syncer.at("fragment"))
     graph.edge(pacer["round"], merge["round"], Queue(capacity=2 * fragments + 2))
     graph.edge(merge["gradient"], outer["gradient"], Queue(capacity=2 * fragments + 2))
     graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
-    graph.edge(step["progress"], pacer["progress"], Latest())
+    graph.edge(step["progress"], pacer["progress"], Latest(), to=syncer.all)
     if code == "float32":
-        graph.edge(outer["update"], step["update"], Latest("fragment"))
-        graph.edge(pacer["pull"], step["pull"], Latest("fragment"))
+        graph.edge(outer["update"], step["update"], Latest("fragment"), to=learner.all)
+        graph.edge(pacer["pull"], step["pull"], Latest("fragment"), to=learner.all)
     else:
-        receive = learner.node("receive", Receive, parts, fires=AnyOf("update", "pull"))
-        graph.edge(outer["update"], receive["update"], Latest("place"))
-        graph.edge(pacer["pull"], receive["pull"], Latest("fragment"))
+        receive = learner.node("receive", partial(Receive, parts), fires=AnyOf("update", "pull"))
+        graph.edge(outer["update"], receive["update"], Latest("place"), to=learner.all)
+        graph.edge(pacer["pull"], receive["pull"], Latest("fragment"), to=learner.all)
         graph.edge(receive["update"], step["update"], Latest("fragment"))
         graph.edge(receive["pull"], step["pull"], Latest("fragment"))
     return graph

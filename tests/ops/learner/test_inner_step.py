@@ -342,7 +342,7 @@ def test_whole_trees_are_emitted_and_adopted_where_there_are_no_fragments() -> N
     assert len(trees) == 2
     assert jax.tree.structure(trees[0]) == jax.tree.structure(task.init(jax.random.key(0)))
     zeros = jax.tree.map(np.zeros_like, trees[0])
-    drive(body, update=zeros)
+    drive(body, update={("learner/0", None): zeros})
     np.testing.assert_array_equal(np.asarray(body._learner.copy()[-1]), 0.0)
     stop = {"stop": True, "tokens": 40, "totals": [], "published": []}
     _, emitted = drive(body, batch=batch(task, 5), control={("recorder/0", None): stop})

@@ -30,7 +30,7 @@ def step(own, neighbour=None):
 def build(job, *, interval: int = 24, blocks: bool = False):
     graph = Graph("ring")
     learner = graph.role("learner", replicas=(2, 64))
-    node = learner.node("step", step, free_running=True)
+    node = learner.node("step", step, never_waits=True)
     graph.edge(node["result"], node["own"], Queue(capacity=interval, initial=(1,)))
     policy = Queue(capacity=1) if blocks else Latest()
     graph.edge(node["result"], node["neighbour"], policy, to=learner.next)
@@ -112,7 +112,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("train ring.py:number", "a function", "int 3", "Name the function"),
     ("train ring.py:nothing --task mine.py:task", "a Graph", "None", "Return the graph"),
     ("train ring.py:raises --task mine.py:task", "a graph", "ValueError: out of ideas", "Correct the code"),
-    ("train ring.py:build --task mine.py:task --set program.blocks=true", "", "", "free_running"),
+    ("train ring.py:build --task mine.py:task --set program.blocks=true", "", "", "never_waits"),
     # Keys and values.
     ("train --set program.intervall=3", "a key of section [program]", "'intervall'", "Did you mean 'interval'?"),
     ("train --set task.widht=3", "a key of section [task]", "'widht'", "Did you mean 'width'?"),

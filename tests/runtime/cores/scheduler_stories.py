@@ -35,7 +35,8 @@ def body(required: str = "", sampled: str = "", outputs: str = "") -> type:
     ports = [Parameter(port, Parameter.KEYWORD_ONLY) for port in required.split()]
     ports += [Parameter(port, Parameter.KEYWORD_ONLY, default=None) for port in sampled.split()]
     call.__signature__ = Signature([Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *ports])  # type: ignore[attr-defined]
-    return type("Body", (), {"__call__": call, "outputs": tuple(outputs.split())})
+    names = tuple(port.name for port in ports)  # What a port gives its body concerns no core.
+    return type("Body", (), {"__call__": call, "outputs": tuple(outputs.split()), "collects": names})
 
 
 def life(text: str, incarnation: int = 1) -> Member:

@@ -55,7 +55,7 @@ def sink_here(policy: Policy, *, required: str = "item", sampled: str = "", fire
     sink = here.node("sink", body(required, sampled), fires=fires)
     source = there.node("source", body(outputs="out"))
     for port in f"{required} {sampled}".split():
-        graph.edge(source["out"], sink[port], policy, to=to)
+        graph.edge(source["out"], sink[port], policy, to=to or here.all)
     return graph
 
 
@@ -66,7 +66,7 @@ def source_here(policy: Policy, *, to: Route | None = None, replicas: tuple[int,
     there = graph.role("there", replicas=replicas)
     source = here.node("source", body(outputs="out"))
     sink = there.node("sink", body(required="item"))
-    graph.edge(source["out"], sink["item"], policy, to=to)
+    graph.edge(source["out"], sink["item"], policy, to=to or there.all)
     return graph
 
 
@@ -324,8 +324,8 @@ def two_ports() -> Graph:
     here, there = graph.role("here", replicas=(1, 3)), graph.role("there", replicas=(1, 3))
     source = here.node("source", body(outputs="out hint"))
     sink = there.node("sink", body(required="item", sampled="hint"))
-    graph.edge(source["out"], sink["item"], Queue(1))
-    graph.edge(source["hint"], sink["hint"], Latest())
+    graph.edge(source["out"], sink["item"], Queue(1), to=there.all)
+    graph.edge(source["hint"], sink["hint"], Latest(), to=there.all)
     return graph
 
 
@@ -354,8 +354,8 @@ def test_held_outputs_leave_in_the_order_of_the_graph_whoever_got_credit_first()
     both, far = here.node("both", body("left right")), there.node("far", body(sampled="left right"))
     graph.edge(second["out"], both["left"], Queue(1))
     graph.edge(first["out"], both["right"], Queue(1))
-    graph.edge(first["out"], far["left"], Latest())
-    graph.edge(second["out"], far["right"], Latest())
+    graph.edge(first["out"], far["left"], Latest(), to=there.all)
+    graph.edge(second["out"], far["right"], Latest(), to=there.all)
     story = Story(graph, "there/0")
     story.at(1, ended(0, (0, 1), (0, 2)))
     commands = story.at(2, ended(1, (0, 3), (0, 4)))

@@ -58,7 +58,7 @@ def body(name: str) -> type:
 
     ports = [Parameter(port, Parameter.KEYWORD_ONLY, default=None) for port in PORTS]
     call.__signature__ = Signature([Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *ports])  # type: ignore[attr-defined]
-    return type(name, (), {"__call__": call, "outputs": ("one", "two")})
+    return type(name, (), {"__call__": call, "outputs": ("one", "two"), "collects": PORTS})
 
 
 @st.composite
@@ -109,7 +109,7 @@ def routes(roles: list[str], here: Role, there: Role) -> st.SearchStrategy[Route
     if roles == ["here", "here"]:
         return st.sampled_from([None, None, here.next, Route("here", "all"), here.at("number")])
     target = here if roles[1] == "here" else there
-    return st.sampled_from([None, target.at("number")])
+    return st.sampled_from([target.all, target.at("number")])
 
 
 def firings(ports: list[str], is_quorum: bool) -> st.SearchStrategy[Firing]:

@@ -46,8 +46,8 @@ def syncer(votes: Policy, *, count_min: int = 1, grace: Duration | None = None) 
     merge = here.node("merge", body("answer opened", "hint decision"), fires=fires)
     voter = there.node("voter", body(outputs="answer hint"))
     graph.edge(opener["round"], merge["opened"], Queue(2))
-    graph.edge(voter["answer"], merge["answer"], votes)
-    graph.edge(voter["hint"], merge["hint"], Latest())
+    graph.edge(voter["answer"], merge["answer"], votes, to=here.all)
+    graph.edge(voter["hint"], merge["hint"], Latest(), to=here.all)
     return graph
 
 
@@ -300,8 +300,8 @@ def test_an_opening_of_a_peer_that_is_not_allowed_is_the_peers_fault(fields: dic
     there = graph.role("there", replicas=(1, 1))
     far = there.node("far", body(outputs="round answer"))
     node = here.node("node", body("answer opened"), fires=Quorum("answer", "round", "opened"))
-    graph.edge(far["round"], node["opened"], Queue(2))
-    graph.edge(far["answer"], node["answer"], Latest())
+    graph.edge(far["round"], node["opened"], Queue(2), to=here.all)
+    graph.edge(far["answer"], node["answer"], Latest(), to=here.all)
     story = Story(graph, "there/0")
     story.at(1, arrived(0, "there/0", 1, {"round": 1}))
     with pytest.raises(RemoteProtocolError, match=r"there/0#1 sent an item on far.round -> node.opened: "):
@@ -333,7 +333,7 @@ def test_credit_for_an_opening_elsewhere_is_credit_like_any_other() -> None:
     there = graph.role("there", replicas=(1, 1))
     opener = here.node("opener", body(outputs="round"))
     node = there.node("node", body("answer opened", outputs="answer"), fires=Quorum("answer", "round", "opened"))
-    graph.edge(opener["round"], node["opened"], Queue(1))
+    graph.edge(opener["round"], node["opened"], Queue(1), to=there.all)
     graph.edge(node["answer"], node["answer"], Latest())
     story = Story(graph, "there/0")
     fields = {"round": 1, "members": [[0, 1]]}

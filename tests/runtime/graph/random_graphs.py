@@ -38,7 +38,7 @@ def body(sampled: tuple[str, ...]) -> type:
         Parameter(port, Parameter.KEYWORD_ONLY, default=None if port in sampled else Parameter.empty) for port in PORTS
     ]
     call.__signature__ = Signature([Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *parameters])  # type: ignore[attr-defined]
-    return type("Body", (), {"__call__": call, "outputs": ("out",)})
+    return type("Body", (), {"__call__": call, "outputs": ("out",), "collects": PORTS})
 
 
 class Choices:
@@ -81,7 +81,7 @@ def random_graph(data: bytes) -> Graph:
         fires = _firing(choose, ports, is_quorum[index])
         always = fires.ports if isinstance(fires, AllOf) else PORTS if isinstance(fires, Quorum) else ()
         sampled = tuple(port for port in PORTS if port not in always)
-        nodes.append(role.node(f"node-{index}", body(sampled), fires=fires, may_block=choose.below(8) == 7))
+        nodes.append(role.node(f"node-{index}", body(sampled), fires=fires, body_may_wait=choose.below(8) == 7))
     for (target, port), sources in entering.items():
         for source, (policy, route) in sources.items():
             graph.edge(nodes[source]["out"], nodes[target][PORTS[port]], policy, to=route)
@@ -97,7 +97,7 @@ def _queue(choose: Choices, is_opening: bool, *, is_likely_cycle: bool) -> Queue
 def _route(choose: Choices, source: Role, target: Role) -> Route | None:
     pick = choose.below(6)
     if source is not target:
-        return target.at("key") if pick == 5 else None
+        return target.at("key") if pick == 5 else target.all
     return {3: target.next, 4: Route(target.name, "all"), 5: target.at("key")}.get(pick)
 
 

@@ -21,10 +21,10 @@ def voters(replicas: tuple[int, int]) -> Graph:
     )
     ready, waiting, pacer = fast.node("ready", source), slow.node("waiting", through), syncer.node("pacer", source)
     merging = syncer.node("merge", merge, fires=Quorum("vote", "round", "opening", count_min=2))
-    graph.edge(ready["result"], merging["vote"], Latest())
-    graph.edge(waiting["result"], merging["vote"], Latest())
+    graph.edge(ready["result"], merging["vote"], Latest(), to=syncer.all)
+    graph.edge(waiting["result"], merging["vote"], Latest(), to=syncer.all)
     graph.edge(pacer["result"], merging["opening"], Queue(1))
-    graph.edge(merging["result"], waiting["item"], Latest())
+    graph.edge(merging["result"], waiting["item"], Latest(), to=slow.all)
     return graph
 
 
@@ -52,7 +52,7 @@ def test_what_is_sent_by_key_is_sure_to_come_to_one_replica_alone(count: int, bl
     near, far = peer.node("near", source), syncer.node("far", source)
     any_of = peer.node("any", sample, fires=AnyOf("item"))
     graph.edge(near["result"], any_of["item"], Latest(), to=peer.at("key"))
-    graph.edge(far["result"], any_of["item"], Latest())
+    graph.edge(far["result"], any_of["item"], Latest(), to=peer.all)
     assert verify(graph)["any"].blocked_by == blocked_by
 
 
@@ -61,8 +61,8 @@ def test_a_full_queue_is_told_with_the_waits_that_keep_it_full() -> None:
     graph = Graph("example")
     peer, syncer = graph.role("peer", replicas=(1, 4)), graph.role("syncer", replicas=(1, 1))
     answer, merging = peer.node("answer", source), syncer.node("merge", merge, fires=Quorum("vote", "round", "opening"))
-    graph.edge(answer["result"], merging["vote"], Latest())
-    graph.edge(answer["result"], merging["opening"], Queue(2))
+    graph.edge(answer["result"], merging["vote"], Latest(), to=syncer.all)
+    graph.edge(answer["result"], merging["opening"], Queue(2), to=syncer.all)
     net = Net(graph, most(graph))
     [(edge, waits)] = overflows(net).items()
     assert edge.target.name == "opening"
@@ -75,9 +75,9 @@ def test_a_full_queue_is_told_with_the_waits_that_keep_it_full() -> None:
 def test_one_port_for_votes_and_openings_is_one_fault_and_no_wait_for_every_vote() -> None:
     graph = Graph("example")
     peer, syncer = graph.role("peer", replicas=(1, 1)), graph.role("syncer", replicas=(1, 1))
-    merging = peer.node("merge", decide, free_running=True, fires=Quorum("item", "round", "item"))
+    merging = peer.node("merge", decide, never_waits=True, fires=Quorum("item", "round", "item"))
     graph.edge(peer.node("near", source)["result"], merging["item"], Latest())
-    graph.edge(syncer.node("far", source)["result"], merging["item"], Latest())
+    graph.edge(syncer.node("far", source)["result"], merging["item"], Latest(), to=peer.all)
     with pytest.raises(GraphError) as caught:
         verify(graph)
     assert [fault.expected for fault in caught.value.faults] == ["two ports, one of votes and one that opens rounds"]

@@ -24,12 +24,12 @@ def messages(graph: Graph) -> list[str]:
     return str(caught.value).removesuffix(size).replace(".\n  ", ".\n").split("\n")
 
 
-def consumer(body: Callable[..., Any], *ports: str, policy: Policy = Latest(), **keywords: Any) -> Graph:  # noqa: B008
+def consumer(body: Callable[..., Any], *ports: str, policy: Policy = Latest(), **options: Any) -> Graph:  # noqa: B008
     """A source, and a node that it feeds at `ports`."""
     graph = Graph("example")
     worker = graph.role("worker", replicas=(1, 4))
     first = worker.node("first", source)
-    second = worker.node("second", body, **keywords)
+    second = worker.node("second", body, **options)
     for port in ports:
         graph.edge(first["result"], second[port], policy)
     return graph
@@ -234,12 +234,12 @@ def test_routes() -> None:
     verify(routed(lambda worker, other: other.at("fragment")))
     assert messages(routed(lambda worker, other: worker.at("fragment"))) == [
         f"{edge} a route within the role of its target, 'other', found to=worker.at.",
-        "Use the route of role 'other', or leave `to` out.",
+        "Use a route of role 'other', such as to=other.all.",
     ]
     assert messages(routed(lambda worker, other: other.next)) == [
         f"{edge} both ends in one role, because `other.next` leads from replica i to i + 1, "
         "found a source in role 'worker'.",
-        "Use other.at(key), or leave `to` out to reach every other.",
+        "Use other.at(key), or other.all to reach every other.",
     ]
     assert messages(routed(lambda worker, other: other.at(""))) == [
         f"{edge} the name of a field of the item, found at('').",
@@ -262,7 +262,7 @@ def quorum(
     answer, pacer = voter.node("answer", source), syncer.node("pacer", source)
     rule: dict[str, Any] = {"port": "vote", "key": "round", "opened_by": "opening"} | changes
     merging = syncer.node("merge", merge, fires=Quorum(**rule))
-    graph.edge(answer["result"], merging["vote"], voting)
+    graph.edge(answer["result"], merging["vote"], voting, to=syncer.all)
     graph.edge(pacer["result"], merging["opening"], opening)
     return graph, answer, merging
 
@@ -352,14 +352,15 @@ def test_the_edges_of_a_quorum() -> None:
         "Write Queue(capacity), with as many as rounds may be open.",
     ]
     graph, answer, merging = quorum()
-    graph.edge(answer["result"], merging["decision"], Latest())
+    graph.edge(answer["result"], merging["decision"], Latest(), to=graph.role_of("syncer").all)
     assert messages(graph) == [
         "edge answer.result -> merge.decision: expected no edge into 'decision' of a Quorum node: the runtime fills "
         "it, found one.",
         "Give the port another name.",
     ]
     graph, answer, merging = quorum()
-    graph.edge(graph.roles[0].node("second", source)["result"], merging["vote"], Latest())
+    second = graph.roles[0].node("second", source)
+    graph.edge(second["result"], merging["vote"], Latest(), to=graph.role_of("syncer").all)
     assert messages(graph) == [
         "node 'merge', which fires by Quorum, on port 'vote': expected one edge from role 'voter', because a replica "
         "has one vote, found 2.",
@@ -374,7 +375,7 @@ def test_nobody_votes_on_the_port_that_the_runtime_fills(is_connected: bool) -> 
     answer, pacer = voter.node("answer", source), syncer.node("pacer", source)
     deciding = syncer.node("decide", decide, fires=Quorum("decision", "round", "item"))
     graph.edge(pacer["result"], deciding["item"], Queue(1))
-    graph.edge(answer["result"], deciding["decision" if is_connected else "hint"], Latest())
+    graph.edge(answer["result"], deciding["decision" if is_connected else "hint"], Latest(), to=syncer.all)
     assert messages(graph) == [
         "node 'decide', which fires by Quorum: expected votes and openings on ports of their own, because the runtime "
         "fills 'decision', found port='decision', opened_by='item'.",

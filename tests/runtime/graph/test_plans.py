@@ -23,11 +23,11 @@ def plans() -> dict[str, Plan]:
     watch = observer.node("watch", body("", "update progress"), fires=Every(milliseconds(50)))
     graph.edge(data["batch"], step["batch"], Queue(2, ("first",)))
     graph.edge(step["answer"], merge["answer"], Latest("fragment"), to=shard.at("fragment"))
-    graph.edge(step["progress"], pacer["progress"], Latest())
+    graph.edge(step["progress"], pacer["progress"], Latest(), to=shard.all)
     graph.edge(pacer["round"], merge["opened"], Queue(4))
-    graph.edge(merge["update"], step["update"], Latest("fragment"))
-    graph.edge(merge["update"], watch["update"], Latest("fragment"))
-    graph.edge(step["progress"], watch["progress"], Latest())
+    graph.edge(merge["update"], step["update"], Latest("fragment"), to=learner.all)
+    graph.edge(merge["update"], watch["update"], Latest("fragment"), to=observer.all)
+    graph.edge(step["progress"], watch["progress"], Latest(), to=observer.all)
     return lower(graph)
 
 
@@ -67,23 +67,19 @@ def test_nodes_and_edges_keep_their_index_of_the_graph_on_every_host() -> None:
     ]
 
 
-def test_a_port_gives_the_bare_item_only_where_one_producer_sends_without_key() -> None:
-    found = {
-        f"{node.name}.{port.name}": (port.is_bare, port.is_required, port.kind)
-        for plan in plans().values()
-        for node in plan.nodes
-        for port in node.inputs
-    }
-    assert found == {
-        "step.batch": (True, True, "queue"),
-        "step.update": (False, False, "latest"),
-        "pacer.progress": (False, True, "latest"),
-        "merge.answer": (False, True, "latest"),
-        "merge.opened": (True, True, "queue"),
-        "merge.decision": (False, False, "none"),
-        "watch.update": (False, False, "latest"),
-        "watch.progress": (False, False, "latest"),
-    }
+def test_a_port_gives_the_item_or_what_it_has_collected_as_its_body_says() -> None:
+    class Sums:
+        collects = ("many",)
+
+        def __call__(self, one: int, many: object = None) -> int: ...
+
+    graph = Graph("sums")
+    role = graph.role("only", replicas=(1, 1))
+    node = role.node("sums", Sums)
+    graph.edge(role.node("data", body(outputs="out"))["out"], node["one"], Queue(1))
+    graph.edge(graph.nodes[1]["out"], node["many"], Latest())
+    found = {port.name: (port.is_bare, port.is_required, port.kind) for port in lower(graph)["only"].nodes[0].inputs}
+    assert found == {"one": (True, True, "queue"), "many": (False, False, "latest")}
 
 
 def test_votes_for_rounds_that_are_opened_beside_them_are_not_kept_for_a_later_life() -> None:
@@ -94,18 +90,9 @@ def test_votes_for_rounds_that_are_opened_beside_them_are_not_kept_for_a_later_l
     vote = voter.node("vote", body(outputs="vote"))
     opening = opener.node("open", body(outputs="round"))
     merge = merger.node("merge", body("vote opened", "", "update"), fires=Quorum("vote", "round", "opened"))
-    graph.edge(vote["vote"], merge["vote"], Latest())
-    graph.edge(opening["round"], merge["opened"], Latest())
+    graph.edge(vote["vote"], merge["vote"], Latest(), to=merger.all)
+    graph.edge(opening["round"], merge["opened"], Latest(), to=merger.all)
     assert lower(graph)["merger"].edges[0].is_kept, "its opener outlives the merger"
-
-
-def test_votes_are_never_bare_even_of_one_voter() -> None:
-    graph = Graph("one")
-    role = graph.role("one", replicas=(1, 1))
-    node = role.node("node", body("answer opened", outputs="out"), fires=Quorum("answer", "round", "opened"))
-    graph.edge(node["out"], node["answer"], Latest())
-    graph.edge(node["out"], node["opened"], Queue(1))
-    assert [port.is_bare for port in lower(graph)["one"].nodes[0].inputs] == [False, True]
 
 
 def test_cores_see_the_fields_that_edges_and_rounds_need() -> None:

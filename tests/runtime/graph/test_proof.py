@@ -1,7 +1,7 @@
 """What `verify` proves, against a naive simulator of all hosts, on random small graphs.
 
 Two quantifiers make rule and simulation agree. A node that is proved free-running must go on whatever happened before,
-whenever the other hosts freeze, whatever part of what was under way still arrives, and whichever bodies that may block
+whenever the other hosts freeze, whatever part of what was under way still arrives, and whichever bodies that may wait
 never return: tried with random histories. A node that is not must be stopped by some schedule: frozen from the start is
 the worst for it, with keys and slow deliveries at the adversary's choice. Both only say something about graphs that
 `verify` accepts, since the others may stop by themselves.
@@ -57,7 +57,7 @@ def test_who_runs_free(graph: Graph, seed: int) -> None:
     if proof is None:
         return
     random = Random(seed)
-    blocked = [node.name for node in graph.nodes if node.may_block]
+    blocked = [node.name for node in graph.nodes if node.body_may_wait]
     for role in graph.roles:
         own = {(node.name, 0) for node in graph.nodes if node.role == role.name}
         free = {place for place in own if proof[place[0]].free_running}
@@ -114,4 +114,4 @@ def test_the_random_graphs_have_everything() -> None:
     assert kinds == {None, "all", "next", "at"}
     queues = [edge.policy for graph in drawn for edge in graph.edges if isinstance(edge.policy, Queue)]
     assert sum(bool(queue.initial) for queue in queues) >= 200
-    assert sum(node.may_block for graph in drawn for node in graph.nodes) >= 100
+    assert sum(node.body_may_wait for graph in drawn for node in graph.nodes) >= 100

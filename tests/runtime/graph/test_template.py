@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +21,6 @@ from isthmus.runtime.graph.template import (
     Quorum,
     Role,
     Route,
-    takes_one,
 )
 from tests.runtime.graph.example_bodies import Batches, InnerStep, advise, join, merge, sample, source, through
 
@@ -55,7 +54,7 @@ def test_the_parameters_of_a_function_are_its_ports(worker: Role) -> None:
 
 
 def test_the_parameters_of_call_are_the_ports_of_a_class(worker: Role) -> None:
-    node = worker.node("inner-step", InnerStep, emit_every=24)
+    node = worker.node("inner-step", partial(InnerStep, emit_every=24))
     assert [(port.name, port.has_default) for port in node.inputs] == [("batch", False), ("update", True)]
     assert node.outputs == ("parameters", "progress")
     assert (node.arguments, dict(node.keywords)) == ((), {"emit_every": 24})
@@ -67,12 +66,12 @@ def test_a_class_inherits_its_call(worker: Role) -> None:
     class Slow(InnerStep):
         pass
 
-    assert worker.node("slow", Slow, 24).inputs == worker.node("fast", InnerStep, 24).inputs
+    assert worker.node("slow", partial(Slow, 24)).inputs == worker.node("fast", partial(InnerStep, 24)).inputs
 
 
 def test_node_keeps_its_own_keywords(worker: Role) -> None:
-    node = worker.node("step", sample, fires=Every(seconds(1)), free_running=True, may_block=True)
-    assert (node.fires, node.free_running, node.may_block) == (Every(seconds(1)), True, True)
+    node = worker.node("step", sample, fires=Every(seconds(1)), never_waits=True, body_may_wait=True)
+    assert (node.fires, node.never_waits, node.body_may_wait) == (Every(seconds(1)), True, True)
     assert node.required == ()
     assert dict(node.keywords) == {}
 
@@ -110,12 +109,12 @@ class Uncallable:
     outputs = ("item",)
 
 
-@pytest.mark.parametrize("body", [Uncallable, InnerStep(1), functools.partial(join, 1), 3, None])
+@pytest.mark.parametrize("body", [Uncallable, InnerStep(1), partial(InnerStep(1)), 3, None])
 def test_a_body_is_a_function_or_a_class_whose_instances_can_be_called(worker: Role, body: Any) -> None:
     assert refusal(lambda: worker.node("step", body)) == (
         "node 'step' of role 'worker': expected a function, or a class whose instances can be called, "
-        f"found {body!r}.\n"
-        "  Give the body itself: node(name, function) or node(name, Class, arguments)."
+        f"found {getattr(body, 'func', body)!r}.\n"
+        "  Give the body itself: node(name, function), node(name, Class) or node(name, partial(Class, arguments))."
     )
 
 
@@ -123,14 +122,14 @@ def test_outputs_are_a_tuple(worker: Role) -> None:
     class Body(Batches):
         outputs = "batch"  # type: ignore[assignment]
 
-    assert refusal(lambda: worker.node("step", Body, 0)) == (
+    assert refusal(lambda: worker.node("step", partial(Body, 0))) == (
         "node 'step' of role 'worker': expected a tuple of names in `outputs`, found 'batch'.\n"
         "  Write outputs = ('batch',)."
     )
 
 
 def test_a_function_takes_no_arguments_here(worker: Role) -> None:
-    assert refusal(lambda: worker.node("step", advise, 3, hint=4)) == (
+    assert refusal(lambda: worker.node("step", partial(advise, 3, hint=4))) == (
         "node 'step' of role 'worker': expected no arguments: the parameters of a function are its input ports, "
         "found 2 arguments.\n"
         "  Write a class with __init__ and __call__."
@@ -138,10 +137,10 @@ def test_a_function_takes_no_arguments_here(worker: Role) -> None:
 
 
 def test_a_class_gets_the_arguments_that_it_takes(worker: Role) -> None:
-    assert refusal(lambda: worker.node("step", InnerStep, emit_evry=24)) == (
+    assert refusal(lambda: worker.node("step", partial(InnerStep, emit_evry=24))) == (
         "node 'step' of role 'worker': expected the arguments of InnerStep(emit_every: 'int') -> 'None', "
         "found missing a required argument: 'emit_every'.\n"
-        "  Give the node what its body takes."
+        "  Give the body what it takes: partial(InnerStep, ...)."
     )
 
 
@@ -172,14 +171,14 @@ def test_a_role_has_a_range(graph: Graph, replicas: Any) -> None:
 
 
 def test_a_port_is_looked_up_at_once(worker: Role) -> None:
-    step = worker.node("inner-step", InnerStep, 24)
+    step = worker.node("inner-step", partial(InnerStep, 24))
     assert step["batch"].node is step
     assert refusal(lambda: step["bacth"]) == (
         "port 'bacth' of node 'inner-step' (body tests.runtime.graph.example_bodies:InnerStep): "
         "expected one of its ports: inputs batch, update; outputs parameters, progress, found 'bacth'.\n"
         "  Did you mean 'batch'?"
     )
-    assert refusal(lambda: worker.node("data", Batches, 0)["x"]).endswith(
+    assert refusal(lambda: worker.node("data", partial(Batches, 0))["x"]).endswith(
         "inputs none; outputs batch, found 'x'.\n  There is: batch."
     )
 
@@ -230,7 +229,7 @@ def test_where_items_go(graph: Graph, worker: Role) -> None:
     far = other.node("far", through)
     inside = graph.edge(first["result"], second["item"], Latest())
     beside = graph.edge(first["result"], first["item"], Latest(), to=worker.next)
-    across = graph.edge(first["result"], far["item"], Latest())
+    across = graph.edge(first["result"], far["item"], Latest(), to=other.all)
     by_key = graph.edge(second["result"], far["item"], Latest(), to=other.at("fragment"))
     routes = [edge.route for edge in (inside, beside, across, by_key)]
     assert routes == [None, Route("worker", "next"), Route("other", "all"), Route("other", "at", "fragment")]
@@ -243,6 +242,17 @@ def test_where_items_go(graph: Graph, worker: Role) -> None:
         graph.role_of("nobody")
 
 
+def test_an_edge_between_roles_says_where_its_items_go(graph: Graph, worker: Role) -> None:
+    first, _ = pair(worker)
+    far = graph.role("parameter-server", replicas=(1, 2)).node("far", through)
+    assert refusal(lambda: graph.edge(first["result"], far["item"], Latest())) == (
+        "edge first.result -> far.item: expected `to`, because role 'worker' and role 'parameter-server' are on "
+        "different hosts, found none.\n"
+        "  Write to=parameter_server.all for every live replica, or to=parameter_server.at('field') for one."
+    )
+    assert graph.edges == []
+
+
 def test_edges_with_initial_arrays_can_be_kept_in_sets(graph: Graph, worker: Role) -> None:
     """What has no equality or hash of its own may be an initial value: an edge is equal to itself only."""
     first, second = pair(worker)
@@ -250,25 +260,61 @@ def test_edges_with_initial_arrays_can_be_kept_in_sets(graph: Graph, worker: Rol
     assert len(set(edges)) == 2
 
 
-def test_when_a_firing_gets_the_bare_item(graph: Graph, worker: Role) -> None:
-    syncer = graph.role("syncer", replicas=(1, 1))
-    one, several, both = syncer.node("one", through), worker.node("several", through), syncer.node("both", join)
-    keyed, beside = worker.node("keyed", through), worker.node("beside", through)
-    graph.edge(one["result"], several["item"], Latest())
-    assert not takes_one(graph, several, "item")  # One syncer, and another role: there might be two.
-    graph.edge(several["result"], one["item"], Latest())
-    assert not takes_one(graph, one, "item")  # Up to four workers.
-    graph.edge(several["result"], keyed["item"], Latest("fragment"))
-    assert not takes_one(graph, keyed, "item")  # One per key.
-    graph.edge(several["result"], beside["item"], Queue(1), to=worker.next)
-    assert takes_one(graph, beside, "item")  # The replica before.
-    alone = worker.node("alone", through)
-    graph.edge(several["result"], alone["item"], Latest())
-    assert takes_one(graph, alone, "item")  # The same replica.
-    graph.edge(one["result"], both["left"], Latest())
-    graph.edge(both["result"], both["left"], Latest())
-    assert not takes_one(graph, both, "left")  # Two nodes.
-    assert not takes_one(graph, both, "right")  # Nobody.
+def take(item: int, other: int | None = None) -> int:
+    return item
+
+
+def test_a_port_that_takes_one_item_refuses_an_edge_that_could_bring_several(graph: Graph, worker: Role) -> None:
+    server = graph.role("server", replicas=(1, 1))
+    one, several = server.node("one", take), worker.node("several", take)
+    graph.edge(one["result"], several["item"], Latest(), to=worker.all)  # Of one server.
+    graph.edge(several["result"], worker.node("beside", take)["item"], Queue(1), to=worker.next)
+    graph.edge(several["result"], worker.node("alone", take)["item"], Latest())
+    edges = list(graph.edges)
+    do = "  Have the body take {(replica, key): item} there, and say so: collects = ('item',)."
+    expected = "expected one item at a time, which is what take takes at 'item'"
+    assert refusal(lambda: graph.edge(several["result"], one["item"], Latest(), to=server.all)) == (
+        f"edge several.result -> one.item: {expected}, found one of every worker.\n{do}"
+    )
+    assert refusal(lambda: graph.edge(several["result"], one["item"], Latest(), to=server.at("key"))) == (
+        f"edge several.result -> one.item: {expected}, found one of every worker.\n{do}"
+    )
+    assert refusal(lambda: graph.edge(one["result"], one["item"], Latest("fragment"))) == (
+        f"edge one.result -> one.item: {expected}, found one of each 'fragment'.\n{do}"
+    )
+    assert refusal(lambda: graph.edge(several["result"], several["item"], Latest())) == (
+        f"edge several.result -> several.item: {expected}, found one of one.result, too.\n{do}"
+    )
+    assert graph.edges == edges
+
+
+def test_a_body_says_at_which_ports_it_collects(worker: Role) -> None:
+    node = worker.node("step", partial(InnerStep, 24))
+    assert [(port.name, port.collects) for port in node.inputs] == [("batch", False), ("update", True)]
+
+    class Text(InnerStep):
+        collects = "update"  # type: ignore[assignment]
+
+    class Strange(InnerStep):
+        collects = ("updates",)
+
+    assert refusal(lambda: worker.node("text", partial(Text, 24))) == (
+        "node 'text' of role 'worker': expected a tuple of names in `collects`, found 'update'.\n"
+        "  Write collects = ('update',)."
+    )
+    assert refusal(lambda: worker.node("strange", partial(Strange, 24))) == (
+        "node 'strange' of role 'worker': expected input ports of the body in `collects`, found 'updates'.\n"
+        "  Did you mean 'update'?"
+    )
+
+
+def test_votes_are_collected(worker: Role) -> None:
+    rule = Quorum("item", key="round", opened_by="other")
+    assert refusal(lambda: worker.node("merge", take, fires=rule)) == (
+        "node 'merge' of role 'worker', which fires by Quorum: expected a body that takes {(replica, key): vote} at "
+        "'item', found one that takes one item there.\n"
+        "  Say so in its class: collects = ('item',)."
+    )
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from isthmus.runtime.clock import seconds
@@ -30,8 +32,8 @@ def gossip(policy: Policy, *, is_required: bool) -> Graph:
 
     graph = Graph("gossip")
     learner = graph.role("learner", replicas=(2, 64))
-    data = learner.node("data", Batches, 0)
-    step = learner.node("inner-step", InnerStep, emit_every=24, free_running=True)
+    data = learner.node("data", partial(Batches, 0))
+    step = learner.node("inner-step", partial(InnerStep, emit_every=24), never_waits=True)
     fires = AllOf(("mine", "neighbour")) if is_required else None
     mean = learner.node("average", average, fires=fires)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
@@ -55,11 +57,11 @@ def test_in_gossip_everything_runs_free() -> None:
 
 def test_gossip_that_waits_for_its_neighbour_is_refused() -> None:
     assert refusal(gossip(Queue(capacity=1), is_required=True)) == (
-        "node 'inner-step', declared free_running=True: expected that it never waits for another host, nor for a body "
-        "that may block, found this chain: inner-step waits for credit from average (another learner) on "
+        "node 'inner-step', declared never_waits=True: expected that it never waits for another host, nor for a body "
+        "that may wait, found this chain: inner-step waits for credit from average (another learner) on "
         "inner-step.parameters -> average.neighbour [Queue(1), next learner] (and others, to inner-step (another "
         "learner)).\n"
-        "  Let what comes from elsewhere be sampled, and what goes there be Latest; or drop free_running=True. "
+        "  Let what comes from elsewhere be sampled, and what goes there be Latest; or drop never_waits=True. "
         "(graph 'gossip', 3 nodes, 4 edges)"
     )
 
@@ -67,9 +69,9 @@ def test_gossip_that_waits_for_its_neighbour_is_refused() -> None:
 def test_everybody_who_holds_a_node_up_directly_is_named() -> None:
     graph = Graph("example")
     learner, syncer = graph.role("learner", replicas=(1, 1)), graph.role("syncer", replicas=(1, 1))
-    step = learner.node("step", source, free_running=True)
+    step = learner.node("step", source, never_waits=True)
     for name in ("first", "second", "third"):
-        graph.edge(step["result"], syncer.node(name, through)["item"], Queue(1))
+        graph.edge(step["result"], syncer.node(name, through)["item"], Queue(1), to=syncer.all)
     assert (
         "this chain: step waits for credit from first (syncer) on step.result -> first.item [Queue(1), every syncer] "
         "(and others, to second (syncer), third (syncer)).\n"
@@ -88,21 +90,21 @@ def test_the_chain_is_told_edge_by_edge() -> None:
 def test_with_one_replica_the_next_is_the_same_host() -> None:
     graph = Graph("example")
     worker = graph.role("worker", replicas=(1, 1))
-    first = worker.node("first", through, free_running=True)
+    first = worker.node("first", through, never_waits=True)
     graph.edge(first["result"], first["item"], Queue(2, initial=(0,)), to=worker.next)
     assert verify(graph)["first"].free_running
 
 
-def test_a_body_that_may_block() -> None:
+def test_a_body_that_may_wait() -> None:
     graph, worker = one_role()
-    step = worker.node("step", source, free_running=True)
-    write = worker.node("write", through, may_block=True)
+    step = worker.node("step", source, never_waits=True)
+    write = worker.node("write", through, body_may_wait=True)
     graph.edge(step["result"], write["item"], Queue(1))
     assert refusal(graph) == (
-        "node 'step', declared free_running=True: expected that it never waits for another host, nor for a body that "
-        "may block, found this chain: step waits for credit from write on step.result -> write.item [Queue(1)]; "
-        "write is declared may_block.\n"
-        "  Feed write by Latest edges, and only sample what it sends; or drop free_running=True. "
+        "node 'step', declared never_waits=True: expected that it never waits for another host, nor for a body that "
+        "may wait, found this chain: step waits for credit from write on step.result -> write.item [Queue(1)]; "
+        "write is declared body_may_wait.\n"
+        "  Feed write by Latest edges, and only sample what it sends; or drop never_waits=True. "
         "(graph 'example', 2 nodes, 1 edge)"
     )
 
@@ -133,9 +135,9 @@ def test_an_alternative_on_the_same_host_is_enough() -> None:
     graph = Graph("example")
     learner, syncer = graph.role("learner", replicas=(1, 4)), graph.role("syncer", replicas=(1, 1))
     near, far = learner.node("near", source), syncer.node("far", source)
-    any_of = learner.node("any", sample, free_running=True, fires=AnyOf("item"))
+    any_of = learner.node("any", sample, never_waits=True, fires=AnyOf("item"))
     graph.edge(near["result"], any_of["item"], Latest())
-    graph.edge(far["result"], any_of["item"], Latest())
+    graph.edge(far["result"], any_of["item"], Latest(), to=learner.all)
     assert verify(graph)["any"].free_running
 
 
@@ -146,7 +148,7 @@ def test_alternatives_that_only_feed_each_other_are_not_enough() -> None:
     far = syncer.node("far", source)
     any_of = learner.node("any", sample, fires=AnyOf("item"))
     graph.edge(any_of["result"], any_of["item"], Latest())
-    graph.edge(far["result"], any_of["item"], Latest())
+    graph.edge(far["result"], any_of["item"], Latest(), to=learner.all)
     assert verify(graph)["any"].chain("far") == (
         "any waits for any item, such as one from far (syncer) on far.result -> any.item [Latest, every learner]"
     )
@@ -187,7 +189,7 @@ def test_an_alternative_that_keeps_a_queue_flowing_holds_up_its_producer() -> No
     near, far = learner.node("near", source), syncer.node("far", source)
     any_of = learner.node("any", advise, fires=AnyOf("item"))
     graph.edge(near["result"], any_of["item"], Latest())
-    graph.edge(far["result"], any_of["item"], Latest())
+    graph.edge(far["result"], any_of["item"], Latest(), to=learner.all)
     graph.edge(near["result"], any_of["hint"], Queue(1))
     assert verify(graph)["near"].chain("far") == (
         "near waits for credit from any on near.result -> any.hint [Queue(1)]; any waits for any item, such as one "
@@ -228,8 +230,8 @@ def pipeline(back: Policy) -> Graph:
     graph = Graph("pipeline")
     front, rear = graph.role("front", replicas=(1, 1)), graph.role("rear", replicas=(1, 1))
     forward, backward = front.node("forward", through), rear.node("backward", through)
-    graph.edge(forward["result"], backward["item"], Queue(capacity=2))
-    graph.edge(backward["result"], forward["item"], back)
+    graph.edge(forward["result"], backward["item"], Queue(capacity=2), to=rear.all)
+    graph.edge(backward["result"], forward["item"], back, to=front.all)
     return graph
 
 
@@ -320,10 +322,10 @@ def test_a_quorum_needs_its_votes_to_start() -> None:
         ready, waiting, pacer = fast.node("ready", source), slow.node("waiting", through), syncer.node("pacer", source)
         rule = Quorum("vote", key="round", opened_by="opening", count_min=count_min)
         merging = syncer.node("merge", merge, fires=rule)
-        graph.edge(ready["result"], merging["vote"], Latest())
-        graph.edge(waiting["result"], merging["vote"], Latest())
+        graph.edge(ready["result"], merging["vote"], Latest(), to=syncer.all)
+        graph.edge(waiting["result"], merging["vote"], Latest(), to=syncer.all)
         graph.edge(pacer["result"], merging["opening"], Queue(1))
-        graph.edge(merging["result"], waiting["item"], Latest())
+        graph.edge(merging["result"], waiting["item"], Latest(), to=slow.all)
         return graph
 
     verify(build(1))
@@ -352,8 +354,8 @@ def test_rounds_that_several_replicas_open_can_stop_their_openers_for_good() -> 
     graph = Graph("example")
     peer, syncer = graph.role("peer", replicas=(1, 4)), graph.role("syncer", replicas=(1, 1))
     answer, merging = peer.node("answer", source), syncer.node("merge", merge, fires=Quorum("vote", "round", "opening"))
-    graph.edge(answer["result"], merging["vote"], Latest())
-    graph.edge(answer["result"], merging["opening"], Queue(2))
+    graph.edge(answer["result"], merging["vote"], Latest(), to=syncer.all)
+    graph.edge(answer["result"], merging["opening"], Queue(2), to=syncer.all)
     told = refusal(graph)
     assert told.startswith("edge answer.result -> merge.opening: expected an edge that holds nobody up, because merge")
     assert told.endswith(".\n  Let a single replica open the rounds. (graph 'example', 2 nodes, 2 edges)")
@@ -382,7 +384,7 @@ def test_a_queue_into_a_sampled_port_is_legal_where_nobody_waits_for_its_produce
 def test_all_faults_are_told_at_once() -> None:
     graph = Graph("example")
     worker, other = graph.role("Worker", replicas=(2, 1)), graph.role("other", replicas=(1, 2))
-    data, step = worker.node("data", source), worker.node("step", join, free_running=True)
+    data, step = worker.node("data", source), worker.node("step", join, never_waits=True)
     far = other.node("far", through)
     graph.edge(data["result"], step["left"], Queue(0))
     graph.edge(step["result"], far["item"], Queue(1), to=other.next)
@@ -396,6 +398,6 @@ def test_all_faults_are_told_at_once() -> None:
         "edge data.result -> step.left",
         "edge step.result -> far.item",
         "port 'item' of node 'far'",
-        "node 'step', declared free_running=True",
+        "node 'step', declared never_waits=True",
     ]
     assert str(caught.value).count("(graph 'example', 4 nodes, 3 edges)") == 1

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_what_a_body_publishes_is_a_copy_by_node() -> None:
             self.context.publish(self.shown)
 
     graph = pipe(Count, arguments=(9,))
-    graph.edge(graph.nodes[0]["item"], graph.roles[0].node("shows", Publishes, 3)["item"], Queue(1))
+    graph.edge(graph.nodes[0]["item"], graph.roles[0].node("shows", partial(Publishes, 3))["item"], Queue(1))
     world = start(graph, until="shows")
     assert world.hosts[Replica("here", 0)].published == {"shows": {"item": 3}}
     body_of(world, "shows").shown["item"] = "changed"
@@ -68,7 +69,7 @@ def test_what_a_body_publishes_is_a_copy_by_node() -> None:
 
 def test_waits_for_items_and_credit_are_counted_and_nothing_else() -> None:
     graph = pipe(Count, 4, arguments=(9,), policy=Queue(1))
-    samples = graph.roles[0].node("samples", Remember, 99, fires=Every(milliseconds(3)))
+    samples = graph.roles[0].node("samples", partial(Remember, 99), fires=Every(milliseconds(3)))
     graph.edge(graph.nodes[0]["item"], samples["item"], Latest())
     times = {"source": milliseconds(2), "collect": milliseconds(10), "samples": Duration(0)}
     slow_sink = start(graph, until="collect", duration=lambda replica, node: times[node])
@@ -103,10 +104,10 @@ def keeping() -> Graph:
     """Something of everything: superseded and shared items, finished nodes, rounds, items for nobody."""
     graph = rounds(most=5)
     here, there = graph.roles
-    count = here.node("count", Count, 50, lambda number: {"key": number % 3, "data": np.zeros(2)})
-    mailbox = there.node("mailbox", Remember, 4)
+    count = here.node("count", partial(Count, 50, lambda number: {"key": number % 3, "data": np.zeros(2)}))
+    mailbox = there.node("mailbox", partial(Remember, 4))
     graph.edge(count["item"], mailbox["item"], Latest("key"), to=there.at("key"))
-    graph.edge(count["item"], there.node("queue", Collect, 7)["item"], Queue(3))
+    graph.edge(count["item"], there.node("queue", partial(Collect, 7))["item"], Queue(3), to=there.all)
     return graph
 
 
@@ -173,8 +174,9 @@ def alone() -> tuple[Host, Ends, World]:
 def feeding() -> tuple[Host, Ends, World]:
     """The host of a source that feeds a queue and a mailbox elsewhere, and what it gives its channel."""
     graph = pipe(Count, 3, arguments=(9, lambda number: {"key": number % 2, "data": np.full(3, number)}), two=True)
-    graph.edge(graph.nodes[0]["item"], graph.roles[1].node("late", Remember, 9)["item"], Latest("key"))
-    graph.edge(graph.nodes[0]["item"], graph.roles[0].node("local", Remember, 9)["item"], Latest())
+    here, there = graph.roles
+    graph.edge(graph.nodes[0]["item"], there.node("late", partial(Remember, 9))["item"], Latest("key"), to=there.all)
+    graph.edge(graph.nodes[0]["item"], here.node("local", partial(Remember, 9))["item"], Latest())
     world = World(lower(graph), {"here": 1, "there": 1}, seed=0, resolve=str)
     channel = Ends()
     host = world.hosts[Replica("here", 0)]
@@ -294,7 +296,7 @@ def test_closing_bodies_closes_all_and_tells_what_they_raise() -> None:
 
     graph = pipe(Count, arguments=(9,))
     for name in ("first", "second"):
-        graph.edge(graph.nodes[0]["item"], graph.roles[0].node(name, Closes, 2)["item"], Queue(1))
+        graph.edge(graph.nodes[0]["item"], graph.roles[0].node(name, partial(Closes, 2))["item"], Queue(1))
     world = start(graph, until="second")
     with pytest.raises(ExceptionGroup, match="closing the bodies of here/0#1") as caught:
         world.close()
@@ -305,7 +307,7 @@ def test_closing_bodies_closes_all_and_tells_what_they_raise() -> None:
 def test_timers_of_a_closed_host_do_not_fire() -> None:
     graph = Graph("timers")
     role = graph.role("here", replicas=(1, 1))
-    role.node("tick", Remember, 9, fires=Every(milliseconds(5)))
+    role.node("tick", partial(Remember, 9), fires=Every(milliseconds(5)))
     world = World(lower(graph), {"here": 1}, seed=0, resolve=str)
     world.clock.call_at(Instant(milliseconds(12)), world.close)
     with pytest.raises(TimeoutError, match="nothing is left to do"):
@@ -343,7 +345,7 @@ def test_with_threads_too_what_a_generator_yields_leaves_while_its_firing_goes_o
 
     graph = Graph("early")
     role = graph.role("here", replicas=(1, 1))
-    graph.edge(role.node("waits", Waits)["item"], role.node("sees", Sees, 2)["item"], Queue(2))
+    graph.edge(role.node("waits", Waits)["item"], role.node("sees", partial(Sees, 2))["item"], Queue(2))
     run = LocalRun(lower(graph), {"here": 1}, ends_with="sees", seed=0, resolve=str)
     run.start()
     try:

@@ -20,6 +20,7 @@ from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 from tests.patience import PATIENCE
+from tests.runtime.graph.example_bodies import collecting
 from tests.runtime.wire.cables import RUN, SYNCER
 
 LEARNER = Member(Replica("learner", 0), 1)
@@ -37,7 +38,7 @@ class Step:
     def __call__(self, batch: Any, update: Any = None) -> dict[str, Any]:
         time.sleep(0.001)
         self.steps += 1
-        self.news += [] if update is None else update.values()
+        self.news += [] if update is None else [update]
         return {"progress": {"step": self.steps, "news": list(self.news)}}
 
 
@@ -45,6 +46,7 @@ def batch() -> int:
     return 1
 
 
+@collecting("progress")
 def count(progress: Any) -> Any:
     return len(progress)
 
@@ -52,11 +54,11 @@ def count(progress: Any) -> Any:
 def plans(*, is_free_running: bool = True) -> dict[str, Plan]:
     graph = Graph("small")
     learner, syncer = graph.role("learner", replicas=(1, 2)), graph.role("syncer", replicas=(1, 1))
-    data, step = learner.node("data", batch), learner.node("step", Step, free_running=is_free_running)
+    data, step = learner.node("data", batch), learner.node("step", Step, never_waits=is_free_running)
     total = syncer.node("total", count, fires=AnyOf("progress"))
     graph.edge(data["result"], step["batch"], Queue(capacity=2))
-    graph.edge(step["progress"], total["progress"], Latest())
-    graph.edge(total["result"], step["update"], Latest())
+    graph.edge(step["progress"], total["progress"], Latest(), to=syncer.all)
+    graph.edge(total["result"], step["update"], Latest(), to=learner.all)
     return lower(graph)
 
 

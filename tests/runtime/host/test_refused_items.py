@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ class Attested(Collect):
 class Votes:
     """Collects the votes of a round."""
 
+    collects = ("vote",)
     schemas = {"vote": {"round": ("integer", 0), "yes": "flag"}}  # noqa: RUF012
 
     def __call__(self, call: Any, vote: Any) -> None:
@@ -42,7 +44,12 @@ def piped(source: Any, most: int, body: Any, policy: Any, *, two: bool = True) -
     graph = Graph("pipe")
     here = graph.role("here", replicas=(1, 1))
     there = graph.role("there", replicas=(1, 1)) if two else here
-    graph.edge(here.node("source", Count, *source)["item"], there.node("collect", body, most)["item"], policy)
+    graph.edge(
+        here.node("source", partial(Count, *source))["item"],
+        there.node("collect", partial(body, most))["item"],
+        policy,
+        to=there.all if two else None,
+    )
     return graph
 
 
@@ -50,7 +57,7 @@ def piped(source: Any, most: int, body: Any, policy: Any, *, two: bool = True) -
 def test_what_is_wrong_never_reaches_the_body_and_holds_up_nothing(policy: Any) -> None:
     world = start(piped((10, odd_ones_are_wrong), 5, Choosy, policy), until="collect")
     seen = body_of(world, "collect", "there/0").seen
-    assert [item["even"] for taken in seen for item in taken.values()] == [2, 4, 6, 8, 10]
+    assert [item["even"] for item in seen] == [2, 4, 6, 8, 10]
     (refusal,) = world.hosts[Replica("there", 0)].refusals.values()
     here = Member(Replica("here", 0), 1)
     assert refusal == ItemRefusal(here, "source.item -> collect.item", "even", "an integer of at least 0", "'odd 1'", 5)
@@ -59,7 +66,7 @@ def test_what_is_wrong_never_reaches_the_body_and_holds_up_nothing(policy: Any) 
 def test_another_slot_than_the_senders_is_wrong() -> None:
     graph = piped((3, lambda number: {"slot": 3 - number, "even": number}), 1, Choosy, Queue(3))
     world = start(graph, until="collect")
-    assert [item["even"] for taken in body_of(world, "collect", "there/0").seen for item in taken.values()] == [3]
+    assert [item["even"] for item in body_of(world, "collect", "there/0").seen] == [3]
     (refusal,) = world.hosts[Replica("there", 0)].refusals.values()
     assert (refusal.field, refusal.found, refusal.count, refusal.is_vote) == ("slot", "2", 2, False)
 
@@ -82,11 +89,11 @@ def test_a_body_that_says_more_than_its_firings_bear_out_has_failed() -> None:
 def test_a_vote_is_told_as_one() -> None:
     graph = Graph("votes")
     asks, votes = graph.role("asks", replicas=(1, 1)), graph.role("votes", replicas=(1, 1))
-    call = asks.node("call", Count, 1, lambda number: {"round": number, "members": [[0, 1]], "count_min": 1})
-    said = votes.node("said", Count, 1, lambda number: {"round": number, "yes": "perhaps"})
+    call = asks.node("call", partial(Count, 1, lambda number: {"round": number, "members": [[0, 1]], "count_min": 1}))
+    said = votes.node("said", partial(Count, 1, lambda number: {"round": number, "yes": "perhaps"}))
     judge = asks.node("judge", Votes, fires=Quorum(port="vote", key="round", opened_by="call", count_min=1))
     graph.edge(call["item"], judge["call"], Queue(1))
-    graph.edge(said["item"], judge["vote"], Latest())
+    graph.edge(said["item"], judge["vote"], Latest(), to=asks.all)
     world = start(graph, until="said")
     host = world.hosts[Replica("asks", 0)]
     world.run(lambda: bool(host.refusals), seconds_max=2.0)
@@ -98,8 +105,7 @@ class Wary(Collect):
 
     def __call__(self, item: Any) -> None:
         super().__call__(item)
-        for each in item.values():
-            self.context.refuse("item", (0, 1), ("even", "truth", str(each["even"])))
+        self.context.refuse("item", (0, 1), ("even", "truth", str(item["even"])))
 
 
 def test_a_body_may_refuse_what_only_it_can_judge() -> None:

@@ -10,6 +10,7 @@ from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Latest
 from isthmus.runtime.host.own_process import Meetings, meets, phase
 from isthmus.runtime.ids import Member, Replica
+from tests.runtime.graph.example_bodies import collecting
 
 HOME = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
 AWAY = ["tcp://127.0.0.2:1", "tcp://127.0.0.2:2"]
@@ -19,6 +20,7 @@ def give() -> int:
     return 1
 
 
+@collecting("result")
 def take(result: int | None = None) -> None:
     return None
 
@@ -31,7 +33,7 @@ def plan(*, to_others: bool) -> Plan:
     node = learner.node("give", give)
     near = learner.node("near", take)
     graph.edge(node["result"], near["result"], Latest(), **({"to": learner.next} if to_others else {}))
-    graph.edge(node["result"], recorder.node("take", take)["result"], Latest())
+    graph.edge(node["result"], recorder.node("take", take)["result"], Latest(), to=recorder.all)
     return lower(graph)["learner"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.graph.plans import lower
@@ -37,8 +37,8 @@ class Collect:
         self.seen: list[int] = []
         self.is_finished = False
 
-    def __call__(self, number: dict[Any, int], hint: dict[Any, int] | None = None) -> None:
-        self.seen += number.values()
+    def __call__(self, number: int, hint: int | None = None) -> None:
+        self.seen.append(number)
         self.is_finished = len(self.seen) == self.most
 
 
@@ -46,12 +46,12 @@ def build() -> Graph:
     graph = Graph("slice")
     here = graph.role("here", replicas=(1, 1))
     there = graph.role("there", replicas=(1, 1))
-    count = here.node("count", Count, 10)
+    count = here.node("count", partial(Count, 10))
     twice = here.node("double", double)
-    collect = there.node("collect", Collect, 10)
+    collect = there.node("collect", partial(Collect, 10))
     graph.edge(count["number"], twice["number"], Queue(capacity=2))
-    graph.edge(twice["result"], collect["number"], Queue(capacity=3))
-    graph.edge(count["number"], collect["hint"], Latest())
+    graph.edge(twice["result"], collect["number"], Queue(capacity=3), to=there.all)
+    graph.edge(count["number"], collect["hint"], Latest(), to=there.all)
     return graph
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from isthmus.runtime.clock import Instant
@@ -56,8 +57,16 @@ class Collect:
         self.times.append(self.context.now())
 
 
+class Gather(Collect):
+    """Remembers what it has collected."""
+
+    collects = ("item",)
+
+
 class Remember(Collect):
     """Remembers the keywords it is called with."""
+
+    collects = ("item", "other")
 
     def __call__(self, item: Any = "none", other: Any = "none", decision: Any = "none") -> None:
         self.seen.append({"item": item, "other": other, "decision": decision})
@@ -84,8 +93,10 @@ def pipe(
     graph = Graph("pipe")
     here = graph.role("here", replicas=(1, 1))
     there = graph.role("there", replicas=(1, 1)) if two else here
-    node = here.node("source", source, *arguments)
-    graph.edge(node[node.outputs[0]], there.node("collect", Collect, most)["item"], policy or Queue(2))
+    node = here.node("source", partial(source, *arguments))
+    has_key = isinstance(policy, Latest) and policy.key is not None
+    collect = there.node("collect", partial(Gather if has_key else Collect, most))
+    graph.edge(node[node.outputs[0]], collect["item"], policy or Queue(2), to=there.all if two else None)
     return graph
 
 
@@ -96,11 +107,12 @@ class Vote:
         self.slot = context.member.replica.slot
 
     def __call__(self, pull: Any) -> Any:
-        (opened,) = pull.values()
-        return {"vote": {"round": opened["round"], "slot": self.slot}}
+        return {"vote": {"round": pull["round"], "slot": self.slot}}
 
 
 class Merge(Collect):
+    collects = ("vote",)
+
     def __call__(self, vote: Any, opened: Any, decision: Any) -> None:
         self.seen.append((vote, opened, decision))
 
@@ -109,10 +121,10 @@ def rounds(merge: Any = Merge, most: int = 2) -> Graph:
     """Rounds of all live voters."""
     graph = Graph("rounds")
     here, there = graph.role("here", replicas=(1, 1)), graph.role("there", replicas=(1, 3))
-    opener = here.node("opener", Count, most, lambda number: {"round": number})
-    merging = here.node("merge", merge, most, fires=Quorum("vote", "round", "opened"))
+    opener = here.node("opener", partial(Count, most, lambda number: {"round": number}))
+    merging = here.node("merge", partial(merge, most), fires=Quorum("vote", "round", "opened"))
     voter = there.node("voter", Vote)
     graph.edge(opener["item"], merging["opened"], Queue(1))
-    graph.edge(opener["item"], voter["pull"], Queue(1))
-    graph.edge(voter["vote"], merging["vote"], Latest())
+    graph.edge(opener["item"], voter["pull"], Queue(1), to=there.all)
+    graph.edge(voter["vote"], merging["vote"], Latest(), to=here.all)
     return graph

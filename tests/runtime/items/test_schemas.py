@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isthmus.runtime.graph.body import schemas_of
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.items.schemas import attested, compiled, schemas_of
+from isthmus.runtime.items.schemas import attested, compiled
 
 SENDER = Member(Replica("learner", 2), 3)
 SIZES = ("of", "part", (4, 6))

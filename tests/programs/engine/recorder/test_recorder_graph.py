@@ -9,7 +9,7 @@ import pytest
 from isthmus.ops.recovery.hold import Hold
 from isthmus.programs import data_parallel, decoupled, diloco, streaming_diloco
 from isthmus.programs.engine.recorder.roles import with_recorder
-from isthmus.runtime.graph.template import Graph, Job, Reference, TensorSpec, takes_one
+from isthmus.runtime.graph.template import Graph, Job, Reference, TensorSpec
 from isthmus.runtime.graph.verify import verify
 
 LAYOUT = (TensorSpec("w", (8, 8), "float32"), TensorSpec("v", (8, 8), "float32"))
@@ -46,11 +46,11 @@ def test_recorder_and_evaluator_hold_what_shards_publish(program: Any) -> None:
 @pytest.mark.parametrize("has_evaluator", [True, False])
 @pytest.mark.parametrize("program", WITH_SHARDS)
 def test_whoever_hears_what_is_held_hears_by_whom(program: Any, *, has_evaluator: bool) -> None:
-    """Also where there is only one holder, whose item would come by itself otherwise."""
+    """Also where there is only one holder."""
     graph = recorded(program, has_evaluator=has_evaluator)
     listening = [node for node in graph.nodes if node.input("held") is not None]
     assert len(listening) == 2
-    assert not any(takes_one(graph, node, "held") for node in listening)
+    assert all(port.collects for node in listening for port in node.inputs if port.name == "held")
 
 
 def test_each_fragment_is_held_for_its_own_shard() -> None:

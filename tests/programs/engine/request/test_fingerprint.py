@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.request import fingerprint, sources
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.graph.template import AnyOf, Every, Graph, Job, Latest, Queue, Reference, TensorSpec
+from tests.runtime.graph.example_bodies import collecting
 
 RING = """
 from isthmus.runtime.graph.template import Graph, Latest, Queue
@@ -114,10 +115,12 @@ def test_the_source_of_the_program_counts(folder: Path) -> None:
     assert of_ring() == before
 
 
+@collecting("own")
 def first(own: Any) -> Any:
     return own
 
 
+@collecting("own")
 def second(own: Any) -> Any:
     return own
 
@@ -139,11 +142,11 @@ def of_graph(
     policy: Any = Queue(capacity=2, initial=(1,)),  # noqa: B008
     to_next: bool = False,
     arguments: tuple[Any, ...] = (),
-    **keywords: Any,
+    **options: Any,
 ) -> str:
     graph = Graph(name)
     owner = graph.role(role, replicas=replicas)
-    vertex = owner.node(node, body, *arguments, **keywords)
+    vertex = owner.node(node, partial(body, *arguments), **options)
     graph.edge(vertex["result"], vertex["own"], policy, to=owner.next if to_next else None)
     return fingerprint(graph, JOB, first)
 
@@ -166,8 +169,8 @@ def of_graph(
         {"to_next": True},
         {"fires": AnyOf("own")},
         {"fires": Every(1)},  # type: ignore[arg-type]
-        {"free_running": True},
-        {"may_block": True},
+        {"never_waits": True},
+        {"body_may_wait": True},
     ],
 )
 def test_every_part_of_the_graph_counts(changed: dict[str, Any]) -> None:
@@ -192,7 +195,7 @@ ALIKE: list[tuple[Any, Any]] = [
     (Plain([1]), Plain([1])),
     (np.arange(3), np.arange(3)),
     (np.float32(2), np.float32(2)),
-    (functools.partial(first, own=1), functools.partial(first, own=1)),
+    (partial(first, own=1), partial(first, own=1)),
     (Reference("/a/mine.py:task"), Reference("/b/mine.py:task")),
 ]
 DIFFERENT: list[tuple[Any, Any]] = [
@@ -204,7 +207,7 @@ DIFFERENT: list[tuple[Any, Any]] = [
     (Plain(1), Plain(2)),
     (np.arange(3), np.arange(3.0)),
     (np.zeros((2, 3)), np.zeros((3, 2))),
-    (functools.partial(first, own=1), functools.partial(first, own=2)),
+    (partial(first, own=1), partial(first, own=2)),
     (first, second),
     (Point, Plain),
     (Reference("a"), "a"),
@@ -215,7 +218,7 @@ DIFFERENT: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("one", "other"), ALIKE)
 def test_arguments_that_are_alike(one: Any, other: Any) -> None:
     assert of_graph(body=Body, arguments=(one,)) == of_graph(body=Body, arguments=(other,))
-    assert of_graph(body=Body, argument=one) == of_graph(body=Body, argument=other)
+    assert of_graph(body=partial(Body, argument=one)) == of_graph(body=partial(Body, argument=other))
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)

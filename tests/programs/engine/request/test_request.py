@@ -31,7 +31,7 @@ def step(own, neighbour=None):
 def build(job, *, interval: int = 24, blocks: bool = False):
     graph = Graph("ring")
     learner = graph.role("learner", replicas=(2, 8))
-    node = learner.node("step", step, free_running=True)
+    node = learner.node("step", step, never_waits=True)
     graph.edge(node["result"], node["own"], Queue(capacity=interval, initial=(1,)))
     policy = Queue(capacity=1) if blocks else Latest()
     graph.edge(node["result"], node["neighbour"], policy, to=learner.next)
@@ -218,7 +218,7 @@ def test_a_task_that_is_none_or_cannot_be_trained(folder: Path) -> None:
 
 
 def test_a_graph_that_breaks_a_rule(folder: Path) -> None:
-    with pytest.raises(GraphError, match="free"):
+    with pytest.raises(GraphError, match="never_waits"):
         ring(program=Program("ring.py:build", blocks=True))
 
 
