@@ -31,7 +31,7 @@ def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
         remedy = "Set task.experts_chosen to fewer of them, or task.experts to more."
         yield Fault("Setting task.experts_chosen", f"from 1 to {experts}, for there are so many", str(chosen), remedy)
     if not isinstance(batch := values["batch"], int) and batch is not None and not (batch and _are_counts(*batch)):
-        yield Fault("Setting task.batch", BATCH, repr(batch), REMEDY.format("batch"))
+        yield Fault("Setting task.batch", BATCH, repr(batch), REMEDY.replace("{}", "batch"))
 
 
 def _are_counts(*values: Any) -> bool:
@@ -40,7 +40,7 @@ def _are_counts(*values: Any) -> bool:
 
 COUNT: Final = "an integer of at least 1"
 BATCH: Final = "an integer of at least 1, or a list of them, one for each slot"
-REMEDY: Final = "Change task.{0}, or leave it out."
+REMEDY: Final = "Change task.{}, or leave it out."
 
 
 @checked("Setting task.{}", _rules, remedy=REMEDY)

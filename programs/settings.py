@@ -239,7 +239,9 @@ class Schema:
         """
         subject = subject or f"Reading {self.section}.{{}}"
         for name, key in self.keys.items():
-            if name in values and (fault := key.fault(values[name], subject.format(name), remedy.format(name))):
+            if name in values and (
+                fault := key.fault(values[name], subject.replace("{}", name), remedy.replace("{}", name))
+            ):
                 yield fault
 
     def _unknown(self, values: Mapping[str, Any]) -> Iterator[Fault]:

@@ -1,26 +1,9 @@
-"""The address of a machine's daemon, as the user writes it: tcp://ADDRESS:PORT, on loopback where there are no keys.
+"""cluster.toml: the machines of a run, their devices and keys, and with them the sections of its configuration.
 
-Without keys nothing is encrypted, and anyone who reaches a daemon may start and end runs.
-
-cluster.toml: the machines of a run, their keys, and beside them the keys of its configuration.
-
-Each `[[machine]]` has a name and an `address` (tcp://HOST:PORT, where its daemon listens), which a machine that only
-dials out omits; its other keys are in `cluster_tables`. `[[device]]` adds kinds of devices, or a price to one that is
-known. `[keys] secret` is the file of the secret key that a command here uses. `[run]`, `[program]` and `[task]` are
-those of a configuration file; their readers check them. `placement` checks whether the graph of a run fits, and the
-caller whether the machines are there.
-
-One `[[machine]]` and one `[[device]]` of a cluster file, as data.
-
-Keys, types and forms are checked here, each table for itself, and all its faults are reported together. Roles are names
-here: `placement` knows those of a graph.
-
-Valid names of machines: in a cluster file, on the command line, in the names of its files.
-
-Amounts as people write them, "2 Gbit/s" and "80 GB": converted to the unit that the program counts in.
-
-k, M, G, T and P are powers of 1000; Ki, Mi, Gi and Ti, before bytes only, of 1024. A number without a unit is refused:
-nothing else distinguishes bits and bytes.
+Every table is checked by itself, and all faults are reported together. `[run]`, `[program]` and `[task]` are passed on
+to their readers; roles are names here. `placement` checks whether the graph of a run fits, and the caller whether the
+machines answer. Names of machines, addresses of daemons and amounts with units ("2 Gbit/s", "80 GB") are read here for
+everybody.
 """
 
 from __future__ import annotations
@@ -33,10 +16,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Annotated, Any, Final, final
+
+import msgspec
 
 from isthmus.programs import settings
-from isthmus.programs.settings import Schema, collecting
+from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph import devices
 from isthmus.runtime.graph.devices import CATALOGUE, Device
@@ -134,7 +119,7 @@ def read_machine(
     Paths are relative to `folder`.
     """
     faults: list[Fault] = []
-    values = _values("machine", _machine, table, where, ("name", "alpha"), faults)
+    values = _values("machine", MachineTable, table, where, ("name", "alpha"), faults)
     address = public_key = device = bandwidth = memory = None
     with collecting(faults):
         if values["address"] is not None:
@@ -153,12 +138,7 @@ def read_machine(
         if values["memory"] is not None:
             memory = size_bytes(values["memory"], f"Reading the memory of {where}")
     faults += _keys_faults(values, where, has_keys=has_keys)
-    for name, least, do in (
-        ("islands", 1, "Give at least one, or leave it out."),
-        ("devices", 1, "Give the number of devices of each island, or leave it out for one."),
-    ):
-        if values[name] is not None and values[name] < least:
-            faults.append(Fault(f"Reading the {name} of {where}", f"{least} or more", str(values[name]), do))
+    faults += Schema.of("machine", MachineTable).out_of_range(values, f"Reading the {{}} of {where}")
     if faults:
         raise ConfigError.of(faults)
     islands = values["islands"]
@@ -182,12 +162,10 @@ def read_device(table: Mapping[str, Any], where: str) -> Device:
     ConfigError with all its faults.
     """
     faults: list[Fault] = []
-    values = _values("device", _device, table, where, ("kind", "TPU v6e"), faults)
+    values = _values("device", DeviceTable, table, where, ("kind", "TPU v6e"), faults)
     known = next((device for device in CATALOGUE if device.kind == values["kind"]), None)
     changes: dict[str, Any] = {"names": values["names"] or None, "source": values["source"]}
-    for name, least in (("teraflops", 0), ("price_per_hour", 0)):
-        if values[name] is not None and not values[name] > least:
-            faults.append(Fault(f"Reading the {name} of {where}", "a number above 0", str(values[name]), "Change it."))
+    faults += Schema.of("device", DeviceTable).out_of_range(values, f"Reading the {{}} of {where}")
     changes["flops"] = None if values["teraflops"] is None else values["teraflops"] * 1e12
     changes["price_per_hour"] = values["price_per_hour"]
     for name, field, read in (
@@ -236,35 +214,63 @@ def _keys_faults(values: Mapping[str, Any], where: str, *, has_keys: bool) -> li
     return []
 
 
-def _machine(
-    *,
-    name: str,
-    address: str | None = None,
-    public_key: str | None = None,
-    roles: tuple[str, ...] = (),
-    islands: int | None = None,
-    device: str | None = None,
-    devices: int = 1,
-    island: str | None = None,
-    domain: str | None = None,
-    bandwidth: str | None = None,
-    memory: str | None = None,
-) -> None:
+class MachineTable(msgspec.Struct, kw_only=True):
     """The keys of a [[machine]]."""
 
+    name: Annotated[str, Setting("Its name: letters, digits, '.', '_' and '-'.")]
+    address: Annotated[
+        str | None, Setting("tcp://HOST:PORT, where its daemon listens. Without one it only dials out.")
+    ] = None
+    public_key: Annotated[str | None, Setting("NAME.pub, or the key itself; required where there are [keys].")] = (
+        None
+    )
+    roles: Annotated[tuple[str, ...], Setting("learner, syncer, evaluator. Default: all.")] = ()
+    islands: Annotated[
+        int | None,
+        Setting(
+            "Learners that it takes. Default: 1 with a device that is no CPU.",
+            ge=1,
+            expected="1 or more",
+            remedy="Give at least one, or leave it out.",
+        ),
+    ] = None
+    device: Annotated[str | None, Setting("The kind of its devices, as `TPU v6e`.")] = None
+    devices: Annotated[
+        int,
+        Setting(
+            "Devices of each island.",
+            ge=1,
+            expected="1 or more",
+            remedy="Give the number of devices of each island, or leave it out for one.",
+        ),
+    ] = 1
+    island: Annotated[str | None, Setting("The name of the island that it is a part of, with other machines.")] = None
+    domain: Annotated[str | None, Setting("What fails together, as a rack or a site.")] = None
+    bandwidth: Annotated[str | None, Setting("Of its link to the others: `2 Gbit/s`.")] = None
+    memory: Annotated[str | None, Setting("Of the host: `64 GB`.")] = None
 
-def _device(
-    *,
-    kind: str,
-    names: tuple[str, ...] = (),
-    teraflops: float | None = None,
-    memory: str | None = None,
-    memory_bandwidth: str | None = None,
-    interconnect: str | None = None,
-    price_per_hour: float | None = None,
-    source: str | None = None,
-) -> None:
-    """The keys of a [[device]]."""
+
+class DeviceTable(msgspec.Struct, kw_only=True):
+    """The keys of a [[device]]: a new kind, or changes of a known one."""
+
+    kind: Annotated[str, Setting("The name of the kind.")]
+    names: Annotated[tuple[str, ...], Setting("What jax calls it.")] = ()
+    teraflops: Annotated[
+        float | None, Setting("In bfloat16.", gt=0, expected="a number above 0", remedy="Change it.")
+    ] = None
+    memory: Annotated[str | None, Setting("As `80 GB`.")] = None
+    memory_bandwidth: Annotated[str | None, Setting("As `3.35 TB/s`.")] = None
+    interconnect: Annotated[str | None, Setting("As `900 Gbit/s`.")] = None
+    price_per_hour: Annotated[
+        float | None, Setting("In any currency.", gt=0, expected="a number above 0", remedy="Change it.")
+    ] = None
+    source: Annotated[str | None, Setting("Where the figures are from.")] = None
+
+
+class ClusterKeys(msgspec.Struct, kw_only=True):
+    """The keys of [keys]."""
+
+    secret: Annotated[str, Setting("The file of the secret key that a command here uses.")]
 
 
 __all__ = ["Cluster", "Machine", "read"]
@@ -367,12 +373,8 @@ def _secret(document: Mapping[str, Any], file: Path) -> Path | None:
     do = 'Write [keys], and below it secret = "NAME.key", which `isthmus keygen NAME` makes.'
     if not isinstance(table, dict) or "secret" not in table:
         raise ConfigError(f"Reading [keys] of {file}", "the file of a secret key", repr(table), do)
-    text = Schema.of("keys", _keys).read(table)["secret"]
+    text = Schema.of("keys", ClusterKeys).read(table)["secret"]
     return Path(os.path.normpath(file.absolute().parent / Path(text).expanduser()))
-
-
-def _keys(*, secret: str) -> None:
-    """The keys of [keys]."""
 
 
 def _shared(names: list[Any], machines: list[Machine], file: Path) -> Iterator[Fault]:

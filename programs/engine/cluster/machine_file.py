@@ -1,35 +1,27 @@
 """machine.toml: the code that a machine's daemon may run, its folders, its key, and the keys that it admits.
 
-`[programs] modules` lists modules (`package.module`) and files (paths from the folder of machine.toml) whose programs
-and tasks this daemon may load beside the shipped ones. Nothing is imported here: a reference is judged by its name.
-
-`[keys] secret` is the file of the machine's own secret key; with it the daemon may listen where others can reach it.
-`[keys] admitted` lists the keys that may connect: NAME.pub, whose stem is the machine's name, or the name and the key
-itself, "NAME KEY". A key alone has no other name than itself. `[keys] operators` lists, in the same way, the keys that
-may also submit, watch, stop and end runs. Paths are relative to the folder of machine.toml.
-
-`[runs] folder` is the folder below which every run folder is that is requested over the wire; without it that is the
-folder in which the daemon was started.
-
-A file that another user could have written is refused, this one and those of listed modules: they decide whose code
-runs here.
+Nothing is imported here: a program or task is judged by the name of its module or file. Paths are relative to the
+folder of machine.toml. A key that is listed alone has no other name than itself. A file that another user could have
+written is refused, this one and those of listed modules: they decide whose code runs here.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, final
+from typing import Annotated, Any, Final, NamedTuple, final
+
+import msgspec
 
 from isthmus.programs import settings
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.request import SHIPPED, SHIPPED_TASK
-from isthmus.programs.settings import Schema, collecting
+from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.security_keys import KeyPair
@@ -80,17 +72,16 @@ def read(file: Path | None) -> MachineConfig:
     security_keys.check_owned(file.stat(), file, f"Reading {file}")
     faults: list[Fault] = []
     folder = file.absolute().parent
-    sections: dict[str, Callable[..., Any]] = {"programs": _programs, "keys": _keys, "runs": _runs}
     told: dict[str, dict[str, Any]] = {}
     for name, table in document.items():
-        if name not in sections:
+        if name not in _SECTIONS:
             expected = "the sections [programs], [keys] and [runs]"
-            faults.append(Fault(f"Reading {file}", expected, repr(name), nearest(name, sections)))
+            faults.append(Fault(f"Reading {file}", expected, repr(name), nearest(name, _SECTIONS)))
         elif not isinstance(table, dict):
             faults.append(Fault(f"Reading {file}", f"a table [{name}]", repr(table), f"Write [{name}] above it."))
         else:
             with collecting(faults):
-                told[name] = Schema.of(name, sections[name]).read(table)
+                told[name] = Schema.of(name, _SECTIONS[name]).read(table)
     has = _Keys() if "keys" not in told else _read_keys(told["keys"], folder, faults)
     runs = None
     with collecting(faults):
@@ -128,16 +119,36 @@ def _read_keys(told: Mapping[str, Any], folder: Path, faults: list[Fault]) -> _K
     return _Keys(pair, secret, admitted, frozenset(operators))
 
 
-def _programs(*, modules: tuple[str, ...] = ()) -> None:
+class ProgramsTable(msgspec.Struct, kw_only=True):
     """The keys of [programs]."""
 
+    modules: Annotated[
+        tuple[str, ...],
+        Setting("Modules and files whose programs and tasks the daemon may load, with those of the package."),
+    ] = ()
 
-def _keys(*, secret: str = "", admitted: tuple[str, ...] = (), operators: tuple[str, ...] = ()) -> None:
+
+class KeysTable(msgspec.Struct, kw_only=True):
     """The keys of [keys]."""
 
+    secret: Annotated[str, Setting("The file of the machine's own secret key; required in this section.")] = ""
+    admitted: Annotated[tuple[str, ...], Setting("Machines that may connect: NAME.pub, or `NAME KEY`.")] = ()
+    operators: Annotated[tuple[str, ...], Setting("Likewise, of who may submit, watch, stop and end runs, too.")] = ()
 
-def _runs(*, folder: str = "") -> None:
+
+class RunsTable(msgspec.Struct, kw_only=True):
     """The keys of [runs]."""
+
+    folder: Annotated[
+        str, Setting("The folder of the run folders. Default: the folder in which the daemon was started.")
+    ] = ""
+
+
+_SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "programs": ProgramsTable,
+    "keys": KeysTable,
+    "runs": RunsTable,
+}
 
 
 def _folder(text: str, folder: Path) -> Path | None:

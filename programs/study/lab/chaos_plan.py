@@ -10,10 +10,11 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
+from isthmus.programs.settings import Schema, Setting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 
 Kind: TypeAlias = Literal["kill", "pause", "slow", "mute", "clog", "lose", "throttle"]
@@ -39,6 +40,8 @@ OF_LINKS: Final = ("mute", "clog", "lose", "throttle")
 """Kinds that happen to the link of a learner: learners are those that dial, and so all of theirs passes one proxy."""
 LEARNER: Final = "learner"
 _DO: Final = "Correct the plan."
+_ENDLESS: Final = 1e6
+"""Seconds: eleven days are longer than any trial."""
 
 
 class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -50,14 +53,34 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     direction (throttle).
     """
 
-    kind: Kind
-    host: str
-    at: float
-    seconds: float = 2.0
-    factor: float = 4.0
-    latency: float = 0.5
-    share: float = 0.1
-    kbits: float = 64.0
+    kind: Annotated[Kind, Setting("What happens.")]
+    host: Annotated[str, Setting("To whom: learner/2, syncer/0, daemon, fork-server, machine/1.")]
+    at: Annotated[
+        float,
+        Setting(
+            "Seconds after the first inner step.",
+            ge=0,
+            lt=_ENDLESS,
+            expected="at = seconds after the first inner step, from 0",
+        ),
+    ]
+    seconds: Annotated[
+        float, Setting("How long it lasts, except a kill.", gt=0, lt=_ENDLESS, expected="seconds above 0")
+    ] = 2.0
+    factor: Annotated[
+        float,
+        Setting("How many times less CPU time it has.", gt=1, le=1000, expected="factor above 1, at most 1000"),
+    ] = 4.0
+    latency: Annotated[
+        float,
+        Setting("Seconds by which all is late.", gt=0, lt=_ENDLESS, expected="latency in seconds, above 0"),
+    ] = 0.5
+    share: Annotated[
+        float, Setting("Of the segments of the link.", gt=0, lt=1, expected="a share above 0 and below 1")
+    ] = 0.1
+    kbits: Annotated[
+        float, Setting("Thousand bits a second in each direction.", gt=0, lt=1e9, expected="kbits above 0")
+    ] = 64.0
 
     @property
     def role(self) -> str:
@@ -74,19 +97,33 @@ class DrawnFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Faults from a seed: `count` of them, or as many as a run lasts for, `mean_seconds` apart in the mean, of these
     kinds, to these hosts (all)."""
 
-    seed: int = 0
-    count: int | None = None
-    mean_seconds: float = 8.0
-    kinds: tuple[Kind, ...] = ("kill", "pause", "slow")
-    hosts: tuple[str, ...] = ()
+    seed: Annotated[int, Setting("The seed.")] = 0
+    count: Annotated[
+        int | None,
+        Setting(
+            "How many. Default: as many as the run lasts for.",
+            ge=1,
+            le=FAULTS_MAX,
+            expected=f"count from 1 to {FAULTS_MAX}",
+        ),
+    ] = None
+    mean_seconds: Annotated[
+        float, Setting("Between two, on average.", gt=0, lt=_ENDLESS, expected="mean_seconds above 0")
+    ] = 8.0
+    kinds: Annotated[tuple[Kind, ...], Setting("Of which kinds.")] = ("kill", "pause", "slow")
+    hosts: Annotated[tuple[str, ...], Setting("To whom. Default: all.")] = ()
 
 
 class SlowLinks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Permanent conditions of learners' links: thousands of bits a second in each direction, by slot (the last for all
     beyond), and additional latency in seconds."""
 
-    kbits: tuple[float, ...] = ()
-    latency: float = 0.0
+    kbits: Annotated[
+        tuple[float, ...], Setting("Thousand bits a second in each direction, by slot; the last for all beyond.")
+    ] = ()
+    latency: Annotated[
+        float, Setting("More seconds of latency.", ge=0, lt=_ENDLESS, expected="latency in seconds, from 0")
+    ] = 0.0
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,7 +133,12 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     fault: list[dict[str, Any]] = []
     random: dict[str, Any] | None = None
     links: dict[str, Any] | None = None
-    machines: int = 1
+    machines: Annotated[
+        int,
+        Setting(
+            "Of the runs; the first is the home.", ge=1, le=MACHINES_MAX, expected=f"machines from 1 to {MACHINES_MAX}"
+        ),
+    ] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +185,7 @@ def read(document: Mapping[str, Any], where: str) -> ChaosPlan:
         raise ConfigError(doing, expected, str(error), _DO) from None
     if told.fault and told.random is not None:
         wrong.append(Fault(doing, "[[fault]] or [random]", "both", "Leave one of them out."))
-    if not 1 <= told.machines <= MACHINES_MAX:
-        wrong.append(Fault(doing, f"machines from 1 to {MACHINES_MAX}", str(told.machines), _DO))
+    wrong += _out_of_range(told, doing)
     if len(told.fault) > FAULTS_MAX:
         wrong.append(Fault(doing, f"at most {FAULTS_MAX} faults", str(len(told.fault)), _DO))
     faults = []
@@ -182,18 +223,7 @@ def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[
     for name in ("seconds", "factor", "latency", "share", "kbits"):
         if name in table and name not in _LASTING.get(fault.kind, ()):
             yield Fault(doing, f"no {name}: a {fault.kind} has none", f"{name} = {table[name]}", "Leave it out.")
-    if not 0.0 <= fault.at < 1e6:
-        yield Fault(doing, "at = seconds after the first inner step, from 0", str(fault.at), _DO)
-    if not 0.0 < fault.seconds < 1e6:
-        yield Fault(doing, "seconds above 0", str(fault.seconds), _DO)
-    if not 1.0 < fault.factor <= 1000.0:
-        yield Fault(doing, "factor above 1, at most 1000", str(fault.factor), _DO)
-    if not 0.0 < fault.latency < 1e6:
-        yield Fault(doing, "latency in seconds, above 0", str(fault.latency), _DO)
-    if not 0.0 < fault.share < 1.0:
-        yield Fault(doing, "a share above 0 and below 1", str(fault.share), _DO)
-    if not 0.0 < fault.kbits < 1e9:
-        yield Fault(doing, "kbits above 0", str(fault.kbits), _DO)
+    yield from _out_of_range(fault, doing)
     if fault.role == MACHINE and fault.kind != "kill":
         do = "Name a host, or kill the machine."
         yield Fault(doing, f"a host, which can be struck by {fault.kind}", fault.host, do)
@@ -202,18 +232,19 @@ def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[
         yield Fault(doing, f"a learner, whose link can {fault.kind}", fault.host, do)
 
 
+def _out_of_range(table: msgspec.Struct, doing: str) -> Iterator[Fault]:
+    """Faults of the values of one table, by their declarations."""
+    return Schema.of("", type(table)).out_of_range(msgspec.structs.asdict(table), doing, _DO)
+
+
 def _of_links(links: SlowLinks, doing: str) -> Iterator[Fault]:
     if not all(0.0 < kbits < 1e9 for kbits in links.kbits):
         yield Fault(doing, "kbits above 0", str(list(links.kbits)), _DO)
-    if not 0.0 <= links.latency < 1e6:
-        yield Fault(doing, "latency in seconds, from 0", str(links.latency), _DO)
+    yield from _out_of_range(links, doing)
 
 
 def _of_drawn(drawn: DrawnFaults, doing: str) -> Iterator[Fault]:
-    if drawn.count is not None and not 1 <= drawn.count <= FAULTS_MAX:
-        yield Fault(doing, f"count from 1 to {FAULTS_MAX}", str(drawn.count), _DO)
-    if not 0.0 < drawn.mean_seconds < 1e6:
-        yield Fault(doing, "mean_seconds above 0", str(drawn.mean_seconds), _DO)
+    yield from _out_of_range(drawn, doing)
     has_links = any(kind in OF_LINKS for kind in drawn.kinds)
     if has_links and drawn.hosts and not any(host.startswith(LEARNER) for host in drawn.hosts):
         yield Fault(doing, "a learner among the hosts, for faults of links", ", ".join(drawn.hosts), _DO)
