@@ -4,3 +4,22 @@ A program (`decoupled`, `streaming_diloco`, `diloco`, `data_parallel`, `elastic_
 builds a graph; `language_model` and `digits` are tasks. Below, `engine` makes a run go, `study` looks at runs, before
 and after, and `command` is the command line. What users import is `face`, installed as `isthmus` itself.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "decoupled-diloco": "isthmus.programs.decoupled:build",
+        "streaming-diloco": "isthmus.programs.streaming_diloco:build",
+        "diloco": "isthmus.programs.diloco:build",
+        "data-parallel": "isthmus.programs.data_parallel:build",
+        "elastic-data-parallel": "isthmus.programs.elastic_data_parallel:build",
+    }
+)
+"""The programs of the package: name -> reference of the builder. A new one is a file, and a line here."""
+DEFAULT: Final = next(iter(SHIPPED))
+"""The program of a request that names none."""

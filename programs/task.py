@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from isthmus.ops.data.batches import At, Split, Stream, of_slot
-from isthmus.ops.exchange.fragments import RULES
+from isthmus.ops.exchange.merge_rules import DEFAULT, RULES
 from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED
 from isthmus.runtime.errors import ConfigError, Fault
 
@@ -73,7 +73,7 @@ class Task:
     tokens_per_batch: int | tuple[int, ...]
     optimizer: optax.GradientTransformation | None = None
     evaluation: int | None = None
-    merge: Mapping[str, str] | Rules[Kind] = (("**", "rda"),)
+    merge: Mapping[str, str] | Rules[Kind] = (("**", DEFAULT),)
     load: Callable[[str, Any], Any] | None = None
     step: Callable[[Any, Any, Any], Any] | None = None
     evaluate: Callable[[Any, Any], Any] | None = None

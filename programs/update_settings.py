@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.exchange.adaptive import first_interval
 from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, units_max
+from isthmus.ops.exchange.merge_rules import Method
 from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.conductor import Conductor
 from isthmus.ops.syncer.outer_step import KeyFrames, OuterStep
@@ -96,7 +97,7 @@ Fragments = Annotated[
     Setting("P, the number of fragments; 'layer' or 'tensor': one for each. Default: by the size of the model."),
 ]
 MergeRule = Annotated[
-    Literal["rda", "average"],
+    Method,
     Setting("How answers are merged: by length and direction, or by their weighted average.", resumes=True),
 ]
 OuterLr = Annotated[

@@ -13,7 +13,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, TypeAlias, get_args
+from typing import Final, Literal, Protocol, TypeAlias
+
+from isthmus.ops.exchange.merge_rules import DEFAULT, RULES, Rule
 
 COUNT_DEFAULT: Final = 8
 SIZE_DEFAULT_MAX: Final = 1 << 29
@@ -23,11 +25,6 @@ Cut: TypeAlias = int | Literal["layer", "tensor"]
 """The division of a layout: into this number of balanced fragments, or one for each layer, or for each tensor."""
 _NUMBERED: Final = re.compile(r"\d$")
 """A step of a path that numbers a layer: `3`, `Dense_3`."""
-
-Rule: TypeAlias = Literal["rda", "average", "mean"]
-"""The merge of a unit: by radial-directional averaging of its outer gradients; by their weighted average, for
-embedding-like tensors; by the weighted mean of its values, which takes no outer step, for statistics."""
-RULES: Final[tuple[Rule, ...]] = get_args(Rule)
 
 
 class Tensor(Protocol):
@@ -47,7 +44,7 @@ class Tensor(Protocol):
 
     @property
     def merge(self) -> Rule:
-        """The rule of its merge; "average" marks an embedding-like tensor (token embedding, output head)."""
+        """The name of the rule of its merge (`merge_rules`); empty for the default."""
 
     @property
     def is_stacked(self) -> bool:
@@ -66,7 +63,7 @@ class Unit:
     start: int
     stop: int
     shape: tuple[int, ...]
-    merge: Rule = "rda"
+    merge: Rule = DEFAULT
     dtype: str = "float32"
 
     @property
@@ -154,7 +151,7 @@ def units(layout: Sequence[Tensor], count: int) -> tuple[Unit, ...]:
         pieces = _piece_count(tensor, count, total)
         for i in range(pieces):
             start, stop = i * rows // pieces, (i + 1) * rows // pieces
-            result.append(Unit(tensor.name, start, stop, shape, tensor.merge, tensor.dtype))
+            result.append(Unit(tensor.name, start, stop, shape, tensor.merge or DEFAULT, tensor.dtype))
     return tuple(result)
 
 
@@ -223,14 +220,14 @@ def _place(unit: Unit) -> tuple[str, int]:
 
 def _is_cut(tensor: Tensor) -> bool:
     """Whether its rows may be units of their own."""
-    return tensor.merge == "average" or tensor.is_stacked
+    return RULES[tensor.merge or DEFAULT].cuts_rows or tensor.is_stacked
 
 
 def _piece_count(tensor: Tensor, count: int, total: int) -> int:
     size = math.prod(tensor.shape)
     if tensor.is_stacked:
         return _rows(tensor.shape)
-    if tensor.merge != "average" or 3 * size * count <= 4 * total:
+    if not RULES[tensor.merge or DEFAULT].cuts_rows or 3 * size * count <= 4 * total:
         return 1
     return min(_rows(tensor.shape), -(-size * count // total))
 
@@ -256,8 +253,8 @@ def _balanced(pieces: Sequence[Unit], count: int) -> list[list[Unit]]:
 
 def _own_fragments(pieces: Sequence[Unit], count: int) -> list[list[Unit]] | None:
     """A fragment for each averaged unit and the rest balanced; None where that is not within 4/3 of the optimum."""
-    averaged = [unit for unit in pieces if unit.merge == "average"]
-    others = [unit for unit in pieces if unit.merge != "average"]
+    averaged = [unit for unit in pieces if RULES[unit.merge].cuts_rows]
+    others = [unit for unit in pieces if not RULES[unit.merge].cuts_rows]
     room = count - len(averaged)
     if not averaged or (room < 1 if others else room != 0):
         return None

@@ -14,19 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, final, get_args
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from isthmus.ops.exchange.fragments import Rule
+from isthmus.ops.exchange.merge_rules import DEFAULT, RULES
 from isthmus.ops.exchange.parameter_trees import Rules, first_match, matches, named_leaves
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, Axes, Shard
 
-Kind: TypeAlias = Rule | Literal["local"]
+Kind: TypeAlias = str
 LOCAL: Final = "local"
-KINDS: Final[tuple[str, ...]] = (*get_args(Rule), LOCAL)
+KINDS: Final[tuple[str, ...]] = (*RULES, LOCAL)
 
 
 class Now(NamedTuple):
@@ -60,7 +60,8 @@ class Leaf(NamedTuple):
     @property
     def has_rows(self) -> bool:
         """Whether a fragment may have some of its rows."""
-        return self.is_stacked or self.kind == "average"
+        rule = RULES.get(self.kind or "")
+        return self.is_stacked or (rule is not None and rule.cuts_rows)
 
 
 @final
@@ -131,7 +132,7 @@ def of_loss(
     init: Callable[[Any], Any],
     loss: Callable[[Any, Any], Any],
     optimizer: optax.GradientTransformation,
-    rules: Rules[Kind] = (("**", "rda"),),
+    rules: Rules[Kind] = (("**", DEFAULT),),
     load: Callable[[str, Any], Any] | None = None,
 ) -> Recipe:
     """The recipe of a task that is a loss: a step of the optimizer along the gradient.

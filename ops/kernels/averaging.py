@@ -27,19 +27,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.exchange.merge_rules import DEFAULT, METHODS, Float64, MergeRule, Method, rule_of
 from isthmus.ops.kernels import sweeps
 from isthmus.ops.kernels.buffers import Float32, empty
 from isthmus.ops.kernels.coding import Coded, Values, is_whole, kernel_inputs, largest, places
 from isthmus.ops.kernels.stripes import Stripes, share, stripes
 
-Float64: TypeAlias = NDArray[np.float64]
-Method: TypeAlias = Literal["rda", "average"]
+AVERAGE: Final = MergeRule("")
+"""What happens to a unit whose directions nearly cancel."""
 
 # Unrelated (orthogonal) directions add up to sqrt(sum w^2); below a fifth of that, gradients oppose each other and the
 # rest is their noise. At four equal weights the bound is 0.1, and random directions in 100 dimensions fall below it at
@@ -68,7 +68,7 @@ def merge(
     weights: Sequence[float],
     norms: Sequence[Float32],
     fragment: Fragment,
-    method: Method = "rda",
+    method: Method = DEFAULT,
     threads: int | None = None,
 ) -> Merged:
     """The merged outer gradient of one fragment, contributors taken in the order given.
@@ -78,7 +78,7 @@ def merge(
         weights: per contributor, finite and >= 0, on any common scale; weight 0 does not contribute.
         norms: per contributor float32[units], the length of each unit of its gradient as the learner measured it. It
             stands for |g| regardless of the values, so that coded gradients keep their length.
-        method: "rda", or "average" for all units.
+        method: the rule of all units whose own follows the method.
         threads: the most to use, by default one for each core; the result has the same bits for any number.
 
     A single contributor's gradient is returned as it is, the same array with scale 1: |g| unit(g) is not g in floats.
@@ -96,17 +96,19 @@ def merge(
     w /= math.fsum(w)
     lengths = np.array([norms[m] for m in voters], np.float64).T
     mean_length = sum((w[m] * lengths[:, m] for m in range(len(w))), start=np.zeros(len(lengths)))
-    directed = np.array([method == "rda" and unit.merge == "rda" for unit in fragment.units])
+    rules = [rule_of(unit.merge, method) for unit in fragment.units]
+    directed = np.array([rule.keeps_length for rule in rules])
     chosen = [gradients[m] for m in voters]
     cuts, direction = stripes(fragment.offsets), empty(fragment.size)
 
-    coefficients = _coefficients(w, lengths, mean_length, directed)
+    coefficients = _coefficients(w, lengths, mean_length, rules)
     squares = _combine(chosen, coefficients, fragment, cuts, direction, threads)
     summed = np.sqrt(_per_unit(squares, cuts, len(fragment.units)))
     cancelled = directed & ((summed < CANCELLED_SHARE * math.sqrt(math.fsum(w * w)) * mean_length) | (summed == 0.0))
     if cancelled.any():
-        averaged = _coefficients(w, lengths, mean_length, directed & ~cancelled)
-        _combine(chosen, averaged, fragment, cuts.of(cancelled), direction, threads)
+        rules = [AVERAGE if is_cancelled else rule for rule, is_cancelled in zip(rules, cancelled, strict=True)]
+        coefficients = _coefficients(w, lengths, mean_length, rules)
+        _combine(chosen, coefficients, fragment, cuts.of(cancelled), direction, threads)
     scale = np.ones(len(fragment.units))
     np.divide(mean_length, summed, out=scale, where=directed & ~cancelled)
     return Merged(direction, scale.astype(np.float32))
@@ -143,8 +145,8 @@ def _check(
     method: Method,
 ) -> None:
     doing = f"merging fragment {fragment.index}"
-    if method not in ("rda", "average"):
-        raise ValueError(f"{doing}: expected method 'rda' or 'average', found {method!r}.")
+    if method not in METHODS:
+        raise ValueError(f"{doing}: expected a method of {', '.join(map(repr, METHODS))}, found {method!r}.")
     if not len(gradients) == len(weights) == len(norms):
         raise ValueError(
             f"{doing}: expected a weight and norms for each gradient, found {len(gradients)} gradients, "
@@ -167,16 +169,19 @@ def _check(
             raise ValueError(f"{doing}: expected finite norms >= 0 of contributor {m}, found {length.tolist()}.")
 
 
-def _coefficients(w: Float64, lengths: Float64, mean_length: Float64, directed: NDArray[np.bool_]) -> Float32:
+def _coefficients(w: Float64, lengths: Float64, mean_length: Float64, rules: Sequence[MergeRule]) -> Float32:
     """The c of each unit and contributor, float32[units, contributors].
 
     A length below 1e-38 of the mean makes c overflow: it is then treated as 0, whose unit vector is 0.
     """
     result = np.broadcast_to(w, lengths.shape).copy()
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        radial = w * (mean_length[:, None] / lengths)
-    radial[~(radial <= np.finfo(np.float32).max)] = 0.0
-    result[directed] = radial[directed]
+    for rule in dict.fromkeys(rules):
+        if rule.coefficients is None:
+            continue
+        some = np.array([each is rule for each in rules])
+        own = rule.coefficients(w, lengths[some], mean_length[some])
+        own[~(own <= np.finfo(np.float32).max)] = 0.0
+        result[some] = own
     return result.astype(np.float32)
 
 

@@ -23,6 +23,7 @@ from functools import partial
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.exchange.merge_rules import RULES
 from isthmus.ops.kernels.buffers import Float32, empty
 from isthmus.ops.kernels.stripes import Int64, kernel, kernel_input, share, stripes
 
@@ -48,7 +49,7 @@ def outer_step(
     Raises ValueError where a size disagrees with the fragment.
     """
     _check(fragment, theta=theta, momentum=momentum, direction=direction, scale=scale)
-    is_mean = [unit.merge == "mean" for unit in fragment.units]
+    is_mean = [not RULES[unit.merge].steps for unit in fragment.units]
     cuts = stripes(fragment.offsets)
     stepped, moved = empty(fragment.size), empty(fragment.size)
     step = partial(
@@ -97,7 +98,7 @@ def _check(fragment: Fragment, **arrays: Float32) -> None:
 
 def _rates(fragment: Fragment, lr: float) -> Float32:
     """The rate of each unit, float32[units]: 1 for means."""
-    return np.array([1.0 if unit.merge == "mean" else lr for unit in fragment.units], np.float32)
+    return np.array([lr if RULES[unit.merge].steps else 1.0 for unit in fragment.units], np.float32)
 
 
 @kernel

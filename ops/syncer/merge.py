@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from isthmus.ops.data.batches import by_slot, of_slot, position_of
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.merge_rules import Method
 from isthmus.ops.exchange.messages import Answer, Gradient, Merging, ReachedPositions, Round
 from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
 from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
@@ -161,7 +162,7 @@ class Merge:
         self,
         fragments: Sequence[Fragment],
         *,
-        method: Literal["rda", "average"],
+        method: Method,
         lr: float,
         momentum: float,
         step_tokens: int | Sequence[int] = 1,

@@ -91,9 +91,8 @@ def read(
     merged: dict[tuple[str, str], Any] = {}
     if cluster is not None:
         if islands := cluster.topology.learners_max:
-            merged["run", "learners"] = islands
-            if islands > SLOTS_MAX_DEFAULT:
-                merged["run", "slots_max"] = islands
+            slots = {"slots_max": islands} if islands > SLOTS_MAX_DEFAULT else {}
+            merged |= {("run", key): count for key, count in dict(slots, learners=islands).items()}
         with collecting(faults):
             merged.update(_from_document(cluster.sections, cluster.file))
     if file is not None:

@@ -23,11 +23,10 @@ from typing import Any, Final
 from rich.console import Console, Group
 from rich.text import Text
 
-from isthmus.programs import settings
+from isthmus.programs import DEFAULT, SHIPPED, settings
 from isthmus.programs.command.config import absolute
 from isthmus.programs.command.options import Options
 from isthmus.programs.engine.request.new_folder import choose
-from isthmus.programs.engine.request.request import DEFAULT, SHIPPED
 from isthmus.programs.engine.results.words import decimal, percent, seconds
 from isthmus.programs.engine.run.in_processes import in_child
 from isthmus.programs.study.lab import chaos_plan as plans

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, TypeAlias,
 import typer
 from typer.core import TyperGroup
 
+from isthmus.programs import SHIPPED
 from isthmus.programs.engine.request.run_settings import SCHEMA
 from isthmus.programs.settings import Key
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, RunError, nearest
@@ -206,8 +207,8 @@ class Options:
         str | None,
         typer.Argument(
             metavar="PROGRAM",
-            help="decoupled-diloco (the default), streaming-diloco, diloco, data-parallel, elastic-data-parallel; or "
-            "your own, as package.module:function or FILE.py:function.",
+            help=f"{', '.join(SHIPPED).replace(',', ' (the default),', 1)}; or your own, as package.module:function or "
+            "FILE.py:function.",
             show_default=False,
         ),
     ] = None
@@ -288,8 +289,9 @@ class Options:
 
     def program_reference(self) -> str:
         """The program that was asked for, or the default one."""
+        from isthmus.programs import DEFAULT
         from isthmus.programs.command import config
-        from isthmus.programs.engine.request.request import DEFAULT, Program
+        from isthmus.programs.engine.request.request import Program
 
         sections, _ = config.read(self.config, self.model, self.keys(), self.sets or (), self.machines)
         return Program(sections.program_reference or DEFAULT).reference
@@ -300,8 +302,9 @@ class Options:
 
     def request(self) -> Request:
         """The request of the options; ConfigError or GraphError, with every fault of the step that found any."""
+        from isthmus.programs import DEFAULT
         from isthmus.programs.command import config
-        from isthmus.programs.engine.request.request import DEFAULT, Program, prepare
+        from isthmus.programs.engine.request.request import Program, prepare
         from isthmus.programs.settings import collecting
         from isthmus.programs.training import check_transport
 

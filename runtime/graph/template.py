@@ -23,14 +23,14 @@ from isthmus.runtime.graph.body import Input, check_arguments, ports_of
 class TensorSpec:
     """One tensor of the model: name ('layers/0/feedforward/up'), global shape, dtype name, and how it is merged.
 
-    `merge` is "rda", "average" (embedding-like tensors) or "mean" (statistics); `is_stacked`: each row is merged
+    `merge` names a rule, whose meaning is that of bodies, '' for their default; `is_stacked`: each row is merged
     separately, as one layer of a stack.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    merge: Literal["rda", "average", "mean"] = "rda"
+    merge: str = ""
     is_stacked: bool = False
 
 

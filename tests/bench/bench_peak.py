@@ -21,7 +21,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from isthmus.ops.exchange.fragments import Fragment, Rule, partition
+from isthmus.ops.exchange.fragments import Fragment, partition
+from isthmus.ops.exchange.merge_rules import Rule
 from isthmus.ops.syncer.schedule import Schedule
 from isthmus.ops.transformer import ModelConfig, tensors
 

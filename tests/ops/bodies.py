@@ -11,7 +11,8 @@ import numpy as np
 import optax
 
 from isthmus.ops.data.batches import At
-from isthmus.ops.exchange.fragments import Fragment, Rule, partition
+from isthmus.ops.exchange.fragments import Fragment, partition
+from isthmus.ops.exchange.merge_rules import Rule
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Recipe, of_loss
 

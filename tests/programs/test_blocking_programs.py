@@ -141,7 +141,8 @@ def test_the_graph_shows_who_holds_up_a_step(tmp_path: Path, name: str, holds: s
 def test_building_a_graph_needs_neither_jax_nor_numba() -> None:
     script = """
 import sys
-from isthmus.programs.engine.request.request import SHIPPED, Program
+from isthmus.programs import SHIPPED
+from isthmus.programs.engine.request.request import Program
 from isthmus.runtime.graph.template import Job, Reference, TensorSpec
 for name in SHIPPED:
     Program(name).build(Job(name, Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_000, 2))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from isthmus.programs import SHIPPED
 from isthmus.programs.command.main import app
-from isthmus.programs.engine.request.request import SHIPPED
 
 ROOT = Path(__file__).parents[2]
 PAGES = (

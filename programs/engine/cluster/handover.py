@@ -349,7 +349,7 @@ class Handover:
         if told.settings.snapshots and place_of(told.settings.snapshots).is_folder:
             do = "Name a URL: a command names no folder of another machine."
             raise ConfigError(doing, "run.snapshots at a URL", told.settings.snapshots[:200], do)
-        counts = [*told.roles.values(), *told.slots_max.values()]
+        counts = [*told.roles.values(), *told.most.values()]
         is_counted = all(type(count) is int and 0 <= count <= HOSTS_MAX for count in counts)
         if not is_counted or sum(told.roles.values()) > HOSTS_MAX:
             do = "Ask for fewer learners, and lower run.slots_max."

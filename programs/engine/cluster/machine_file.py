@@ -17,10 +17,10 @@ from typing import Annotated, Any, Final, NamedTuple, final
 
 import msgspec
 
-from isthmus.programs import settings
+from isthmus.programs import SHIPPED, settings
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.request import SHIPPED, SHIPPED_TASK
+from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.wire import security_keys

@@ -36,7 +36,7 @@ import msgspec
 import numpy as np
 
 from isthmus import ops
-from isthmus.programs import language_model
+from isthmus.programs import DEFAULT, SHIPPED, language_model
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.environment import prepare_environment
@@ -169,20 +169,6 @@ def _object(value: Any) -> list[Any]:
     else:
         attributes = dict(getattr(value, "__dict__", {}))
     return ["object", f"{type(value).__module__}:{type(value).__qualname__}", _canonical(attributes)]
-
-
-SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "decoupled-diloco": "isthmus.programs.decoupled:build",
-        "streaming-diloco": "isthmus.programs.streaming_diloco:build",
-        "diloco": "isthmus.programs.diloco:build",
-        "data-parallel": "isthmus.programs.data_parallel:build",
-        "elastic-data-parallel": "isthmus.programs.elastic_data_parallel:build",
-    }
-)
-"""The programs of the package, by name, with the references of their builders."""
-
-DEFAULT: Final = "decoupled-diloco"
 
 
 @final
@@ -388,7 +374,7 @@ def prepare(
     reference.bind(job.task, parts.subject.task)
     graph = program.build(job)
     if "learners" not in run and (fitting := _nearest_learners(graph, job.learners)) != job.learners:
-        run = {**run, "learners": fitting}
+        run = dict(run, learners=fitting)
         return prepare(
             program, task, run=run, task_settings=task_settings, run_dir=run_dir, found=found, computes=computes
         )

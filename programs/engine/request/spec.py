@@ -67,7 +67,7 @@ class Here:
 class Spec:
     """A run as its processes know it.
 
-    - `run`: a unique name. `roles`: the replicas of each role at the start; `slots_max`: their maximum; `least`: the
+    - `run`: a unique name. `roles`: the replicas of each role at the start; `most`: their maximum; `least`: the
       number with which the run can go on; `computing`: the roles whose hosts import jax and the task.
     - `settings`: section `run.`, with the `argv` of the command or script, which modules of the user's may read at
       import, and the `processes` that the islands were given.
@@ -83,7 +83,7 @@ class Spec:
     job: Job
     fingerprint: str
     roles: Mapping[str, int]
-    slots_max: Mapping[str, int]
+    most: Mapping[str, int]
     least: Mapping[str, int]
     computing: tuple[str, ...]
     zero_ns: int
@@ -104,7 +104,7 @@ class Spec:
         """The participants of the run, in the form that a home's core takes."""
         return RunRoles(
             roles=dict(self.roles),
-            slots_max=dict(self.slots_max),
+            slots_max=dict(self.most),
             least=dict(self.least),
             processes=self.settings.processes,
             elastic=self.elastic,
@@ -155,7 +155,7 @@ def of(
         "run": f"{request.run_dir.name}-{secrets.token_hex(4)}",
         "fingerprint": request.fingerprint,
         "roles": counts,
-        "slots_max": {"learner": min(job.slots_max, most["learner"])} if "learner" in counts else {},
+        "most": {"learner": min(job.slots_max, most["learner"])} if "learner" in counts else {},
         "least": {role: count for role, count in least_replicas(request.graph).items() if role in counts},
         "computing": list(_computing(request.graph)),
         "zero_ns": zero_ns,

@@ -31,8 +31,8 @@ from isthmus.ops.exchange.schemas import CODE_BLOCK
 from isthmus.ops.recovery.hold import HOLDERS
 from isthmus.ops.syncer.merge import NOT_FINITE
 from isthmus.ops.syncer.outer_step import KeyFrames
+from isthmus.programs import DEFAULT
 from isthmus.programs.engine.recorder.roles import PERIOD
-from isthmus.programs.engine.request.request import DEFAULT
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.host.own_process import Row
 from isthmus.runtime.ids import LEARNER, Member, Replica

@@ -17,8 +17,9 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from isthmus.programs import DEFAULT
 from isthmus.programs.engine.request.faults import followed
-from isthmus.programs.engine.request.request import DEFAULT, Program
+from isthmus.programs.engine.request.request import Program
 from isthmus.programs.study.simulation import toy_task
 from isthmus.programs.study.simulation.invariants_model import guards_of
 from isthmus.programs.study.simulation.seeds import (

@@ -24,7 +24,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from isthmus.ops.recovery.hold import HOLDERS
-from isthmus.programs.engine.request.request import DEFAULT, Program
+from isthmus.programs import DEFAULT
+from isthmus.programs.engine.request.request import Program
 from isthmus.programs.study.simulation import toy_task
 from isthmus.programs.study.simulation.universe import (
     START_SECONDS,

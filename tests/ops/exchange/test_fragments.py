@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from isthmus.ops.exchange.fragments import (
     Fragment,
-    Rule,
     Unit,
     count_default,
     fragments_count,
@@ -20,6 +19,7 @@ from isthmus.ops.exchange.fragments import (
     units,
     units_max,
 )
+from isthmus.ops.exchange.merge_rules import RULES, Rule
 
 
 class Tensor(NamedTuple):
@@ -72,7 +72,7 @@ shapes = st.lists(st.integers(1, 12), max_size=3).map(tuple)
 @st.composite
 def layouts(draw: st.DrawFn, tensors_max: int = 7) -> list[Tensor]:
     count = draw(st.integers(1, tensors_max))
-    return [Tensor(f"t{i}", draw(shapes), draw(st.booleans())) for i in range(count)]
+    return [Tensor(f"t{i}", draw(shapes), draw(st.sampled_from(tuple(RULES)))) for i in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,7 @@ def test_nothing_is_finite() -> None:
         ([vector(1, 2)], [1.0], [vector(1, 2)], "rda", "expected 2 values and 1 norms of contributor 0"),
         ([vector(1, 2)], [1.0], [vector(math.inf)], "rda", "expected finite norms >= 0 of contributor 0"),
         ([vector(1, 2)], [1.0], [vector(-1)], "rda", "expected finite norms >= 0 of contributor 0"),
-        ([vector(1, 2)], [1.0], [vector(1)], "median", "expected method 'rda' or 'average', found 'median'"),
+        ([vector(1, 2)], [1.0], [vector(1)], "median", "expected a method of 'rda', 'average', found 'median'"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(

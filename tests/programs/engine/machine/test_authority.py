@@ -38,7 +38,7 @@ def spec(**changed: Any) -> dict[str, Any]:
     """A spec as a command would hand it over."""
     job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1,
            "settings": {}}  # fmt: skip
-    told = {"run": "run-1", "fingerprint": "", "roles": {"learner": 1}, "slots_max": {}, "least": {}, "computing": [],
+    told = {"run": "run-1", "fingerprint": "", "roles": {"learner": 1}, "most": {}, "least": {}, "computing": [],
             "settings": RUN, "zero_ns": 0, "cpu_seconds": 0.0, "here": asdict(Here("127.0.0.1", 1)),
             "job": job}  # fmt: skip
     return {**told, **changed}
@@ -235,7 +235,7 @@ ABSURD: list[dict[str, Any]] = [
     {"spec": spec(roles={"learner": "many"})},
     {"spec": spec(roles={"learner": 1.5})},
     {"spec": spec(roles=[])},
-    {"spec": spec(slots_max={"learner": 1 << 62})},
+    {"spec": spec(most={"learner": 1 << 62})},
     {"spec": spec(run="../run")},
     {"spec": spec(run=["run"])},
     {"spec": spec(run="r" * 200)},

@@ -184,7 +184,7 @@ class Place:
         }
         job = {"program": "decoupled-diloco", "task": SHIPPED_TASK, "layout": [], "tokens_per_batch": 1,
                "tokens_by_slot": [], "settings": {}}  # fmt: skip
-        told = {"run": "run", "fingerprint": "", "roles": {"learner": 1}, "slots_max": {}, "least": {},
+        told = {"run": "run", "fingerprint": "", "roles": {"learner": 1}, "most": {}, "least": {},
                 "computing": [], "settings": RUN, "tokens_of_step": [1],
                 "zero_ns": 0, "cpu_seconds": 0.0, "here": asdict(Here("127.0.0.1", 1)),
                 "job": job}  # fmt: skip

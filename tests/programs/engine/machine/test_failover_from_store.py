@@ -31,7 +31,7 @@ def told() -> dict[str, Any]:
            "settings": {}, "tokens_by_slot": [],
            "has_gradients": False}  # fmt: skip
     here = {"address": "127.0.0.1", "learners": 1, "wall_ns": time.time_ns()}
-    return {"run": "run-1", "fingerprint": "", "roles": {"learner": 1}, "slots_max": {}, "least": {}, "computing": [],
+    return {"run": "run-1", "fingerprint": "", "roles": {"learner": 1}, "most": {}, "least": {}, "computing": [],
             "settings": RUN, "zero_ns": 0, "cpu_seconds": 0.0, "here": here, "job": job}  # fmt: skip
 
 

@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 import pytest
 
+from isthmus.programs import SHIPPED
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.request import SHIPPED, Program, decoupled_diloco
+from isthmus.programs.engine.request.request import Program, decoupled_diloco
 from isthmus.runtime.errors import ConfigError, GraphError
 from isthmus.runtime.graph.template import Graph, Job, Reference
 

@@ -82,7 +82,7 @@ def test_a_request_is_everything_that_a_run_needs(folder: Path) -> None:
     assert (job.program, job.task.text) == (f"{folder}/ring.py:build", f"{folder}/mine.py:task")
     assert (job.learners, job.tokens, job.seed, job.slots_max, job.tokens_per_batch) == (3, 1000, 7, 16, 8)
     assert job.settings == {"interval": 5, "blocks": False}
-    assert job.layout == (TensorSpec("b", (2,), "float32"), TensorSpec("w", (4, 2), "float32"))
+    assert job.layout == (TensorSpec("b", (2,), "float32", "rda"), TensorSpec("w", (4, 2), "float32", "rda"))
     assert request.program.name == "ring"
     assert isinstance(request.task, Task)
     assert reference.resolve(job.task) is request.task

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from isthmus.programs import SHIPPED
 from isthmus.programs.command.main import app
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.request import SHIPPED
 from isthmus.programs.engine.results.absences import Waiting, waiting_in, waiting_of
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"

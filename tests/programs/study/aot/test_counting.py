@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.engine.request.request import SHIPPED, prepare
+from isthmus.programs import SHIPPED
+from isthmus.programs.engine.request.request import prepare
 from isthmus.programs.language_model import task
 from tests.effort import soaked
 from tests.patience import PATIENCE

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from isthmus.programs import DEFAULT
 from isthmus.programs.command import lab as shown
-from isthmus.programs.engine.request.request import DEFAULT
 from isthmus.programs.study.simulation import searches
 from isthmus.programs.study.simulation.invariants_model import guards_of
 from isthmus.programs.study.simulation.seeds import run, shape_of
