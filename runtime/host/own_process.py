@@ -271,7 +271,7 @@ class HostIsland(Protocol):
     """A host's view of its island, where that goes on without some of its processes."""
 
     @property
-    def said(self) -> Formed: ...
+    def form_result(self) -> Formed: ...
 
     @property
     def is_forming(self) -> bool: ...
@@ -392,7 +392,7 @@ class HostProcess:
         starved = self._supply.look(traffic, self._clock.now())
         elastic = self._elastic
         figures = {
-            "formed": msgspec.to_builtins(Formed() if elastic is None else elastic.said),
+            "formed": msgspec.to_builtins(Formed() if elastic is None else elastic.form_result),
             "cpu_seconds": used.ru_utime + used.ru_stime + (elastic.cpu_seconds() if elastic is not None else 0.0),
             "memory_bytes": used.ru_maxrss * 1024,
             "bytes_sent": traffic.bytes_sent,
