@@ -560,7 +560,7 @@ class QuorumCore:
             )
             _demand(key not in self._ended, f"round {key} is open and ended")
             _demand(self._newest is not None and key <= self._newest, f"round {key} is above the newest")
-            _demand(bool(open_round.missing), f"round {key} is open with nobody to wait for")
+            _demand(bool(open_round.missing), f"round {key} is open, and awaits no vote")
             _demand((open_round.quorum_at is not None) == open_round.has_quorum(), f"round {key} has a wrong quorum_at")
             _demand(open_round.timer_at == end, f"round {key} waits until {end}, its timer is at {open_round.timer_at}")
             _demand((open_round.timer > 0) == (end is not None), f"round {key} has timer {open_round.timer} for {end}")
@@ -568,14 +568,14 @@ class QuorumCore:
             _demand(not twice, f"round {key} both counts and holds votes of {twice}")
 
 
-def _check_limits(doing: str, count_min: int, grace: Duration | None, deadline: Duration | None) -> None:
+def _check_limits(action: str, count_min: int, grace: Duration | None, deadline: Duration | None) -> None:
     for name, value, least in (("count_min", count_min, 1), ("grace", grace, 0), ("deadline", deadline, 0)):
         if value is not None and value < least:
-            raise _illegal(doing, f"{name} of at least {least}", str(value), "Fix the opening item or the graph.")
+            raise _illegal(action, f"{name} of at least {least}", str(value), "Fix the opening item or the graph.")
 
 
-def _illegal(doing: str, expected: str, found: str, do: str) -> LocalProtocolError:
-    return LocalProtocolError(f"{doing}: expected {expected}, found {found}. {do}")
+def _illegal(action: str, expected: str, found: str, remedy: str) -> LocalProtocolError:
+    return LocalProtocolError(f"{action}: expected {expected}, found {found}. {remedy}")
 
 
 def _demand(holds: bool, broken: str) -> None:

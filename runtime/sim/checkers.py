@@ -257,7 +257,7 @@ class VerdictsChecker(Checker):
                     raise ViolationError(f"{member} is called stuck, and nothing was slow: {incident.verdict}")
             case ItemRefused():
                 if member.replica not in universe.injector.forgeries:
-                    raise ViolationError(f"an item of {member} is refused, and nobody forged any: {incident.refusal}")
+                    raise ViolationError(f"an item of {member} is refused, and none was forged: {incident.refusal}")
             case GivenUp():
                 if not (universe.injector.counts["crash loop"] or member.replica in universe.injector.forgeries):
                     raise ViolationError(f"{member} is given up after {incident.lives} lives, and no life had to end")
@@ -284,7 +284,7 @@ class EndChecker(Checker):
         self._outcome = home.outcome
         requests, has_crashed = universe.requests, universe.injector.counts["crash loop"]
         if universe.is_stopped and home.outcome == "done":
-            raise ViolationError("the run is over as 'done', and somebody was told that it stops")
+            raise ViolationError("the run is over as 'done', after a host was told that it stops")
         if home.outcome == "stopped" and "stop" not in requests:
             raise ViolationError("the run is over as 'stopped', and no one has asked for it")
         if home.outcome == "done" and universe.last(RECORDER) is None:

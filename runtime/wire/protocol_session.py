@@ -96,7 +96,7 @@ class Pair:
 def read_hello(frame: Bytes, own: Identity) -> tuple[int, Hello]:
     """(connection number, HELLO) of the first message on a control socket; RefusalError if it is not for this host."""
     connection, kind, body = protocol_messages.unseal(frame, protocol_messages.CONTROL_BYTES_MAX)
-    if kind != protocol_messages.HELLO:
+    if kind != protocol_messages.HELLO:  # Before the body is decoded: that of another kind has other fields.
         raise RefusalError("state", f"a connection begins with HELLO, not with a message of kind {kind}")
     hello = protocol_messages.hello_of(body)
     check_hello(hello, own)
@@ -105,7 +105,7 @@ def read_hello(frame: Bytes, own: Identity) -> tuple[int, Hello]:
 
 def check_hello(hello: Hello, own: Identity) -> None:
     """RefusalError for a peer of another run or fingerprint, or one that looks for another member."""
-    if hello.run != own.run:
+    if hello.run != own.run:  # The most telling reason first: a peer of another run has another fingerprint, too.
         raise RefusalError("run", f"{hello.source} is of run {hello.run!r}, this host of {own.run!r}")
     if hello.fingerprint != own.fingerprint:
         fingerprints = f"{hello.source} has {hello.fingerprint!r}, this host {own.fingerprint!r}"
@@ -169,7 +169,7 @@ class Session:
     def receive_control(self, frames: Sequence[Bytes]) -> list[Event]:
         """Events of a message on the control socket; an illegal one raises RefusalError, and the session is over."""
         try:
-            if len(frames) != 1:
+            if len(frames) != 1:  # Before any frame is read: there may be none.
                 raise RefusalError("message", f"a control message of {len(frames)} frames")
             kind, body = self._unsealed(frames[0], protocol_messages.CONTROL_BYTES_MAX)
             if kind == protocol_messages.REFUSAL:  # Before the table: it is legal in every phase.
@@ -188,7 +188,7 @@ class Session:
     def receive_data(self, frames: Sequence[Bytes]) -> list[Event]:
         """Events of a message on the data socket; an illegal one raises RefusalError, and the session is over."""
         try:
-            if not 1 <= len(frames) <= protocol_messages.FRAMES_MAX + 2:
+            if not 1 <= len(frames) <= protocol_messages.FRAMES_MAX + 2:  # Before any frame is read.
                 reason = "oversized" if frames else "truncated"
                 raise RefusalError(reason, f"a data message of {len(frames)} frames")
             kind, body = self._unsealed(frames[0], protocol_messages.HEADER_BYTES_MAX)
@@ -233,7 +233,7 @@ class Session:
 
     def next_control(self, now: Instant, *, is_beat: bool = False) -> bytes | None:
         """The next message for the control socket, None if there is nothing to send; a heartbeat always has a STATE."""
-        if self.phase == "over":
+        if self.phase == "over":  # First: a session that is over sends nothing, not even a HELLO that it owes.
             return None
         if self._owes_hello:  # Before everything else, heartbeats too: the other side refuses any other first message.
             self._owes_hello = False
