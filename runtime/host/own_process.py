@@ -388,7 +388,7 @@ class HostProcess:
     def _say(self, kind: str, **more: Any) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         traffic, published = self._host.traffic, self._host.published
-        firings, standing = self._host.busy.firings(self._clock.now()), self._channel.standing()
+        firings, reachability = self._host.busy.firings(self._clock.now()), self._channel.reachability()
         starved = self._supply.look(traffic, self._clock.now())
         elastic = self._elastic
         figures = {
@@ -403,10 +403,11 @@ class HostProcess:
             "firing_ns": firings.oldest,
             "firing_node": firings.node,
             "starved": None if starved is None else msgspec.to_builtins(starved),
-            "peers": standing.peers,
-            "unreached": len(standing.missing),
+            "peers": reachability.peers,
+            "unreached": len(reachability.missing),
             "missing": [
-                [str(member.replica), member.incarnation, silence] for member, silence in standing.missing[:MISSING_MAX]
+                [str(member.replica), member.incarnation, silence]
+                for member, silence in reachability.missing[:MISSING_MAX]
             ],
             "refusals": [msgspec.to_builtins(each) for each in self._host.refusals.values()],
         }

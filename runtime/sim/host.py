@@ -282,7 +282,7 @@ class Life:
     def say(self) -> None:
         """Send a heartbeat to the daemon."""
         firings, published = self.host.busy.firings(self.clock.now()), self.host.published
-        standing = self.channel.standing()
+        reachability = self.channel.reachability()
         heartbeat = Heartbeat(
             phase=self.phase,
             endpoints=tuple(self.endpoints),
@@ -291,9 +291,9 @@ class Life:
             firing=firings.oldest,
             node=firings.node,
             bytes_sent=self.host.traffic.bytes_sent,
-            peers=standing.peers,
-            unreached=len(standing.missing),
-            missing=tuple(Missing(*each) for each in standing.missing[:MISSING_MAX]),
+            peers=reachability.peers,
+            unreached=len(reachability.missing),
+            missing=tuple(Missing(*each) for each in reachability.missing[:MISSING_MAX]),
             refusals=tuple(self.host.refusals.values()),
             formed=self.formed,
         )
