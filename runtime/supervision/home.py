@@ -222,7 +222,7 @@ class Home:
     def _join(self, name: str, islands: int) -> None:
         """Admit a machine, with learners in the next free slots."""
         run = self._run
-        if run.is_stopping or run.is_ending:
+        if run.is_stopping or run.is_ending:  # Before the fleet changes: a run that ends admits no machine.
             return
         slots = run.fleet.join(name, islands)  # First: a life is started only on a machine that takes part.
         run.has_changed = run.has_news = True
@@ -237,11 +237,11 @@ class Home:
         if machine is None or machine.is_away:
             return
         run.fleet.take_away(name, how)  # Before its lives end: retired learners get no next life.
-        for replica in run.fleet.retired:
+        for replica in run.fleet.retired:  # After the removal, which retires the machine's learners.
             run.due.pop(replica, None)
         run.has_changed = run.has_news = True
         lives.end_all_lives_on(run, machine, incidents.MachineTaken(name, how))
-        # After the ends: those without a life here, whose next one was due or being recorded, move elsewhere.
+        # Those without a life here, whose next one was due or being recorded, move elsewhere.
         lives.start(run, [replica for replica in run.fleet.replicas if run.fleet.name(replica) == name])
         if not run.fleet.has_learners and not run.is_ending:
             watch.stop(run)  # With no learner left, the model is the last merged one.
