@@ -27,7 +27,7 @@ from isthmus.ops.elastic.copies import FormedGang, WorkerPlace, WorkerSpec
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.gang.meeting import GangError, join, lead
 from isthmus.ops.gang.orders import Following, Leader, LeaderOrders, follow
-from isthmus.ops.island.life import LearnerLife, give_way
+from isthmus.ops.island.life import LearnerLife, lower_priority
 
 ORDER_SECONDS: Final = 60.0
 STATUSES: Final = frozenset({"ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "UNKNOWN"})
@@ -81,7 +81,7 @@ class _Worker:
     def __init__(
         self, parts: tuple[Any, tuple[Fragment, ...], float], life: LearnerLife, spec: WorkerSpec, place: WorkerPlace
     ) -> None:
-        give_way()
+        lower_priority()
         task, fragments, alpha = parts
         from isthmus.ops.island.jax_learner import Learner
 

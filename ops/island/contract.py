@@ -165,9 +165,9 @@ def sole_learner_of(
     if hasattr(task, "learner"):
         own: SoleLearning = task.learner(fragments, life=life, alpha=alpha)
         return own
-    from isthmus.ops.island.life import give_way
+    from isthmus.ops.island.life import lower_priority
 
-    give_way()  # Before jax makes its threads, which inherit it.
+    lower_priority()  # Before jax makes its threads, which inherit it.
     from isthmus.ops.island.jax_learner import Learner
 
     return Learner(task, fragments, life=life, alpha=alpha, island=island, pushes=pushes)
@@ -189,9 +189,9 @@ def led_learner_of(
     """
     from isthmus.ops.gang.meeting import lead
     from isthmus.ops.gang.orders import Leader
-    from isthmus.ops.island.life import give_way
+    from isthmus.ops.island.life import lower_priority
 
-    give_way()
+    lower_priority()
     from isthmus.ops.island.jax_learner import Learner
 
     assert island.gang is not None
@@ -207,9 +207,9 @@ def follower_of(
     Raises GangError if the leader is not found.
     """
     from isthmus.ops.gang.meeting import join
-    from isthmus.ops.island.life import give_way
+    from isthmus.ops.island.life import lower_priority
 
-    give_way()
+    lower_priority()
     from isthmus.ops.island.jax_learner import Learner
 
     assert island.gang is not None
@@ -222,9 +222,9 @@ def gradient_learner_of(task: Any, seed: int, batch: Any, island: IslandDevices 
     if hasattr(task, "gradient_learner"):
         own: GradientLearning = task.gradient_learner(seed)
         return own
-    from isthmus.ops.island.life import give_way
+    from isthmus.ops.island.life import lower_priority
 
-    give_way()  # Before jax makes its threads, which inherit it.
+    lower_priority()  # Before jax makes its threads, which inherit it.
     from isthmus.ops.island.jax_gradients import GradientLearner
 
     return GradientLearner(task, seed, batch, island)

@@ -74,7 +74,7 @@ NICENESS = 5
 work."""
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Lower the priority of this thread, and of those that it starts, below that of threads with little to do.
 
     Where learners share cores with the rest of the program, a message crosses a dozen threads on its way, and each of

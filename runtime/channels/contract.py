@@ -116,7 +116,7 @@ class DiallingChannel(Channel, Protocol):
     def forget(self, peer: Member) -> None:
         """A peer is gone for good."""
 
-    def standing(self) -> PeerReachability:
+    def reachability(self) -> PeerReachability:
         """The named peers without a connection at present."""
 
     def under_way(self) -> list[tuple[Member, int, Instant]]:

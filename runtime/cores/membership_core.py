@@ -529,8 +529,8 @@ def _check_peer(event: HostAnnounced | HeartbeatArrived) -> None:
         raise RemoteProtocolError(f"{doing}: expected figures from 0 on. Use one version everywhere.")
 
 
-def _illegal(doing: str, expected: str, found: str, do: str) -> LocalProtocolError:
-    return LocalProtocolError(f"{doing}: expected {expected}, found {found}. {do}")
+def _illegal(action: str, expected: str, found: str, remedy: str) -> LocalProtocolError:
+    return LocalProtocolError(f"{action}: expected {expected}, found {found}. {remedy}")
 
 
 def _demand(holds: bool, broken: str) -> None:

@@ -284,7 +284,7 @@ class QuorumCore:
                 commands = self._fire(event, now)
             case _:
                 assert_never(event)
-        self._now = now
+        self._now = now  # After the event: one that raises leaves the state as it was.
         self._counts["handles taken"] += isinstance(event, RoundOpened | VoteArrived)
         self._counts["handles released"] += sum(map(released_count, commands))
         return commands
@@ -311,25 +311,25 @@ class QuorumCore:
         open_round = self._rounds.get(key)
         if open_round is not None:
             self._counts["rounds renewed"] += 1
-            commands.append(ReplaceOpening(key, open_round.opened.handle, event.handle))
+            commands.append(ReplaceOpening(key, open_round.opened.handle, event.handle))  # Names the former handle.
             open_round.opened, open_round.members = event, members
         else:
             self._counts["rounds opened"] += 1
-            self._ended.pop(key, None)
+            self._ended.pop(key, None)  # It was withdrawn, and comes back.
             self._rounds[key] = open_round = OpenRound(event, members, now)
             if self._newest is None or key > self._newest:
                 self._newest = key
-                commands = self._refuse_overtaken()
+                commands = self._refuse_overtaken()  # The round is open by now: its own held votes stay.
         for voter in self._held.voters(key):
             if members.get(voter) == self._live[voter]:
                 open_round.votes[voter] = self._held.pop(key, voter)
                 self._counts["votes counted"] += 1
-        open_round.count(self._live)
+        open_round.count(self._live)  # After the held votes, whose voters are not missing.
         return commands + self._settle(key, now)
 
     def _vote(self, event: VoteArrived, now: Instant) -> list[QuorumCommand]:
         refusal = self._refusal(event)
-        if refusal == "late" and self._live.get(event.voter) == event.incarnation:
+        if refusal == "late" and self._live.get(event.voter) == event.incarnation:  # Its chain may still count it.
             return self._keep(event)
         if refusal is not None:
             return [self._refuse(event.key, event.voter, event.handle, refusal)]
@@ -350,7 +350,7 @@ class QuorumCore:
             )
         if len(self._live) >= MEMBERS_MAX:
             raise _illegal(f"{member} joining", f"at most {MEMBERS_MAX} voters", "one more", "Lower slots_max.")
-        self._live[member.replica] = member.incarnation
+        self._live[member.replica] = member.incarnation  # Before its rounds settle, which count the live.
         return self._settle_rounds_of(member, now)
 
     def _leave(self, member: Member, now: Instant) -> list[QuorumCommand]:
@@ -358,7 +358,7 @@ class QuorumCore:
         incarnation = self._live.get(replica)
         if incarnation != member.incarnation:
             raise _illegal(f"{member} leaving", "a live member", f"incarnation {incarnation}", "Report each end once.")
-        del self._live[replica]
+        del self._live[replica]  # Before its rounds settle: they must not wait for it.
         votes = [*self._held.pop_all(replica), *self._late.pop_all(replica)]
         return [self._refuse(*vote, "not live") for vote in votes] + self._settle_rounds_of(member, now)
 
@@ -369,7 +369,7 @@ class QuorumCore:
         if open_round is None or open_round.timer != event.timer:
             self._counts["timers stale"] += 1
             return []
-        open_round.timer, open_round.timer_at = 0, None
+        open_round.timer, open_round.timer_at = 0, None  # It has fired: settling must not cancel it.
         return self._settle(event.key, now)
 
     # -- validity of openings and votes --------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ class QuorumCore:
         commands: list[QuorumCommand] = []
         for key in sorted(self._rounds):
             if self._rounds[key].members.get(member.replica) == member.incarnation:
-                self._rounds[key].count(self._live)
+                self._rounds[key].count(self._live)  # Before it settles by these counts.
                 commands += self._settle(key, now)
         return commands
 
@@ -466,6 +466,7 @@ class QuorumCore:
             reason = f"no member is live and nobody has voted ({listed})"
             withdraw = WithdrawRound(key, open_round.opened.handle, reason)
             return [withdraw, *self._end(key, has_closed=False)]
+        # Before `end`, which counts the grace from here. A quorum may be lost again: members join.
         if not open_round.has_quorum():
             open_round.quorum_at = None
         elif open_round.quorum_at is None:
@@ -475,6 +476,7 @@ class QuorumCore:
             return self._move_timer(open_round, end)
         self._counts["rounds closed"] += 1
         reason = open_round.reason()
+        # Only now that the round closes: late votes move neither its quorum nor its end.
         refused, late = self._late_votes(open_round)
         votes = tuple(sorted({**open_round.votes, **late}.items()))
         voters = tuple(replica for replica, _ in votes)
@@ -482,6 +484,7 @@ class QuorumCore:
         reason += f"; late for the round before, and counted here: {len(late)}" if late else ""
         decision = Decision(key, reason, open_round.opened_at, open_round.quorum_at, now, voters, left_out)
         close = CloseRound(key, open_round.opened.handle, votes, decision)
+        # The timer before the end, which forgets the round; the close before votes that it leaves are refused.
         return [*self._move_timer(open_round, None), close, *refused, *self._end(key, has_closed=True)]
 
     def _late_votes(self, open_round: OpenRound) -> tuple[list[QuorumCommand], dict[Replica, Handle]]:
@@ -491,7 +494,7 @@ class QuorumCore:
         late: dict[Replica, Handle] = {}
         for voter in self._late.voters(chain):
             assert chain is not None
-            if voter in open_round.votes:
+            if voter in open_round.votes:  # First: no voter counts twice in a round.
                 refused.append(self._refuse(*self._late.pop(chain, voter), "late"))
             elif open_round.members.get(voter) == self._live[voter]:
                 late[voter] = self._late.pop(chain, voter).handle
@@ -504,6 +507,7 @@ class QuorumCore:
             return []
         key = open_round.opened.key
         commands: list[QuorumCommand] = [CancelQuorumTimer(key, open_round.timer)] if open_round.timer else []
+        # After the command, which names the former timer.
         open_round.timer, open_round.timer_at = 0, at
         if at is not None:
             self._timers += 1
@@ -520,7 +524,7 @@ class QuorumCore:
             commands = self._refuse_held(key, "not a member")
         elif not self._held.has_room(key, self._rounds):
             commands = self._refuse_held(key, "late")
-        if len(self._ended) > ENDED_MAX:
+        if len(self._ended) > ENDED_MAX:  # After this round: so many are remembered, whatever ends.
             oldest = next(iter(self._ended))
             del self._ended[oldest]
             self._forgotten = oldest if self._forgotten is None else max(oldest, self._forgotten)
@@ -556,7 +560,7 @@ class QuorumCore:
             )
             _demand(key not in self._ended, f"round {key} is open and ended")
             _demand(self._newest is not None and key <= self._newest, f"round {key} is above the newest")
-            _demand(bool(open_round.missing), f"round {key} is open with nobody to wait for")
+            _demand(bool(open_round.missing), f"round {key} is open, and awaits no vote")
             _demand((open_round.quorum_at is not None) == open_round.has_quorum(), f"round {key} has a wrong quorum_at")
             _demand(open_round.timer_at == end, f"round {key} waits until {end}, its timer is at {open_round.timer_at}")
             _demand((open_round.timer > 0) == (end is not None), f"round {key} has timer {open_round.timer} for {end}")
@@ -564,14 +568,14 @@ class QuorumCore:
             _demand(not twice, f"round {key} both counts and holds votes of {twice}")
 
 
-def _check_limits(doing: str, count_min: int, grace: Duration | None, deadline: Duration | None) -> None:
+def _check_limits(action: str, count_min: int, grace: Duration | None, deadline: Duration | None) -> None:
     for name, value, least in (("count_min", count_min, 1), ("grace", grace, 0), ("deadline", deadline, 0)):
         if value is not None and value < least:
-            raise _illegal(doing, f"{name} of at least {least}", str(value), "Fix the opening item or the graph.")
+            raise _illegal(action, f"{name} of at least {least}", str(value), "Fix the opening item or the graph.")
 
 
-def _illegal(doing: str, expected: str, found: str, do: str) -> LocalProtocolError:
-    return LocalProtocolError(f"{doing}: expected {expected}, found {found}. {do}")
+def _illegal(action: str, expected: str, found: str, remedy: str) -> LocalProtocolError:
+    return LocalProtocolError(f"{action}: expected {expected}, found {found}. {remedy}")
 
 
 def _demand(holds: bool, broken: str) -> None:

@@ -61,7 +61,7 @@ class Flow:
         """
         exits = node.exits
         is_plain = len(outputs) == 1 and not node.held
-        for output in outputs:
+        for output in outputs:  # All are checked before the first one leaves: an error leaves the state as it was.
             if not 0 <= output.port < len(exits):
                 raise LocalProtocolError(
                     f"node {node.plan.name!r} emitted on port {output.port}, which it does not have"
@@ -90,9 +90,9 @@ class Flow:
 
     def _emit_in_line(self, node: NodeState, outputs: tuple[Output, ...]) -> None:
         """Queue outputs behind the held ones, and send them as far as there is credit."""
-        self._check_held(node, outputs)
+        self._check_held(node, outputs)  # First, because it may raise.
         for output in outputs:
-            if node.held or not self._can_leave(node, output):
+            if node.held or not self._can_leave(node, output):  # No output overtakes a held one.
                 node.held.append(output)
             else:
                 self._let_leave(node, output)
@@ -103,7 +103,7 @@ class Flow:
             return
         spent: Counter[Link] = Counter()
         leaving = 0
-        for output in () if node.held else outputs:
+        for output in () if node.held else outputs:  # Behind a held output none leaves.
             links = [*self._queue_links(node, output)]
             if any(spent[link] == link.credit for link in links):
                 break
@@ -142,14 +142,14 @@ class Flow:
             edge, arrival = route.edge, route.arrival
             key = fields[edge.key] if edge.key is not None and fields is not None else None
             if route.keeps:
-                uses += 1
+                uses += 1  # The kept one is for consumers that join later, so it counts where there is none yet.
                 former = route.keep(key, handle, fields)
                 if former is not None:
                     self.drop(former, "newest no more")
             for link in self._targets(route, fields, node.link_newest):
                 uses += 1
                 if route.outlet is not None:
-                    route.outlet.spend(link)
+                    route.outlet.spend(link)  # Before the delivery: a vote that is refused there returns this credit.
                 if arrival is not None and link.is_local:
                     self._deliver(arrival, link, handle, key, fields)
                 else:
@@ -157,7 +157,7 @@ class Flow:
         if uses == 0:
             self.drop(handle, "nobody to send to")
         elif uses > 1:
-            self.commands.insert(at, ShareItem(handle, uses))
+            self.commands.insert(at, ShareItem(handle, uses))  # Before the uses: the first would release the payload.
 
     # -- arriving ------------------------------------------------------------------------------------------------------
 
@@ -167,13 +167,14 @@ class Flow:
         if arrival is None or arrival.edge.source_role != event.source.replica.role:
             raise RemoteProtocolError(f"{event.source} sent an item on edge {event.edge}, which does not lead here")
         edge, link = arrival.edge, arrival.links.get(event.source)
+        # The form is checked even where the link has closed: an illegal item costs its sender the connection.
         key = None if edge.key is None else (event.fields or {}).get(edge.key)
         if edge.key is not None and type(key) not in KEY_TYPES:
             raise RemoteProtocolError(f"{event.source} sent an item on {edge.name} without {edge.key!r}")
         if link is None:
             self.drop(event.handle, "not connected")
             return
-        if edge.kind == "queue" and link.credit == 0:
+        if edge.kind == "queue" and link.credit == 0:  # Before the delivery: an item without credit has no place.
             raise RemoteProtocolError(f"{event.source} sent an item on {edge.name} without credit")
         self._deliver(arrival, link, event.handle, key, event.fields)
         link.credit -= edge.kind == "queue"  # Last, because the calls before may raise.
@@ -195,7 +196,7 @@ class Flow:
     def _deliver(self, arrival: Arrival, link: Link, handle: Handle, key: int | str | None, fields: Fields) -> None:
         """Put an item into the port of a node of this host."""
         node = self._nodes[arrival.consumer]
-        if node.is_finished:
+        if node.is_finished:  # First: nothing would ever release what its ports or rounds still took.
             self.drop(handle, "node finished")
         elif arrival.inlet is None:
             self._enter_round(node, arrival, link, handle, fields)
@@ -212,7 +213,7 @@ class Flow:
         try:
             settled = node.rounds.arrived(arrival.port, link, handle, fields, self.now)
         except LocalProtocolError as error:
-            if not link.is_local:
+            if not link.is_local:  # Before any command: the host releases the payload of an event that raises.
                 raise RemoteProtocolError(f"{link.member} sent an item on {arrival.edge.name}: {error}") from None
             self.drop(handle, "not allowed")
             if link.outlet is not None:
@@ -245,5 +246,5 @@ class Flow:
 
     def return_vote(self, link: Link) -> None:
         """Return the credit of a used vote or opening, where it came by a Queue."""
-        if link.is_open and link.edge.kind == "queue":
+        if link.is_open and link.edge.kind == "queue":  # A closed link has no credit: the next one begins afresh.
             self.give_back(link)

@@ -283,7 +283,7 @@ class Daemon:
             case NoteLives():
                 self._note_lives(command.members)
             case NoteFound():
-                self._ledger.found("home")
+                self._ledger.mark_whole("home")
             case NoteJournal():
                 self._ledger.note(JOURNAL, msgspec.msgpack.encode(command.journal))
                 if command.journal.outcome != "running":

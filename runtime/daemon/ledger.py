@@ -99,7 +99,8 @@ class Ledger:
         """Whether an earlier ledger was lost, and the home or the station here has not made up for it."""
         return self.noted(_LOST_OF[whose]) is not None
 
-    def found(self, whose: Whose) -> None:
+    def mark_whole(self, whose: Whose) -> None:
+        """Record that the loss of the ledger before this one was made up for."""
         key = _LOST_OF[whose]
         self._owe(("note", key), "delete from notes where name = ?", (key,))
 

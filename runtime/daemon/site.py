@@ -265,7 +265,7 @@ class Site:
             case NoteLives():
                 self._note_lives(command.members)
             case NoteFound():
-                self.ledger.found("station")
+                self.ledger.mark_whole("station")
             case StartProcess():
                 self._start_process(command.member)
             case NoteProcess():

@@ -271,7 +271,7 @@ class HostIsland(Protocol):
     """A host's view of its island, where that goes on without some of its processes."""
 
     @property
-    def said(self) -> Formed: ...
+    def form_result(self) -> Formed: ...
 
     @property
     def is_forming(self) -> bool: ...
@@ -388,11 +388,11 @@ class HostProcess:
     def _say(self, kind: str, **more: Any) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         traffic, published = self._host.traffic, self._host.published
-        firings, standing = self._host.busy.firings(self._clock.now()), self._channel.standing()
+        firings, reachability = self._host.busy.firings(self._clock.now()), self._channel.reachability()
         starved = self._supply.look(traffic, self._clock.now())
         elastic = self._elastic
         figures = {
-            "formed": msgspec.to_builtins(Formed() if elastic is None else elastic.said),
+            "formed": msgspec.to_builtins(Formed() if elastic is None else elastic.form_result),
             "cpu_seconds": used.ru_utime + used.ru_stime + (elastic.cpu_seconds() if elastic is not None else 0.0),
             "memory_bytes": used.ru_maxrss * 1024,
             "bytes_sent": traffic.bytes_sent,
@@ -403,10 +403,11 @@ class HostProcess:
             "firing_ns": firings.oldest,
             "firing_node": firings.node,
             "starved": None if starved is None else msgspec.to_builtins(starved),
-            "peers": standing.peers,
-            "unreached": len(standing.missing),
+            "peers": reachability.peers,
+            "unreached": len(reachability.missing),
             "missing": [
-                [str(member.replica), member.incarnation, silence] for member, silence in standing.missing[:MISSING_MAX]
+                [str(member.replica), member.incarnation, silence]
+                for member, silence in reachability.missing[:MISSING_MAX]
             ],
             "refusals": [msgspec.to_builtins(each) for each in self._host.refusals.values()],
         }

@@ -177,8 +177,8 @@ def _bytes_of(array: NDArray[Any]) -> Bytes:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _unsendable(expected: str, found: str, do: str) -> LocalProtocolError:
-    return LocalProtocolError(f"an item for another host: expected {expected}, found {found}. {do}")
+def _unsendable(expected: str, found: str, remedy: str) -> LocalProtocolError:
+    return LocalProtocolError(f"an item for another host: expected {expected}, found {found}. {remedy}")
 
 
 def _survey(item: Any, odd: list[Odd]) -> None:

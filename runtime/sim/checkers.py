@@ -59,7 +59,7 @@ class Checker:
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """A host is about to receive an item."""
 
-    def told(self, life: Life, rows: Sequence[Row]) -> None:
+    def rostered(self, life: Life, rows: Sequence[Row]) -> None:
         """A host is about to receive a roster."""
 
     def connected(self, life: Life, peer: Member) -> None:
@@ -80,7 +80,7 @@ class Checker:
     def finished(self, universe: Universe, home: Home) -> None:
         """A home reports that the run is over, and no process is left."""
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """Called every few hundred events."""
 
     def ended(self, universe: Universe) -> None:
@@ -93,7 +93,7 @@ class WaitsChecker(Checker):
     def __init__(self, nodes: Mapping[str, frozenset[str]]) -> None:
         self._nodes = nodes
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """Check the waiting times of every host's nodes."""
         for life in universe.living():
             for node in sorted(self._nodes.get(life.member.replica.role, ())):
@@ -103,13 +103,13 @@ class WaitsChecker(Checker):
 
     def ended(self, universe: Universe) -> None:
         """Check a last time."""
-        self.asked(universe)
+        self.polled(universe)
 
 
 class BoundsChecker(Checker):
     """Cores keep their own invariants, and no host hoards items."""
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """Check every core; count the items held."""
         for life in universe.living():
             life.host.scheduler.check()
@@ -121,7 +121,7 @@ class BoundsChecker(Checker):
 
     def ended(self, universe: Universe) -> None:
         """Check a last time."""
-        self.asked(universe)
+        self.polled(universe)
 
 
 class RosterChecker(Checker):
@@ -138,7 +138,7 @@ class RosterChecker(Checker):
         self._gone: dict[Member, set[Member]] = {}
         self._back: list[str] = []
 
-    def told(self, life: Life, rows: Sequence[Row]) -> None:
+    def rostered(self, life: Life, rows: Sequence[Row]) -> None:
         """Record the live members; a host that is not in the roster is not known yet, and ignores it."""
         members = [Member(Replica.parse(row[0]), row[1]) for row in rows]
         if life.member in members:
@@ -159,7 +159,7 @@ class RosterChecker(Checker):
         if life.meetings.live.get(source.replica) != source:
             raise ViolationError(f"{life.member} is given an item of {source}, whom it does not know")
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """Compare the members that every host knows with its rosters."""
         if self._back and not (universe.disks[universe.home].failures or universe.disks[universe.home].refusals):
             raise ViolationError(self._back[0])
@@ -172,7 +172,7 @@ class RosterChecker(Checker):
 
     def ended(self, universe: Universe) -> None:
         """Check a last time."""
-        self.asked(universe)
+        self.polled(universe)
 
     def _know(self, life: Life, member: Member) -> None:
         key = life.member, member.replica
@@ -212,7 +212,7 @@ class LivesChecker(Checker):
             raise ViolationError(f"{member} is started a second time")
         self._began.add(member)
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """Check every core of the live daemons."""
         for daemon in universe.daemons:
             if not daemon.clock.is_dead:
@@ -222,7 +222,7 @@ class LivesChecker(Checker):
 
     def ended(self, universe: Universe) -> None:
         """Check a last time."""
-        self.asked(universe)
+        self.polled(universe)
 
 
 class VerdictsChecker(Checker):
@@ -257,7 +257,7 @@ class VerdictsChecker(Checker):
                     raise ViolationError(f"{member} is called stuck, and nothing was slow: {incident.verdict}")
             case ItemRefused():
                 if member.replica not in universe.injector.forgeries:
-                    raise ViolationError(f"an item of {member} is refused, and nobody forged any: {incident.refusal}")
+                    raise ViolationError(f"an item of {member} is refused, and none was forged: {incident.refusal}")
             case GivenUp():
                 if not (universe.injector.counts["crash loop"] or member.replica in universe.injector.forgeries):
                     raise ViolationError(f"{member} is given up after {incident.lives} lives, and no life had to end")
@@ -282,9 +282,9 @@ class EndChecker(Checker):
         if self._outcome not in (None, home.outcome):
             raise ViolationError(f"the run is over as {home.outcome!r}, and was as {self._outcome!r}")
         self._outcome = home.outcome
-        requests, has_crashed = universe.asked, universe.injector.counts["crash loop"]
+        requests, has_crashed = universe.requests, universe.injector.counts["crash loop"]
         if universe.is_stopped and home.outcome == "done":
-            raise ViolationError("the run is over as 'done', and somebody was told that it stops")
+            raise ViolationError("the run is over as 'done', after a host was told that it stops")
         if home.outcome == "stopped" and "stop" not in requests:
             raise ViolationError("the run is over as 'stopped', and no one has asked for it")
         if home.outcome == "done" and universe.last(RECORDER) is None:
@@ -350,7 +350,7 @@ class WireChecker(Checker):
         if number is not None:
             self._newest[key] = number
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """Check the refusals of every channel."""
         for life in universe.living():
             for name, count in sorted(life.channel.statistics().items()):
@@ -359,7 +359,7 @@ class WireChecker(Checker):
 
     def ended(self, universe: Universe) -> None:
         """Check a last time."""
-        self.asked(universe)
+        self.polled(universe)
 
 
 @dataclass(slots=True)
@@ -386,7 +386,7 @@ class ForgottenChecker(Checker):
         self._known: dict[Member, set[Member]] = {}
         self._gone: dict[Member, set[Member]] = {}
 
-    def told(self, life: Life, rows: Sequence[Row]) -> None:
+    def rostered(self, life: Life, rows: Sequence[Row]) -> None:
         """Record the members in rosters, and those that are gone from them."""
         present = {Member(Replica.parse(row[0]), row[1]) for row in rows}
         if life.member not in present:
@@ -400,7 +400,7 @@ class ForgottenChecker(Checker):
         if peer in self._gone.get(life.member, ()) and life.channel.accepted(peer):
             raise ViolationError(f"{life.member} has a connection with {peer}, which was said to be gone")
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """Check the peers that hosts still know."""
         for life in universe.living():
             for member in self._gone.get(life.member, ()):
@@ -481,7 +481,7 @@ class CreditChecker(Checker):
             account.grants.popleft()
         account.credit += count
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """In calm, check that nothing is lost on the way."""
         if universe.calm_ns <= CROSSING_NS_MAX:
             return

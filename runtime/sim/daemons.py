@@ -325,7 +325,7 @@ class SimulatedDaemon:
             case NoteLives():
                 self._note(self.stations, self._ledger.begin, command.members)
             case NoteFound():
-                self._ledger.found("station")
+                self._ledger.mark_whole("station")
             case StartProcess():
                 self._start(command.member)
             case NoteProcess():
@@ -419,7 +419,7 @@ class SimulatedDaemon:
             case NoteLives():
                 self._note(self.homes, self._ledger.give, command.members)
             case NoteFound():
-                self._ledger.found("home")
+                self._ledger.mark_whole("home")
             case NoteJournal():
                 self._ledger.note(JOURNAL, command.journal)
             case SendOrders():

@@ -127,7 +127,7 @@ class Witness(Protocol):
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """A host is about to receive an item."""
 
-    def told(self, life: Life, rows: Sequence[Row]) -> None:
+    def rostered(self, life: Life, rows: Sequence[Row]) -> None:
         """A host is about to receive a roster."""
 
     def connected(self, life: Life, peer: Member) -> None:
@@ -162,7 +162,7 @@ class UniverseSetting:
     ended: Callable[[Life, str], None]
     failed: Callable[[Life, str, str], None]
     spoke: Callable[[Life, HostSpoke], None]
-    found: Callable[[Life], object | None]
+    daemon_of: Callable[[Life], object | None]
     left: Callable[[Life, Exited], None]
     forgeries: Callable[[Life], Sequence[Forge]]
 
@@ -282,7 +282,7 @@ class Life:
     def say(self) -> None:
         """Send a heartbeat to the daemon."""
         firings, published = self.host.busy.firings(self.clock.now()), self.host.published
-        standing = self.channel.standing()
+        reachability = self.channel.reachability()
         heartbeat = Heartbeat(
             phase=self.phase,
             endpoints=tuple(self.endpoints),
@@ -291,9 +291,9 @@ class Life:
             firing=firings.oldest,
             node=firings.node,
             bytes_sent=self.host.traffic.bytes_sent,
-            peers=standing.peers,
-            unreached=len(standing.missing),
-            missing=tuple(Missing(*each) for each in standing.missing[:MISSING_MAX]),
+            peers=reachability.peers,
+            unreached=len(reachability.missing),
+            missing=tuple(Missing(*each) for each in reachability.missing[:MISSING_MAX]),
             refusals=tuple(self.host.refusals.values()),
             formed=self.formed,
         )
@@ -345,7 +345,7 @@ class Life:
         self._silence.heard(self.clock.now() / 1e9)
         if rows is not None:
             for checker in self.checkers:
-                checker.told(self, rows)
+                checker.rostered(self, rows)
             self.meetings.follow(rows, {})
         if stop and not self.host.stop_requested:
             self.host.request_stop()
@@ -382,7 +382,7 @@ class Life:
         self.host.links.look(self.channel.under_way, self.clock.now())
         silence = self._silence.beat(self.clock.now() / 1e9)
         if is_searching(silence):
-            daemon = self._setting.found(self)
+            daemon = self._setting.daemon_of(self)
             if is_orphan(silence, has_daemon=daemon is not None):
                 self._leave(Exited(1))
                 return

@@ -425,7 +425,7 @@ class SimulatedLedger:
         """Whether an earlier ledger was lost, and the home or the station has not made up for it."""
         return whose in self._book.lost
 
-    def found(self, whose: str) -> None:
+    def mark_whole(self, whose: str) -> None:
         """Record that it has, now or later."""
         self._owed["found", whose] = None
         self.settle()

@@ -71,7 +71,7 @@ class Observer(Witness, Protocol):
     def finished(self, universe: Universe, home: Home) -> None:
         """A home reports that the run is over, and no process is left."""
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """Called every few hundred events."""
 
     def ended(self, universe: Universe) -> None:
@@ -85,7 +85,7 @@ class Universe:
     processes boot for half to three halves of `boot_seconds`; `least` is the smallest number of replicas of a role with
     which the run can go on, `processes` those of the island of each learner, `elastic` how many of them may train
     without the others. `error` is what a body raised, `outcome` how the run ended, once its last process has;
-    `incidents` those of all hosts; `asked`: 'stop' and 'end', once a home was asked for it; `is_stopped`: a requested
+    `incidents` those of all hosts; `requests`: 'stop' and 'end', once a home has got it; `is_stopped`: a requested
     stop was confirmed.
     """
 
@@ -121,7 +121,7 @@ class Universe:
         self.incidents: list[Happened] = []
         self.outcome: str | None = None
         self.failure: Failure | None = None
-        self.asked: set[str] = set()
+        self.requests: set[str] = set()
         self.is_stopped = False
         self._pids = 0
         self._seed, self._boot_seconds = seed, boot_seconds
@@ -152,7 +152,7 @@ class Universe:
             ended=lambda life, node: self.ended.add((str(life.member.replica), node)),
             failed=self._failed,
             spoke=self._spoke,
-            found=lambda life: self.machines[life.machine].daemon,
+            daemon_of=lambda life: self.machines[life.machine].daemon,
             left=self._left,
             forgeries=lambda life: self.injector.forgeries.get(life.member.replica, ()),
         )
@@ -241,7 +241,7 @@ class Universe:
         """Request a stop of the run; False where there is no daemon to receive it."""
         daemon = self.machines[self.home].daemon
         if isinstance(daemon, SimulatedDaemon) and daemon.home is not None:
-            self.asked.add("stop")
+            self.requests.add("stop")
             daemon.feed_home(StopAsked())
             # A daemon that is suspended, or dies before it has recorded the stop, has confirmed nothing.
             journal = self.machines[self.home].book.notes.get(JOURNAL)
@@ -274,7 +274,7 @@ class Universe:
         """Request the end of the run; False where there is no daemon to receive it."""
         daemon = self.machines[self.home].daemon
         if daemon is not None:
-            self.asked.add("end")  # Before: a run without processes is over at once.
+            self.requests.add("end")  # Before: a run without processes is over at once.
             daemon.feed_home(EndAsked(Ordered("ended by a fault")))
         return daemon is not None
 
@@ -336,7 +336,7 @@ class Universe:
                 self.injector.look()
             if self.events % ASKED_EVERY == 0:
                 for checker in self._checkers:
-                    checker.asked(self)
+                    checker.polled(self)
             if self.error is not None:
                 raise RunError(self.error)
 

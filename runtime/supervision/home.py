@@ -75,24 +75,24 @@ class Home:
                 self._early.append(event)
             return []
         self._has_begun = True
-        run.now = Instant(max(now, run.now))
+        run.now = Instant(max(now, run.now))  # Another machine's clock may be behind: waits never run backwards.
         run.commands = []
         self._dispatch(event)
-        watch.form(run)
+        watch.form(run)  # By the lives that the event has left; before the journal, which has the forms.
         watch.finish_if_alone(run)
         if run.has_changed:  # Before anything else, so that the next daemon knows every decision carried out.
             run.commands.insert(0, NoteJournal(lives.journal_of(run)))
             run.has_changed = False
-        if run.has_news:
+        if run.has_news:  # After all decisions: orders are complete, and sent once an event.
             self._order()
-        self._arm()
+        self._arm()  # Last: everything before it may make something due.
         return run.commands
 
     def _dispatch(self, event: HomeEvent) -> None:
         run = self._run
         match event:
             case HomeBegan():
-                lives.begin(run, event)
+                lives.begin(run, event)  # First: early requests are about the run that the records tell of.
                 for early in self._early:
                     self._dispatch(early)
                 self._early.clear()
@@ -204,27 +204,27 @@ class Home:
         if machine is None:  # It takes part, and the record of that is lost; or it no longer takes part.
             machine = run.fleet.machines[name] = MachineLives(name, is_away=not run.is_unsure)
             run.has_news = True
-        if machine.is_away:
+        if machine.is_away:  # It learns so from its orders; what it still runs is no part of the run.
             return
         machine.heard()
         if report.obeyed.term == run.stamp.term and report.obeyed > run.stamp:  # An earlier daemon's journal was lost.
             run.stamp = Stamp(run.stamp.term, report.obeyed.epoch + 1)
             run.has_changed = run.has_news = True
-        if run.is_unsure:
+        if run.is_unsure:  # Before the lives are read: those that it learns are tracked then.
             lives.learn(run, machine, report)
         for seen in report.lives:
             if machine.has(seen.member):
                 watch.update_life(run, machine, seen)
-        for gone in report.ended:
+        for gone in report.ended:  # Last: a life may settle the outcome, after which no end starts a next life.
             if machine.has(gone.member):
                 lives.end_life(run, machine, gone)
 
     def _join(self, name: str, islands: int) -> None:
         """Admit a machine, with learners in the next free slots."""
         run = self._run
-        if run.is_stopping or run.is_ending:
+        if run.is_stopping or run.is_ending:  # Before the fleet changes: a run that ends admits no machine.
             return
-        slots = run.fleet.join(name, islands)
+        slots = run.fleet.join(name, islands)  # First: a life is started only on a machine that takes part.
         run.has_changed = run.has_news = True
         for replica in slots:
             run.write(Member(replica, 1), incidents.Joined(name))
@@ -236,11 +236,12 @@ class Home:
         machine = run.fleet.machines.get(name)
         if machine is None or machine.is_away:
             return
-        run.fleet.take_away(name, how)
-        for replica in run.fleet.retired:
+        run.fleet.take_away(name, how)  # Before its lives end: retired learners get no next life.
+        for replica in run.fleet.retired:  # After the removal, which retires the machine's learners.
             run.due.pop(replica, None)
         run.has_changed = run.has_news = True
         lives.end_all_lives_on(run, machine, incidents.MachineTaken(name, how))
+        # Those without a life here, whose next one was due or being recorded, move elsewhere.
         lives.start(run, [replica for replica in run.fleet.replicas if run.fleet.name(replica) == name])
         if not run.fleet.has_learners and not run.is_ending:
             watch.stop(run)  # With no learner left, the model is the last merged one.
@@ -249,6 +250,7 @@ class Home:
 
     def _beat(self) -> None:
         """Judge silent machines and hosts, and send complete orders again."""
+        # Before the hosts: those of a lost machine have ended, and are not judged.
         for machine in self._run.fleet.beat():
             lives.end_all_lives_on(
                 self._run, machine, incidents.MachineLost(machine.name, machine.silent_beats * watch.BEAT)
@@ -259,7 +261,7 @@ class Home:
     def _fire(self) -> None:
         """Carry out everything that is due."""
         run, self._timer_at = self._run, None
-        if run.adopt_until is not None and run.now >= run.adopt_until:
+        if run.adopt_until is not None and run.now >= run.adopt_until:  # First: nothing starts while lives are unknown.
             lives.adopted_all(run)
         if run.liveness.timer_at is not None and run.now >= run.liveness.timer_at:
             watch.apply_findings(run, run.liveness.fire(run.now))
@@ -295,12 +297,12 @@ class Home:
     def _order(self) -> None:
         """Send complete orders to every machine; none while the lives of the run are unknown."""
         run, fleet = self._run, self.fleet
-        run.has_news = False
+        run.has_news = False  # Also while unsure: `adopted_all` has news of its own.
         if run.is_unsure:
             return
         roster = None if run.adopting else self._roster()
         machines = (fleet.home, *fleet.others)
-        run.stamp = Stamp(run.stamp.term, run.stamp.epoch, run.stamp.number + 1)
+        run.stamp = Stamp(run.stamp.term, run.stamp.epoch, run.stamp.number + 1)  # Stations ignore what is not newer.
         flags = run.is_stopping, run.is_ending
         orders = SendOrders(fleet.wanted(), roster, machines, *flags, run.stamp, fleet.away, fleet.home, run.forms)
         run.commands.append(orders)

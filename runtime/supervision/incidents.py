@@ -110,7 +110,7 @@ def raised_of(plain: Any) -> Raised:
     try:
         return msgspec.convert(plain, Raised)
     except msgspec.ValidationError as error:
-        raise ValueError(f"nothing that was raised: {error}") from None
+        raise ValueError(f"not a raised error: {error}") from None
 
 
 # -- ends of lives -----------------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ def starved_of(plain: Any) -> Starved | None:
     try:
         return msgspec.convert(plain, Starved)
     except msgspec.ValidationError as error:
-        raise ValueError(f"nobody that is starved: {error}") from None
+        raise ValueError(f"not a starved node: {error}") from None
 
 
 def incident_of(plain: Mapping[str, Any]) -> Incident:

@@ -102,7 +102,7 @@ def _has_place(run: RunState, replica: Replica) -> bool:
 def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     """Record the end of a life; the next one takes its place, unless the run is ending."""
     member, replica = gone.member, gone.member.replica
-    machine.forget(member)
+    machine.forget(member)  # First: the next life starts only where none is tracked.
     life = run.lives.pop(replica, None)
     for name, value in (("cpu_seconds", gone.cpu_seconds), ("bytes_sent", float(gone.bytes_sent))):
         key = f"{replica.role}.{name}"
@@ -112,12 +112,13 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     ended = incidents.Ended(gone.end, None if life is None else life.verdict, gone.error)
     run.reasons[replica] = ended
     if not run.is_ending:
-        run.write(member, ended)
+        run.write(member, ended)  # Before incidents that follow from it.
     watch.apply_findings(run, run.liveness.handle(HostEnded(member), run.now))
     gang_end = _gang_end(run, member, GangEnd(ended, None if life is None else life.served_at))
     if gang_end is None:
         return
     first = Member(run.fleet.lead(replica), member.incarnation)
+    # Before the next life: where every learner ends by one error, none of them starts again.
     if first.replica.role == LEARNER:
         run.repeats.ended(first.replica, gang_end.ended.error, gang_end.served_at, run.now)
     if not run.is_ending and (repeated := run.repeats.common(run.fleet.learners)) is not None:
@@ -195,12 +196,13 @@ def _give_up(run: RunState, former: Member, ended: incidents.Ended) -> None:
 
 ADOPT: Final = seconds(11)
 """The time for which a new daemon waits for running hosts to find it, which they do within a few seconds; a second more
-than a station whose ledger was lost."""
+than a station whose ledger was lost. Until then it sends no roster: a host that is missing in one counts as gone."""
 NUMBERS_SKIPPED: Final = 1000
 """Numbers skipped above the highest known one, after a ledger was lost: a replica whose lives end again and again is
 given up long before."""
 NUMBERS_OF_TERM: Final = 100_000
-"""Numbers of each term: enough for a hundred lost ledgers."""
+"""Numbers of each term: enough for a hundred lost ledgers. A former home that is still alive gives no number of a
+later one."""
 
 
 def begin(run: RunState, event: HomeBegan) -> None:
@@ -208,7 +210,7 @@ def begin(run: RunState, event: HomeBegan) -> None:
     fleet = run.fleet
     run.newest = {member.replica: member.incarnation for member in event.newest}
     if event.journal is not None:
-        recall(run, event.journal)
+        recall(run, event.journal)  # Before anything is placed: it names the machines, and what was retired.
     run.is_taking = event.is_lost and bool(fleet.former) and (event.journal is None or event.journal.term < fleet.term)
     if run.is_taking:
         run.write(DAEMON, incidents.HomeTaken(fleet.home, fleet.term, fleet.former))
@@ -222,7 +224,7 @@ def begin(run: RunState, event: HomeBegan) -> None:
     run.adopting = set(expected) if run.is_unsure else set(tracked)
     if run.adopting or run.is_unsure:
         run.adopt_until = run.after(ADOPT)
-    if run.outcome != "running":
+    if run.outcome != "running":  # Before the start: a run that is over begins no life.
         watch.end_run(run, run.outcome, run.failure)
     start(run, [replica for replica in fleet.replicas if replica not in tracked])
     run.has_news = True

@@ -168,6 +168,7 @@ class Station:
 
     def _obey(self, orders: Orders) -> list[StationCommand]:
         """Follow the home that gives the orders and carry them out, or turn it away."""
+        # First: a former home may order nothing, not even the end.
         followed = self._follow(orders.home, orders.stamp.term)
         if any(isinstance(each, TurnAway) for each in followed):
             self.refused["orders of a former home"] += 1
@@ -177,15 +178,16 @@ class Station:
     def _carry_out(self, orders: Orders) -> list[StationCommand]:
         """Kill lives that are not wanted, and begin wanted ones that never were."""
         if orders.is_over or self._is_over:  # Another station may run the lives that this one still had orders for.
-            return self._leave()
+            return self._leave()  # Before the stamp is compared: an end holds, however late it comes.
         if orders.stamp <= self._obeyed:
             self.refused["orders that came late"] += 1
             return []
         self._obeyed = orders.stamp
         if orders.roster is None and self._orders is not None:
             orders = msgspec.structs.replace(orders, roster=self._orders.roster)
-        self._orders = orders
+        self._orders = orders  # Before any life is judged: `_is_wanted` reads them.
         wanted = {each.member.replica: each for each in orders.wanted}
+        # Before the missing are found: the home no longer asks for the others, so their replicas may begin anew.
         self._ended = {
             replica: gone
             for replica, gone in self._ended.items()
@@ -208,7 +210,7 @@ class Station:
                 self._ended[replica] = Gone(each.member, Unseen())
                 is_news = True
         if missing:
-            self._noting.update(missing)
+            self._noting.update(missing)  # No number is recorded twice: the next orders find it beginning.
             commands.append(NoteLives(tuple(missing)))
         return [*commands, *self._tell(), *([self._report()] if is_news else [])]
 
@@ -220,7 +222,7 @@ class Station:
         commands: list[StationCommand] = []
         for member in members:
             self._noting.discard(member)
-            self._newest[member.replica] = member.incarnation
+            self._newest[member.replica] = member.incarnation  # Wanted or not: a recorded number is never begun again.
             if self._is_wanted(member):
                 self._starting[member.replica] = member
                 commands.append(StartProcess(member))
@@ -239,7 +241,7 @@ class Station:
 
     def _leave(self) -> list[StationCommand]:
         """End every process; the station closes once none is left."""
-        self._is_over = True
+        self._is_over = True  # First: the station closes with the last process, which may be none.
         return [*(KillProcess(life.member) for life in self.lives.values()), *self._close_if_alone()]
 
     def _close_if_alone(self) -> list[StationCommand]:
@@ -257,8 +259,9 @@ class Station:
 
     def _started(self, member: Member, pid: int) -> list[StationCommand]:
         self._starting.pop(member.replica, None)
+        # The record before the watch: a daemon that dies between the two leaves a process that its successor adopts.
         commands: list[StationCommand] = [NoteProcess(member, pid), *self._adopt(member, pid)]
-        if not self._is_wanted(member):
+        if not self._is_wanted(member):  # After the watch: only a watched process can be killed.
             commands.append(KillProcess(member))
         return [*commands, self._report(member.replica)]
 
@@ -272,7 +275,7 @@ class Station:
         life = self.lives.get(event.member.replica)
         if life is None or life.member != event.member:
             return []
-        del self.lives[event.member.replica]
+        del self.lives[event.member.replica]  # Before the report, which would list it as running.
         used = life.heartbeat.cpu_seconds if event.cpu_seconds is None else event.cpu_seconds
         self._ended[event.member.replica] = Gone(event.member, event.end, life.error, used, life.heartbeat.bytes_sent)
         return [self._report(event.member.replica), *self._close_if_alone()]
@@ -286,7 +289,7 @@ class Station:
         if self._is_lost and life is not None and life.member.incarnation < member.incarnation:
             commands.append(DismissHost(life.member))  # Replaced before the ledger was lost; its heartbeat came first.
             life = None
-        if life is None and self._is_lost and not self._is_over:
+        if life is None and self._is_lost and not self._is_over:  # After the dismissal of an older life.
             self._newest[member.replica] = max(member.incarnation, self._newest.get(member.replica, 0))
             commands += [NoteProcess(member, event.pid), *self._adopt(member, event.pid)]
             life = self.lives[member.replica]
@@ -296,24 +299,26 @@ class Station:
                 return commands
             self.refused["not the present life"] += 1
             return [*commands, DismissHost(member)]
+        # Compared with the heartbeat before, so before that is replaced.
         is_news = not life.beats or (event.error and not life.error) or event.over != life.over
         life.heartbeat, life.beats = event.heartbeat, life.beats + 1
         life.error, life.over = life.error or event.error, event.over
         if is_news:
-            commands += self._tell(member)
+            commands += self._tell(member)  # A new host waits for its first roster.
         if is_news or self._is_at_home:
             commands.append(self._report(member.replica))
         return commands
 
     def _beat(self, event: StationBeat) -> list[StationCommand]:
         commands: list[StationCommand] = []
-        self._unsure_beats = max(0, self._unsure_beats - 1)
+        self._unsure_beats = max(0, self._unsure_beats - 1)  # Before it is read: the last beat ends the wait.
         if self._is_lost and not self._unsure_beats and self._orders is not None:
             commands.append(NoteLives(self._begun()))
         self._lonely_beats += 1
         for life in self.lives.values():
-            life.is_stopped = life.member in event.stopped
+            life.is_stopped = life.member in event.stopped  # Before the report, which excuses the silence.
         commands += [*self._tell(), self._report()]
+        # After a last report: the home may still be there, and only its orders be lost.
         if self._lonely_beats > self._lonely_beats_max and not self._is_at_home:
             commands += self._leave()
         return [*commands, *self._close_if_alone()]

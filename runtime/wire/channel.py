@@ -383,8 +383,8 @@ class WireChannel:
         """A member has gone for good: drop everything to it, and everything from it and its earlier incarnations."""
         self._connections.forget(peer)
 
-    def standing(self) -> PeerReachability:
-        return self._connections.standing()
+    def reachability(self) -> PeerReachability:
+        return self._connections.reachability()
 
     def under_way(self) -> list[tuple[Member, int, Instant]]:
         oldest = [

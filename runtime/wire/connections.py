@@ -311,7 +311,7 @@ class Connections:
         peer.held.clear()
         self._close_session(peer)
 
-    def standing(self) -> PeerReachability:
+    def reachability(self) -> PeerReachability:
         now, named = self._clock.now(), [peer for peer in self.peers.values() if peer.is_expected]
         down = [peer for peer in named if not peer.is_up]
         return PeerReachability(

@@ -96,7 +96,7 @@ class Pair:
 def read_hello(frame: Bytes, own: Identity) -> tuple[int, Hello]:
     """(connection number, HELLO) of the first message on a control socket; RefusalError if it is not for this host."""
     connection, kind, body = protocol_messages.unseal(frame, protocol_messages.CONTROL_BYTES_MAX)
-    if kind != protocol_messages.HELLO:
+    if kind != protocol_messages.HELLO:  # Before the body is decoded: that of another kind has other fields.
         raise RefusalError("state", f"a connection begins with HELLO, not with a message of kind {kind}")
     hello = protocol_messages.hello_of(body)
     check_hello(hello, own)
@@ -105,7 +105,7 @@ def read_hello(frame: Bytes, own: Identity) -> tuple[int, Hello]:
 
 def check_hello(hello: Hello, own: Identity) -> None:
     """RefusalError for a peer of another run or fingerprint, or one that looks for another member."""
-    if hello.run != own.run:
+    if hello.run != own.run:  # The most telling reason first: a peer of another run has another fingerprint, too.
         raise RefusalError("run", f"{hello.source} is of run {hello.run!r}, this host of {own.run!r}")
     if hello.fingerprint != own.fingerprint:
         fingerprints = f"{hello.source} has {hello.fingerprint!r}, this host {own.fingerprint!r}"
@@ -169,14 +169,14 @@ class Session:
     def receive_control(self, frames: Sequence[Bytes]) -> list[Event]:
         """Events of a message on the control socket; an illegal one raises RefusalError, and the session is over."""
         try:
-            if len(frames) != 1:
+            if len(frames) != 1:  # Before any frame is read: there may be none.
                 raise RefusalError("message", f"a control message of {len(frames)} frames")
             kind, body = self._unsealed(frames[0], protocol_messages.CONTROL_BYTES_MAX)
-            if kind == protocol_messages.REFUSAL:
+            if kind == protocol_messages.REFUSAL:  # Before the table: it is legal in every phase.
                 self.close()
                 return [PeerRefused(*protocol_messages.refusal_of(body))]
-            was = self._advance(kind, is_data=False)
-            if kind != protocol_messages.WELCOME:
+            was = self._advance(kind, is_data=False)  # Before the content is read: what may not come is not decoded.
+            if kind != protocol_messages.WELCOME:  # Its sender does not count it: it comes before the first STATE.
                 self._heard += 1
                 self._owes_state |= self._heard - self._heard_reported >= AHEAD_MAX // 4
             events = self._handlers[kind](body)
@@ -188,7 +188,7 @@ class Session:
     def receive_data(self, frames: Sequence[Bytes]) -> list[Event]:
         """Events of a message on the data socket; an illegal one raises RefusalError, and the session is over."""
         try:
-            if not 1 <= len(frames) <= protocol_messages.FRAMES_MAX + 2:
+            if not 1 <= len(frames) <= protocol_messages.FRAMES_MAX + 2:  # Before any frame is read.
                 reason = "oversized" if frames else "truncated"
                 raise RefusalError(reason, f"a data message of {len(frames)} frames")
             kind, body = self._unsealed(frames[0], protocol_messages.HEADER_BYTES_MAX)
@@ -217,7 +217,7 @@ class Session:
         """End the session: it sends and accepts nothing more."""
         if self.phase != "over":
             self.phase = "over"
-            if self._pair.outbound.window is self._window:
+            if self._pair.outbound.window is self._window:  # The next session may have set its own.
                 self._pair.outbound.window = None
             self._relays.clear()
             self._forwards.clear()
@@ -233,17 +233,17 @@ class Session:
 
     def next_control(self, now: Instant, *, is_beat: bool = False) -> bytes | None:
         """The next message for the control socket, None if there is nothing to send; a heartbeat always has a STATE."""
-        if self.phase == "over":
+        if self.phase == "over":  # First: a session that is over sends nothing, not even a HELLO that it owes.
             return None
-        if self._owes_hello:
+        if self._owes_hello:  # Before everything else, heartbeats too: the other side refuses any other first message.
             self._owes_hello = False
             return protocol_messages.seal(self.connection, self._hello())
-        if self.phase == "dialled":
+        if self.phase == "dialled":  # No STATE before the WELCOME: the numbers of the other side are unknown.
             return None
         if not is_beat:
-            if self._sent - self._sent_heard >= AHEAD_MAX:
+            if self._sent - self._sent_heard >= AHEAD_MAX:  # It bounds STATEs and relayed messages alike.
                 return None
-            if not self._owes_state and not self._pair.grants.news:
+            if not self._owes_state and not self._pair.grants.news:  # A STATE first: the other side may wait for it.
                 if not self._relays:
                     return None
                 self._sent += 1
@@ -253,12 +253,13 @@ class Session:
         self._owes_state = False
         delivered_at, self._delivered_at = self._delivered_at, []
         ages = [min((now - at) // 1000, AGE_LAST) for at in delivered_at]
-        granted, pace = self._pair.grants.tell(), self._pair.outbound.pace
+        granted, pace = self._pair.grants.tell(), self._pair.outbound.pace  # After the checks: `tell` clears the news.
         state = State(self._heard, self._intake.announce(), self._acknowledged, ages, granted, pace)
         return protocol_messages.seal(self.connection, protocol_messages.pack_state(state))
 
     def next_data(self, now: Instant) -> list[Any] | None:
         """The frames of the next message for the data socket, at most a chunk and a header; None if there is none."""
+        # In phase 'dialled', too: the ATTACH does not wait for the WELCOME.
         if self._owes_attach and self.phase != "over":
             self._owes_attach = False
             return [protocol_messages.seal(self.connection, protocol_messages.pack_attach(self.token))]
@@ -266,7 +267,7 @@ class Session:
             return None
         if not self._forwards:
             return self._next_batch(now)
-        self._is_forward_next = not self._is_forward_next
+        self._is_forward_next = not self._is_forward_next  # Own and relayed messages take turns.
         if self._is_forward_next:
             return self._next_forward() or self._next_batch(now)
         return self._next_batch(now) or self._next_forward()
@@ -322,7 +323,7 @@ class Session:
     def _open(self, hello: Hello) -> list[Event]:
         """Start from what the other side reports as delivered."""
         self._window = Window(min(hello.window, WINDOW_BYTES_MAX), hello.held)
-        credits = self._pair.grants.receive(hello.granted)
+        credits = self._pair.grants.receive(hello.granted)  # It may refuse: before the line changes, which outlives us.
         done, superseded = self._pair.outbound.open(self._window, hello.delivered)
         unknown = [Duration(0)] * len(done)
         ended = ShipmentsEnded(done, unknown), ShipmentsEnded(superseded, [], is_superseded=True)
@@ -332,13 +333,13 @@ class Session:
         """The events, after a PeerUp if the connection has just become live."""
         if self.phase != "live":
             return events
-        self._owes_state = True
+        self._owes_state = True  # The side that was dialled sends no data before the dialler's first STATE.
         return [PeerUp(), *events]
 
     def _welcomed(self, body: Bytes) -> list[Event]:
         hello = protocol_messages.hello_of(body)
         check_hello(hello, self._own)
-        if hello.source != self.peer or hello.token != self.token:
+        if hello.source != self.peer or hello.token != self.token:  # Before `_open`, which changes the pair.
             raise RefusalError("stranger", f"{hello.source} answered instead of {self.peer}")
         return self._open(hello)
 
@@ -348,11 +349,13 @@ class Session:
             counts = f"{state.heard} control messages heard, {self._sent_heard} before, {self._sent} were sent"
             raise RefusalError("credit", counts)
         ages = state.ages
+        # Before the acknowledgement, which makes the difference 0.
         more = max(0, state.acknowledged - self._pair.outbound.acknowledged)
         if len(ages) != min(more, AGES_MAX):
             raise RefusalError("message", f"{len(ages)} ages of {more} items")
-        self._window.acknowledge(state.taken)
+        self._window.acknowledge(state.taken)  # It may refuse: before the shipments, which outlive the session, end.
         done = self._pair.outbound.acknowledge(state.acknowledged)
+        # After the acknowledgement, which may refuse: credit that was read once is not reported again.
         credits = self._pair.grants.receive(state.granted)
         self._sent_heard = state.heard
         self._intake.pace = state.pace
@@ -372,7 +375,7 @@ class Session:
         if len(frames) < 2:
             raise RefusalError("message", "a relayed message without frames")
         cost = charge(sum(map(len, frames)), 0)
-        self._intake.receive(cost)
+        self._intake.receive(cost)  # Checks the credit, and counts first: no more is consumed than was received.
         self.consume(cost)
         return [FramesHeard(source, target, frames[1:])]
 

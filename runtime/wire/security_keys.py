@@ -138,16 +138,16 @@ def check_owned(status: os.stat_result, path: Path, doing: str) -> None:
         raise ConfigError(doing, expected, f"{path} with mode {stat.S_IMODE(status.st_mode):04o}", do)
 
 
-def _line(path: Path, doing: str, do: str) -> tuple[str, int]:
+def _line(path: Path, action: str, remedy: str) -> tuple[str, int]:
     """The one line of a small text file, and the file's mode; ConfigError if others could have written it."""
     try:
         with path.open("rb") as file:
             data, status = file.read(1024), os.fstat(file.fileno())
     except FileNotFoundError:
-        raise ConfigError(doing, "a key, or a file that holds one", f"no file {path}", do) from None
+        raise ConfigError(action, "a key, or a file that holds one", f"no file {path}", remedy) from None
     except OSError as error:
-        raise ConfigError(doing, "a file that can be read", f"{type(error).__name__}: {error}", do) from None
-    check_owned(status, path, doing)
+        raise ConfigError(action, "a file that can be read", f"{type(error).__name__}: {error}", remedy) from None
+    check_owned(status, path, action)
     return data.decode("ascii", "replace").strip(), stat.S_IMODE(status.st_mode)
 
 

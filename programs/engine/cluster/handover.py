@@ -306,7 +306,7 @@ class Sites:
         return cls.read(json.loads(aside.read_text())) if aside.exists() else cls.load(folder)
 
     @classmethod
-    def put_aside(cls, folder: Path, number: int) -> None:
+    def archive(cls, folder: Path, number: int) -> None:
         """Keep the present ones beside the `number`-th spec."""
         write_json(folder / f"cluster-{number}.json", cls.load(folder).as_data())
 

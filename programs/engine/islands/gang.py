@@ -243,7 +243,7 @@ class ElasticHost:
         self._announced.set()
 
     @property
-    def said(self) -> Formed:
+    def form_result(self) -> Formed:
         """This host's result of the newest form."""
         return self._formed
 

@@ -186,7 +186,7 @@ class MachineDaemon:
         if not (folder / spec.SPEC).exists():
             return
         try:
-            spec.count_on(folder)
+            spec.rebase_clock_after_reboot(folder)
             run_spec, sites = told_of(folder, "Adopting a run"), Sites.load(folder)
             # Other machines may hold the lost state.
             is_alive = has_hosts(folder) or bool(sites.others)

@@ -80,12 +80,12 @@ def write(takeover: TakeoverState, sites: Sites, secret: Path | None, former: Pa
     """
     folder = takeover.folder
     fields: Mapping[str, Any] = json.loads((folder / spec.SPEC).read_text())
-    Sites.put_aside(folder, spec.put_aside(folder))
+    Sites.archive(folder, spec.archive(folder))
     home_daemon.move(folder, former)
     for name in (*AT_END, HERE):
         (folder / name).unlink(missing_ok=True)
     here = asdict(sites.here(secret))
-    spec.write(folder, {**fields, "zero_ns": time.monotonic_ns() - spec.age_ns(fields), "here": here})
+    spec.write(folder, {**fields, "zero_ns": time.monotonic_ns() - spec.age(fields), "here": here})
     write_json(folder / spec.CLUSTER, sites.as_data())
 
 
@@ -129,7 +129,7 @@ def settled(snapshot: FetchedSnapshot, aside: Path, root: RunRoot, name: str) ->
     with new_folder.prepared(folder):
         for path in sorted(aside.iterdir()):
             path.replace(folder / path.name)
-        spec.count_from(folder, snapshot.head.at)
+        spec.rebase_clock(folder, snapshot.head.at)
         tell_faults(folder, snapshot.faults)
     return folder
 

@@ -149,7 +149,7 @@ class Outposts:
         """Adopt an outpost of the previous daemon."""
         try:
             note = json.loads((folder / NOTE).read_text())
-            spec.count_on(folder)
+            spec.rebase_clock_after_reboot(folder)
             heirs = tuple(HomeAddress(**heir) for heir in note["heirs"])
             self._hold(folder, str(note["run"]), self._link(HomeAddress(**note["home"])), int(note["term"]), heirs)
             for heir in heirs if int(note["term"]) > 1 else ():  # One of them was its home and may believe it still is.

@@ -132,7 +132,7 @@ def load(text: str, doing: str, do: str = "") -> Any:
         return value(**target.keywords)
 
 
-def load_apart(text: str, doing: str, do: str) -> Any:
+def load_in_child(text: str, doing: str, do: str) -> Any:
     """The result of `load` in a process that has not imported the file before; its module is not kept."""
     target = parse(text, doing)
     before = sys.modules.get(target.stem)

@@ -187,26 +187,26 @@ def write(folder: Path, told: Mapping[str, Any]) -> None:
     write_json(folder / SPEC, {**told, "here": {**told["here"], **now}})
 
 
-def age_ns(told: Mapping[str, Any], least_ns: int = 0) -> int:
+def age(told: Mapping[str, Any], least_ns: int = 0) -> int:
     """The age of a run, from its spec as data, by the time of day, nanoseconds; never less than `least_ns`, because
     clocks of machines differ, and are set."""
     return max(time.time_ns() - int(told["here"]["wall_ns"]), least_ns)
 
 
-def count_on(folder: Path) -> None:
+def rebase_clock_after_reboot(folder: Path) -> None:
     """After a reboot, which restarts the clock, have the times of a run continue, by the time of day."""
     told = json.loads((folder / SPEC).read_text())
     if told["here"]["boot"] != boot_id().decode():
-        write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns(told)})
+        write(folder, {**told, "zero_ns": time.monotonic_ns() - age(told)})
 
 
-def count_from(folder: Path, least_ns: int) -> None:
+def rebase_clock(folder: Path, least_ns: int) -> None:
     """On another machine, have the times of a run continue by the time of day, and never from before `least_ns`."""
     told = json.loads((folder / SPEC).read_text())
-    write(folder, {**told, "zero_ns": time.monotonic_ns() - age_ns(told, least_ns)})
+    write(folder, {**told, "zero_ns": time.monotonic_ns() - age(told, least_ns)})
 
 
-def put_aside(folder: Path) -> int:
+def archive(folder: Path) -> int:
     """Keep the spec of a run that goes on under another one, for the existing tapes; returns its number."""
     tapes = sorted({known[0] for path in (folder / FOLDER).glob("*.tape") if (known := named(path.name))})
     number = 1 + sum(1 for _ in formers(folder))

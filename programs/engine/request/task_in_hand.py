@@ -37,7 +37,7 @@ def check_importable(task: Task, text: str, seed: int) -> None:
     """ConfigError unless importing the reference `text` gives a task that trains like `task`."""
     where, _, name = text.partition(":")
     do = what_to_do(where)
-    found = reference.load_apart(text, _DOING, do)
+    found = reference.load_in_child(text, _DOING, do)
     if found is task:
         return
     expected = f"{name!r} in {where} to be the task that train() was given"

@@ -136,9 +136,9 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     files = in_child(lambda: _files(folder, run_spec, request, doing))
     with _lock(folder, doing):
         if files:
-            spec.put_aside(folder)
+            spec.archive(folder)
             _change(folder, files)
-        spec.count_on(folder)
+        spec.rebase_clock_after_reboot(folder)
         _reopen(folder)
         for name in AT_END:
             (folder / name).unlink(missing_ok=True)
@@ -187,7 +187,7 @@ def _reopen(folder: Path) -> None:
 def _settle(folder: Path, snapshot: FetchedSnapshot) -> None:
     """Set a run's count of lives and its time to continue from the snapshot."""
     head = snapshot.head
-    spec.count_from(folder, head.at)
+    spec.rebase_clock(folder, head.at)
     with closing(Ledger(folder)) as ledger:
         ledger.give(Member(Replica(role, slot), life) for role, slot, life in head.lives)
     _reopen(folder)

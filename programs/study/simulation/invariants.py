@@ -243,7 +243,7 @@ class FairnessChecker(Checker):
         self._left_out: dict[tuple[int, int], int] = {}
         self._rounds: set[tuple[Member, int]] = set()
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """Know the universe."""
         self._universe = universe
 

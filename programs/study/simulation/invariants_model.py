@@ -403,7 +403,7 @@ class ModelChecker(Checker):
             for heard in [self._shown] + [self._heard] * (item.get("kind") in ("merge", "final")):
                 heard.setdefault(item["fragment"], {}).setdefault(life, (life.true_now(), source))
 
-    def told(self, life: Life, rows: Sequence[Row]) -> None:
+    def rostered(self, life: Life, rows: Sequence[Row]) -> None:
         """Forget items that a life will never sample, because their sender is gone."""
         present = {(name, incarnation) for name, incarnation, *_ in rows}
         for heard in [*self._heard.values(), *self._shown.values()]:
@@ -411,7 +411,7 @@ class ModelChecker(Checker):
             if life.true_now() - at < SAMPLED_NS and (str(source.replica), source.incarnation) not in present:
                 del heard[life]
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """Note fragments that recorders have had time to write down since the disk last was in trouble."""
         is_in_trouble = bool(universe.disks[universe.home].troubles)
         if is_in_trouble or self._was_in_trouble:
@@ -469,7 +469,7 @@ class SnapshotsChecker(Checker):
         self._number_max = 0
         self._lives_seen: set[Life] = set()
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         """Check the recorders' status of snapshots: the first number of a life is the one it has read, or the next."""
         for life in universe.living():
             is_home = life.member.replica == RECORDER and life.machine == universe.home

@@ -484,7 +484,7 @@ def test_check_finds_what_is_out_of_bounds(module: Any, limit: str, broken: str)
         (lambda core: core._rounds[7].members.clear(), "round 7 counts 4 live members, and misses .*"),
         (
             lambda core: (core._rounds[7].members.clear(), core._rounds[7].count(core._live)),
-            "round 7 is open with nobody to wait for",
+            "round 7 is open, and awaits no vote",
         ),
         (lambda core: setattr(core._rounds[7], "quorum_at", None), "round 7 has a wrong quorum_at"),
         (lambda core: setattr(core._rounds[7], "timer", 0), "round 7 has timer 0 for 11000000"),

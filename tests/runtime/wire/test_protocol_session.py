@@ -197,13 +197,15 @@ def test_relayed_messages_pass_by_what_this_pair_has_to_say() -> None:
     assert [p.item for p in b.got] == ["own"]
 
 
-def test_what_waits_to_be_relayed_is_bounded() -> None:
-    a, _ = connected()
+def test_what_waits_to_be_relayed_is_bounded_and_what_finds_no_room_is_not_sent() -> None:
+    a, b = connected()
     assert a.session is not None
     count = 0
     while a.session.forward(A, C, [np.zeros(1 << 22, np.uint8)]):
         count += 1
     assert 1 <= count <= protocol_session.FORWARDS_BYTES_MAX >> 22
+    settle(a, b)
+    assert sum(isinstance(event, FramesHeard) for event in b.events) == count
     assert (
         sum(a.session.relay(protocol_messages.RELAY, A, C, b"x") for _ in range(5000)) == protocol_session.FORWARDS_MAX
     )

@@ -47,7 +47,7 @@ def made(tmp_path: Path) -> Iterator[Any]:
     """The module of a user's file that makes tasks, with one of them at its top level."""
     (tmp_path / "of_a_user.py").write_text(f"{MADE}\ntask = make()\n")
     before = list(sys.path)
-    yield reference.load_apart(f"{tmp_path / 'of_a_user.py'}:make", "Loading it", "").__globals__
+    yield reference.load_in_child(f"{tmp_path / 'of_a_user.py'}:make", "Loading it", "").__globals__
     sys.path[:] = before
 
 

@@ -42,12 +42,12 @@ class Witness(Checker):
         elif edge.source_port == "merged":
             self.merges.setdefault((who, item["round"]), (now, item))
 
-    def told(self, life: Life, rows: Sequence[Any]) -> None:
+    def rostered(self, life: Life, rows: Sequence[Any]) -> None:
         if life.member.replica.role == "syncer":
             for row in rows:
                 self.known.setdefault(f"{row[0]}#{row[1]}", life.true_now() / 1e9)
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         now = universe.clock.now() / 1e9
         self.held += [(now, str(life.member), life.host.payloads_count) for life in universe.living()]
 

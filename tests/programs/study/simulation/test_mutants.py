@@ -13,7 +13,7 @@ from tests.programs.study.simulation import mutants
 from tests.programs.study.simulation.mutants import MUTANTS, SEEDS, violation_of
 
 CAUGHT = {
-    "quorum_off_by_one": (0, "is open with nobody to wait for"),
+    "quorum_off_by_one": (0, "is open, and awaits no vote"),
     "counters_not_reset": (0, "(merged, overlapped, refused, lost, pending) of"),
     "pulls_before_updates": (0, "had come before the pull"),
     "without_fencing": (157, "has other bytes as version"),
@@ -26,7 +26,7 @@ CAUGHT = {
     "strangers_dropped": (1, "whom it does not know"),
     "end_told_once": (30, "not over after"),
     "adopted_at_once": (8, "is back, which had gone"),
-    "heard_before_it_has_begun": (39, "somebody was told that it stops"),
+    "heard_before_it_has_begun": (39, "after a host was told that it stops"),
     "late_orders_obeyed": (44, "is back, which had gone"),
     "lost_machine_waited_for": (37, "is killed, and no fault was about it"),
     "stopped_hosts_killed": (37, "is killed, and no fault was about it"),
@@ -86,4 +86,4 @@ def test_a_stop_that_is_forgotten_is_caught_by_a_scenario(monkeypatch: pytest.Mo
     sound = outcome_of(mutants.NOTED_STOP)
     assert (sound.violation, sound.outcome, sound.missed) == (None, "stopped", [])
     mutants.stop_forgotten(monkeypatch)
-    assert "somebody was told that it stops" in str(outcome_of(mutants.NOTED_STOP).violation)
+    assert "after a host was told that it stops" in str(outcome_of(mutants.NOTED_STOP).violation)

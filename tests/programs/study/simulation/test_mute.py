@@ -40,7 +40,7 @@ class Chronicle(Checker):
         if home.failure is not None:
             self.failures.append(home.failure)
 
-    def asked(self, universe: Universe) -> None:
+    def polled(self, universe: Universe) -> None:
         for daemon in universe.daemons:
             if daemon.home is not None and not daemon.clock.is_dead:
                 self.states |= {(str(each), daemon.home.state(each)) for each in daemon.home.lives}

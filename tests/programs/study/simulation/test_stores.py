@@ -50,9 +50,9 @@ class StoreChecker(Checker):
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
-    def asked(self, universe: Universe) -> None:
-        self.counts["asked"] += 1
-        if self.counts["asked"] % ASKED_EVERY == 0:
+    def polled(self, universe: Universe) -> None:
+        self.counts["polled"] += 1
+        if self.counts["polled"] % ASKED_EVERY == 0:
             self._number(universe.disks[HOME])
 
     def ended(self, universe: Universe) -> None:
