@@ -139,14 +139,14 @@ class Conductor:
         self._living = learners_live(progress, self._context.members()) or self._living
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._roster.record(report)
-            self._placing.hear_learner(report["slot"], report["incarnation"], self._round_numbers())
-            self._relayed.hear_learner(report, self._roster.live_slots, len(self._living))
-        self._placing.hear_merges(reached)
+            self._placing.add_learner(report["slot"], report["incarnation"], self._round_numbers())
+            self._relayed.add_learner(report, self._roster.live_slots, len(self._living))
+        self._placing.add_merges(reached)
         self._published |= {item["fragment"]: item for item in (reached or {}).values()}
-        self._memory.hear_holders(held)
+        self._memory.add_holders(held)
         for order in (control or {}).values():
-            self._relayed.hear_recorder(order["totals"])
-            self._memory.hear_recorder(order)
+            self._relayed.add_recorder(order["totals"])
+            self._memory.add_recorder(order)
             self._is_stopping |= order["stop"]
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
             self._end(merging)

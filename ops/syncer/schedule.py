@@ -159,13 +159,13 @@ class Placing:
         self._positions: dict[int, dict[int, int]] = {}
         self._states: dict[int, tuple[int, Any]] = {}
 
-    def hear_learner(self, slot: int, incarnation: int, rounds: Collection[int]) -> None:
+    def add_learner(self, slot: int, incarnation: int, rounds: Collection[int]) -> None:
         """Record a life that reports while these rounds are open. A slot's first has no former ones to follow."""
         if incarnation > self._lives.get(slot, 1):
             self._lives[slot] = incarnation
             self._waiting[slot] = _WaitingLife(incarnation, frozenset(rounds))
 
-    def hear_merges(self, reached: Mapping[Any, ReachedPositions] | None) -> None:
+    def add_merges(self, reached: Mapping[Any, ReachedPositions] | None) -> None:
         """Record the progress of fragments: each item describes all of its newest version."""
         for item in (reached or {}).values():
             self._positions[item["fragment"]] = by_slot(item["positions"])

@@ -123,7 +123,7 @@ class MachineLinks:
             raise ConfigError(doing, "an answer", f"{type(error).__name__}: {error}"[:500], do) from None
         return response
 
-    def hear_response(self, name: str, message: Message) -> None:
+    def on_response(self, name: str, message: Message) -> None:
         """Hand a machine's answer to the request that waits for it."""
         machine, answer = self._pending.get(int(message["number"]), ("", None))
         if answer is not None and machine == name and not answer.done():

@@ -402,14 +402,14 @@ class Recorder:
         for merging in sorted(arrived["merged"].values(), key=lambda item: (item["published_at"], item["fragment"])):
             if is_over and self._books.is_later_life(merging):
                 continue  # It changes nothing of the final model.
-            if self._books.take_merge(merging):
+            if self._books.add_merge(merging):
                 self._ending.merged(merging["fragment"], now)
                 self._lines.write("merges", merging["published_at"], _merge_line(merging))
         for change in in_order(arrived["changed"].values()):
-            if self._books.take_change(change):
+            if self._books.add_change(change):
                 self._lines.write("changes", change["at"], {name: change[name] for name in CHANGE_FIELDS})
         for each in sorted(arrived["evaluation"].values(), key=lambda item: (item["tokens"], item["kind"] == "final")):
-            evaluated = self._books.take_evaluation(each)
+            evaluated = self._books.add_evaluation(each)
             if evaluated is not None:
                 loss = finite(evaluated["loss"])
                 line = {"tokens": evaluated["tokens"], "eval_loss": loss, "kind": evaluated["kind"]}
@@ -426,7 +426,7 @@ class Recorder:
 
     def _take_report(self, report: StepReport, now: int) -> None:
         slot, last = report["slot"], self._books.reports.get(report["slot"])
-        if not self._books.take_report(report, now):
+        if not self._books.add_report(report, now):
             return
         self._ending.step_took(report["step_time"])
         if report["phase"] == "final":

@@ -100,7 +100,7 @@ def _serve(options: argparse.Namespace) -> int:
         tape_bytes=run_spec.settings.tape_bytes,
     )
 
-    def hear_command() -> None:
+    def on_command() -> None:
         """The command lets the run go its own way, or is gone."""
         nonlocal is_alone
         options.pipe, is_alone = False, os.read(0, 1024) != DETACH
@@ -111,7 +111,7 @@ def _serve(options: argparse.Namespace) -> int:
             loop.call_later(0.0 if is_alone else LINGER_SECONDS, loop.stop)
 
     if options.pipe:
-        loop.add_reader(0, hear_command)
+        loop.add_reader(0, on_command)
     daemon.start()
     note = Private(daemon.endpoint, options.run)
     loop.run_forever()
