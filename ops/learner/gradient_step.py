@@ -340,7 +340,7 @@ class GradientStep:
             if any(greeting["steps"] and me not in greeting["lives"] for greeting in self._heard.values()):
                 raise RuntimeError(
                     f"learner {self._slot} died, and data-parallel cannot go on without it: the others wait for its "
-                    "gradient. Train anew, or by elastic-data-parallel, which goes on with those that are left"
+                    "gradient. Start a new run, or use elastic-data-parallel, which continues with the other learners"
                 )
             agreeing = [
                 greeting

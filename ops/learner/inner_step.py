@@ -295,7 +295,7 @@ class InnerStep:
         if self._sick:  # After the adoption: the optimizer restarts from sound values.
             self._heal(p)
         self._is_over |= update["kind"] == "final"
-        self._move_on()
+        self._move_on()  # To the final phase, where this was the last version.
 
     def _move_on(self) -> None:
         """Step, once all fragments are adopted and the next batch is known; at the end, stop."""

@@ -2,7 +2,7 @@
 each life has trained.
 
 Decides which claims a shard that comes back believes, when learners get a copy of a fragment from a host that only
-holds it, and whether a fragment may begin anew.
+holds it, and whether a fragment may be initialized.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Hold:
 
     Learners get a copy when the shard that published a fragment is gone and its next life is there. A learner that
     holds that version, or a newer one, ignores it; one that holds none adopts it, and the shard then asks it like any
-    other. So a merged model never begins anew as long as one host of any role has it. Once the shard has published
-    under its new epoch, the copies are withdrawn, because learners that join later would get them, too.
+    other. So a merged model is never initialized again as long as one host of any role has it. Once the shard has
+    published under its new epoch, the copies are withdrawn, because learners that join later would get them, too.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("copy", "held")

@@ -215,7 +215,7 @@ class Conductor:
     def _go_on(self) -> None:
         """Go on with the turn after the last that was merged, once all fragments are there.
 
-        Where all learners begin anew, the next turns carry the totals of those that were open at the cut.
+        Where all learners start again, the next turns carry the totals of those that were open at the cut.
         """
         if len(self._born) < self._fragments:
             return
@@ -258,7 +258,7 @@ class Conductor:
             there = len(self._roster.live()) if self._memory.has_heard_holders(self._context) else 0
             if not self._is_due_by("recovery", RECOVERY_GRACE, there):
                 return []
-            # Where all begin anew, all are members of the next round again.
+            # Where all start again, all are members of the next round again.
             self._has_begun = bool(self._roster.stepping())
             self._counted.raise_to(self._memory.totals())
             return [self._turn(p, "recover", members, 0) for p, members in holders.items() if members]

@@ -130,7 +130,7 @@ class Caller:
             if now < self._begins_by - START_WAIT + KEPT_WAIT:
                 return None
             raise RuntimeError(
-                "the syncer of elastic-data-parallel died before any learner had taken a snapshot. Train anew"
+                "the syncer of elastic-data-parallel died before any learner had taken a snapshot. Start a new run"
             )
         self._trained = 0
         if self._rounds_before and self._kept:
@@ -202,7 +202,9 @@ class Average:
         """The mean of a round. RuntimeError if no learner is left that could vote."""
         votes = sorted(vote.values(), key=lambda item: item["slot"])
         if not votes:
-            raise RuntimeError("all learners of elastic-data-parallel are gone, and the model with them. Train anew")
+            raise RuntimeError(
+                "all learners of elastic-data-parallel are gone, and the model with them. Start a new run"
+            )
         lengths = np.zeros(len(self._whole.units), np.float32)  # An average ignores them.
         merged = self._merging.merge(
             [item["values"] for item in votes],

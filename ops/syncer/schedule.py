@@ -66,7 +66,7 @@ def learners_live(progress: Mapping[Any, Progress] | None, members: Iterable[Any
 class LearnerRoster:
     """The learners of a run, by slot.
 
-    Its lists are built anew when a life begins, changes its phase or is gone; until then each call returns the same
+    Its lists are built again when a life begins, changes its phase or is gone; until then each call returns the same
     object, so a caller that finds the list that it saw before has nothing to compare. Callers do not modify them.
     """
 

@@ -157,7 +157,7 @@ async def answered(work: Awaitable[Message], doing: str, seconds_max: float) -> 
 INSTANCE: Final = secrets.token_hex(8)
 """Distinguishes this process from any other of the same name."""
 REDIAL_BEATS: Final = 6
-"""After three seconds of silence the connection is made anew: one that a cut has left half open may need minutes to
+"""After three seconds of silence the connection is made again: one that a cut has left half open may need minutes to
 fail."""
 
 

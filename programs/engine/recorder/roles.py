@@ -259,7 +259,7 @@ def _add_keep(graph: Graph, role: Role, authored: list[Node], record: Node) -> N
 
 
 def _add_lend(graph: Graph, role: Role, node: Node) -> None:
-    """Have the replicas of a node lend their moments to one that begins anew."""
+    """Have the replicas of a node lend their moments to one that has none."""
     lend = role.node(LEND, partial(Lend, role=node.role), fires=AnyOf("moments"))
     connect(graph, node["moments"], lend["moments"], Latest())
     graph.edge(lend["loan"], node["loan"], Latest("slot"), to=graph.role_of(node.role).at("slot"))

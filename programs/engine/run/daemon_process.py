@@ -36,7 +36,7 @@ LINGER_SECONDS: Final = 2.0
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until the run is over and nobody wants to hear of it any more; the exit status."""
+    """Serve until the run is over and its command has been told; returns the exit status."""
     parser = argparse.ArgumentParser(prog="isthmus daemon", description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--listen", default="tcp://127.0.0.1:*")

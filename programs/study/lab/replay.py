@@ -1,7 +1,7 @@
 """Replays one tape: the events of its records go into a fresh core, whose commands are compared with those on the tape.
 
 The core begins in the state with which the first segment begins. Where the next segment follows on it, the core goes
-on, and has to have come to that state by itself; where records are missing before it, it begins anew from that state.
+on, and has to have come to that state by itself; where records are missing before it, it starts from that state.
 Pure: it gets segments and cores, and reads no file. A core that raises has decided otherwise, too: an event at which it
 raises is never on a tape.
 

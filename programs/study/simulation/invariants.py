@@ -25,7 +25,7 @@ LEFT_OUT_MAX: Final = 8
 """Merges of a fragment in a row, in calm, without a learner that lives and is connected: four may leave it out, the
 next waits for it up to a learned deadline."""
 CALM_NS: Final = 3_000_000_000
-"""After the last fault: a lost connection is made anew within a second, and late messages have arrived."""
+"""After the last fault: a lost connection is made again within a second, and late messages have arrived."""
 WEIGHT_TOLERANCE: Final = 1e-9
 
 

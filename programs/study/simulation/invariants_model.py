@@ -11,7 +11,7 @@ hosts that send nonsense are not among them: those of a universe are sound.
 
 The invariants of the model in every universe: its versions grow, one version is the same bytes on every host.
 
-And a model that was merged is not begun anew.
+And a merged model is not initialized again.
 
 The invariants of snapshots, for any moment at which everything dies.
 """
@@ -365,7 +365,7 @@ def _decoded(item: Any, fragment: Any) -> Any:
 
 
 class ModelChecker(Checker):
-    """A merged model is never begun anew while it is known, and lost only with all its holders.
+    """A merged model is never initialized again while it is known, and lost only with all its holders.
 
     It is known to a live evaluator or recorder that has heard of it, or of its initial version, and to a recorder that
     has had time to write it down. It is lost only where, for some fragment, all its holders (shards, learners,
@@ -450,7 +450,7 @@ class ModelChecker(Checker):
             kept = [each for each in holders if sum(life.member.replica == each for life in universe.lives) == 1]
             merged = sorted(self._told_of | self._heard.keys())
             hearers = [{life.member.replica for life in self._heard.get(fragment, ())} for fragment in merged]
-            # A fragment without a known merge is not begun anew either, and may be the lost one.
+            # A fragment without a known merge is not initialized again either, and may be the lost one.
             others = sorted(self._published.difference(merged))
             hearers += [{life.member.replica for life in self._shown.get(fragment, ())} for fragment in others]
             if all(heard & set(kept) for heard in hearers):
