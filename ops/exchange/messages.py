@@ -77,7 +77,7 @@ class WantedCut(TypedDict):
 
 
 Taken: TypeAlias = Literal["local", "lent", "own", "whole"]
-"""Which leaves of another life a learner goes on with: all that are local; those of them that others are lent; the
+"""Which leaves of another life a learner continues with: all that are local; those of them that others are lent; the
 local ones after the numbers of the random keys that come next, as in a cut; or these, and the merged ones."""
 
 

@@ -63,13 +63,13 @@ class Conductor:
         initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came
                             back. Then the conductor waits for a holder of all of them, and for learners
         merge               one turn after the other, on a plan that is exact in tokens as long as no learner dies; a
-                            syncer that came back goes on after the turn that was merged last
+                            syncer that came back continues after the turn that was merged last
         final               after as many more steps as the budget has left, every fragment once, with all that answer
                             within a learned bound
 
     The token totals that learners receive of each other, which the learning rate may follow, are counted by merges and
     not by reports: so a run in which no learner dies is the same for any durations. For lives that are over only merged
-    tokens count: so a run that goes on from a snapshot has the budget that it had there.
+    tokens count: so a run that continues from a snapshot has the budget that it had there.
 
     A learner that comes back holds no part of an open round. It takes the newest version of every fragment, and is a
     member from the next round on. A learner that left no trace in two rounds in a row counts as gone until its next

@@ -303,7 +303,7 @@ class Recorder:
         self.is_finished = False
 
     def open(self, context: Any) -> None:
-        """Open the files, and go on from the memory of an earlier recorder."""
+        """Open the files, and continue from the memory of an earlier recorder."""
         self._context = context
         self._began_at = context.now()
         self._disk: Disk = context.disk
@@ -421,7 +421,7 @@ class Recorder:
             if not self._is_to_end():
                 self._stop_reason = str(request["reason"])
         if self._books.zero is not None and not self._lines.has_begun:
-            self._remember(now)  # The next recorder may have to go on amid the lines that follow.
+            self._remember(now)  # The next recorder may have to continue amid the lines that follow.
             self._lines.begin(self._books.zero)
 
     def _take_report(self, report: StepReport, now: int) -> None:

@@ -1,4 +1,4 @@
-"""Finds a merge in a run folder, and reads its records; the run may go on meanwhile.
+"""Finds a merge in a run folder, and reads its records; the run may be in progress.
 
 A merge in words: the one place that words its facts as sentences.
 """

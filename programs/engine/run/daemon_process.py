@@ -62,7 +62,7 @@ def _serve(options: argparse.Namespace) -> int:
     status = 0
 
     def over(daemon: Daemon) -> None:
-        """Write the rest in a thread, because the daemon goes on answering meanwhile."""
+        """Write the rest in a thread, because the daemon continues answering meanwhile."""
 
         def finished(outcome: str, error: str | None) -> None:
             nonlocal is_finished, status

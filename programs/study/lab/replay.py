@@ -299,7 +299,7 @@ class _TapeSetting:
 
 
 def replay(folder: Path) -> Replay:
-    """Replay the run in `folder`. ConfigError, with all that is wrong, for one that goes on, and for tapes that cannot
+    """Replay the run in `folder`. ConfigError, with all that is wrong, for one in progress, and for tapes that cannot
     be those of its graph."""
     doing = f"Replaying the run {folder}"
     if user := user_of(folder):

@@ -53,8 +53,8 @@ class MergesChecker(Checker):
 
     Merged answers arrived from live learners, once each, in slot order, on bases that the shard published, with tokens
     that are not in the model yet, weighted by tokens x tokens / steps; the clock of the new version agrees. A shard
-    that comes back goes on from a version no older than the newest it was given up to the holders' newest, and than the
-    one that half of the answering learners have reached.
+    that comes back continues from a version no older than the newest it was given up to the holders' newest, and than
+    the one that half of the answering learners have reached.
     """
 
     def __init__(self) -> None:
