@@ -119,7 +119,7 @@ class LearnerRoster:
     def finishing(self) -> list[LearnerReport]:
         """The learners that hold work, by slot: the members of a final round.
 
-        Those gone are listed too, for the quorum to drop, so that a run whose learners are all gone comes to its end.
+        Those gone are listed too, for the quorum to drop, so that a run whose learners are all gone ends.
         """
         return self._those("finishing", lambda learner: learner.phase != "ready")
 
