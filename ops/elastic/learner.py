@@ -4,7 +4,7 @@ The learner of an elastic island, for the leader's inner-step: a call takes unti
 
 Then it returns what it would have returned. Decides what is repeated. The state is in a process of its own (`worker`),
 which copies it to this host's memory now and then. Requests since the newest copy are remembered here: where a process
-of the island dies, this host starts its worker anew, with those that are left, from that copy, and repeats the
+of the island dies, this host starts a new worker, with those that are left, from that copy, and repeats the
 requests, with the same batches and values. So no token is lost, and inner-step's accounts need not know: the state is
 the same, but for the rounding of sums that another mesh adds up in another order. A process that comes back is taken in
 before a step, from a copy made then.

@@ -5,8 +5,8 @@ killed.
 
 Decides from which copy all of them continue, and sends it to those that have another one, or none. It is that of the
 leader's host, where everything since is known; in a leader's first form it is the newest of any process, because it may
-be the state of the leader before it. The process starts anew for each form, because a process that has started jax with
-others cannot continue when one of them is gone. Its host is its parent, and has the copies in its memory.
+be the state of the leader before it. A new process is started for each form, because a process that has started jax
+with others cannot continue when one of them is gone. Its host is its parent, and has the copies in its memory.
 
 Objects between host and worker are pickled: both run one program, over a private connection.
 """

@@ -1,21 +1,8 @@
-"""Copies of published updates, sent by hosts that only hold them, and their withdrawal.
+"""The items that flow between the operators of Decoupled DiLoCo and its family: plain dicts, which survive any wire.
 
-Snapshots of programs whose learners all hold the same state: parameters, moments, and progress.
-
-Decides when a learner emits one. The recorder keeps the newest, on disk, too, and sends it to learners that come back
-(`programs.engine.snapshots.holds`): so one of these programs survives the deaths of all its hosts.
-
-Loans between learners through the recorder: local leaves, for one that begins without any of its own.
-
-The items that flow between the operators of Decoupled DiLoCo and its family: plain dicts, which survive any wire.
-
-Positions count the tokens that one incarnation of a slot has trained. A version is [epoch, count]. Times are integer
-nanoseconds of the clock of the host that wrote them; only differences of one host's times mean something.
-
-The order of turns in lock-step: one fragment after the other, after the same number of steps in each round of all.
-
-Decides which fragment is next, and after how many steps. So the merge positions of all fragments determine which turn
-was the last, and which versions exist some turns later.
+Decides their fields, when a learner of a program with a shared state emits that state (`Due`), and the order of turns
+in lock-step. Positions count the tokens that one incarnation of a slot has trained. A version is [epoch, count]. Times
+are integer nanoseconds of the clock of the host that wrote them; only differences of one host's times mean something.
 """
 
 from __future__ import annotations
@@ -59,7 +46,11 @@ def newest(states: Mapping[Any, WholeState] | None) -> WholeState | None:
 
 
 class Due:
-    """Whether a snapshot is due, by the clock of a host."""
+    """Whether a snapshot is due, by the clock of a host.
+
+    The recorder keeps the newest state, on disk, too, and sends it to learners that come back: so such a program
+    survives the deaths of all its hosts.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._every = round(seconds * 1e9)
@@ -86,7 +77,7 @@ class WantedCut(TypedDict):
 
 
 Taken: TypeAlias = Literal["local", "lent", "own", "whole"]
-"""Which leaves of another life a learner goes on with: all that are local; those of them that others are lent; the
+"""Which leaves of another life a learner continues with: all that are local; those of them that others are lent; the
 local ones after the numbers of the random keys that come next, as in a cut; or these, and the merged ones."""
 
 
@@ -608,7 +599,11 @@ def is_withdrawn(update: Update) -> bool:
 
 
 def boundary(index: int, interval: int, fragments: int) -> int:
-    """The number of steps after which the fragment of turn `index`, counted from 0, is captured; 0 before the first."""
+    """The number of steps after which the fragment of turn `index`, counted from 0, is captured; 0 before the first.
+
+    Turns take one fragment after the other, after the same number of steps in each round of all. So the merge positions
+    of all fragments determine which turn was the last, and which versions exist some turns later.
+    """
     return (index + 1) * interval // fragments
 
 

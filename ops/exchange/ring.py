@@ -82,7 +82,7 @@ class Ring:
 
     A learner's hops of one step are 2 M - 1 firings. Each takes one item of its neighbour and one of its own (its
     addend, or nothing), and sends one: at the last the empty item with which the next step begins, as the edge did. An
-    unexpected item is from a ring that was closed anew around a learner that died: this learner then waits for good,
+    unexpected item is from a ring that was closed again around a learner that died: this learner then waits for good,
     because the lost item exists nowhere.
     """
 

@@ -133,7 +133,7 @@ def _await(coordinator: str) -> None:
             socket.create_connection((host, int(port)), timeout=HELLO_SECONDS).close()
             return
         time.sleep(LOOK_SECONDS / 5)
-    raise GangError(f"Joining an island: expected jax's coordinator at {coordinator}, found nobody there.")
+    raise GangError(f"Joining an island: expected jax's coordinator at {coordinator}, found no answer there.")
 
 
 def _start(coordinator: str, gang: Gang) -> None:

@@ -67,7 +67,7 @@ class Workers(Protocol):
 
 
 class ElasticGang(Protocol):
-    """The processes of an island that goes on without some of them, as seen by the host of one of these."""
+    """The processes of an island that continues without some of them, as seen by the host of one of these."""
 
     @property
     def number(self) -> int:

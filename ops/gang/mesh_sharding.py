@@ -2,15 +2,7 @@
 
 A *mesh* arranges the devices of an island along named axes. A *spec* names, for each axis of an array, the axis of the
 mesh along which it is cut, None for not at all; an array whose spec has no name lies whole on every device. The path
-patterns of a task (`shard=`) hold; everything else is cut automatically (fully sharded data parallelism): along the
-largest of its axes that the first axis of the mesh divides. Arrays below `REPLICATED_BELOW` elements lie whole on every
-device: cutting them would save nothing, and cost a collective operation for each.
-
-If fragments cut an array into rows, its leading axis is left whole, where another one can be cut: then each device has
-its part of every row, and nothing moves between devices to exchange some of them.
-
-Batches are cut along their leading axis, over the first axis of the mesh. Other parts of a state lie like the leaf of
-the model with their shape: an optimizer's moments have the names of their parameters.
+patterns of a task (`shard=`) hold; everything else is cut automatically.
 """
 
 from __future__ import annotations
@@ -73,7 +65,14 @@ class MeshShape(NamedTuple):
         return dict(self.axes)
 
     def automatic(self, shape: Sequence[int], *, has_rows: bool = False) -> Spec:
-        """The spec of an array without a rule; `has_rows` for one that fragments cut into rows."""
+        """The spec of an array without a rule; `has_rows` for one that fragments cut into rows.
+
+        Fully sharded data parallelism: along the largest of its axes that the first axis of the mesh divides. Arrays
+        below `REPLICATED_BELOW` elements lie whole on every device: cutting them would save nothing, and cost a
+        collective operation for each. If fragments cut an array into rows, its leading axis is left whole, where
+        another one can be cut: then each device has its part of every row, and nothing moves between devices to
+        exchange some of them.
+        """
         name, count = self.data
         if math.prod(shape) < REPLICATED_BELOW:
             return ()
@@ -128,6 +127,8 @@ def alike(path: str, shape: tuple[int, ...], model: Mapping[str, tuple[tuple[int
     """The spec of the leaf of the model, path -> (shape, spec), that an array resembles in shape and name.
 
     That is the leaf whose path ends its own, or all of its shape if they lie alike; None if there is none.
+
+    So an optimizer's moments, which have the names of their parameters, lie like those.
     """
     shaped = {name: spec for name, (size, spec) in model.items() if size == shape}
     named = [name for name in shaped if path == name or path.endswith(f"/{name}")]

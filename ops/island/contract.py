@@ -53,7 +53,7 @@ class Learning(Protocol):
         """Replace a fragment by `values`, regardless of its present values."""
 
     def restart(self) -> None:
-        """Create the local leaves anew, for the present merged leaves."""
+        """Initialize the local leaves for the present merged leaves."""
 
 
 @runtime_checkable

@@ -150,7 +150,7 @@ class GradientLearner:
         return jax.tree.unflatten(self._functions.base.model_treedef, [np.array(leaf) for leaf in self._leaves])
 
     def state(self) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """Parameters and moments, in NumPy arrays of their own: all that another learner needs to go on from here."""
+        """Parameters and moments, in NumPy arrays of their own: all from which another learner can continue."""
         return [np.array(leaf) for leaf in jax.tree.leaves((self._leaves, self._moments))]
 
     def restore(self, state: Sequence[Any]) -> None:

@@ -5,10 +5,10 @@ its own jitted `extract`, dispatched before the next step by the thread that own
 An update enters through `adopt`, which donates the leaves it replaces; the update's own buffer is never written again,
 because JAX may alias it for ever.
 
-Gives memory that malloc keeps, and nobody uses, back to the kernel.
+Returns unused memory that malloc keeps to the kernel.
 
 XLA's CPU backend has its arrays from malloc, which keeps what is freed below 32 MB for those that come later: after
-compiling, and after a state was made anew, that is as much as some states, and nothing comes that would take it.
+compiling, and after a state was initialized again, that is as much as some states, and nothing uses it.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Learner:
         self._step_number, self._restarts = counts
 
     def restart(self) -> None:
-        """Create the local leaves anew, for the present merged leaves."""
+        """Initialize the local leaves for the present merged leaves."""
         functions, number = self._functions, np.uint32(_RESTARTS + self._restarts)
         key = jax.random.key(self._seed) if functions.has_local_model else None
         self._local = []  # Its memory is free before the new leaves take theirs.

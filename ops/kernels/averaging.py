@@ -2,23 +2,6 @@
 
 Decides the merged gradient of one fragment, given contributors and weights. Does not decide who contributes (the
 quorum), what a weight is (`token_accounts`), or what is done with the result (`nesterov`).
-
-Theory of operation. With weights w normalised to 1, per unit (arXiv 2604.21428):
-
-    average   sum_m w_m g_m                                        embedding-like units, and means of values
-    RDA       (sum_m w_m |g_m|) * unit(sum_m w_m unit(g_m))        all others; unit(0) = 0
-
-RDA keeps the length for any number of learners; the average of M orthogonal gradients has 1/sqrt(M) of it. Where the
-directions nearly cancel, RDA would return noise at full length, and the average is taken instead.
-
-Learners send the norms, so both rules are one sweep direction = sum_m c_m g_m with c_m = w_m, or w_m r / |g_m| where
-r = sum_m w_m |g_m|. The sweep leaves sums of squares per stripe; the length r / |direction| is then one number per
-unit, which the outer step applies in its own sweep. The result is
-
-    gradient = scale[unit] * direction
-
-Sums over learners are float32 in the order given (slot order), each product rounded; sums of squares are float64 over
-32 interleaved lanes per stripe. So the bits depend on neither threads nor vector width.
 """
 
 from __future__ import annotations
@@ -85,6 +68,21 @@ def merge(
     One that is coded has lost some of its length, which its norms restore. Raises ValueError where lengths disagree, no
     weight is positive, a weight or norm is negative or not finite; the gradient and norms of a weight 0 are not
     checked.
+
+    With weights w normalised to 1, per unit (arXiv 2604.21428):
+
+        average   sum_m w_m g_m                                        embedding-like units, and means of values
+        RDA       (sum_m w_m |g_m|) * unit(sum_m w_m unit(g_m))        all others; unit(0) = 0
+
+    RDA keeps the length for any number of learners; the average of M orthogonal gradients has 1/sqrt(M) of it. Where
+    the directions nearly cancel, RDA would return noise at full length, and the average is taken instead.
+
+    Learners send the norms, so both rules are one sweep direction = sum_m c_m g_m with c_m = w_m, or w_m r / |g_m|
+    where r = sum_m w_m |g_m|. The sweep leaves sums of squares per stripe; the length r / |direction| is then one
+    number per unit, which the outer step applies in its own sweep: gradient = scale[unit] * direction.
+
+    Sums over learners are float32 in the order given (slot order), each product rounded; sums of squares are float64
+    over 32 interleaved lanes per stripe. So the bits depend on neither threads nor vector width.
     """
     _check(gradients, weights, norms, fragment, method)
     voters = [m for m, weight in enumerate(weights) if weight > 0]

@@ -1,18 +1,8 @@
 """The fragment-send node: turns a learner's capture into the answer that leaves the learner.
 
-It waits for the device in its own thread, so that inner-step does not; anchors belong to the node that decodes updates,
-and are only read here. A leaf of lower precision begins at the rounded anchor, so the values are subtracted from that:
-the part that adoption rounded away was not trained.
-
-An outer gradient may leave in fewer bits. Its norms are those before coding, so that where the merge uses direction and
-length, coding costs direction alone. The coding error is not carried over to the next answer: that was not needed at 4
-bits, and a refused answer would have to restore it. Where the learner has coded on its devices, this node only waits
-for the codes.
-
-The outer gradient of a captured fragment, and the length of each of its units.
-
-In NumPy, because a learner's process that loads no numba starts half a second sooner; the syncer's sums over learners
-are in `averaging`. The sums are NumPy's pairwise ones, in float64, and not those of BLAS, which depend on the machine.
+Decides the format of the outer gradient that leaves. It waits for the device in its own thread, so that inner-step does
+not; where the learner has coded on its devices, it only waits for the codes. In NumPy, because a learner's process that
+loads no numba starts half a second sooner.
 """
 
 from __future__ import annotations
@@ -43,6 +33,9 @@ def outer_gradient(anchor: Float32, values: Float32, fragment: Fragment) -> Floa
 
     A learner holds an anchor with each unit rounded to the dtype of its leaf, as adoption rounds it: what that took
     away was not trained. The memory is not recycled, because between two answers nothing would use it.
+
+    A leaf of lower precision begins at the rounded anchor, so the values are subtracted from that: the part that
+    adoption rounded away was not trained.
     """
     gradient = np.subtract(anchor, values)
     for unit, (begin, end) in zip(fragment.units, pairwise(fragment.offsets), strict=True):
@@ -59,7 +52,10 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def norms(vector: Float32, fragment: Fragment) -> Float32:
-    """The Euclidean length of each unit of a payload float32[n], as float32[units], summed in float64."""
+    """The Euclidean length of each unit of a payload float32[n], as float32[units], summed in float64.
+
+    The sums are NumPy's pairwise ones, not those of BLAS, which depend on the machine.
+    """
     if vector.size <= _PART_SIZE:
         squares = vector.astype(np.float64)
         np.square(squares, out=squares)
@@ -78,6 +74,10 @@ class FragmentSend:
 
     `push` is its format on the wire; "auto" takes the format that the pull asks for. First and recovered versions leave
     as float32.
+
+    An outer gradient may leave in fewer bits. Its norms are those before coding, so that where the merge uses direction
+    and length, coding costs direction alone. The coding error is not carried over to the next answer: that was not
+    needed at 4 bits, and a refused answer would have to restore it.
     """
 
     outputs = ("answer",)

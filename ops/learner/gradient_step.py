@@ -240,8 +240,9 @@ class GradientStep:
     Each firing takes the mean of the step before and a batch: it steps along the mean, and sends the gradient of the
     batch, in parts, into the ring. A request to stop travels around the ring with the gradients, so that all end after
     the same step. *ready*: each reports whether it has received the greetings of all others, with a state as far as its
-    own, and begins when all report that. The others cannot go on without a learner that died: one that comes back while
-    they step ends the run, with the reason. Where all come back, they go on from the last snapshot (`kept_state`).
+    own, and begins when all report that. The others cannot continue without a learner that died: one that comes back
+    while they step ends the run, with the reason. Where all come back, they continue from the last snapshot
+    (`kept_state`).
     """
 
     outputs = ("part", "hello", "model", "state", "place", "progress")
@@ -340,7 +341,7 @@ class GradientStep:
             if any(greeting["steps"] and me not in greeting["lives"] for greeting in self._heard.values()):
                 raise RuntimeError(
                     f"learner {self._slot} died, and data-parallel cannot go on without it: the others wait for its "
-                    "gradient. Train anew, or by elastic-data-parallel, which goes on with those that are left"
+                    "gradient. Start a new run, or use elastic-data-parallel, which continues with the other learners"
                 )
             agreeing = [
                 greeting

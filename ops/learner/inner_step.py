@@ -295,7 +295,7 @@ class InnerStep:
         if self._sick:  # After the adoption: the optimizer restarts from sound values.
             self._heal(p)
         self._is_over |= update["kind"] == "final"
-        self._move_on()
+        self._move_on()  # To the final phase, where this was the last version.
 
     def _move_on(self) -> None:
         """Step, once all fragments are adopted and the next batch is known; at the end, stop."""
@@ -372,7 +372,7 @@ class InnerStep:
         if self._odometer.steps:  # The first step has no end of another one before it.
             took = now - self._stepped_at
             self._step_time = STEP_TIME_DECAY * (self._step_time or took) + (1 - STEP_TIME_DECAY) * took
-        self._stepped_at = now
+        self._stepped_at = now  # After `took`, which counts from the end of the step before.
         self._odometer.steps += 1
         self._odometer.tokens += self._step_tokens
         self._totals.add(self._slot, self._incarnation, self._step_tokens)

@@ -3,7 +3,7 @@ those after it.
 
 Decides the source of that state, in this order: the cut in a snapshot (`Own`), if this life begins with exactly its
 versions; the copy of its local leaves on the disk of its machine (`LocalCopies`); leaves that another learner lends, if
-they arrive soon (`Lending`); else they begin anew.
+they arrive soon (`Lending`); else they are initialized.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Lending:
     A life without local leaves of its own steps at once, and takes those of another that arrive within BORROW_STEPS
     steps; later its own are as good. It lends once it has found or borrowed some, or has made twice as many steps:
     where all begin together, none has any to lend. Leaves that have the right form but bad values lead to a loss that
-    is not finite, and that creates them anew.
+    is not finite, and then they are initialized again.
     """
 
     def __init__(self, context: Any, learner: LastingLearning | None, odometer: Odometer) -> None:
@@ -51,7 +51,7 @@ class Lending:
         self._announced: tuple[Any, ...] = ()
 
     def begin(self, *, is_anew: bool) -> None:
-        """Record the first step, with local leaves that were created anew, or are those of a life before."""
+        """Record the first step, with local leaves that were initialized, or are those of a life before."""
         self._lacks, self._has_taken = is_anew, not is_anew
 
     def accept(self, loans: Mapping[Any, Loan]) -> list[Any] | None:
@@ -323,7 +323,7 @@ class Inheritance:
         self.began = began or self.began
 
     def take_over(self) -> Totals | None:
-        """Take over the state that was found, once all fragments are held and the local leaves are created anew.
+        """Take over the state that was found, once all fragments are held and the local leaves are initialized.
 
         Where this life continues from a cut, returns the progress of the run as known at the cut.
         """

@@ -2,7 +2,7 @@
 each life has trained.
 
 Decides which claims a shard that comes back believes, when learners get a copy of a fragment from a host that only
-holds it, and whether a fragment may begin anew.
+holds it, and whether a fragment may be initialized.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RelayedTotals:
         self._claims: dict[tuple[int, int], dict[int, int]] = {}
         """Tokens of lives that have not reported, by the slot of the claiming learner."""
 
-    def hear_learner(self, report: Progress, live: Callable[[], Collection[int]], learners: int) -> None:
+    def add_learner(self, report: Progress, live: Callable[[], Collection[int]], learners: int) -> None:
         """Add the report of one of `learners` live learners, about itself and others.
 
         `live()` returns the slots of those that have reported; it is called only for claims about others.
@@ -96,9 +96,9 @@ class RelayedTotals:
         self.totals.raise_to([[*life, report["tokens"]]])
         for slot, incarnation, tokens in report["totals"]:
             if (slot, incarnation) not in self._own and tokens > self.totals.of(slot, incarnation):
-                self._hear_claim((slot, incarnation), report["slot"], tokens, live, learners)
+                self._add_claim((slot, incarnation), report["slot"], tokens, live, learners)
 
-    def hear_recorder(self, rows: Iterable[Sequence[int]]) -> None:
+    def add_recorder(self, rows: Iterable[Sequence[int]]) -> None:
         """Add the recorder's numbers of lives that have not reported themselves."""
         self.totals.raise_to(each for each in rows if (each[0], each[1]) not in self._own)
 
@@ -106,7 +106,7 @@ class RelayedTotals:
         """All slots that any source has mentioned, believed or not."""
         return {slot for slot, *_ in self.totals.rows()} | {slot for slot, _ in self._claims}
 
-    def _hear_claim(
+    def _add_claim(
         self, life: tuple[int, int], by: int, tokens: int, live: Callable[[], Collection[int]], learners: int
     ) -> None:
         if life not in self._claims and len(self._claims) >= LIVES_MAX:
@@ -129,8 +129,8 @@ class Hold:
 
     Learners get a copy when the shard that published a fragment is gone and its next life is there. A learner that
     holds that version, or a newer one, ignores it; one that holds none adopts it, and the shard then asks it like any
-    other. So a merged model never begins anew as long as one host of any role has it. Once the shard has published
-    under its new epoch, the copies are withdrawn, because learners that join later would get them, too.
+    other. So a merged model is never initialized again as long as one host of any role has it. Once the shard has
+    published under its new epoch, the copies are withdrawn, because learners that join later would get them, too.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("copy", "held")
@@ -278,13 +278,13 @@ class ShardMemory:
         self._kept_by: int | None = None
         self._is_kept = False
 
-    def hear_recorder(self, control: Control) -> None:
+    def add_recorder(self, control: Control) -> None:
         """Add the recorder's knowledge."""
         self._has_recorder = True
         self._recorded.update(fragment for fragment, _, _ in control["published"])
         self._merged |= self._recorded
 
-    def hear_holders(self, held: Mapping[Any, Held] | None) -> None:
+    def add_holders(self, held: Mapping[Any, Held] | None) -> None:
         """Add the versions that others hold, by (replica, key)."""
         for (replica, _), item in (held or {}).items():
             self._heard[replica] = item

@@ -63,13 +63,13 @@ class Conductor:
         initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came
                             back. Then the conductor waits for a holder of all of them, and for learners
         merge               one turn after the other, on a plan that is exact in tokens as long as no learner dies; a
-                            syncer that came back goes on after the turn that was merged last
+                            syncer that came back continues after the turn that was merged last
         final               after as many more steps as the budget has left, every fragment once, with all that answer
                             within a learned bound
 
     The token totals that learners receive of each other, which the learning rate may follow, are counted by merges and
     not by reports: so a run in which no learner dies is the same for any durations. For lives that are over only merged
-    tokens count: so a run that goes on from a snapshot has the budget that it had there.
+    tokens count: so a run that continues from a snapshot has the budget that it had there.
 
     A learner that comes back holds no part of an open round. It takes the newest version of every fragment, and is a
     member from the next round on. A learner that left no trace in two rounds in a row counts as gone until its next
@@ -139,14 +139,14 @@ class Conductor:
         self._living = learners_live(progress, self._context.members()) or self._living
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._roster.record(report)
-            self._placing.hear_learner(report["slot"], report["incarnation"], self._round_numbers())
-            self._relayed.hear_learner(report, self._roster.live_slots, len(self._living))
-        self._placing.hear_merges(reached)
+            self._placing.add_learner(report["slot"], report["incarnation"], self._round_numbers())
+            self._relayed.add_learner(report, self._roster.live_slots, len(self._living))
+        self._placing.add_merges(reached)
         self._published |= {item["fragment"]: item for item in (reached or {}).values()}
-        self._memory.hear_holders(held)
+        self._memory.add_holders(held)
         for order in (control or {}).values():
-            self._relayed.hear_recorder(order["totals"])
-            self._memory.hear_recorder(order)
+            self._relayed.add_recorder(order["totals"])
+            self._memory.add_recorder(order)
             self._is_stopping |= order["stop"]
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
             self._end(merging)
@@ -215,7 +215,7 @@ class Conductor:
     def _go_on(self) -> None:
         """Go on with the turn after the last that was merged, once all fragments are there.
 
-        Where all learners begin anew, the next turns carry the totals of those that were open at the cut.
+        Where all learners start again, the next turns carry the totals of those that were open at the cut.
         """
         if len(self._born) < self._fragments:
             return
@@ -258,7 +258,7 @@ class Conductor:
             there = len(self._roster.live()) if self._memory.has_heard_holders(self._context) else 0
             if not self._is_due_by("recovery", RECOVERY_GRACE, there):
                 return []
-            # Where all begin anew, all are members of the next round again.
+            # Where all start again, all are members of the next round again.
             self._has_begun = bool(self._roster.stepping())
             self._counted.raise_to(self._memory.totals())
             return [self._turn(p, "recover", members, 0) for p, members in holders.items() if members]

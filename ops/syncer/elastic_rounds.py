@@ -99,7 +99,7 @@ class Caller:
         self._kept = state if state is not None and state["leaves"] else self._kept
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._roster.record(report)
-            self._placing.hear_learner(report["slot"], report["incarnation"], [self._round])
+            self._placing.add_learner(report["slot"], report["incarnation"], [self._round])
         self._is_stopping |= any(order["stop"] for order in (control or {}).values())
         opened: dict[str, Any] | None = None
         if self._round == self._rounds_before:
@@ -108,7 +108,7 @@ class Caller:
             self._reached = averaged["reached"]
             for slot, incarnation in averaged["voters"]:
                 self._totals.add(slot, incarnation, averaged["tokens"] // len(averaged["voters"]))
-            self._placing.hear_merges({0: self._reached})
+            self._placing.add_merges({0: self._reached})
             opened = self._next(averaged)
         places = self._placing.due([self._round])
         return [*(opened or {}).items(), *(("place", place) for place in places)]
@@ -130,7 +130,7 @@ class Caller:
             if now < self._begins_by - START_WAIT + KEPT_WAIT:
                 return None
             raise RuntimeError(
-                "the syncer of elastic-data-parallel died before any learner had taken a snapshot. Train anew"
+                "the syncer of elastic-data-parallel died before any learner had taken a snapshot. Start a new run"
             )
         self._trained = 0
         if self._rounds_before and self._kept:
@@ -138,7 +138,7 @@ class Caller:
             self._totals.raise_to(self._kept["totals"])
             positions, states = self._kept["positions"], self._kept["streams"]
             self._reached = ReachedPositions(fragment=0, clock=[], positions=positions, states=states)
-            self._placing.hear_merges({0: self._reached})
+            self._placing.add_merges({0: self._reached})
         return self._open(ready, None, served=[], is_last=False)
 
     def _next(self, averaged: Averaged) -> dict[str, Any]:
@@ -202,7 +202,9 @@ class Average:
         """The mean of a round. RuntimeError if no learner is left that could vote."""
         votes = sorted(vote.values(), key=lambda item: item["slot"])
         if not votes:
-            raise RuntimeError("all learners of elastic-data-parallel are gone, and the model with them. Train anew")
+            raise RuntimeError(
+                "all learners of elastic-data-parallel are gone, and the model with them. Start a new run"
+            )
         lengths = np.zeros(len(self._whole.units), np.float32)  # An average ignores them.
         merged = self._merging.merge(
             [item["values"] for item in votes],

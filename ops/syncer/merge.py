@@ -58,7 +58,7 @@ VALUE_MAX: Final = float(np.finfo(np.float32).max) / 2
 """The limit for a value and for the intermediate results on the way to it: half of what float32 holds, for a million
 roundings."""
 KEPT_MAX: Final = 1e12
-"""The limit for a value of the momentum with which a shard that comes back continues: a larger one is started anew, so
+"""The limit for a value of the momentum with which a shard that comes back continues: a larger one starts from zero, so
 that a momentum from elsewhere takes no room that answers need."""
 NORM_SLACK: Final = 3.0
 """The factor by which a merged value may exceed the largest claimed norm: more than INT4_TOLERANCE and roundings."""

@@ -246,12 +246,12 @@ class Pacer:
             self._members, self._learners_live = members, len(learners_live(progress, members))
         for report in sorted((progress or {}).values(), key=lambda report: (report["slot"], report["incarnation"])):
             self._record_report(report)
-        self._placing.hear_merges(reached)
+        self._placing.add_merges(reached)
         self._clock.close_up(self._lag_max())
-        self._memory.hear_holders(held)
+        self._memory.add_holders(held)
         for order in (control or {}).values():
-            self._relayed.hear_recorder(order["totals"])
-            self._memory.hear_recorder(order)
+            self._relayed.add_recorder(order["totals"])
+            self._memory.add_recorder(order)
             self._is_stopping |= order["stop"]
         self._is_stopping |= self._totals.trained >= self._tokens
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
@@ -285,10 +285,10 @@ class Pacer:
         """Store a learner's report. The totals of a former life still count; nothing else of it does."""
         slot, incarnation = report["slot"], report["incarnation"]
         newest = self._roster.incarnation(slot)
-        self._relayed.hear_learner(report, lambda: self._roster.live_slots() | {slot}, self._learners_live)
+        self._relayed.add_learner(report, lambda: self._roster.live_slots() | {slot}, self._learners_live)
         if incarnation < newest:
             return
-        self._placing.hear_learner(slot, incarnation, self._round_numbers())
+        self._placing.add_learner(slot, incarnation, self._round_numbers())
         if incarnation > newest:
             self._clock.forget(slot)
             self._terms.forget(slot)

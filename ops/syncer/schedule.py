@@ -66,7 +66,7 @@ def learners_live(progress: Mapping[Any, Progress] | None, members: Iterable[Any
 class LearnerRoster:
     """The learners of a run, by slot.
 
-    Its lists are built anew when a life begins, changes its phase or is gone; until then each call returns the same
+    Its lists are built again when a life begins, changes its phase or is gone; until then each call returns the same
     object, so a caller that finds the list that it saw before has nothing to compare. Callers do not modify them.
     """
 
@@ -119,7 +119,7 @@ class LearnerRoster:
     def finishing(self) -> list[LearnerReport]:
         """The learners that hold work, by slot: the members of a final round.
 
-        Those gone are listed too, for the quorum to drop, so that a run whose learners are all gone comes to its end.
+        Those gone are listed too, for the quorum to drop, so that a run whose learners are all gone ends.
         """
         return self._those("finishing", lambda learner: learner.phase != "ready")
 
@@ -159,13 +159,13 @@ class Placing:
         self._positions: dict[int, dict[int, int]] = {}
         self._states: dict[int, tuple[int, Any]] = {}
 
-    def hear_learner(self, slot: int, incarnation: int, rounds: Collection[int]) -> None:
+    def add_learner(self, slot: int, incarnation: int, rounds: Collection[int]) -> None:
         """Record a life that reports while these rounds are open. A slot's first has no former ones to follow."""
         if incarnation > self._lives.get(slot, 1):
             self._lives[slot] = incarnation
             self._waiting[slot] = _WaitingLife(incarnation, frozenset(rounds))
 
-    def hear_merges(self, reached: Mapping[Any, ReachedPositions] | None) -> None:
+    def add_merges(self, reached: Mapping[Any, ReachedPositions] | None) -> None:
         """Record the progress of fragments: each item describes all of its newest version."""
         for item in (reached or {}).values():
             self._positions[item["fragment"]] = by_slot(item["positions"])

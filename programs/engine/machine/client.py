@@ -196,7 +196,7 @@ def watch_on_machine(
 
 
 def newest_run(daemon: DaemonClient) -> Path:
-    """The run folder of the one run that goes on there, or else of the newest that is over; ConfigError if that is no
+    """The run folder of the one run in progress there, or else of the newest that is over; ConfigError if that is no
     answer."""
     answer = daemon.find()
     running = [Path(run["run"]) for run in answer["runs"]]

@@ -1,8 +1,8 @@
-"""How a run goes on under another home: whether its home is lost, in which term, and in which folder with which files.
+"""How a run continues under another home: whether its home is lost, in which term, and in which folder.
 
 Decides which stores and copies may be read for that, and refuses where one machine has the run as its home, or hears
 it. The folder is a copy of the former home's, one on a disk that both share, or made from the newest snapshot in the
-run's store. Hosts that are on the machine already go on as the processes they are.
+run's store. Hosts that are on the machine already continue as the processes they are.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class TakeoverState:
 
 
 def read(folder: Path, doing: str) -> TakeoverState:
-    """The takeover in a folder; ConfigError if its run cannot go on under another home.
+    """The takeover in a folder; ConfigError if its run cannot continue under another home.
 
-    The folder may be as old as its copy, so only two facts of the ledger are used: that the run goes on, and which
+    The folder may be as old as its copy, so only two facts of the ledger are used: that the run continues, and which
     machines were left out of it; the stations report which lives there are. The model is in the snapshot, and, where it
     is newer, with the live hosts.
     """
@@ -119,7 +119,7 @@ def settled(snapshot: FetchedSnapshot, aside: Path, root: RunRoot, name: str) ->
 
     Its times count on. ConfigError if it cannot be made.
 
-    Everything is in a hidden folder first, until it is known that the run can go on, so that a wrong request leaves
+    Everything is in a hidden folder first, until it is known that the run can continue, so that a wrong request leaves
     nothing. Files that the store lacks (ledger, lines and tapes) are lost with the home: the stations report which
     lives there are.
     """

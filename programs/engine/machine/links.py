@@ -123,7 +123,7 @@ class MachineLinks:
             raise ConfigError(doing, "an answer", f"{type(error).__name__}: {error}"[:500], do) from None
         return response
 
-    def hear_response(self, name: str, message: Message) -> None:
+    def on_response(self, name: str, message: Message) -> None:
         """Hand a machine's answer to the request that waits for it."""
         machine, answer = self._pending.get(int(message["number"]), ("", None))
         if answer is not None and machine == name and not answer.done():
@@ -157,7 +157,7 @@ async def answered(work: Awaitable[Message], doing: str, seconds_max: float) -> 
 INSTANCE: Final = secrets.token_hex(8)
 """Distinguishes this process from any other of the same name."""
 REDIAL_BEATS: Final = 6
-"""After three seconds of silence the connection is made anew: one that a cut has left half open may need minutes to
+"""After three seconds of silence the connection is made again: one that a cut has left half open may need minutes to
 fail."""
 
 

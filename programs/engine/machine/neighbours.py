@@ -225,7 +225,7 @@ class Neighbours:
     def _responded(self, peer: bytes, message: Message) -> None:
         name = self._name_of(peer)
         if name is not None:
-            self.links.hear_response(name, message)
+            self.links.on_response(name, message)
 
     def _reported(self, peer: bytes, message: Message) -> None:
         name = self._name_of(peer)

@@ -179,7 +179,7 @@ class Outposts:
         return HomeView(home.name, held.term, is_heard=held.link.is_up and home.name != caller)
 
     def release(self, run: str) -> Path | None:
-        """Release a run whose home this machine becomes; returns the folder of its hosts here, which go on."""
+        """Release a run whose home this machine becomes; returns the folder of its hosts here, which keep running."""
         held = self._held.pop(run, None)
         if held is None:
             return None

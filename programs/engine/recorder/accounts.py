@@ -579,11 +579,11 @@ class Books:
     def recall_line(self, name: str, line: Mapping[str, Any], now: int) -> None:
         """Take in a line of the file `name`; one that lacks a field is left aside."""
         if name == "merges" and line.keys() >= _MERGE_FIELDS:
-            self.take_merge(cast(Merging, line))
+            self.add_merge(cast(Merging, line))
         elif name == "evaluations" and line.keys() >= _EVALUATION_FIELDS:
             loss = math.nan if line["eval_loss"] is None else line["eval_loss"]
             metrics = [[name, math.nan if value is None else value] for name, value in line.get("metrics", {}).items()]
-            self.take_evaluation(Evaluated(kind=line["kind"], loss=loss, tokens=line["tokens"], metrics=metrics))
+            self.add_evaluation(Evaluated(kind=line["kind"], loss=loss, tokens=line["tokens"], metrics=metrics))
         elif name == "changes" and line.keys() >= {*FIELDS}:
             self.changes.add(line, line.get("time"))
         elif name == "metrics" and line.keys() >= _METRIC_FIELDS:
@@ -625,7 +625,7 @@ class Books:
 
     # -- input ---------------------------------------------------------------------------------------------------------
 
-    def take_report(self, report: StepReport, now: int) -> bool:
+    def add_report(self, report: StepReport, now: int) -> bool:
         """Take in a report; whether it is of the newest life of its slot."""
         self.totals.raise_to([[report["slot"], report["incarnation"], report["tokens"]]])
         if self.zero is None and report["step"]:
@@ -670,7 +670,7 @@ class Books:
             if fault not in self.snapshot_faults and len(self.snapshot_faults) < SNAPSHOT_FAULTS_MAX:
                 self.snapshot_faults.append(fault)
 
-    def take_merge(self, merging: Merging) -> bool:
+    def add_merge(self, merging: Merging) -> bool:
         """Take in a merge; returns whether it is newer than the known ones of its fragment in this epoch."""
         fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
         self.totals.raise_to(merging["merged_tokens"])  # A lower bound for lives whose reports are missing or refused.
@@ -686,12 +686,12 @@ class Books:
         """Whether a merge is of a later life of its shard than the fragment was published by."""
         return merging["epoch"] > self.publishers.get(merging["fragment"], [0, 0])[1]
 
-    def take_change(self, change: Mapping[str, Any]) -> bool:
+    def add_change(self, change: Mapping[str, Any]) -> bool:
         """Take in a change of a link-dependent setting; returns whether it is new."""
         at = None if self.zero is None else round((change["at"] - self.zero) / 1e9, 6)
         return self.changes.add(change, at)
 
-    def take_evaluation(self, evaluated: Evaluated) -> Evaluated | None:
+    def add_evaluation(self, evaluated: Evaluated) -> Evaluated | None:
         """Take in a point of the curve; returns the point as it enters the curve, None if it is known.
 
         From a restarted evaluator only points beyond the known ones count, and none as the initial one.

@@ -329,7 +329,7 @@ class Reports:
 
         {"tokens": 6400, "step": 100, "loss": 0.3, "phase": "stepping"}
 
-    `phase` is "final" once the body has come to its end; `step` counts steps, `step_time` is nanoseconds.
+    `phase` is "final" once the body has ended; `step` counts steps, `step_time` is nanoseconds.
     """
 
     def __init__(self) -> None:

@@ -303,7 +303,7 @@ class Recorder:
         self.is_finished = False
 
     def open(self, context: Any) -> None:
-        """Open the files, and go on from the memory of an earlier recorder."""
+        """Open the files, and continue from the memory of an earlier recorder."""
         self._context = context
         self._began_at = context.now()
         self._disk: Disk = context.disk
@@ -402,14 +402,14 @@ class Recorder:
         for merging in sorted(arrived["merged"].values(), key=lambda item: (item["published_at"], item["fragment"])):
             if is_over and self._books.is_later_life(merging):
                 continue  # It changes nothing of the final model.
-            if self._books.take_merge(merging):
+            if self._books.add_merge(merging):
                 self._ending.merged(merging["fragment"], now)
                 self._lines.write("merges", merging["published_at"], _merge_line(merging))
         for change in in_order(arrived["changed"].values()):
-            if self._books.take_change(change):
+            if self._books.add_change(change):
                 self._lines.write("changes", change["at"], {name: change[name] for name in CHANGE_FIELDS})
         for each in sorted(arrived["evaluation"].values(), key=lambda item: (item["tokens"], item["kind"] == "final")):
-            evaluated = self._books.take_evaluation(each)
+            evaluated = self._books.add_evaluation(each)
             if evaluated is not None:
                 loss = finite(evaluated["loss"])
                 line = {"tokens": evaluated["tokens"], "eval_loss": loss, "kind": evaluated["kind"]}
@@ -421,12 +421,12 @@ class Recorder:
             if not self._is_to_end():
                 self._stop_reason = str(request["reason"])
         if self._books.zero is not None and not self._lines.has_begun:
-            self._remember(now)  # The next recorder may have to go on amid the lines that follow.
+            self._remember(now)  # The next recorder may have to continue amid the lines that follow.
             self._lines.begin(self._books.zero)
 
     def _take_report(self, report: StepReport, now: int) -> None:
         slot, last = report["slot"], self._books.reports.get(report["slot"])
-        if not self._books.take_report(report, now):
+        if not self._books.add_report(report, now):
             return
         self._ending.step_took(report["step_time"])
         if report["phase"] == "final":

@@ -204,8 +204,8 @@ def _slots(graph: Graph, job: Job) -> int:
 
 
 def least_replicas(graph: Graph) -> dict[str, int]:
-    """The number of replicas of each role with which a run can go on: the minimum of the graph, and none of a role that
-    only evaluates."""
+    """The number of replicas of each role with which a run can continue: the minimum of the graph, and none of a role
+    that only evaluates."""
     least = {role.name: role.replicas_min for role in graph.roles}
     needed = {node.role for node in emitting(graph.nodes, "final")}
     spare = {node.role for node in emitting(graph.nodes, "evaluation")} - needed
@@ -245,7 +245,7 @@ def _add_hold(graph: Graph, role: Role, outer: Node, record: Node) -> None:
 
 
 def _add_keep(graph: Graph, role: Role, authored: list[Node], record: Node) -> None:
-    """Have the recorder keep the states that learners send, and give the newest to nodes that go on from it."""
+    """Have the recorder keep the states that learners send, and give the newest to nodes that continue from it."""
     sending = keeping(authored)
     if not sending:
         return
@@ -259,7 +259,7 @@ def _add_keep(graph: Graph, role: Role, authored: list[Node], record: Node) -> N
 
 
 def _add_lend(graph: Graph, role: Role, node: Node) -> None:
-    """Have the replicas of a node lend their moments to one that begins anew."""
+    """Have the replicas of a node lend their moments to one that has none."""
     lend = role.node(LEND, partial(Lend, role=node.role), fires=AnyOf("moments"))
     connect(graph, node["moments"], lend["moments"], Latest())
     graph.edge(lend["loan"], node["loan"], Latest("slot"), to=graph.role_of(node.role).at("slot"))

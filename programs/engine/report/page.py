@@ -1,18 +1,7 @@
-"""The page: the contents of a `RunRecord`, through templates, in one file that needs nothing else; other pages alike.
+"""The report of a run, and other pages: one self-contained file, and pictures that can stand alone.
 
-Each part of the page has a template and a function here or in `sections`, `failures` and `headline` that returns the
-template's values; a part for which the run folder has nothing is listed at the end with the reason. The scripts in the
-page draw curves, and show the facts of a merge that is clicked. A content security policy names them by their hashes,
-so a browser runs no other script and loads nothing, for any texts in a run.
-
-The report of a run: one self-contained page, and its pictures that can stand alone.
-
-Everything is drawn from the contents of the run folder: `results.reading` reads it into a `RunRecord`, `page` renders
-that. A folder that lacks files gives a page that states so. A picture is an SVG document that takes the style sheet
-along, so it follows the colour scheme of its reader, and has a background and a margin, because it may stand on any
-page.
-
-A page that is not about a run: drawings, tables and their explanations, in one file that loads nothing.
+Decides which parts a page has: each has a template and a function here or in `sections` that returns the template's
+values; a part for which the run folder has nothing is listed at the end with the reason. A page loads nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +41,11 @@ _FORBIDDEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udff
 
 
 def page(record: RunRecord) -> str:
-    """The report of a run as an HTML document."""
+    """The report of a run as an HTML document.
+
+    A content security policy names the scripts (they draw curves, and show the facts of a merge that is clicked) by
+    their hashes, so a browser runs no other script, for any texts in a run.
+    """
     window = choose_window(record)
     parts = [
         sections.curves(record, window),
@@ -166,7 +159,11 @@ def absence_svg(run: Path, width: float = 1080, *, close_up: bool = False) -> st
 
 
 def document(chart: Markup) -> str:
-    """The SVG document that shows `chart`, an element as `axes.drawing` makes it."""
+    """The SVG document that shows `chart`, an element as `axes.drawing` makes it.
+
+    It takes the style sheet along, so it follows the colour scheme of its reader, and has a background and a margin,
+    because it may stand on any page.
+    """
     head = _HEAD.match(chart)
     assert head is not None, "every chart begins with its size and its name"
     width, height = (float(value) + 2 * _MARGIN for value in head.group(1, 2))

@@ -47,7 +47,7 @@ from isthmus.runtime.supervision.incidents import (
 DAEMON: Final = "daemon"
 
 Kind: TypeAlias = Literal["gone", "silent", "replaced"]
-"""gone: the process ended; silent: it lives but sends nothing; replaced: a daemon, whose hosts went on without it."""
+"""gone: the process ended; silent: it lives but sends nothing; replaced: a daemon, whose hosts continued without it."""
 
 _ADOPTION_SECONDS_MAX: Final = 15.0
 """Hosts find a new daemon within some seconds: adoptions that are closer together than this are one daemon's."""

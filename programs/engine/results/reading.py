@@ -1,19 +1,7 @@
-"""The absences of a run from its files: the daemon's records, and the times at which hosts are seen to work again.
+"""Reads a run folder into a `RunRecord`, in any state of the folder, with its absences and the rounds on its timeline.
 
-A learner works when it reports a step of its new life, a syncer when it merges under its new epoch, the evaluator when
-it has evaluated, the recorder when it writes. Silences at the end of a run, where hosts write their last files, are no
-absences.
-
-Reads a run folder into a `RunRecord`, in any state of the folder.
-
-A run may have ended early or be running still, so every file may be missing, torn or empty. Reading never fails:
-missing data are empty, and are named among the problems. Nothing is computed here but the zero of the trace's clock.
-
-The rounds of a run on its timeline: the times of opening, quorum, close and publication, and the answers.
-
-merges.jsonl has the decisions, trace.json the measurements. A round's outer step is the firing that holds the round's
-own time, its merge the last firing before that; the answer of a learner is its first fragment-send in the round that no
-earlier round took. Where the trace has nothing (it is bounded), the times of merges.jsonl stand alone.
+Decides what stands in for what is missing: a run may have ended early or be running still, so every file may be
+missing, torn or empty. Reading never fails: missing data are empty, and are named among the problems.
 """
 
 from __future__ import annotations
@@ -62,7 +50,12 @@ def absences_shown(
     merges: Sequence[MergeRecord],
     shards: int = 1,
 ) -> tuple[Absence, ...]:
-    """All absences, in the order in which they began; fragment p belongs to shard p modulo `shards`."""
+    """All absences, in the order in which they began; fragment p belongs to shard p modulo `shards`.
+
+    A learner works again when it reports a step of its new life, a syncer when it merges under its new epoch, the
+    evaluator when it has evaluated, the recorder when it writes. Silences at the end of a run, where hosts write their
+    last files, are no absences.
+    """
     works = [
         *_learners(reports),
         *_syncers(merges, shards),
@@ -385,7 +378,12 @@ class RoundSpan(NamedTuple):
 
 
 def rounds_between(record: RunRecord, begin: float, end: float) -> list[RoundSpan]:
-    """The rounds that were under way in [begin, end], in the order in which they opened, without journeys."""
+    """The rounds that were under way in [begin, end], in the order in which they opened, without journeys.
+
+    merges.jsonl has the decisions, trace.json the measurements. A round's outer step is the firing that holds the
+    round's own time, its merge the last firing before that. Where the trace has nothing (it is bounded), the times of
+    merges.jsonl stand alone.
+    """
     timeline = record.timeline
     first = bisect_left(record.merges, begin - _DISTANCE_MAX, key=lambda merge: merge.time)
     spans = []

@@ -1,17 +1,8 @@
-"""The progress of a run: tokens of all learners over time, and the gaps in a learner's reports.
+"""The contents of a run folder, as data: the source of the report.
 
-Both come from the learners' reports, which come every few steps: between two of them progress is taken as even, across
-a gap it is not. A gap is longer than any usual distance between reports, or a new incarnation.
-
-The contents of a run folder, as data: the source of the report.
-
-`results.reading` fills it in. A run may have ended early, be running still, or be of a program without merges, so
-everything may be empty; `problems` lists in words what was missing or unreadable. Numbers that are not finite are None.
-
-The timeline of a run in the form that the report needs: firings by host and node, transfers, in seconds.
-
-Reads the Trace Event Format that `isthmus.runtime.host.contract` writes (complete events, process and thread names)
-once, with typed decoding: 200,000 events take about a second and no dictionaries. Nothing is drawn here.
+Decides nothing that is read from files (`reading` fills it in), but where a learner's reports have a gap, and how
+tokens are counted between two reports. Everything may be empty; `problems` lists in words what was missing or
+unreadable. Numbers that are not finite are None.
 """
 
 from __future__ import annotations
@@ -130,7 +121,11 @@ class _File(msgspec.Struct):
 
 
 def read_timeline(data: bytes) -> Timeline:
-    """The timeline in a trace file; ValueError if it is none."""
+    """The timeline in a trace file; ValueError if it is none.
+
+    It reads the Trace Event Format that `isthmus.runtime.host.contract` writes (complete events, process and thread
+    names) once, with typed decoding: 200,000 events take about a second and no dictionaries.
+    """
     try:
         events = msgspec.json.decode(data, type=_File).traceEvents
     except ValueError as error:
@@ -320,7 +315,11 @@ _RUN_SHARE: Final = 0.01
 
 
 class TokenProgress:
-    """The tokens that all learners together had trained at an instant."""
+    """The tokens that all learners together had trained at an instant.
+
+    Reports come every few steps: between two of them progress is taken as even, across a gap it is not. A gap is longer
+    than any usual distance between reports, or a new incarnation.
+    """
 
     def __init__(self, reports: Sequence[ReportLine]) -> None:
         newest: dict[tuple[int, int], float] = {}

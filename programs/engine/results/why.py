@@ -1,4 +1,4 @@
-"""Finds a merge in a run folder, and reads its records; the run may go on meanwhile.
+"""Finds a merge in a run folder, and reads its records; the run may be in progress.
 
 A merge in words: the one place that words its facts as sentences.
 """
@@ -84,7 +84,7 @@ def why(folder: Path, wanted: MergeQuery) -> Why:
 
 def facts_of_many(folder: Path, merges_max: int, answers_max: int) -> list[MergeFacts]:
     """What the run folder tells of many merges, as far as these bounds go: of those first in which a learner was left
-    out or refused, then of the newest. Lines that are damaged are left out: whoever reads the run names them."""
+    out or refused, then of the newest. Lines that are damaged are left out: the reader of the run reports them."""
     lines = [line for line in objects(folder / MERGES) if _is_sound(line)]
     merges = [line for line in lines if line["kind"] in ("merge", "final")]
     merges.sort(key=lambda line: (bool(line.get("left_out") or line.get("refused")), line["time"]), reverse=True)

@@ -1,17 +1,9 @@
-"""The books of a run in words: a line for each difference, and the estimates beside the books.
+"""Figures, incidents, verdicts, ends, failures and differences between books in words: the one place that words them.
 
-Incidents, verdicts, ends, refusals and failures in words: the one place that words them as sentences.
-
-They travel and are written down as records (`runtime.supervision.incidents`); words are made where people read them,
-and nothing parses words. There are two forms. `reason` stands by itself, and has every figure that a decision rests on;
-`predicate` follows the name of a host, and states what happened to it. Both are ASCII as far as the names and errors in
-the records are, because terminals and log files show them.
-
-Numbers in readable form, the same on terminals, in files and on pages: few digits, a unit, ASCII only.
-
-The fonts and encodings of terminals and logs are unknown. An unknown number (None, NaN, infinite) is a dash.
-
-The messages about the store of a run's snapshots, in words.
+Decides sentences and the form of numbers: few digits, a unit; ASCII only as far as names and errors are, because the
+fonts and encodings of terminals and logs are unknown. An unknown number (None, NaN, infinite) is a dash. Incidents
+travel as records (`runtime.supervision.incidents`), and nothing parses words: `reason` stands by itself, with every
+figure that a decision rests on; `predicate` follows the name of a host.
 """
 
 from __future__ import annotations

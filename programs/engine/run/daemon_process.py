@@ -36,7 +36,7 @@ LINGER_SECONDS: Final = 2.0
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until the run is over and nobody wants to hear of it any more; the exit status."""
+    """Serve until the run is over and its command has been told; returns the exit status."""
     parser = argparse.ArgumentParser(prog="isthmus daemon", description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--listen", default="tcp://127.0.0.1:*")
@@ -62,7 +62,7 @@ def _serve(options: argparse.Namespace) -> int:
     status = 0
 
     def over(daemon: Daemon) -> None:
-        """Write the rest in a thread, because the daemon goes on answering meanwhile."""
+        """Write the rest in a thread, because the daemon continues answering meanwhile."""
 
         def finished(outcome: str, error: str | None) -> None:
             nonlocal is_finished, status
@@ -100,7 +100,7 @@ def _serve(options: argparse.Namespace) -> int:
         tape_bytes=run_spec.settings.tape_bytes,
     )
 
-    def hear_command() -> None:
+    def on_command() -> None:
         """The command lets the run go its own way, or is gone."""
         nonlocal is_alone
         options.pipe, is_alone = False, os.read(0, 1024) != DETACH
@@ -111,7 +111,7 @@ def _serve(options: argparse.Namespace) -> int:
             loop.call_later(0.0 if is_alone else LINGER_SECONDS, loop.stop)
 
     if options.pipe:
-        loop.add_reader(0, hear_command)
+        loop.add_reader(0, on_command)
     daemon.start()
     note = Private(daemon.endpoint, options.run)
     loop.run_forever()

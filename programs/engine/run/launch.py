@@ -271,7 +271,7 @@ class Launcher:
             self._start_from_nothing(wanted, f"the fork server takes no request: {error}")
 
     def close(self) -> None:
-        """End the fork server and the remains of former ones; hosts go on. Idempotent."""
+        """End the fork server and the remains of former ones; hosts keep running. Idempotent."""
         self._is_closed = True
         servers = self._former if self._server is None else [*self._former, self._server]
         for server in servers:

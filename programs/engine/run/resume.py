@@ -122,7 +122,7 @@ AT_END: Final = (*OVER, "report.html", "trace.json")
 
 
 def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
-    """A run that was cut off, ready to go on in its folder; ConfigError, with nothing changed, if it cannot.
+    """A run that was cut off, ready to continue in its folder; ConfigError, with nothing changed, if it cannot.
 
     `request` makes today's request.
 
@@ -154,9 +154,9 @@ def is_store(text: str) -> bool:
 def resumed_from_store(
     text: str, run_dir: Path | None, request_of: Callable[[Path, str], Callable[[], Request]]
 ) -> Submitted:
-    """A run whose snapshots are in the store `text`, ready to go on in a new folder, `run_dir` if given.
+    """A run whose snapshots are in the store `text`, ready to continue in a new folder, `run_dir` if given.
 
-    ConfigError, with nothing left, if it cannot go on. `request_of` takes a folder with the run's configuration, and
+    ConfigError, with nothing left, if it cannot continue. `request_of` takes a folder with the run's configuration, and
     the store, and returns the `request` argument of `resumed`.
     """
     place = place_of(text)
@@ -165,7 +165,7 @@ def resumed_from_store(
     with aside(base, doing) as fresh:
         snapshot = fetch(place, fresh, DISK, doing)
         run_spec = spec_of(fresh, snapshot.head, doing)
-        (fresh / spec.CLUSTER).unlink(missing_ok=True)  # It goes on here alone.
+        (fresh / spec.CLUSTER).unlink(missing_ok=True)  # It continues here alone.
         files = in_child(lambda: _files(fresh, run_spec, request_of(fresh, place.text), doing, is_elsewhere=True))
         chosen = new_folder.choose(run_dir, Program(run_spec.job.program).name, datetime.now())
         folder = new_folder.make(chosen, files[new_folder.CONFIG], is_given=run_dir is not None)
@@ -179,7 +179,7 @@ def resumed_from_store(
 
 
 def _reopen(folder: Path) -> None:
-    """Have the ledger know that the run goes on, without the learners that it is to do without."""
+    """Have the ledger know that the run continues, without the learners that it is to do without."""
     learners = spec.load(folder).roles.get(LEARNER, 0)
     reopen(folder, lambda replica: replica.role == LEARNER and replica.slot >= learners)
 
@@ -239,7 +239,7 @@ def _files(
 ) -> dict[str, Any]:
     """Replacements of the run's files, by name; empty if nothing changes, never empty if `is_elsewhere`.
 
-    ConfigError where it cannot go on like this, or no snapshot in the folder is whole.
+    ConfigError where it cannot continue like this, or no snapshot in the folder is whole.
     """
     from isthmus.programs.engine.request.graph_view import as_json
 
@@ -308,13 +308,13 @@ def _check_folder(folder: Path, doing: str) -> None:
 
 
 def has_snapshot(folder: Path) -> bool:
-    """Whether the folder has a snapshot to go on from."""
+    """Whether the folder has a snapshot to continue from."""
     return any((folder / FOLDER / name).exists() for name in (MANIFEST, BEFORE))
 
 
 def check_cut_off(folder: Path, doing: str) -> None:
-    """ConfigError unless a folder has a run in processes that was cut off, and can go on from its snapshot. Nothing in
-    it is written."""
+    """ConfigError unless a folder has a run in processes that was cut off, and can continue from its snapshot. Nothing
+    in it is written."""
     _check_spec(folder, doing)
     if user := user_of(folder):
         do = f"Look at it: isthmus status {folder}"

@@ -50,7 +50,7 @@ class Courier(Protocol):
         """Begin with some; nothing else is under way."""
 
     def poll(self) -> CourierResult | None:
-        """The result, once; None while the work goes on, and if none was begun."""
+        """The result, once; None while the work is in progress, and if none was begun."""
 
 
 @final
@@ -160,7 +160,7 @@ FILES: Final = ("spec.json", "config.toml", "graph.json", "cluster.json", BOOKS)
 LINES: Final = "snapshots.jsonl"
 """The fate of each snapshot to be brought, on the clock of the run: `stored` or `refused`."""
 TERM: Final = Path(FOLDER, "term")
-"""File in a run folder: the number of times that the run went on from a store, plus 1."""
+"""File in a run folder: the number of times that the run continued from a store, plus 1."""
 
 
 class Brought(TypedDict):

@@ -553,9 +553,9 @@ class Strike(msgspec.Struct, frozen=True):
 class Striker:
     """Carries a plan out, a thread for each fault that is due.
 
-    Where the learners of a program cannot go on without one of them (`TOGETHER`), all are ended with it, as launchers
-    of such programs do, and begin again at once from the last snapshot. A fault that is due waits for the process that
-    it names, which may not be back yet after an earlier fault; its delay is recorded.
+    Where the learners of a program cannot continue without one of them (`TOGETHER`), all are ended with it, as
+    launchers of such programs do, and begin again at once from the last snapshot. A fault that is due waits for the
+    process that it names, which may not be back yet after an earlier fault; its delay is recorded.
     """
 
     def __init__(

@@ -233,7 +233,7 @@ def run(
 
 @final
 class TrialLife:
-    """Whether a run goes on: as long as its `command`, or, if that only hands it over, until its folder has its end."""
+    """Whether a run is in progress: while its `command` is, or, if that hands it over, until its folder has its end."""
 
     def __init__(self, command: subprocess.Popen[bytes], folder: Path, *, is_detached: bool) -> None:
         self._command, self._folder, self._is_detached = command, folder, is_detached

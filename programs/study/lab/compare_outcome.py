@@ -1,15 +1,8 @@
-"""The measurements in the run folders of a comparison: the figures of every run, and its losses over three axes.
+"""The results of a comparison: the figures of every run, its losses over tokens, time and bytes, paired differences,
+and verdicts.
 
-The axes are tokens, time and bytes. Bytes are those that learners send, and, where a syncer sends to them, those that
-they receive; those sent to the evaluator are not among them. Between two reports of a learner they are taken as even.
-
-The results of a comparison: means, spreads, paired differences from the reference and from the control, verdicts.
-
-Figures of several seeds: means, spreads, paired differences with a 95 % interval, and verdicts about a margin.
-
-Two variants are compared seed by seed: both see the same first parameters and the same batches, so the effect of the
-seed on both cancels out. The interval is that of Student's t for the mean of the differences, which takes them for
-normal and independent; with three seeds it is 4.3 standard errors wide to each side, and knows little about tails.
+Decides what is measured in a run folder, and when a difference is a verdict. Bytes are those that learners send, and,
+where a syncer sends to them, those that they receive; between two reports of a learner they are taken as even.
 """
 
 from __future__ import annotations
@@ -169,7 +162,13 @@ def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def difference(values: Mapping[int, float], others: Mapping[int, float]) -> FigureDifference | None:
-    """`values` minus `others`, both seed -> figure; None without a common seed."""
+    """`values` minus `others`, both seed -> figure; None without a common seed.
+
+    Two variants are compared seed by seed: both see the same first parameters and the same batches, so the effect of
+    the seed on both cancels out. The interval of 95 % is that of Student's t for the mean of the differences, which
+    takes them for normal and independent; with three seeds it is 4.3 standard errors wide to each side, and knows
+    little about tails.
+    """
     seeds = tuple(sorted(values.keys() & others.keys()))
     if not seeds:
         return None

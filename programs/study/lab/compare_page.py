@@ -80,7 +80,7 @@ def write_page(folder: Path, comparison: Comparison, notes: Sequence[str]) -> Pa
 
 
 def charts(comparison: Comparison) -> Iterator[Chart]:
-    """A chart of every metric that was evaluated while runs went on."""
+    """A chart of every metric that was evaluated while runs were in progress."""
     for metric in comparison.metrics:
         curves = list(_curves(comparison, metric))
         values = [value for curve in curves for value in curve.values if value is not None]
@@ -184,7 +184,7 @@ _DISPENSABLE: Final = ("in a merge", "goodput", "merged", "sent", "time", "runs"
 
 @final
 class RunsProgress:
-    """Shows on standard error which runs go on: on a terminal in one line that changes, elsewhere in a line a run."""
+    """Shows the runs in progress on standard error: on a terminal in one line that changes, else in a line a run."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()

@@ -1,8 +1,8 @@
 """Carries out the runs of a comparison, in real or in virtual time.
 
 In real time they run one after another, each as by `isthmus train`; in virtual time several at once, each in a process
-of its own, on the devices that there are (`islands.environment`). A run that fails is reported, and the others go on.
-Ctrl-C ends all that are in progress; the next call tries these again.
+of its own, on the devices that there are (`islands.environment`). A run that fails is reported, and the others
+continue. Ctrl-C ends all that are in progress; the next call tries these again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class VirtualOrder(msgspec.Struct, frozen=True):
 @final
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Progress while runs go on: `done` of `many`, and the news of one run.
+    """Progress while runs are in progress: `done` of `many`, and the news of one run.
 
     The news is its begin, its `failure`, or its `summary`; `share` is its share of the tokens, if known.
     """

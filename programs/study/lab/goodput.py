@@ -89,8 +89,8 @@ def lived(failed: Sequence[float], terms: FailureTerms, slices: float, seconds: 
     """The history, over `seconds`, of a learner of `slices` slices, one of which fails at each instant of `failed`.
 
     A learner works in steps. Chips fail as a Poisson process, at a rate that belongs to the whole learner. At the end
-    of the step in which one failed the learner stalls (it detects, reshards, replays) and goes on without that slice. A
-    slice that fails during a stall is lost, too, and neither prolongs the stall nor begins another. Repaired slices
+    of the step in which one failed the learner stalls (it detects, reshards, replays) and continues without that slice.
+    A slice that fails during a stall is lost, too, and neither prolongs the stall nor begins another. Repaired slices
     rejoin for nothing at the end of any stall, or else in a stall of their own, the upscale, which comes no sooner than
     `calm_seconds` after the last one. A learner without any slice waits for the first.
     """

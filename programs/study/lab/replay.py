@@ -1,18 +1,8 @@
-"""Replays one tape: the events of its records go into a fresh core, whose commands are compared with those on the tape.
+"""Replays the tapes of a run folder: the events of each go into a fresh core, whose commands are compared with those on
+the tape.
 
-The core begins in the state with which the first segment begins. Where the next segment follows on it, the core goes
-on, and has to have come to that state by itself; where records are missing before it, it begins anew from that state.
-Pure: it gets segments and cores, and reads no file. A core that raises has decided otherwise, too: an event at which it
-raises is never on a tape.
-
-The outcome of a replay, as data: of each tape, and of all tapes of a run folder.
-
-Replays every tape of a run folder: the core that each needs, and the checks before any is fed.
-
-Plans come from the run's spec, which names the program; neither its task nor jax is imported. Faults are reported at
-once: a run in progress, a graph that has changed, tapes that are damaged, cut short, or of another run.
-
-A replay in words and as JSON: the one place that words it as sentences.
+Decides which core a tape needs, which tapes cannot be those of the run (reported before any is fed), and how a
+difference is described. Plans come from the run's spec, which names the program; neither its task nor jax is imported.
 """
 
 from __future__ import annotations
@@ -172,6 +162,10 @@ def again(
         zero_ns: the instant of the tape's clock when the run was submitted.
 
     ValueError if a segment does not begin with a state of such a core.
+
+    The core begins in the state with which the first segment begins. Where the next segment follows on it, the core
+    continues, and must have come to that state by itself; where records are missing before it, it starts from that
+    state. A core that raises has decided otherwise, too: an event at which it raises is never on a tape.
     """
     done, core, end, at = Again(0, 0, 0, None), make(), -1, Instant(zero_ns)
     for segment in segments:
@@ -305,7 +299,7 @@ class _TapeSetting:
 
 
 def replay(folder: Path) -> Replay:
-    """Replay the run in `folder`. ConfigError, with all that is wrong, for one that goes on, and for tapes that cannot
+    """Replay the run in `folder`. ConfigError, with all that is wrong, for one in progress, and for tapes that cannot
     be those of its graph."""
     doing = f"Replaying the run {folder}"
     if user := user_of(folder):

@@ -25,7 +25,7 @@ LEFT_OUT_MAX: Final = 8
 """Merges of a fragment in a row, in calm, without a learner that lives and is connected: four may leave it out, the
 next waits for it up to a learned deadline."""
 CALM_NS: Final = 3_000_000_000
-"""After the last fault: a lost connection is made anew within a second, and late messages have arrived."""
+"""After the last fault: a lost connection is made again within a second, and late messages have arrived."""
 WEIGHT_TOLERANCE: Final = 1e-9
 
 
@@ -53,8 +53,8 @@ class MergesChecker(Checker):
 
     Merged answers arrived from live learners, once each, in slot order, on bases that the shard published, with tokens
     that are not in the model yet, weighted by tokens x tokens / steps; the clock of the new version agrees. A shard
-    that comes back goes on from a version no older than the newest it was given up to the holders' newest, and than the
-    one that half of the answering learners have reached.
+    that comes back continues from a version no older than the newest it was given up to the holders' newest, and than
+    the one that half of the answering learners have reached.
     """
 
     def __init__(self) -> None:

@@ -67,7 +67,7 @@ class BooksChecker(Checker):
             return
         base = (p, before) if before is not None else None
         if base is None and version[1]:
-            self._unsure.add(p)  # It goes on from a version that was never sent.
+            self._unsure.add(p)  # It continues from a version that was never sent.
         model = Counter(self._models.get(base, {})) if base else Model()
         former = self._clocks.get(base, {}) if base else {}
         for slot, moved in clock.items():

@@ -1,19 +1,9 @@
-"""The invariants of the run folder in every universe, for any faults of its disk.
+"""Invariants of every universe about the model, the snapshots and the run folder; and the guards that a search has to
+see at work.
 
-The run is over, and has reported what it has written. Now the power fails: the files that are left must match that.
-
-Guards: refusals that only faults bring about, and how often each of them fired in a universe.
-
-A guard that never fires in a search was not tested by it: where the code refuses what must not count (the answer of a
-former life, an order that comes late), faults have to bring it about. `GuardsWitness` counts, and objects to nothing;
-`guards_of` returns the guards that a search of a program has to see at work, `coverage` whether it did. Guards against
-hosts that send nonsense are not among them: those of a universe are sound.
-
-The invariants of the model in every universe: its versions grow, one version is the same bytes on every host.
-
-And a model that was merged is not begun anew.
-
-The invariants of snapshots, for any moment at which everything dies.
+Decides what counts as a violation, for any faults, at any moment at which everything dies: the files after a power
+failure match what was reported, versions grow and have the same bytes on every host, and a merged model is not
+initialized again.
 """
 
 from __future__ import annotations
@@ -205,6 +195,11 @@ class GuardsWitness(Checker):
 
     Answers that shards judged and refused, copies that holders gave, items that learners forged, and, at the end, all
     refusals of channels, rounds and stations.
+
+    A guard that never fires in a search was not tested by it: where the code refuses what must not count (the answer of
+    a former life, an order that comes late), faults have to bring it about. It objects to nothing; `guards_of` returns
+    the guards that a search of a program has to see, `coverage` whether it did. Guards against hosts that send nonsense
+    are not among them: those of a universe are sound.
     """
 
     def __init__(self) -> None:
@@ -365,7 +360,7 @@ def _decoded(item: Any, fragment: Any) -> Any:
 
 
 class ModelChecker(Checker):
-    """A merged model is never begun anew while it is known, and lost only with all its holders.
+    """A merged model is never initialized again while it is known, and lost only with all its holders.
 
     It is known to a live evaluator or recorder that has heard of it, or of its initial version, and to a recorder that
     has had time to write it down. It is lost only where, for some fragment, all its holders (shards, learners,
@@ -450,7 +445,7 @@ class ModelChecker(Checker):
             kept = [each for each in holders if sum(life.member.replica == each for life in universe.lives) == 1]
             merged = sorted(self._told_of | self._heard.keys())
             hearers = [{life.member.replica for life in self._heard.get(fragment, ())} for fragment in merged]
-            # A fragment without a known merge is not begun anew either, and may be the lost one.
+            # A fragment without a known merge is not initialized again either, and may be the lost one.
             others = sorted(self._published.difference(merged))
             hearers += [{life.member.replica for life in self._shown.get(fragment, ())} for fragment in others]
             if all(heard & set(kept) for heard in hearers):

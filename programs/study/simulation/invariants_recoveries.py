@@ -91,7 +91,7 @@ class _AskingChecker(Checker):
 
 
 class NewestChecker(_AskingChecker):
-    """A shard that comes back goes on from the newest version that can be reached.
+    """A shard that comes back continues from the newest version that can be reached.
 
     It asks all learners that have reported one, and waits at most a second for the live ones. (`MergesChecker` checks
     that it takes the newest version given by then.)

@@ -75,9 +75,9 @@ DEATH_KINDS: Final = (*(f"death of all: {name}" for name in STEPS), MoveHome.kin
 def deadly(seed: int) -> Shape:
     """The run of a seed, in which everything dies, too, or its home moves.
 
-    Everything dies at once, every process of every machine, at a step of a snapshot, and goes on as after a real power
-    failure: daemons begin with the contents of their ledgers, and hosts with those of the disk of the home. Or the home
-    is lost: another machine becomes the home, and the lost one comes back.
+    Everything dies at once, every process of every machine, at a step of a snapshot, and continues as after a real
+    power failure: daemons begin with the contents of their ledgers, and hosts with those of the disk of the home. Or
+    the home is lost: another machine becomes the home, and the lost one comes back.
     """
     shape = shape_of(seed)
     rng = random.Random(f"isthmus {seed} deaths")

@@ -1,17 +1,7 @@
-"""Learners that send wrong data, as universes have them: which item is forged, and how.
+"""Universes by the hundred: each seed is a run of a small task on several machines, with faults of its own.
 
-Decides which forgery, and when; `seeds` decides how often. Forgeries that cannot be distinguished from an honest
-answer, as values that point the wrong way, are among them: they have their cost, and end nothing.
-
-Universes by the hundred: each seed is a run of a small task on several machines, with faults of its own.
-
-Decides the meaning of a seed: the shape of the run, the climate, and which faults happen when. Swarm style (Groce et
-al., Swarm testing, ISSTA 2012): each seed allows a random subset of the kinds, so that some runs have only one of them,
-which finds what a mixture of all hides. `universe` runs and judges a universe.
-
-Faults that belong together: combinations that single faults, drawn one by one, would almost never produce.
-
-Decides which faults, and when; `seeds` decides how often.
+Decides the meaning of a seed: the shape of the run, the climate, which faults happen when, which of them belong
+together, and which items a learner forges. `universe` runs and judges it.
 """
 
 from __future__ import annotations
@@ -91,7 +81,11 @@ TRIALS: Final[tuple[tuple[str, str, Any, str], ...]] = (
 
 
 def forgery(rng: random.Random, hosts: Sequence[Replica], moment: dict[str, Any]) -> tuple[Fault, ...]:
-    """One learner forges one field from a moment on; empty if there are too few learners."""
+    """One learner forges one field from a moment on; empty if there are too few learners.
+
+    Forgeries that cannot be distinguished from an honest answer, as values that point the wrong way, are among them:
+    they have their cost, and end nothing.
+    """
     learners = [host for host in hosts if host.role == LEARNER]
     if len(learners) < LEARNERS_MIN:
         return ()
@@ -164,7 +158,11 @@ KILLS_MAX: Final = 3
 
 
 def shape_of(seed: int, program: str = DEFAULT) -> Shape:
-    """The run of a seed."""
+    """The run of a seed.
+
+    Swarm style (Groce et al., Swarm testing, ISSTA 2012): each seed allows a random subset of the kinds, so that some
+    runs have only one of them, which finds what a mixture of all hides.
+    """
     rng = random.Random(f"isthmus {seed}")
     trial = trial_of(program)
     learners = rng.choice((2, 3, 3, 4))

@@ -145,7 +145,7 @@ class NoticeFeed:
                 yield Notice(None, f"a snapshot is {snapshot_lines([fault])[0]}", "bad")
 
     def _begun(self, status: Mapping[str, Any]) -> Iterator[Notice]:
-        """The source of the moments with which later lives of learners go on, each once."""
+        """The source of the moments with which later lives of learners continue, each once."""
         for slot, report in status.get("learners", {}).items():
             began, life = report.get("began"), report.get("incarnation", 1)
             if began and (int(slot), life, began[0]) not in self._shown_began:

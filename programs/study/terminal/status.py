@@ -71,7 +71,7 @@ def place_of(run: Path | None, cluster: Path | None) -> tuple[Path, DaemonClient
 
 
 def _is_here(folder: Path) -> bool:
-    """Whether a run folder is on this machine, and the run's daemon, too, if it still goes on."""
+    """Whether a run folder is on this machine, and the run's daemon, too, if it is still running."""
     is_over = (folder / "summary.json").exists()
     return (folder / "config.toml").exists() and (is_over or _answer(folder) is not None)
 

@@ -38,19 +38,19 @@ def test_in_the_first_life_nobody_is_waited_for() -> None:
 
 def test_in_the_first_life_what_is_known_to_be_merged_is_left_out() -> None:
     memory = ShardMemory()
-    memory.hear_recorder(control([1, 1, 4]))
-    memory.hear_holders(holding(("evaluator", [0, 1, 2], [2])))
+    memory.add_recorder(control([1, 1, 4]))
+    memory.add_holders(holding(("evaluator", [0, 1, 2], [2])))
     assert memory.fresh(range(4), context(1, *ROLES)) == [3], "0 and 1 are another shard's, or this one's already"
 
 
 def test_later_the_recorder_and_all_live_holders_have_to_say_that_nothing_was_merged() -> None:
     memory, again = ShardMemory(), context(2, *ROLES, *OTHERS)
     assert memory.fresh([0], again) == []
-    memory.hear_recorder(control())
+    memory.add_recorder(control())
     assert memory.fresh([0], again) == []
-    memory.hear_holders(holding(("recorder", [])))
+    memory.add_holders(holding(("recorder", [])))
     assert memory.fresh([0], again) == []
-    memory.hear_holders(holding(("evaluator", [], [])))
+    memory.add_holders(holding(("evaluator", [], [])))
     assert memory.fresh([0], again) == [0]
 
 
@@ -58,11 +58,11 @@ def test_later_the_recorder_and_all_live_holders_have_to_say_that_nothing_was_me
 def test_what_a_holder_said_before_it_knew_of_this_life_does_not_count(late: str) -> None:
     """What the life before had merged may have reached it since."""
     memory, again = ShardMemory(), context(2, *ROLES)
-    memory.hear_recorder(control())
-    memory.hear_holders(holding(*((role, []) for role in ROLES if role != late)))
-    memory.hear_holders(holding((late, [], []), life=1))
+    memory.add_recorder(control())
+    memory.add_holders(holding(*((role, []) for role in ROLES if role != late)))
+    memory.add_holders(holding((late, [], []), life=1))
     assert memory.fresh([0], again) == []
-    memory.hear_holders(holding((late, [], [])))
+    memory.add_holders(holding((late, [], [])))
     assert memory.fresh([0], again) == [0]
 
 
@@ -70,8 +70,8 @@ def test_what_a_holder_said_before_it_knew_of_this_life_does_not_count(late: str
 def test_a_first_version_that_somebody_holds_is_gone_on_from_as_long_as_the_holder_lives(holder: str) -> None:
     """It may have been merged into since, without a word to anybody who is left."""
     memory = ShardMemory()
-    memory.hear_recorder(control())
-    memory.hear_holders(holding(*((role, [0] if role == holder else [], []) for role in ROLES)))
+    memory.add_recorder(control())
+    memory.add_holders(holding(*((role, [0] if role == holder else [], []) for role in ROLES)))
     assert memory.fresh([0, 1], context(2, *ROLES)) == [1]
     assert memory.fresh([0, 1], context(2, *(role for role in ROLES if role != holder))) == [0, 1]
 
@@ -79,11 +79,11 @@ def test_a_first_version_that_somebody_holds_is_gone_on_from_as_long_as_the_hold
 def test_nothing_is_merged_before_one_who_only_holds_the_model_has_all_of_it() -> None:
     memory, first = ShardMemory(), context(1, *ROLES)
     assert not memory.is_kept([0, 2], first)
-    memory.hear_holders(holding(("recorder", [0, 1], [])))
+    memory.add_holders(holding(("recorder", [0, 1], [])))
     assert not memory.is_kept([0, 2], first)
-    memory.hear_holders(holding(("evaluator", [0, 1, 2], [])))
+    memory.add_holders(holding(("evaluator", [0, 1, 2], [])))
     assert memory.is_kept([0, 2], first)
-    memory.hear_holders(holding(("evaluator", [], [])))
+    memory.add_holders(holding(("evaluator", [], [])))
     assert memory.is_kept([0, 2], first), "it is asked for once"
 
 
@@ -99,8 +99,8 @@ def test_who_holds_the_model_is_waited_for_only_while_live_and_for_a_second() ->
 
 def test_a_holder_that_is_not_live_is_not_waited_for() -> None:
     memory = ShardMemory()
-    memory.hear_recorder(control())
-    memory.hear_holders(holding(("recorder", [])))
+    memory.add_recorder(control())
+    memory.add_holders(holding(("recorder", [])))
     assert memory.fresh([0], context(2, "recorder")) == [0]
     assert memory.fresh([0], context(2, *ROLES)) == []
 
@@ -109,11 +109,11 @@ def test_a_holder_that_is_not_live_is_not_waited_for() -> None:
 def test_later_one_merged_fragment_keeps_all_from_beginning(*, by_recorder: bool) -> None:
     """Beside it a fragment that is begun anew would make a model of two."""
     memory = ShardMemory()
-    memory.hear_recorder(control([1, 1, 1]) if by_recorder else control())
-    memory.hear_holders(holding(("recorder", []), ("evaluator", [1], [] if by_recorder else [1])))
+    memory.add_recorder(control([1, 1, 1]) if by_recorder else control())
+    memory.add_holders(holding(("recorder", []), ("evaluator", [1], [] if by_recorder else [1])))
     assert memory.fresh([0, 1], context(2, *ROLES)) == []
-    memory.hear_recorder(control())
-    memory.hear_holders(holding(("recorder", []), ("evaluator", [])))
+    memory.add_recorder(control())
+    memory.add_holders(holding(("recorder", []), ("evaluator", [])))
     assert memory.fresh([0, 1], context(2, *ROLES)) == [], "what was merged once stays merged"
 
 
@@ -133,9 +133,9 @@ def test_what_may_begin_is_never_merged_and_later_all_or_nothing(
     memory = ShardMemory()
     for who, merged in heard:
         if who == "control":
-            memory.hear_recorder(control(*([p, 1, 1] for p in sorted(merged))))
+            memory.add_recorder(control(*([p, 1, 1] for p in sorted(merged))))
         else:
-            memory.hear_holders(holding((who, sorted(merged), sorted(merged))))
+            memory.add_holders(holding((who, sorted(merged), sorted(merged))))
     fresh = memory.fresh(range(4), context(incarnation, *sorted(live)))
     merged = {p for _, each in heard for p in each}
     if incarnation == 1:
@@ -151,9 +151,9 @@ def test_what_may_begin_is_never_merged_and_later_all_or_nothing(
 
 def test_what_nobody_but_this_shard_knows_to_be_merged_is_told_to_the_recorder_once() -> None:
     memory, again = ShardMemory(), context(2, *ROLES)
-    memory.hear_holders(holding(("evaluator", [0, 1, 2], [0, 2])))
+    memory.add_holders(holding(("evaluator", [0, 1, 2], [0, 2])))
     assert memory.news(again) == [], "the recorder may know"
-    memory.hear_recorder(control([2, 1, 4]))
+    memory.add_recorder(control([2, 1, 4]))
     [(port, item)] = memory.news(again)
     assert (port, item["holder"], item["fragments"], item["merged"]) == ("held", "syncer", [], [0])
     assert compiled(HELD)(item, item, again.member) is None
@@ -162,8 +162,8 @@ def test_what_nobody_but_this_shard_knows_to_be_merged_is_told_to_the_recorder_o
 
 def test_a_first_life_tells_the_recorder_nothing() -> None:
     memory = ShardMemory()
-    memory.hear_recorder(control())
-    memory.hear_holders(holding(("evaluator", [0], [0])))
+    memory.add_recorder(control())
+    memory.add_holders(holding(("evaluator", [0], [0])))
     assert memory.news(context(1, *ROLES)) == []
 
 

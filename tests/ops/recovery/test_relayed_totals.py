@@ -15,14 +15,14 @@ def said(slot: int, tokens: int, *others: tuple[int, int, int], incarnation: int
 
 def hear(relayed: RelayedTotals, *reports: Any, learners: int = 3) -> dict[tuple[int, int], int]:
     for report in reports:
-        relayed.hear_learner(report, lambda: range(learners), learners)
+        relayed.add_learner(report, lambda: range(learners), learners)
     return {(slot, incarnation): tokens for slot, incarnation, tokens in relayed.totals.rows() if tokens}
 
 
 def test_a_life_speaks_for_itself_and_nobody_else_does() -> None:
     relayed = RelayedTotals()
     totals = hear(relayed, said(0, 10), said(1, 20, (0, 1, 99)), said(2, 30, (0, 1, 99), (1, 1, 99)))
-    relayed.hear_recorder([[0, 1, 99]])
+    relayed.add_recorder([[0, 1, 99]])
     assert totals == hear(relayed) == {(0, 1): 10, (1, 1): 20, (2, 1): 30}
 
 
@@ -48,16 +48,16 @@ def test_whom_one_speaks_of_is_there_to_be_waited_for_before_it_is_believed() ->
 
 def test_who_is_gone_has_no_voice() -> None:
     relayed = RelayedTotals()
-    relayed.hear_learner(said(3, 1, (*DEAD, 10**9)), lambda: [0, 1, 3], 3)
-    relayed.hear_learner(said(0, 1, (*DEAD, 10**9)), lambda: [0, 1], 2)
+    relayed.add_learner(said(3, 1, (*DEAD, 10**9)), lambda: [0, 1, 3], 3)
+    relayed.add_learner(said(0, 1, (*DEAD, 10**9)), lambda: [0, 1], 2)
     assert relayed.totals.of(*DEAD) == 0
-    relayed.hear_learner(said(1, 1, (*DEAD, 7)), lambda: [0, 1], 2)
+    relayed.add_learner(said(1, 1, (*DEAD, 7)), lambda: [0, 1], 2)
     assert relayed.totals.of(*DEAD) == 7
 
 
 def test_the_recorder_is_believed_of_the_dead_and_one_that_is_alone_of_all() -> None:
     relayed = RelayedTotals()
-    relayed.hear_recorder([[*DEAD, 70]])
+    relayed.add_recorder([[*DEAD, 70]])
     assert hear(relayed)[DEAD] == 70
     assert hear(relayed, said(0, 1, (*DEAD, 75)), learners=1)[DEAD] == 75
 

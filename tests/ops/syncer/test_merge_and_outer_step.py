@@ -60,6 +60,13 @@ class Syncer:
         return self.outer(gradient=emitted["gradient"], **inputs)
 
 
+def test_an_answer_to_a_fragment_that_has_not_begun_is_refused() -> None:
+    merge = Merge(PARTS, method="rda", lr=0.5, momentum=0.5)
+    merge.open(Context("syncer"))
+    emitted: Any = merge(round=pull(0, 1), answer={(Replica("learner", 0), 1): answer(0, 1.0)}, decision=DECISION)
+    assert emitted["gradient"]["merging"]["refused"] == [[0, "unknown base"]]
+
+
 def test_a_version_that_is_wanted_for_a_cut_leaves_a_second_time() -> None:
     syncer = Syncer()
     wanted = {(Replica("recorder", 0), "wanted"): {"counts": [2, 0]}}

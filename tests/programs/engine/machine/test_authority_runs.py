@@ -354,7 +354,7 @@ def test_the_answer_of_a_machine_that_is_none_is_refused() -> None:
 
     async def asked(answer: Any) -> None:
         links = MachineLinks(
-            loop, lambda peer, message: links.hear_response("beta", {"number": message["number"], "message": answer})
+            loop, lambda peer, message: links.on_response("beta", {"number": message["number"], "message": answer})
         )
         links.record(b"beta", {"name": "beta", "instance": "1"})
         await links.request("beta", {"type": "files"}, 20.0)

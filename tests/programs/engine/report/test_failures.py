@@ -112,11 +112,11 @@ def test_a_killed_life_is_drawn_from_its_reports_and_the_others_from_their_trace
     (window, absences), *_ = windows(record)
     assert [item.host for item in absences] == ["learner/2"]
     steps = steps_between(record, window)
-    (told,) = steps[2].told
+    (told,) = steps[2].reported
     assert told == (window.begin, pytest.approx(absences[0].begun))
     assert all(firing.begun >= absences[0].begun for firing in steps[2].traced)
     for other in (steps[0], steps[1], steps[3]):
-        assert not other.told
+        assert not other.reported
         assert other.pause_max == pytest.approx(4e-5, abs=1e-6)
     chart = ET.fromstring(absence_svg(folder))
     hatched = [item for item in chart.iter() if item.get("fill", "").startswith("url(#told-")]

@@ -38,9 +38,9 @@ def needing(call: DeviceCall, rows: int) -> list[Counted]:
 def test_the_largest_batch_is_found_and_told_with_its_functions() -> None:
     call = step(shape(8, 64), shape(8))
     fit = fitted([call], lambda rows: needing(call, rows), STATE, 1000 * MEGA)
-    assert fit.given == 8
+    assert fit.rows_given == 8
     assert fit.rows in range(62, 71)
-    assert fit.rows in fit.asked
+    assert fit.rows in fit.rows_tried
     assert [each.needed(STATE) for each in fit.steps] == [STATE + 10 * MEGA * fit.rows]
 
 
@@ -48,7 +48,7 @@ def test_where_nothing_fits_there_is_no_batch() -> None:
     call = step(shape(8, 64))
     fit = fitted([call], lambda rows: needing(call, rows), STATE, STATE)
     assert (fit.rows, fit.steps) == (None, ())
-    assert fit.asked[-1] == 1
+    assert fit.rows_tried[-1] == 1
 
 
 def test_what_takes_no_batch_stays_as_it_is() -> None:

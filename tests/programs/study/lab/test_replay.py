@@ -289,7 +289,7 @@ def test_commands_that_are_missing_or_too_many_differ() -> None:
     ):
         difference = again(partial(Says, said), [segment]).difference
         assert difference is not None
-        assert (difference.command, list(difference.taped), list(difference.said)) == (command, taped, replayed_)
+        assert (difference.command, list(difference.taped), list(difference.replayed)) == (command, taped, replayed_)
     assert again(partial(Says, [one]), [segment]).difference is None
 
 
