@@ -60,4 +60,12 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
     graph.edge(step["hello"], step["hello"], Latest(), to=learner.all)
     graph.edge(step["model"], evaluate["model"], Latest(), to=evaluator.all)
     graph.edge(step["place"], data["place"], Latest("slot"))
+    graph.train(
+        reports=step["progress"],
+        control=step["control"],
+        model=evaluate["final"],
+        evaluation=evaluate["evaluation"],
+        counts_budget=True,
+    )
+    graph.keep(step["state"], step["kept"])
     return graph

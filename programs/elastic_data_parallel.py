@@ -62,4 +62,12 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
     graph.edge(caller["call"], step["call"], Latest(), to=learner.all)
     graph.edge(step["progress"], caller["progress"], Latest(), to=syncer.all)
     graph.edge(step["model"], evaluate["model"], Latest(), to=evaluator.all)
+    graph.train(
+        reports=step["progress"],
+        control=caller["control"],
+        model=evaluate["final"],
+        evaluation=evaluate["evaluation"],
+        counts_budget=True,
+    )
+    graph.keep(step["state"], caller["kept"])
     return graph

@@ -30,7 +30,7 @@ from typing import Any, final
 
 from isthmus.runtime.errors import Fault, PlacementError, nearest
 from isthmus.runtime.graph.devices import Device
-from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.graph.template import Template
 from isthmus.runtime.ids import LEARNER, RECORDER, ROLES, Replica, follower, leader
 
 
@@ -157,7 +157,7 @@ class Placement:
 
 
 def place(
-    graph: Graph,
+    graph: Template,
     roster: Mapping[str, int],
     topology: Topology,
     *,
@@ -198,7 +198,7 @@ def home_of(topology: Topology) -> Machine | None:
     return next(iter(others or reachable), None)
 
 
-def _unknown_roles(graph: Graph, topology: Topology) -> Iterator[Fault]:
+def _unknown_roles(graph: Template, topology: Topology) -> Iterator[Fault]:
     """Faults for roles of machines that neither this graph has nor any shipped one."""
     known = [role.name for role in graph.roles if role.name != RECORDER]
     known += [name for name in ROLES if name not in known]

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from isthmus.runtime.graph.template import AllOf, AnyOf, Edge, Graph, Latest, Node, Queue, Quorum
+from isthmus.runtime.graph.template import AllOf, AnyOf, Edge, Latest, Node, Queue, Quorum, Template
 
 REPLICAS_MAX: Final = 3
 """Replicas of a role in a net. Replicas of one role are alike: one, its neighbour, and one that is neither cover every
@@ -72,7 +72,7 @@ Condition: TypeAlias = tuple[Wait, ...]
 class Net:
     """A graph at one number of replicas per role; `conditions` of every instance, in the order of nodes and edges."""
 
-    def __init__(self, graph: Graph, counts: Mapping[str, int]) -> None:
+    def __init__(self, graph: Template, counts: Mapping[str, int]) -> None:
         self.graph = graph
         self.counts = counts
         self.nodes = {node.name: node for node in graph.nodes}
@@ -180,12 +180,12 @@ def is_stopped(condition: Condition, stopped: set[Instance]) -> bool:
     )
 
 
-def fewest(graph: Graph) -> dict[str, int]:
+def fewest(graph: Template) -> dict[str, int]:
     """The smallest number of replicas of each role, at least 1 and at most REPLICAS_MAX."""
     return {role.name: _within(role.replicas_min) for role in graph.roles}
 
 
-def most(graph: Graph) -> dict[str, int]:
+def most(graph: Template) -> dict[str, int]:
     """The largest number of replicas of each role, at most REPLICAS_MAX."""
     return {role.name: _within(role.replicas_max) for role in graph.roles}
 
@@ -362,7 +362,7 @@ class Proof:
         return self.verdicts[node]
 
 
-def prove(graph: Graph, assumed: Set[Edge] = frozenset()) -> Proof:
+def prove(graph: Template, assumed: Set[Edge] = frozenset()) -> Proof:
     """The nodes that can delay each node, with every replica of a role as a host of its own.
 
     More replicas add waits for other hosts and end none, so the largest number of replicas decides for all. Waits on

@@ -33,7 +33,7 @@ from isthmus.programs.engine.recorder.accounts import (
     uptime,
 )
 from isthmus.programs.engine.recorder.lines import FILES
-from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.graph.template import Template
 from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system.disk import DISK
@@ -80,12 +80,12 @@ FRAGMENTS_NAMED_MAX = 16
 """Fragments that the message of a lost shard lists."""
 
 
-def fragment_sizes(graph: Graph) -> list[int]:
+def fragment_sizes(graph: Template) -> list[int]:
     """The sizes of a program's fragments, in values; none if it exchanges whole trees."""
     return [fragment.size for fragment in _fragments(graph)]
 
 
-def fragments_of(graph: Graph, shard: Replica) -> str:
+def fragments_of(graph: Template, shard: Replica) -> str:
     """The fragments that a syncer shard serves, for people: 'fragments 1 (head), 3 (norm and 2 more)'; '' if none."""
     shards = next((role.replicas_max for role in graph.roles if role.name == shard.role == "syncer"), 0)
     own = [fragment for fragment in _fragments(graph) if shards and fragment.index % shards == shard.slot]
@@ -98,7 +98,7 @@ def _first(names: Sequence[str], count: int) -> str:
     return ", ".join(names[:count]) + more
 
 
-def _fragments(graph: Graph) -> Sequence[Fragment]:
+def _fragments(graph: Template) -> Sequence[Fragment]:
     for node in graph.nodes:
         if node.role == "learner" and node.keywords.get("fragments"):
             fragments: Sequence[Fragment] = node.keywords["fragments"]
@@ -106,7 +106,7 @@ def _fragments(graph: Graph) -> Sequence[Fragment]:
     return ()
 
 
-def roster_counts(graph: Graph, learners: int) -> dict[str, int]:
+def roster_counts(graph: Template, learners: int) -> dict[str, int]:
     """The number of replicas of each role at the start: `learners`, and the minimum of every other role."""
     counts = {role.name: max(1, role.replicas_min) for role in graph.roles}
     return {**counts, "learner": learners} if "learner" in counts else counts

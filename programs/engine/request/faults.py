@@ -29,14 +29,14 @@ from isthmus.programs.task import Task
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.body import trait
 from isthmus.runtime.graph.plans import NodePlan, Plan
-from isthmus.runtime.graph.template import AllOf, Graph
+from isthmus.runtime.graph.template import AllOf, Template
 from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.items.layout import ITEM_BYTES_MAX
 
 VALUE_BYTES = 4
 
 
-def item_faults(graph: Graph) -> Iterator[Fault]:
+def item_faults(graph: Template) -> Iterator[Fault]:
     """A fault for each outer step whose largest fragment does not fit."""
     for node in graph.nodes:
         if node.body is not OuterStep:

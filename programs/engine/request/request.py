@@ -50,14 +50,14 @@ from isthmus.programs.update_settings import derived, interval_of
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, nearest
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.proof import Proof
-from isthmus.runtime.graph.template import Edge, Graph, Job, Node, Reference
+from isthmus.runtime.graph.template import Edge, Graph, Job, Node, Reference, Template
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.system.disk import DISK
 
 _DIGITS: Final = 32
 
 
-def fingerprint(graph: Graph, job: Job, builder: Callable[..., Any]) -> str:
+def fingerprint(graph: Template, job: Job, builder: Callable[..., Any]) -> str:
     """32 hexadecimal digits; equal for equal graph, job and sources, in any process, at any time.
 
     GraphError if the arguments of a body are no data, because they contain themselves.
@@ -300,7 +300,7 @@ class Request:
     task: Task
     run: RunSettings
     job: Job
-    graph: Graph
+    graph: Template
     proof: Proof
     plans: Mapping[str, Plan]
     fingerprint: str
@@ -316,12 +316,13 @@ class Request:
         return self.program.name
 
     def to_train(self) -> Request:
-        """This request, if a run of it can end; ConfigError if no node reports progress."""
-        if not any("progress" in node.outputs for node in self.graph.nodes):
+        """This request, if a run of it can end; ConfigError if its graph declares no reports."""
+        if self.graph.training.reports is None:
             do = (
-                "Use InnerStep, or emit {'tokens': trained in all} on it from a body of your own (reference/graphs.md)."
+                "Write graph.train(reports=step['report']) of an InnerStep, or of a body of your own that emits "
+                "{'tokens': trained in all} (reference/graphs.md)."
             )
-            expected = "a node that reports on a port `progress`, by which the token budget ends a run"
+            expected = "a graph that declares the port by whose reports the token budget ends a run"
             raise ConfigError(f"Training by {self.program.reference!r}", expected, "none", do)
         return self
 
@@ -386,7 +387,7 @@ def prepare(
     job = _job(program, parts)
     warnings = () if task is None else _first_step(parts, computes=computes)
     reference.bind(job.task, parts.subject.task)
-    graph = program.build(job)
+    graph = program.build(job).freeze()
     if "learners" not in run and (fitting := _nearest_learners(graph, job.learners)) != job.learners:
         run = {**run, "learners": fitting}
         return prepare(
@@ -395,7 +396,7 @@ def prepare(
     chosen = derived(graph, parts.settings)
     parts = parts._replace(settings={**parts.settings, **chosen})
     job = replace(job, settings=MappingProxyType(parts.settings))
-    with_recorder(graph, job)
+    graph = with_recorder(graph, job)
     proof = verify(graph)
     _check_learners(graph, job)
     plans = lower(graph)
@@ -534,7 +535,7 @@ def _check_budget(task: Task, run: RunSettings) -> None:
         raise ConfigError("Reading run.tokens", f"at least one step, which is {step} tokens", str(run.tokens), do)
 
 
-def _few_sweeps(graph: Graph, job: Job) -> Iterator[Fault]:
+def _few_sweeps(graph: Template, job: Job) -> Iterator[Fault]:
     """The warning about a run that merges its model too seldom."""
     interval = interval_of(graph)
     warning = None if interval is None else few_sweeps(job, interval)
@@ -552,7 +553,7 @@ def _first_step(parts: _Parts, *, computes: bool) -> tuple[Fault, ...]:
     return layout.warnings(task, seed)
 
 
-def _nearest_learners(graph: Graph, count: int) -> int:
+def _nearest_learners(graph: Template, count: int) -> int:
     """The number of learners nearest to `count` that the graph's role of learners can have."""
     for role in graph.roles:
         low, high = role.replicas_min, role.replicas_max
@@ -561,7 +562,7 @@ def _nearest_learners(graph: Graph, count: int) -> int:
     return count
 
 
-def _check_learners(graph: Graph, job: Job) -> None:
+def _check_learners(graph: Template, job: Job) -> None:
     """ConfigError if the graph's role of learners cannot have as many replicas as there are learners."""
     for role in graph.roles:
         if role.name == "learner" and not role.replicas_min <= job.learners <= role.replicas_max:
