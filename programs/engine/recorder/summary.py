@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange.fragments import Fragment
@@ -110,6 +110,59 @@ def roster_counts(graph: Template, learners: int) -> dict[str, int]:
     """The number of replicas of each role at the start: `learners`, and the minimum of every other role."""
     counts = {role.name: max(1, role.replicas_min) for role in graph.roles}
     return {**counts, "learner": learners} if "learner" in counts else counts
+
+
+class LearnerSummary(TypedDict):
+    """One slot over all its lives."""
+
+    learner: int
+    steps: int
+    tokens: int
+    tokens_lost: float
+    stall_seconds: float
+    bytes_sent: int
+    bytes_received: int
+    restarts: int
+    device_kind: str
+
+
+class Summary(TypedDict):
+    """`summary.json`: figures that were not measured are None."""
+
+    program: str
+    outcome: str
+    learners: int
+    syncer_shards: int
+    fragments: int
+    tokens_total: int
+    tokens_merged: float
+    tokens_overlapped: float
+    tokens_refused: float
+    tokens_lost: float
+    tokens_pending: float
+    outer_steps: int
+    contributors_mean: float
+    merged_share: float
+    cpu_seconds_total: float
+    eval_loss_initial: float | None
+    eval_loss_final: float | None
+    metrics: dict[str, float]
+    eval_metrics: dict[str, float]
+    start_seconds: float
+    wall_seconds: float
+    goodput: float
+    uptime: float
+    bytes_sent_total: int
+    lines_lost: int
+    lines_torn: int
+    disk_error: str | None
+    snapshot_faults: list[str]
+    snapshot_store: Any
+    changes: int
+    fragment_accounts: list[dict[str, int]]
+    books: dict[str, Any]
+    per_learner: list[LearnerSummary]
+    error: str | None
 
 
 def summarise(

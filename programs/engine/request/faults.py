@@ -25,7 +25,7 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_sharding import MeshShape, ShardingError
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.programs.task import Task
+from isthmus.programs.task import AnyTask
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.body import trait
 from isthmus.runtime.graph.plans import NodePlan, Plan
@@ -56,7 +56,7 @@ def item_faults(graph: Template) -> Iterator[Fault]:
             )
 
 
-def mesh_faults(task: Task, devices: int, seed: int, slot: int, where: str) -> Iterator[Fault]:
+def mesh_faults(task: AnyTask, devices: int, seed: int, slot: int, where: str) -> Iterator[Fault]:
     """Why mesh, leaves or batches do not fit so many devices, for this slot's learner; `where`: the island in words."""
     recipe = task.recipe()
     try:

@@ -45,7 +45,7 @@ from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
-from isthmus.programs.task import Task
+from isthmus.programs.task import AnyTask, Task
 from isthmus.programs.update_settings import derived, interval_of
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, nearest
 from isthmus.runtime.graph.plans import Plan, lower
@@ -297,7 +297,7 @@ class Request:
 
     program: Program
     task_reference: Reference
-    task: Task
+    task: AnyTask
     run: RunSettings
     job: Job
     graph: Template
@@ -367,7 +367,7 @@ class Request:
 
 def prepare(
     program: Program | str = DEFAULT,
-    task: Task | str | None = None,
+    task: AnyTask | str | None = None,
     *,
     run: Mapping[str, Any] = _NOTHING,
     task_settings: Mapping[str, Any] = _NOTHING,
@@ -428,7 +428,7 @@ class Subject(NamedTuple):
     """The task of a request, with the settings that it was made with, and those of them that were chosen."""
 
     reference: Reference
-    task: Task
+    task: AnyTask
     settings: Mapping[str, Any]
     chosen: Mapping[str, Any] = _NOTHING
 
@@ -444,7 +444,7 @@ class _Parts(NamedTuple):
 
 def _gather(
     program: Program,
-    task: Task | str | None,
+    task: AnyTask | str | None,
     run: Mapping[str, Any],
     task_settings: Mapping[str, Any],
     run_dir: str | Path | None,
@@ -478,7 +478,7 @@ def _short_name(program: Program) -> str:
         return "run"
 
 
-def find_task(task: Task | str | None, settings: Mapping[str, Any], run: RunSettings | None = None) -> Subject:
+def find_task(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettings | None = None) -> Subject:
     """The task that was given or named, or the shipped one, with the defaults for section `run.` if that is given."""
     if task is None:
         schema = Schema.of("task", language_model.task)
@@ -492,20 +492,20 @@ def find_task(task: Task | str | None, settings: Mapping[str, Any], run: RunSett
         given = ", ".join(f"task.{name}" for name in settings)
         do = "Leave these out, or leave --task out: they belong to the shipped task."
         raise ConfigError("Reading section [task]", "no settings beside a task of your own", given, do)
-    if isinstance(task, Task):
+    if isinstance(task, AnyTask):
         return Subject(_name_of(task), task, {})
     text = reference.absolute(task)
     doing = f"Loading the task {text!r}"
     found = reference.load(text, doing)
-    if not isinstance(found, Task):
+    if not isinstance(found, AnyTask):
         do = "Name a Task, made with isthmus.Task(init, loss, batch, ...)."
         raise ConfigError(doing, "a Task", reference.kind(found), do)
     return Subject(Reference(text), found, {})
 
 
-def _name_of(task: Task) -> Reference:
+def _name_of(task: AnyTask) -> Reference:
     """The reference by which other processes could find a task object: the file and the name it is bound to."""
-    text = reference.name_of(task, near=(task.init, task.loss or task.step, task.batch))
+    text = reference.name_of(task, near=(task.init, task.loss if isinstance(task, Task) else task.step, task.batch))
     return Reference(text if text is not None else NAMELESS_TASK)
 
 
@@ -522,12 +522,12 @@ def _job(program: Program, parts: _Parts) -> Job:
         tokens_per_batch=task.tokens_mean(parts.run.learners),
         settings=MappingProxyType(dict(parts.settings)),
         tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
-        has_gradients=task.loss is not None and len(tensors) == len(task.recipe().leaves()),
+        has_gradients=isinstance(task, Task) and len(tensors) == len(task.recipe().leaves()),
         **parts.run.of_job(),
     )
 
 
-def _check_budget(task: Task, run: RunSettings) -> None:
+def _check_budget(task: AnyTask, run: RunSettings) -> None:
     """ConfigError for a budget that a first step exceeds."""
     step = task.tokens_mean(run.learners)
     if run.tokens < step:
