@@ -38,7 +38,6 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
     data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
-    steps = -(-job.tokens // (job.learners * job.tokens_per_batch))
     step = learner.node(
         "inner-step",
         partial(
@@ -46,7 +45,7 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
             job.task,
             learners=job.learners,
             tokens=job.tokens,
-            emit_every=max(1, steps // EVALUATIONS),
+            emit_every=max(1, job.steps // EVALUATIONS),
             snapshot_seconds=snapshot_seconds,
         ),
     )

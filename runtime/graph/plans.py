@@ -238,12 +238,12 @@ def ports(body: Any) -> tuple[str, ...]:
 
 def made_here(plan: Plan, node: NodePlan) -> dict[str, tuple[str, str]]:
     """The input ports of a node whose items can be recomputed, each with the node and port that they come from."""
-    found = {}
+    origins = {}
     for port in node.inputs:
         sources = [_source(plan, plan.edges[index]) for index in port.edges]
         if len(sources) == 1 and sources[0] is not None:
-            found[port.name] = sources[0]
-    return found
+            origins[port.name] = sources[0]
+    return origins
 
 
 def _source(plan: Plan, edge: EdgePlan) -> tuple[str, str] | None:

@@ -75,6 +75,11 @@ class Job:
         """The tokens of one step: of every slot, or a tuple by slot, whose last entry holds for all slots beyond."""
         return self.tokens_by_slot or self.tokens_per_batch
 
+    @property
+    def steps(self) -> int:
+        """The steps of each learner until the budget is spent, where all make as many."""
+        return -(-self.tokens // (self.learners * self.tokens_per_batch))
+
 
 @dataclass(frozen=True, slots=True)
 class Queue:
@@ -542,8 +547,8 @@ class Graph:
             new["loans"] = self._required("loans", loans[0]), self._required("loans", loans[1], is_input=True)
         for name, port in new.items():
             if port is not None and getattr(self.training, name) is not None:
-                where, found = f"train({name}=) of graph {self.name!r}", getattr(self.training, name)
-                raise GraphError(where, "ports that are not declared yet", str(found), "Declare each once.")
+                where, former = f"train({name}=) of graph {self.name!r}", getattr(self.training, name)
+                raise GraphError(where, "ports that are not declared yet", str(former), "Declare each once.")
         control, stop = ((each,) if isinstance(each, Port) else tuple(each) for each in (control, stop))
         self.training = replace(
             self.training,

@@ -151,7 +151,7 @@ def _firing_rule(node: Node) -> Iterator[Fault]:
     if isinstance(node.fires, Every):
         period: Any = node.fires.period
         if not _is_int(period) or not PERIOD_MIN <= period <= PERIOD_MAX:
-            found = (
+            actual = (
                 repr(period)
                 if not _is_int(period)
                 else f"{period / 1e9:g} s"
@@ -161,7 +161,7 @@ def _firing_rule(node: Node) -> Iterator[Fault]:
             yield Fault(
                 f"{where}, which fires by Every",
                 "a period from 1 ms to 1 h, in whole nanoseconds",
-                found,
+                actual,
                 "Write Every(milliseconds(100)) or Every(seconds(10)).",
             )
         return
@@ -218,11 +218,11 @@ def _quorum(graph: Template, node: Node, fires: Quorum) -> Iterator[Fault]:
     if not isinstance(fires.key, str) or not fires.key:
         yield Fault(where, "the name of the field that names a round", f"key={fires.key!r}", "Write key='round'.")
     if fires.grace is not None and not (_is_int(fires.grace) and fires.grace >= 0):
-        found = f"grace={fires.grace!r}"
+        actual = f"grace={fires.grace!r}"
         yield Fault(
             where,
             "a grace of 0 ns or more, or None for no limit",
-            found,
+            actual,
             "Write grace=milliseconds(50), or leave it out.",
         )
     if DECISION in (fires.port, fires.opened_by):
@@ -241,8 +241,8 @@ def _quorum(graph: Template, node: Node, fires: Quorum) -> Iterator[Fault]:
             "Give the port another name.",
         )
     if fires.port == fires.opened_by:
-        found = f"{fires.port!r} for both"
-        yield Fault(where, "two ports, one of votes and one that opens rounds", found, "Give the body a port for each.")
+        do = "Give the body a port for each."
+        yield Fault(where, "two ports, one of votes and one that opens rounds", f"{fires.port!r} for both", do)
         return
     yield from _openers(graph, node, fires)
     yield from _voters(graph, node, fires)
@@ -332,16 +332,16 @@ def _policy(edge: Edge) -> Iterator[Fault]:
     where, policy = f"edge {edge}", edge.policy
     if isinstance(policy, Latest):
         if policy.key is not None and (not isinstance(policy.key, str) or not policy.key):
-            found = f"key={policy.key!r}"
-            yield Fault(where, "the name of a field of the item", found, "Write Latest('fragment'), or Latest().")
+            actual = f"key={policy.key!r}"
+            yield Fault(where, "the name of a field of the item", actual, "Write Latest('fragment'), or Latest().")
         return
     initial: object = policy.initial
     if not isinstance(initial, tuple):
-        found = f"initial={initial!r}"
-        yield Fault(where, "a tuple of initial values", found, "Write initial=(value,): one entry per initial item.")
+        actual = f"initial={initial!r}"
+        yield Fault(where, "a tuple of initial values", actual, "Write initial=(value,): one entry per initial item.")
     elif not _is_int(policy.capacity) or not 1 <= policy.capacity <= CAPACITY_MAX:
-        found = f"Queue(capacity={policy.capacity!r})"
-        yield Fault(where, f"a capacity from 1 to {CAPACITY_MAX} items", found, "Write Queue(capacity=2).")
+        actual = f"Queue(capacity={policy.capacity!r})"
+        yield Fault(where, f"a capacity from 1 to {CAPACITY_MAX} items", actual, "Write Queue(capacity=2).")
     elif len(policy.initial) > policy.capacity:
         yield Fault(
             where,
@@ -435,7 +435,7 @@ def _empty(cycle: tuple[Edge, ...]) -> Fault:
 
 def _never_fire(graph: Template, blamed: Set[Edge]) -> Iterator[Fault]:
     """A fault for every knot of nodes that wait for each other from the start, with the nodes that wait for it."""
-    told: set[str] = set()
+    reported: set[str] = set()
     for counts in (fewest(graph), most(graph)):
         net = Net(graph, counts)
         stuck = {instance.node: unmet for instance, unmet in stuck_at_start(net, blamed).items() if instance.slot == 0}
@@ -444,19 +444,19 @@ def _never_fire(graph: Template, blamed: Set[Edge]) -> Iterator[Fault]:
         behind = {node: _reachable(arcs, node) for node in stuck}
         for node in stuck:
             knot = [other for other in stuck if other in behind[node]]
-            if node in told or any(node not in behind[other] for other in knot):
+            if node in reported or any(node not in behind[other] for other in knot):
                 continue
             cycle = _shortest_cycle({other: arcs[other] for other in knot})
             others = [other for other in stuck if other not in knot and node in behind[other]]
-            told.update(knot, others)
+            reported.update(knot, others)
             yield _knot(net, knot, cycle, [waits[other][0] for other in others])
 
 
 def _knot(net: Net, knot: list[str], cycle: Sequence[Wait], others: list[Wait]) -> Fault:
     waits = [wait for wait in cycle if wait.waiter.node in knot]
-    found = f"that {'each waits for the next' if len(waits) > 1 else 'it waits for itself'}: {_told(net, waits)}"
+    actual = f"that {'each waits for the next' if len(waits) > 1 else 'it waits for itself'}: {_told(net, waits)}"
     if others:
-        found += f"; and behind {'them' if len(knot) > 1 else 'it'}, {_told(net, others)}"
+        actual += f"; and behind {'them' if len(knot) > 1 else 'it'}, {_told(net, others)}"
     ways = []
     if any(not wait.is_for_credit for wait in waits):
         ways.append("give a Queue between them initial items, or the parameter of a port that waits a default")
@@ -466,7 +466,7 @@ def _knot(net: Net, knot: list[str], cycle: Sequence[Wait], others: list[Wait]) 
     return Fault(
         f"{'node' if len(knot) == 1 else 'nodes'} {', '.join(map(repr, knot))}",
         "that every node can fire once from the start",
-        found,
+        actual,
         f"{do[0].upper()}{do[1:]}.",
     )
 

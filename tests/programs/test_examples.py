@@ -104,6 +104,14 @@ def test_the_command_shows_the_graph_of_every_example(name: str) -> None:
     assert proofs.get("inner-step", False) == (name in ("gossip", "early_stop"))
 
 
+def test_a_graph_of_ones_own_takes_twelve_lines(here: Path) -> None:
+    lines = (here / "gossip.py").read_text().splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("def build"))
+    last = next(number for number, line in enumerate(lines) if line.strip() == "return graph")
+    assert last - first + 1 <= 12
+    assert all(line.strip() for line in lines[first : last + 1])
+
+
 def test_gossip_that_waits_for_its_neighbour_is_refused_with_the_chain(here: Path) -> None:
     text = (here / "gossip.py").read_text()
     text = text.replace("neighbour=None", "neighbour").replace(

@@ -221,9 +221,7 @@ class MachineTable(msgspec.Struct, kw_only=True):
     address: Annotated[
         str | None, Setting("tcp://HOST:PORT, where its daemon listens. Without one it only dials out.")
     ] = None
-    public_key: Annotated[str | None, Setting("NAME.pub, or the key itself; required where there are [keys].")] = (
-        None
-    )
+    public_key: Annotated[str | None, Setting("NAME.pub, or the key itself; required where there are [keys].")] = None
     roles: Annotated[tuple[str, ...], Setting("learner, syncer, evaluator. Default: all.")] = ()
     islands: Annotated[
         int | None,
