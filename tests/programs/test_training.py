@@ -206,7 +206,7 @@ def test_a_model_with_a_tensor_missing_is_refused(tmp_path: Path) -> None:
 def test_every_key_of_section_run_is_a_keyword(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run.learner: .*\n.*Did you mean 'learners'"):
         train(decoupled_diloco(), task(), learner=2, transport="inproc")
-    with pytest.raises(ConfigError, match="run.snapshot_every_seconds"):
+    with pytest.raises(ConfigError, match=r"run\.snapshot_every_seconds"):
         train(decoupled_diloco(), task(), snapshot_every_seconds=0, transport="inproc")
     result = train(
         decoupled_diloco(interval=6, fragments=2),
