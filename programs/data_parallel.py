@@ -38,7 +38,6 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
     data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
-    steps = -(-job.tokens // (job.learners * job.tokens_per_batch))
     step = learner.node(
         "inner-step",
         partial(
@@ -46,7 +45,7 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
             job.task,
             learners=job.learners,
             tokens=job.tokens,
-            emit_every=max(1, steps // EVALUATIONS),
+            emit_every=max(1, job.steps // EVALUATIONS),
             snapshot_seconds=snapshot_seconds,
         ),
     )
@@ -60,4 +59,12 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
     graph.edge(step["hello"], step["hello"], Latest(), to=learner.all)
     graph.edge(step["model"], evaluate["model"], Latest(), to=evaluator.all)
     graph.edge(step["place"], data["place"], Latest("slot"))
+    graph.train(
+        reports=step["progress"],
+        control=step["control"],
+        model=evaluate["final"],
+        evaluation=evaluate["evaluation"],
+        counts_budget=True,
+    )
+    graph.keep(step["state"], step["kept"])
     return graph

@@ -200,9 +200,22 @@ def build(
     graph.edge(pacer["round"], merging["round"], Queue(capacity=rounds_max))
     graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
     graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
-    to_learner(graph, learner, outer, pacer["pull"], step)
-    connect(graph, updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
+    arriving = to_learner(graph, learner, outer, pacer["pull"], step)
+    published = updates_in(graph, evaluator, outer)
+    connect(graph, published, evaluate["update"], Latest("fragment"))
     graph.edge(step["progress"], pacer["progress"], Latest(), to=syncer.all)
+    graph.train(
+        reports=step["report"],
+        control=pacer["control"],
+        model=outer["final"],
+        evaluation=evaluate["evaluation"],
+        merges=outer["merged"],
+        changes=pacer["changed"],
+        held=pacer["held"],
+        loans=(step["moments"], step["loan"]),
+    )
+    graph.hold(state=outer["state"], kept=outer["kept"], published=published, copies=[arriving], held=[pacer["held"]])
+    graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)
     return graph
 
 

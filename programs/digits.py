@@ -24,7 +24,7 @@ import numpy as np
 
 from isthmus.ops.data.batches import At
 from isthmus.ops.island import optimizer
-from isthmus.programs.task import Task
+from isthmus.programs.task import StepTask, Task
 from isthmus.runtime.errors import ConfigError, Fault
 
 CLASSES: Final = 10
@@ -138,7 +138,7 @@ def _scalars(scores: Any, digit: Any) -> dict[str, Any]:
     return {"loss": loss, "accuracy": jnp.mean(jnp.argmax(scores, axis=1) == digit)}
 
 
-def digits(*, width: int = 16, size: int = 16, lr: float = 0.03, warmup: float = 0.1) -> Task:
+def digits(*, width: int = 16, size: int = 16, lr: float = 0.03, warmup: float = 0.1) -> StepTask:
     """The task with `width` channels in the first layer and twice as many in the second, batches of `size` images, and
     AdamW at the learning rate `lr`, which rises to there in the share `warmup` of the run. ConfigError, with every
     fault, for a number out of range."""

@@ -40,8 +40,7 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
     syncer = graph.role("syncer", replicas=(1, 1))
     evaluator = graph.role("evaluator", replicas=(1, 1))
 
-    steps = -(-job.tokens // (job.learners * job.tokens_per_batch))
-    emit_every = max(1, steps // EVALUATIONS)
+    emit_every = max(1, job.steps // EVALUATIONS)
     data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     step = learner.node(
         "inner-step",
@@ -62,4 +61,12 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
     graph.edge(caller["call"], step["call"], Latest(), to=learner.all)
     graph.edge(step["progress"], caller["progress"], Latest(), to=syncer.all)
     graph.edge(step["model"], evaluate["model"], Latest(), to=evaluator.all)
+    graph.train(
+        reports=step["progress"],
+        control=caller["control"],
+        model=evaluate["final"],
+        evaluation=evaluate["evaluation"],
+        counts_budget=True,
+    )
+    graph.keep(step["state"], caller["kept"])
     return graph

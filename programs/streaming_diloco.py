@@ -39,6 +39,7 @@ from isthmus.programs.update_settings import (
     connect,
     fragment_faults,
     fragments_of,
+    hold_whole,
     outer_settings,
     subject,
     to_learner,
@@ -170,10 +171,22 @@ def build(
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.all)
     graph.edge(conductor["round"], merging["round"], Queue(capacity=rounds_max))
-    to_learner(graph, learner, outer, conductor["pull"], gate, in_turns=True)
+    arriving = to_learner(graph, learner, outer, conductor["pull"], gate, in_turns=True)
     graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
-    connect(graph, updates_in(graph, evaluator, outer), evaluate["update"], Latest("fragment"))
+    published = updates_in(graph, evaluator, outer)
+    connect(graph, published, evaluate["update"], Latest("fragment"))
     graph.edge(outer["merged"], conductor["merged"], Latest("fragment"))
     graph.edge(step["progress"], conductor["progress"], Latest(), to=syncer.all)
     graph.edge(step["progress"], gate["progress"], Latest())
+    graph.train(
+        reports=step["report"],
+        control=conductor["control"],
+        model=outer["final"],
+        evaluation=evaluate["evaluation"],
+        merges=outer["merged"],
+        held=conductor["held"],
+        counts_budget=True,
+    )
+    hold_whole(graph, step, conductor, outer, published=published, copies=arriving)
+    graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)
     return graph

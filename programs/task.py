@@ -1,8 +1,9 @@
 """The object of training: a model, its data, and how it learns, as plain functions.
 
-A Task knows nothing of graphs and hosts: every program trains every task that it can. There are two forms of it:
-`Task(init, loss, batch, ...)` for a loss and an optimizer, `Task.of_step(init, step, evaluate, data, ...)` for a step
-of one's own, on a state of any form. `recipe()` is the form that a learner uses of either. Checked here is what can be
+A task knows nothing of graphs and hosts: every program trains every task that it can. There are two kinds:
+`Task(init, loss, batch, ...)` has a loss and an optimizer, `Task.of_step(init, step, evaluate, data, ...)` makes a
+`StepTask`, which has a step of its own, on a state of any form. Both share a `TaskLayout`, and `recipe()` is the form
+that a learner uses of either. Checked here is what can be
 seen without calling anything; `layout` runs the task on shapes and finds the rest. Importing this module imports no
 jax.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 from isthmus.ops.data.batches import At, Split, Stream, of_slot
 from isthmus.ops.exchange.merge_rules import DEFAULT, RULES
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from isthmus.ops.gang.mesh_sharding import Axes, Shard
     from isthmus.ops.island.recipe import Kind, Recipe
 
-__all__ = ["EVALUATION_BATCHES", "At", "Split", "Task"]
+__all__ = ["EVALUATION_BATCHES", "AnyTask", "At", "Split", "StepTask", "Task"]
 
 EVALUATION_BATCHES = 16
 """Default number of batches of the evaluation."""
@@ -33,51 +34,33 @@ KINDS: Final = (*RULES, "local")
 """Rules for a leaf between islands."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
-class Task:
-    """A training task. ConfigError, with every fault, for arguments that break these rules.
+class TaskLayout:
+    """What all tasks say of their batches, and of how their leaves are merged and lie on devices.
 
-    - `init(key)`: the first parameters, a pytree of floating-point arrays, from a jax random key.
-    - `loss(params, batch)`: a scalar to minimise, or a pair of it and other scalars by name, which are reported beside
-      it (a "loss" among them is reported in its place). It is compiled and differentiated, so it reads arrays only.
-    - `batch(at)`: a pytree of numpy arrays; a pure function of `at`, and of one structure, shape and dtype for every
-      `at`, or for every `at` of one slot where `tokens_per_batch` is a tuple. With `at.split == "evaluation"` it is
-      held-out data.
-    - `stream(slot, slots, seed)`: an object with `__next__`, `get_state` and `set_state`, from which the learner in
-      this slot (of at most `slots`) trains in the place of `batch`; `batch` is then called for the evaluation only. A
-      new one for the same arguments gives the same batches.
     - `tokens_per_batch`: the tokens of one batch in the token budget and in the accounts. A tuple has the number of
       each slot, where slots have batches of their own sizes; slots beyond its end have the last.
-    - `optimizer`: an optax gradient transformation. One that takes extra arguments gets `progress=`, the share in
-      [0, 1] of the run's token budget that has been trained, as a traced float32.
     - `evaluation`: the number of batches of the evaluation split whose mean loss is reported; None is 16.
     - `merge`: the rule for each parameter between islands, by path patterns, of which the first that matches holds:
       "rda" (radial-directional averaging), "average" (of outer gradients, for embeddings and heads), "mean" (of values,
       for statistics), or "local": it never leaves its learner.
     - `load(path, shape)`: the first value of a merged leaf, from a checkpoint for example; None leaves it to `init`. It
       is called outside of jit, leaf by leaf; `shape` has `shape` and `dtype`.
+    - `stream(slot, slots, seed)`: an object with `__next__`, `get_state` and `set_state`, from which the learner in
+      this slot (of at most `slots`) trains in the place of `batch`; `batch` is then called for the evaluation only. A
+      new one for the same arguments gives the same batches.
     - `mesh`: how the devices of an island are arranged, name -> size, -1 for all that are left; the first axis is that
       of data, along which batches are cut. `shard`: how leaves lie on them, by path patterns: "automatic" (cut along
       the largest axis that the first axis of the mesh divides), "replicated", or a tuple with the name of an axis of
       the mesh, or None, for each axis of the leaf.
     - `stacked`: path patterns of leaves that stack layers along their first axis: each row is merged separately.
-
-    `step`, `evaluate` and `restart` are of tasks made by `Task.of_step`, which have no loss and no optimizer.
     """
 
-    init: Callable[[Any], Any]
-    loss: Callable[[Any, Any], Any] | None
-    batch: Callable[[At], Any]
     _: KW_ONLY
     tokens_per_batch: int | tuple[int, ...]
-    optimizer: optax.GradientTransformation | None = None
     evaluation: int | None = None
     merge: Mapping[str, str] | Rules[Kind] = (("**", DEFAULT),)
     load: Callable[[str, Any], Any] | None = None
-    step: Callable[[Any, Any, Any], Any] | None = None
-    evaluate: Callable[[Any, Any], Any] | None = None
-    restart: Callable[[Any, Any], Any] | None = None
     stream: Callable[[int, int, int], Stream] | None = None
     mesh: Mapping[str, int] | Axes = AXES_DEFAULT
     shard: Mapping[str, Shard] | Rules[Shard] = ()
@@ -85,64 +68,16 @@ class Task:
 
     def __post_init__(self) -> None:
         for name in ("merge", "mesh", "shard"):
-            if isinstance(given := getattr(self, name), Mapping):
-                object.__setattr__(self, name, tuple(given.items()))
-        faults = list(_faults(self))
-        if faults:
+            if isinstance(rules := getattr(self, name), Mapping):
+                object.__setattr__(self, name, tuple(rules.items()))
+        if faults := [*self._function_faults(), *_layout_faults(self)]:
             raise ConfigError.of(faults)
         if not isinstance(self.tokens_per_batch, int):
             object.__setattr__(self, "tokens_per_batch", tuple(self.tokens_per_batch))
 
-    @classmethod
-    def of_step(
-        cls,
-        init: Callable[[Any], Any],
-        step: Callable[[Any, Any, Any], Any],
-        evaluate: Callable[[Any, Any], Any],
-        data: Callable[[At], Any],
-        *,
-        tokens_per_batch: int | tuple[int, ...],
-        merge: Mapping[str, str],
-        evaluation: int | None = None,
-        load: Callable[[str, Any], Any] | None = None,
-        restart: Callable[[Any, Any], Any] | None = None,
-        stream: Callable[[int, int, int], Stream] | None = None,
-        mesh: Mapping[str, int] | Axes = AXES_DEFAULT,
-        shard: Mapping[str, Shard] | Rules[Shard] = (),
-        stacked: tuple[str, ...] = (),
-    ) -> Self:
-        """A task with its own step, on a state of any form: a TrainState, the result of `nnx.split` or `eqx.partition`,
-        with optimizer, random keys, statistics and averages in it. The arguments not named here are those of a Task.
-
-        - `init(key)`: the first state, a pytree of arrays.
-        - `step(state, batch, now)`: the state after a step, of the same structure, shapes and dtypes, and scalars by
-          name: {"loss": ..., ...}. It is compiled, and its state donated. `now.key` is a random key that no other step
-          of the run has, `now.progress` the share in [0, 1] of the token budget that is trained.
-        - `evaluate(state, batch)`: scalars by name, "loss" among them, of held-out data; leaves that are local are as
-          `init` makes them.
-        - `data`: the batches, as `batch` of a Task.
-        - `merge`: a rule for every leaf. Merged leaves are floating-point; a local leaf may be anything.
-        - `restart(state, key)`: the state with its local leaves made anew, for a life that begins: at first, after a
-          death, and after a loss that was not finite. The merged leaves of `state` are the newest, its local ones as
-          `init` makes them for the run's seed, random keys among them the life's own; without `restart` a life begins
-          with that state. Of its result only the local leaves are used.
-        """
-        return cls(
-            init,
-            None,
-            data,
-            tokens_per_batch=tokens_per_batch,
-            evaluation=evaluation,
-            merge=merge,
-            load=load,
-            step=step,
-            evaluate=evaluate,
-            restart=restart,
-            stream=stream,
-            mesh=mesh,
-            shard=shard,
-            stacked=stacked,
-        )
+    def _function_faults(self) -> Iterator[Fault]:
+        """Faults of the functions of this kind of task."""
+        raise NotImplementedError
 
     @property
     def axes(self) -> Axes:
@@ -159,76 +94,154 @@ class Task:
         """`merge`, as pairs of a pattern and a kind."""
         return tuple(self.merge)  # type: ignore[arg-type]  # A Mapping became pairs as the task was made.
 
-    def recipe(self) -> Recipe:
-        """The learner's view of this task. Imports jax."""
-        from isthmus.ops.island import recipe
-
-        if self.step is not None and self.evaluate is not None:
-            made = recipe.of_step(self.init, self.step, self.evaluate, self.rules, self.restart, self.load)
-        else:
-            assert self.loss is not None
-            assert self.optimizer is not None
-            made = recipe.of_loss(self.init, self.loss, self.optimizer, self.rules, self.load)
-        return replace(made, mesh=self.axes, shard=self.layout, stacked=self.stacked)
-
     def tokens_mean(self, learners: int) -> int:
         """The tokens of one batch, on average over `learners` learners, in whole tokens."""
         return round(sum(of_slot(self.tokens_per_batch, slot) for slot in range(learners)) / learners)
 
+    def _evaluation(self, batch: Callable[[At], Any], seed: int) -> Iterator[Any]:
+        count = EVALUATION_BATCHES if self.evaluation is None else self.evaluation
+        return (batch(At(seed, 0, position, "evaluation")) for position in range(count))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Task(TaskLayout):
+    """A training task with a loss. ConfigError, with every fault, for arguments that break these rules.
+
+    - `init(key)`: the first parameters, a pytree of floating-point arrays, from a jax random key.
+    - `loss(params, batch)`: a scalar to minimise, or a pair of it and other scalars by name, which are reported beside
+      it (a "loss" among them is reported in its place). It is compiled and differentiated, so it reads arrays only.
+    - `batch(at)`: a pytree of numpy arrays; a pure function of `at`, and of one structure, shape and dtype for every
+      `at`, or for every `at` of one slot where `tokens_per_batch` is a tuple. With `at.split == "evaluation"` it is
+      held-out data.
+    - `optimizer`: an optax gradient transformation. One that takes extra arguments gets `progress=`, the share in
+      [0, 1] of the run's token budget that has been trained, as a traced float32.
+
+    The other arguments are those of every task (`TaskLayout`). `Task.of_step` makes one with a step of its own.
+    """
+
+    init: Callable[[Any], Any]
+    loss: Callable[[Any, Any], Any]
+    batch: Callable[[At], Any]
+    _: KW_ONLY
+    optimizer: optax.GradientTransformation | None = None
+
+    def _function_faults(self) -> Iterator[Fault]:
+        yield from _call_faults(self, init="init(key)", loss="loss(params, batch)", batch="batch(at)")
+        if not all(callable(getattr(self.optimizer, name, None)) for name in ("init", "update")):
+            do = "Pass for example optimizer=optax.adamw(1e-3)."
+            yield Fault(_MAKING, "optimizer= an optax gradient transformation", repr(self.optimizer), do)
+
+    @classmethod
+    def of_step(
+        cls,
+        init: Callable[[Any], Any],
+        step: Callable[[Any, Any, Any], Any],
+        evaluate: Callable[[Any, Any], Any],
+        data: Callable[[At], Any],
+        *,
+        tokens_per_batch: int | tuple[int, ...],
+        merge: Mapping[str, str],
+        restart: Callable[[Any, Any], Any] | None = None,
+        **layout: Any,
+    ) -> StepTask:
+        """A task with a step of its own: a `StepTask`, whose batches are `data`, and which must say what is merged."""
+        return StepTask(
+            init, step, evaluate, data, tokens_per_batch=tokens_per_batch, merge=merge, restart=restart, **layout
+        )
+
+    def recipe(self) -> Recipe:
+        """The learner's view of this task. Imports jax."""
+        from isthmus.ops.island import recipe
+
+        assert self.optimizer is not None
+        made = recipe.of_loss(self.init, self.loss, self.optimizer, self.rules, self.load)
+        return replace(made, mesh=self.axes, shard=self.layout, stacked=self.stacked)
+
     def evaluation_batches(self, seed: int) -> Iterator[Any]:
         """The batches of the evaluation, in order and made one at a time: slot 0, positions from 0."""
-        count = EVALUATION_BATCHES if self.evaluation is None else self.evaluation
-        return (self.batch(At(seed, 0, position, "evaluation")) for position in range(count))
+        return self._evaluation(self.batch, seed)
 
 
-def _faults(task: Task) -> Iterator[Fault]:
-    doing = "Making a Task"
-    yield from _function_faults(task)
+@final
+@dataclass(frozen=True, slots=True)
+class StepTask(TaskLayout):
+    """A training task with a step of its own, on a state of any form: a TrainState, the result of `nnx.split` or
+    `eqx.partition`, with optimizer, random keys, statistics and averages in it.
+
+    - `init(key)`: the first state, a pytree of arrays.
+    - `step(state, batch, now)`: the state after a step, of the same structure, shapes and dtypes, and scalars by name:
+      {"loss": ..., ...}. It is compiled, and its state donated. `now.key` is a random key that no other step of the run
+      has, `now.progress` the share in [0, 1] of the token budget that is trained.
+    - `evaluate(state, batch)`: scalars by name, "loss" among them, of held-out data; leaves that are local are as
+      `init` makes them.
+    - `batch`: as of a `Task`.
+    - `restart(state, key)`: the state with its local leaves made anew, for a life that begins: at first, after a death,
+      and after a loss that was not finite. The merged leaves of `state` are the newest, its local ones as `init` makes
+      them for the run's seed, random keys among them the life's own; without `restart` a life begins with that state.
+      Of its result only the local leaves are used.
+
+    The other arguments are those of every task (`TaskLayout`). `merge` has a rule for every leaf: merged leaves are
+    floating-point; a local leaf may be anything.
+    """
+
+    init: Callable[[Any], Any]
+    step: Callable[[Any, Any, Any], Any]
+    evaluate: Callable[[Any, Any], Any]
+    batch: Callable[[At], Any]
+    _: KW_ONLY
+    restart: Callable[[Any, Any], Any] | None = None
+
+    def _function_faults(self) -> Iterator[Fault]:
+        called = {"init": "init(key)", "step": "step(state, batch, now)", "evaluate": "evaluate(state, batch)"}
+        optional = {} if self.restart is None else {"restart": "restart(state, key)"}
+        yield from _call_faults(self, **called, batch="data(at)", **optional)
+
+    def recipe(self) -> Recipe:
+        """The learner's view of this task. Imports jax."""
+        from isthmus.ops.island import recipe
+
+        made = recipe.of_step(self.init, self.step, self.evaluate, self.rules, self.restart, self.load)
+        return replace(made, mesh=self.axes, shard=self.layout, stacked=self.stacked)
+
+    def evaluation_batches(self, seed: int) -> Iterator[Any]:
+        """The batches of the evaluation, in order and made one at a time: slot 0, positions from 0."""
+        return self._evaluation(self.batch, seed)
+
+
+AnyTask: TypeAlias = Task | StepTask
+_MAKING: Final = "Making a Task"
+
+
+def _layout_faults(task: TaskLayout) -> Iterator[Fault]:
     counts = task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple | list) else (task.tokens_per_batch,)
     if not counts or not all(map(_is_count, counts)):
         do = "Say how many tokens (or samples) one batch counts for."
         expected = "tokens_per_batch= an integer of at least 1, or a tuple of them, one for each slot"
-        yield Fault(doing, expected, repr(task.tokens_per_batch), do)
+        yield Fault(_MAKING, expected, repr(task.tokens_per_batch), do)
     if not (task.evaluation is None or _is_count(task.evaluation)):
         do = f"Say how many batches to evaluate on, or leave it out for {EVALUATION_BATCHES}."
-        yield Fault(doing, "evaluation= an integer of at least 1, or None", repr(task.evaluation), do)
+        yield Fault(_MAKING, "evaluation= an integer of at least 1, or None", repr(task.evaluation), do)
+    optional = {
+        "load": "load(path, shape)",
+        "stream": "stream(slot, slots, seed), which each learner calls for a stream of its own",
+    }
+    yield from _call_faults(task, **{name: call for name, call in optional.items() if getattr(task, name) is not None})
     yield from _merge_faults(task.merge)
     yield from _mesh_faults(task.mesh)
     yield from _shard_faults(task.shard, task.mesh)
     if not isinstance(task.stacked, tuple) or not all(isinstance(each, str) and each for each in task.stacked):
         do = 'Write for example stacked=("layers/**",).'
-        yield Fault(doing, "stacked= a tuple of path patterns", repr(task.stacked), do)
+        yield Fault(_MAKING, "stacked= a tuple of path patterns", repr(task.stacked), do)
 
 
-def _function_faults(task: Task) -> Iterator[Fault]:
-    """Faults of the functions: not callable, missing, or of the other way to make a Task."""
-    needed = {"init": "init(key)", "batch": "batch(at)"}
-    if task.step is None and task.evaluate is None:
-        needed |= {"loss": "loss(params, batch)"}
-    else:
-        needed |= {"step": "step(state, batch, now)", "evaluate": "evaluate(state, batch)"}
-    optional = {
-        "load": "load(path, shape)",
-        "restart": "restart(state, key)",
-        "stream": "stream(slot, slots, seed), which each learner calls for a stream of its own",
-    }
-    for name, call in (needed | optional).items():
+def _call_faults(task: TaskLayout, **calls: str) -> Iterator[Fault]:
+    """Faults of arguments that are no functions; `calls` says how each is called."""
+    for name, call in calls.items():
         value = getattr(task, name)
-        if not callable(value) and not (value is None and name in optional):
-            do = f"Pass the function {name} itself, not its result."
-            yield Fault("Making a Task", f"a function {call}", repr(value), do)
-    if "loss" not in needed:
-        for name in ("loss", "optimizer"):
-            if getattr(task, name) is not None:
-                do = f"Leave {name} out: the step is the task's own."
-                yield Fault("Making a Task", f"no {name} beside a step", repr(getattr(task, name)), do)
-        return
-    if task.restart is not None:
-        do = "Leave it out: an optimizer's state is made anew by its init."
-        yield Fault("Making a Task", "restart= beside a step only", repr(task.restart), do)
-    if not all(callable(getattr(task.optimizer, name, None)) for name in ("init", "update")):
-        do = "Pass for example optimizer=optax.adamw(1e-3)."
-        yield Fault("Making a Task", "optimizer= an optax gradient transformation", repr(task.optimizer), do)
+        if not callable(value):
+            name = call.partition("(")[0]
+            yield Fault(_MAKING, f"a function {call}", repr(value), f"Pass the function {name} itself, not its result.")
 
 
 def _merge_faults(merge: Any) -> Iterator[Fault]:
@@ -237,13 +250,13 @@ def _merge_faults(merge: Any) -> Iterator[Fault]:
     do = f'Write for example merge={{"embedding": "average", "**": "rda"}}; there are {kinds}.'
     pairs = merge if isinstance(merge, tuple) else None
     if pairs is None or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        yield Fault("Making a Task", "merge= a dict of path patterns and what happens to their leaves", repr(merge), do)
+        yield Fault(_MAKING, "merge= a dict of path patterns and what happens to their leaves", repr(merge), do)
         return
     for pattern, kind in pairs:
         if not isinstance(pattern, str) or not pattern:
-            yield Fault("Making a Task", "a path pattern in merge=, such as 'params/**'", repr(pattern), do)
+            yield Fault(_MAKING, "a path pattern in merge=, such as 'params/**'", repr(pattern), do)
         if kind not in KINDS:
-            yield Fault("Making a Task", f"one of {kinds} in merge=, for {pattern!r}", repr(kind), do)
+            yield Fault(_MAKING, f"one of {kinds} in merge=, for {pattern!r}", repr(kind), do)
 
 
 def _mesh_faults(mesh: Any) -> Iterator[Fault]:
@@ -252,12 +265,12 @@ def _mesh_faults(mesh: Any) -> Iterator[Fault]:
     expected = "mesh= a dict of names of axes and numbers of devices"
     pairs = mesh if isinstance(mesh, tuple) else None
     if not pairs or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        yield Fault("Making a Task", expected, repr(mesh), do)
+        yield Fault(_MAKING, expected, repr(mesh), do)
         return
     is_named = all(isinstance(name, str) and name for name, _ in pairs)
     sizes = [size for _, size in pairs]
     if not is_named or not all(size == -1 or _is_count(size) for size in sizes) or sizes.count(-1) > 1:
-        yield Fault("Making a Task", expected, repr(dict(pairs)), do)
+        yield Fault(_MAKING, expected, repr(dict(pairs)), do)
 
 
 def _shard_faults(shard: Any, mesh: Any) -> Iterator[Fault]:
@@ -266,14 +279,14 @@ def _shard_faults(shard: Any, mesh: Any) -> Iterator[Fault]:
     pairs = shard if isinstance(shard, tuple) else None
     if pairs is None or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         expected = "shard= a dict of path patterns and how leaves lie"
-        yield Fault("Making a Task", expected, repr(shard), do)
+        yield Fault(_MAKING, expected, repr(shard), do)
         return
     names = {name for name, _ in mesh} if isinstance(mesh, tuple) else set()
     for pattern, said in pairs:
         is_spec = isinstance(said, tuple) and all(name is None or name in names for name in said)
         if not (isinstance(pattern, str) and pattern and (is_spec or said in (AUTOMATIC, REPLICATED))):
             expected = f"{AUTOMATIC!r}, {REPLICATED!r} or a tuple of None and axes of the mesh ({', '.join(names)})"
-            yield Fault("Making a Task", f"{expected} in shard=, for {pattern!r}", repr(said), do)
+            yield Fault(_MAKING, f"{expected} in shard=, for {pattern!r}", repr(said), do)
 
 
 def _is_count(value: object) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.programs.engine.request.new_folder import CONFIG
-from isthmus.programs.task import Task
+from isthmus.programs.task import AnyTask
 from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _ROWS: Final = re.compile(r"(?P<name>.*)\[(?P<start>\d+):(?P<stop>\d+)\]")
 _NAMES_MAX: Final = 4
 
 
-def load(run_dir: str | Path, task: Task | str | None = None) -> Any:
+def load(run_dir: str | Path, task: AnyTask | str | None = None) -> Any:
     """The trained model of a run: a pytree like the one of the task's `init`, whose local leaves are as `init` makes
     them for the run's seed.
 
@@ -94,7 +94,7 @@ def _seed(folder: Path) -> int:
         return 0
 
 
-def _task(folder: Path, doing: str) -> Task:
+def _task(folder: Path, doing: str) -> AnyTask:
     """The task of a run, from its config.toml."""
     try:
         config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -105,7 +105,7 @@ def _task(folder: Path, doing: str) -> Task:
     return _found(config.get("run", {}).get("task"), config.get("task", {}))
 
 
-def _found(task: Task | str | None, settings: Mapping[str, Any]) -> Task:
+def _found(task: AnyTask | str | None, settings: Mapping[str, Any]) -> AnyTask:
     from isthmus.programs.engine.request.request import find_task
 
     return find_task(task, settings if task is None else {}).task

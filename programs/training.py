@@ -9,17 +9,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.request import NAMELESS_TASK, Program, Request, prepare
-from isthmus.programs.task import Task
+from isthmus.programs.engine.request.new_folder import CONFIG
+from isthmus.programs.engine.request.request import DEFAULT, NAMELESS_TASK, Program, Request, prepare
+from isthmus.programs.settings import read_file
+from isthmus.programs.task import AnyTask
 from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.cluster.handover import Handover
     from isthmus.programs.engine.machine.client import DaemonClient
+    from isthmus.programs.engine.recorder.summary import Summary
     from isthmus.programs.engine.run.in_process import RunOutcome, Watch
     from isthmus.programs.engine.run.in_processes import Submitted
 
@@ -30,56 +34,63 @@ TRANSPORTS: Final = ("zmq", "inproc")
 @final
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a run: the final evaluation loss in the task's own unit, the figures of summary.json, the model.
+    """The result of a run: the final evaluation loss in the task's own unit (None where nothing evaluates), the figures
+    of summary.json, the model.
 
     `parameters` is a pytree like the one of the task's `init`; its local leaves are as `init` makes them.
     """
 
-    eval_loss: float
-    summary: Mapping[str, Any]
+    eval_loss: float | None
+    summary: Summary
     parameters: Any
     run_dir: Path
 
 
 def train(
-    program: Program | str,
-    task: Task | str | None = None,
+    program: Program | str | None = None,
+    task: AnyTask | str | None = None,
     *,
-    learners: int = 4,
-    tokens: int = 4_100_000,
-    seed: int = 0,
+    resume: str | Path | None = None,
     run_dir: str | Path | None = None,
     transport: str | None = None,
     quiet: bool = False,
+    **run: Any,
 ) -> Result:
-    """Train `task` (a Task, 'file.py:name', or None for the shipped one) by `program` on `tokens` tokens in all.
+    """Train `task` (a Task, 'file.py:name', or None for the shipped one) by `program`, as `isthmus train` does.
+
+    `run` are keys of section `run.`: tokens, learners, seed, snapshots, and the others of reference/configuration.md,
+    with the defaults that they have there. `program` is by default `decoupled_diloco()`. With `resume`, a run folder or
+    a store of snapshots, a run that was cut off goes on with its own program and task; `run` may change what a resume
+    may change, and `run_dir` is the new folder of one that goes on from a store.
 
     The hosts are processes (`transport="zmq"`, the default), which import the task from its file, or are in this one
     ("inproc"). Progress is shown unless `quiet`. Ctrl-C ends the run early, with what has been trained. ConfigError or
     GraphError if the request is wrong, before anything is started; RunError if the run fails.
     """
-    wanted = {"learners": learners, "tokens": tokens, "seed": seed}
     try:
-        return _train(program, task, wanted, run_dir, transport, quiet=quiet)
+        check_transport(transport)
+        if (module := reference.loading()) is not None:
+            do = 'Put the call under: if __name__ == "__main__":'
+            raise ConfigError(f"Importing {module}", "a module that can be imported", "a call of train()", do)
+        if resume is not None:
+            _check_resume(resume, program=program, task=task, transport=transport)
+            return _resume(str(resume), run, run_dir, quiet=quiet)
+        return _train(DEFAULT if program is None else program, task, run, run_dir, transport, quiet=quiet)
     except (RequestError, RunError) as error:
         raise error.with_traceback(None) from None  # The message is complete; the frames in between are ours.
 
 
 def _train(
     program: Program | str,
-    task: Task | str | None,
+    task: AnyTask | str | None,
     run: Mapping[str, Any],
     run_dir: str | Path | None,
     transport: str | None,
     *,
     quiet: bool,
 ) -> Result:
-    check_transport(transport)
-    if (module := reference.loading()) is not None:
-        do = 'Put the call under: if __name__ == "__main__":'
-        raise ConfigError(f"Importing {module}", "a module that can be imported", "a call of train()", do)
     if task is not None and len(sys.argv) > 1:
-        run = {**run, "argv": tuple(sys.argv)}
+        run = {"argv": tuple(sys.argv), **run}
     from isthmus.programs.engine.islands import claims
 
     if transport == "inproc":
@@ -87,7 +98,7 @@ def _train(
     # Where the learners are to have accelerators, a bad first loss is left to their first step.
     computes = transport == "inproc" or not claims.would_take()
     request = prepare(program, task, run=run, run_dir=run_dir, computes=computes).to_train()
-    if transport != "inproc" and isinstance(task, Task):
+    if transport != "inproc" and isinstance(task, AnyTask):
         _check_importable(request)
 
     from isthmus.programs.engine.run.in_processes import submit
@@ -102,9 +113,63 @@ def _train(
         submitted = submit(request.with_store())
         with watching(submitted, quiet=quiet) as watch:
             outcome = start_processes(submitted, watch)
-    summary = outcome.summary
-    parameters = read_final(replace(request, run_dir=outcome.folder))
+    return _result(outcome, read_final(replace(request, run_dir=outcome.folder)))
+
+
+def _result(outcome: RunOutcome, parameters: Any) -> Result:
+    summary = cast("Summary", outcome.summary)
     return Result(summary["eval_loss_final"], summary, parameters, outcome.folder)
+
+
+def _check_resume(resume: str | Path, **options: Any) -> None:
+    """ConfigError for arguments that mean nothing to a run that goes on."""
+    given = [name for name, value in options.items() if value not in (None, "zmq")]
+    if given:
+        do = "A run goes on as it was configured. Leave the others out."
+        raise ConfigError(f"Resuming {resume}", "beside resume= keys of section run., run_dir and quiet", given[0], do)
+
+
+def _resume(where: str, run: Mapping[str, Any], run_dir: str | Path | None, *, quiet: bool) -> Result:
+    from isthmus.programs import trained
+    from isthmus.programs.engine.run.resume import is_store, resumed, resumed_from_store
+    from isthmus.programs.study.terminal.live import watching
+
+    doing = f"Resuming {where}"
+    if is_store(where):
+        folder = None if run_dir is None else Path(run_dir)
+        submitted = resumed_from_store(
+            where, folder, lambda aside, place: partial(again, aside, {"snapshots": place, **run}, doing)
+        )
+    elif run_dir is not None:
+        do = "Leave it out: a run goes on in its folder."
+        raise ConfigError(doing, "run_dir= only for a run that goes on from a store", repr(str(run_dir)), do)
+    else:
+        submitted = resumed(Path(where), partial(again, Path(where), run, doing))
+    with watching(submitted, quiet=quiet) as watch:
+        outcome = start_processes(submitted, watch)
+    return _result(outcome, trained.load(outcome.folder))
+
+
+def again(folder: Path, run: Mapping[str, Any], doing: str) -> Request:
+    """The request of the run in a folder, of its program and its task, with keys of section `run.` that change.
+
+    ConfigError as for `prepare`.
+    """
+    from isthmus.programs.engine.request import spec
+    from isthmus.programs.engine.run.resume import check_program
+
+    run_spec = spec.load(folder)
+    config = read_file(folder / CONFIG, "the configuration", "Name the folder of a run with resume=.")
+    former = dict(config["run"])
+    program, task = former.pop("program"), former.pop("task", None)
+    check_program(run_spec, program, doing)
+    request = prepare(
+        Program(program, **config.get("program", {})),
+        task,
+        run={**former, **run},
+        task_settings={} if task else config.get("task", {}),
+    )
+    return request.to_train().with_store(run=run_spec.run)
 
 
 def check_transport(transport: str | None) -> None:

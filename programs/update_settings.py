@@ -17,13 +17,11 @@ from isthmus.ops.exchange.adaptive import first_interval
 from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, units_max
 from isthmus.ops.exchange.merge_rules import Method
 from isthmus.ops.learner.receive import Receive
-from isthmus.ops.syncer.conductor import Conductor
-from isthmus.ops.syncer.outer_step import KeyFrames, OuterStep
-from isthmus.ops.syncer.pacer import Pacer
+from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs.settings import Setting
 from isthmus.programs.sweeps import OUTER_LOCK_STEP, outer_default, sweeps_of
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Node, Policy, Port, Role
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Node, Policy, Port, Role, Template
 from isthmus.runtime.ids import LEARNER
 
 
@@ -44,15 +42,32 @@ def connect(graph: Graph, source: Port, target: Port, policy: Policy) -> None:
     graph.edge(source, target, policy, to=None if within else graph.role_of(target.node.role).all)
 
 
-def to_learner(graph: Graph, learner: Role, outer: Node, pull: Port, taker: Node, *, in_turns: bool = False) -> None:
-    """The edges of updates and pulls (`in_turns`: turns) to the node of a learner that takes both. Pulls go behind the
-    updates that were sent before them: an answer on a version that is about to be replaced would be refused."""
+def to_learner(graph: Graph, learner: Role, outer: Node, pull: Port, taker: Node, *, in_turns: bool = False) -> Port:
+    """The edges of updates and pulls (`in_turns`: turns) to the node of a learner that takes both; returns the input of
+    learners at which updates arrive. Pulls go behind the updates that were sent before them: an answer on a version
+    that is about to be replaced would be refused."""
     updates = updates_in(graph, learner, outer, in_turns=in_turns)
     connect(graph, updates, taker["update"], Latest("fragment"))
     if updates.node is not outer:
         graph.edge(pull, updates.node["pull"], Latest("fragment"), to=learner.all)
         pull = updates.node["pull"]
     connect(graph, pull, taker["pull"], Latest("fragment"))
+    return taker["update"] if updates.node is outer else updates.node["update"]
+
+
+def hold_whole(graph: Graph, step: Node, conductor: Node, outer: Node, *, published: Port, copies: Port) -> None:
+    """Have the model of a program in lock-step held, and kept with what only its learners have, as of one step."""
+    graph.hold(
+        state=outer["state"],
+        kept=outer["kept"],
+        published=published,
+        copies=[copies],
+        held=[conductor["held"]],
+        cut=outer["cut"],
+        wanted=[outer["wanted"], step["wanted"]],
+        own=step["own"],
+        restored=step["restored"],
+    )
 
 
 def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool) -> Node:
@@ -73,8 +88,6 @@ LEARNERS_MAX: Final = 1024
 """256 are tried (`tests/bench/bench_size.py`); memory and links decide the number that a run can have."""
 INTERVAL_MAX: Final = 10_000
 """Inner steps: a gate may permit as many at once, and each permit is an item of a Queue."""
-OUTER: Final = {"outer_lr": "lr", "outer_momentum": "momentum"}
-"""The settings of the outer step, and the keywords of its node."""
 
 
 LEFT_OUT: Final = "Leave it out for the default."
@@ -167,21 +180,12 @@ def outer_settings(
     return (lr_default if lr is None else lr), (momentum_default if momentum is None else momentum)
 
 
-def derived(graph: Graph, settings: Mapping[str, Any]) -> dict[str, Any]:
+def derived(graph: Template, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a program chose for its settings that are None: by the number of sweeps, and by the size of the model."""
-    return {key: value for key, value in _built(graph) if key in settings and settings[key] is None}
+    return {key: value for key, value in graph.chosen.items() if key in settings and settings[key] is None}
 
 
-def interval_of(graph: Graph) -> int | None:
+def interval_of(graph: Template) -> int | None:
     """The initial interval of a graph whose fragments are merged at one; None for another graph."""
-    return next((first_interval(value) for key, value in _built(graph) if key == "interval"), None)
-
-
-def _built(graph: Graph) -> Iterator[tuple[str, Any]]:
-    for node in graph.nodes:
-        if node.role == "learner" and isinstance(parts := node.keywords.get("fragments"), Sequence):
-            yield "fragments", len(parts)
-        if node.body in (Pacer, Conductor) and "interval" in node.keywords:
-            yield "interval", node.keywords["interval"]
-        if node.body is OuterStep:
-            yield from ((key, node.keywords[name]) for key, name in OUTER.items())
+    interval = graph.chosen.get("interval")
+    return None if interval is None else first_interval(interval)

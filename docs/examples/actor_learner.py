@@ -83,4 +83,5 @@ def build(job: Job, *, actors: int = 2) -> Graph:
     learn = learner.node("learn", partial(Learn, job.task), fires=AnyOf("experience", "control"))
     graph.edge(act["experience"], learn["experience"], Queue(capacity=2), to=learner.all)
     graph.edge(learn["parameters"], act["parameters"], Latest(), to=actor.all)
+    graph.train(reports=learn["progress"], mean_of=learn["parameters"], control=learn["control"])
     return graph

@@ -2,8 +2,8 @@
 
     isthmus train early_stop.py:build --task mine.py:task --tokens 10000000 --set program.below=0.01
 
-Whatever a body emits on a port `stop` ends the run as `isthmus stop` does: learners finish, the model is written. Here
-the evaluator is the graph's own, so that what it finds may lead anywhere; without it, every run is given one.
+What a body emits on a port that is declared as `stop` ends the run as `isthmus stop` does: learners finish, the model
+is written. Here the evaluator is the graph's own, so that what it finds may lead anywhere; gossip.py is given one.
 """
 
 from functools import partial
@@ -40,4 +40,7 @@ def build(job: Job, *, interval: int = 24, below: float = 0.01) -> Graph:
     graph.edge(step["parameters"], evaluate["parameters"], Latest(), to=evaluator.all)
     graph.edge(step["progress"], evaluate["progress"], Latest(), to=evaluator.all)
     graph.edge(evaluate["evaluation"], stop["evaluation"], Latest())
+    graph.train(
+        evaluation=evaluate["evaluation"], model=evaluate["final"], control=evaluate["control"], stop=stop["stop"]
+    )
     return graph

@@ -14,4 +14,5 @@ def build(job: Job, *, interval: int = 24) -> Graph:
     graph.edge(step["parameters"], mean["mine"], Queue(capacity=1))
     graph.edge(step["parameters"], mean["neighbour"], Latest(), to=learner.next)      # replica i -> i + 1
     graph.edge(mean["result"], step["update"], Latest())
+    graph.train(reports=step["report"], mean_of=step["parameters"], control=step["control"])
     return graph

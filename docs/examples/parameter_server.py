@@ -77,4 +77,5 @@ def build(job: Job) -> Graph:
     graph.edge(data["batch"], worker["batch"], Queue(capacity=2))
     graph.edge(worker["gradient"], server["gradient"], Queue(capacity=2), to=central.all)
     graph.edge(server["parameters"], worker["parameters"], Latest(), to=learner.all)
+    graph.train(reports=server["progress"], mean_of=server["parameters"], control=server["control"])
     return graph

@@ -62,4 +62,5 @@ def build(job: Job, *, lr: float = 0.05) -> Graph:
     graph.edge(first["activation"], second["activation"], Queue(capacity=UNDER_WAY), to=back.all)
     under_way = Queue(capacity=UNDER_WAY, initial=({},) * UNDER_WAY)
     graph.edge(second["gradient"], first["gradient"], under_way, to=front.all)
+    graph.train(reports=second["progress"])
     return graph

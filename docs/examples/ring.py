@@ -28,4 +28,6 @@ def build(job: Job, *, interval: int = 24) -> Graph:
     graph.edge(step["parameters"], mean["mine"], Queue(capacity=1))
     graph.edge(mean["result"], mean["neighbour"], Queue(capacity=2, initial=(NOTHING_YET,)), to=learner.next)
     graph.edge(mean["result"], step["update"], Latest())
+    loans = step["moments"], step["loan"]
+    graph.train(reports=step["report"], mean_of=step["parameters"], control=step["control"], loans=loans)
     return graph

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         elastic_data_parallel,
         streaming_diloco,
     )
-    from isthmus.programs.task import Task
+    from isthmus.programs.task import StepTask, Task, TaskLayout
     from isthmus.programs.trained import load
     from isthmus.programs.training import Result, train
     from isthmus.runtime.clock import milliseconds
@@ -49,8 +49,10 @@ _MODULES: Final = {
     "Queue": "runtime.graph.template",
     "Quorum": "runtime.graph.template",
     "Result": "programs.training",
+    "StepTask": "programs.task",
     "Stream": "ops.data.batches",
     "Task": "programs.task",
+    "TaskLayout": "programs.task",
     "data_parallel": "programs.engine.request.request",
     "decoupled_diloco": "programs.engine.request.request",
     "diloco": "programs.engine.request.request",
@@ -78,8 +80,10 @@ __all__ = [
     "Queue",
     "Quorum",
     "Result",
+    "StepTask",
     "Stream",
     "Task",
+    "TaskLayout",
     "__version__",
     "data_parallel",
     "decoupled_diloco",

@@ -30,7 +30,7 @@ from typing import Any, final
 
 from isthmus.runtime.errors import Fault, PlacementError, nearest
 from isthmus.runtime.graph.devices import Device
-from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.graph.template import Template
 from isthmus.runtime.ids import LEARNER, RECORDER, ROLES, Replica, follower, leader
 
 
@@ -125,8 +125,8 @@ class Topology:
     def learners_max(self) -> int | None:
         """The number of islands in all; None where a machine that may have learners gives no number."""
         counts = [machine.islands for machine in self.machines if machine.offers(LEARNER)]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
+        numbers = [count for count in counts if count is not None]
+        return sum(numbers) if len(numbers) == len(counts) else None
 
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -148,8 +148,8 @@ class Placement:
     def processes(self) -> tuple[int, ...]:
         """The number of processes in the island of each learner; none where every one is alone."""
         counts = Counter(leader(replica) for replica in self.machines if leader(replica).role == LEARNER)
-        found = tuple(counts[replica] for replica in sorted(counts))
-        return found if max(found, default=1) > 1 else ()
+        sizes = tuple(counts[replica] for replica in sorted(counts))
+        return sizes if max(sizes, default=1) > 1 else ()
 
     def on(self, machine: str) -> tuple[Replica, ...]:
         """The replicas on a machine, by role and number."""
@@ -157,7 +157,7 @@ class Placement:
 
 
 def place(
-    graph: Graph,
+    graph: Template,
     roster: Mapping[str, int],
     topology: Topology,
     *,
@@ -182,9 +182,9 @@ def place(
     home = home_of(topology)
     if home is None:
         expected = "a machine with an address, which all hosts can dial"
-        found = ", ".join(machine.name for machine in topology.machines) or "no machine"
+        names = ", ".join(machine.name for machine in topology.machines) or "no machine"
         do = 'Give the machine that is to be the home of runs an address = "tcp://HOST:PORT".'
-        faults.append(Fault("Placing the recorder", expected, f"{found}, without one", do))
+        faults.append(Fault("Placing the recorder", expected, f"{names}, without one", do))
     if faults or home is None:
         raise PlacementError.of(faults)
     builder.put([Replica(RECORDER, number) for number in range(roster.get(RECORDER, 0))], home)
@@ -198,15 +198,15 @@ def home_of(topology: Topology) -> Machine | None:
     return next(iter(others or reachable), None)
 
 
-def _unknown_roles(graph: Graph, topology: Topology) -> Iterator[Fault]:
+def _unknown_roles(graph: Template, topology: Topology) -> Iterator[Fault]:
     """Faults for roles of machines that neither this graph has nor any shipped one."""
-    known = [role.name for role in graph.roles if role.name != RECORDER]
-    known += [name for name in ROLES if name not in known]
+    roles = [role.name for role in graph.roles if role.name != RECORDER]
+    roles += [name for name in ROLES if name not in roles]
     for machine in topology.machines:
         for role in machine.roles:
-            if role not in known:
+            if role not in roles:
                 doing = f"Reading the roles of {machine.name!r}"
-                yield Fault(doing, f"of {', '.join(known)}", repr(role), nearest(role, known))
+                yield Fault(doing, f"of {', '.join(roles)}", repr(role), nearest(role, roles))
 
 
 @final
@@ -288,11 +288,11 @@ class _Builder:
 
     def _free(self, offers: list[Machine], small: list[Machine], count_max: int) -> list[Machine]:
         """The machine of each free island, the best first, with up to `count_max` of each machine."""
-        taken = Counter(name for replica, name in self.machines.items() if replica.role == LEARNER)
+        occupied = Counter(name for replica, name in self.machines.items() if replica.role == LEARNER)
         ranked = []
         for machine in offers:
             if machine not in small:
-                used = taken[machine.name]
+                used = occupied[machine.name]
                 end = used + count_max if machine.islands is None else min(machine.islands, used + count_max)
                 speed = -(machine.island_flops or 0.0)
                 ranked += [(speed, index, machine.name, machine) for index in range(used, end)]
@@ -300,9 +300,9 @@ class _Builder:
 
     def _nobody(self, role: str, doing: str) -> Fault:
         """The fault for a role that no machine takes."""
-        said = "; ".join(f"{machine.name}: {', '.join(machine.roles)}" for machine in self._topology.machines)
+        offered = "; ".join(f"{machine.name}: {', '.join(machine.roles)}" for machine in self._topology.machines)
         do = f"Add {role!r} to the roles of a machine, or leave `roles` out there: then it takes every role."
-        return Fault(doing, f"a machine that takes {role!r}", said or "no machine", do)
+        return Fault(doing, f"a machine that takes {role!r}", offered or "no machine", do)
 
 
 def _holds(machine: Machine, memory_bytes: int) -> bool:
@@ -314,8 +314,8 @@ def _too_few(count: int, offers: list[Machine], small: list[Machine], memory_byt
     """Faults for learners without an island: how many islands there are, and which of them are too small."""
     islands = sum(machine.islands or 0 for machine in offers if machine not in small)
     parts = [f"{machine.name} {machine.islands}" for machine in offers if machine not in small]
-    found = f"{islands} ({', '.join(parts)})" if parts else "none that is large enough"
-    yield Fault(f"Placing {_learners(count)}", "an island for each", found, "Lower run.learners, or raise `islands`.")
+    actual = f"{islands} ({', '.join(parts)})" if parts else "none that is large enough"
+    yield Fault(f"Placing {_learners(count)}", "an island for each", actual, "Lower run.learners, or raise `islands`.")
     for machine in small:
         device = machine.device
         kind = "" if device is None else f" ({machine.island_devices} x {device.kind})"

@@ -24,11 +24,11 @@ from isthmus.runtime.graph.template import (
     Edge,
     Every,
     Firing,
-    Graph,
     Latest,
     Node,
     Queue,
     Quorum,
+    Template,
 )
 
 OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadline", "chain")
@@ -124,7 +124,7 @@ class Plan:
         raise KeyError(name)
 
 
-def lower(graph: Graph) -> dict[str, Plan]:
+def lower(graph: Template) -> dict[str, Plan]:
     """One plan per role of a graph that `verify` has accepted."""
     indices = {id(node): index for index, node in enumerate(graph.nodes)}
     schemas = [schemas_of(node.body, node.arguments, node.keywords) for node in graph.nodes]
@@ -139,7 +139,7 @@ def lower(graph: Graph) -> dict[str, Plan]:
 
 
 def _edge(
-    graph: Graph, index: int, edge: Edge, indices: Mapping[int, int], schemas: Sequence[Mapping[str, Any]]
+    graph: Template, index: int, edge: Edge, indices: Mapping[int, int], schemas: Sequence[Mapping[str, Any]]
 ) -> EdgePlan:
     policy = edge.policy
     return EdgePlan(
@@ -162,7 +162,7 @@ def _edge(
     )
 
 
-def _is_for_one_life(graph: Graph, edge: Edge) -> bool:
+def _is_for_one_life(graph: Template, edge: Edge) -> bool:
     """Whether what travels on an edge is of no use to a later life of its consumer: votes for rounds that are opened in
     that host itself, which end with it."""
     node = edge.target.node
@@ -172,7 +172,7 @@ def _is_for_one_life(graph: Graph, edge: Edge) -> bool:
     return bool(opening) and all(each.route is None for each in opening)
 
 
-def _node(graph: Graph, node: Node, indices: Mapping[int, int], edges: Mapping[int, EdgePlan]) -> NodePlan:
+def _node(graph: Template, node: Node, indices: Mapping[int, int], edges: Mapping[int, EdgePlan]) -> NodePlan:
     index = indices[id(node)]
     inputs = []
     for port in node.inputs:
@@ -209,7 +209,7 @@ def _ports_idle(fires: Firing) -> tuple[str, ...]:
 
 
 def _fields(
-    graph: Graph, leaving: list[EdgePlan], noted: Sequence[str]
+    graph: Template, leaving: list[EdgePlan], noted: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """The fields of an item that cores read on any of the edges that leave one port: all, integers, optional.
 
@@ -238,12 +238,12 @@ def ports(body: Any) -> tuple[str, ...]:
 
 def made_here(plan: Plan, node: NodePlan) -> dict[str, tuple[str, str]]:
     """The input ports of a node whose items can be recomputed, each with the node and port that they come from."""
-    found = {}
+    origins = {}
     for port in node.inputs:
         sources = [_source(plan, plan.edges[index]) for index in port.edges]
         if len(sources) == 1 and sources[0] is not None:
-            found[port.name] = sources[0]
-    return found
+            origins[port.name] = sources[0]
+    return origins
 
 
 def _source(plan: Plan, edge: EdgePlan) -> tuple[str, str] | None:

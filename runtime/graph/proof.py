@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from isthmus.runtime.graph.template import AllOf, AnyOf, Edge, Graph, Latest, Node, Queue, Quorum
+from isthmus.runtime.graph.template import AllOf, AnyOf, Edge, Latest, Node, Queue, Quorum, Template
 
 REPLICAS_MAX: Final = 3
 """Replicas of a role in a net. Replicas of one role are alike: one, its neighbour, and one that is neither cover every
@@ -72,7 +72,7 @@ Condition: TypeAlias = tuple[Wait, ...]
 class Net:
     """A graph at one number of replicas per role; `conditions` of every instance, in the order of nodes and edges."""
 
-    def __init__(self, graph: Graph, counts: Mapping[str, int]) -> None:
+    def __init__(self, graph: Template, counts: Mapping[str, int]) -> None:
         self.graph = graph
         self.counts = counts
         self.nodes = {node.name: node for node in graph.nodes}
@@ -130,17 +130,17 @@ class Net:
         instead: Mapping[Instance, tuple[Condition, ...]] = MappingProxyType({}),
     ) -> dict[Instance, tuple[Wait, ...]]:
         """Instances that `start` waits for once `stopped` have stopped, with a shortest chain each, nearest first."""
-        found: dict[Instance, tuple[Wait, ...]] = {start: ()}
+        chains: dict[Instance, tuple[Wait, ...]] = {start: ()}
         ahead = deque([start])
         while ahead:
             instance = ahead.popleft()
             for condition in instead.get(instance, self.conditions[instance]):
                 if is_stopped(condition, stopped):
                     for wait in condition:
-                        if wait.on in stopped and wait.on not in found:
-                            found[wait.on] = (*found[instance], wait)
+                        if wait.on in stopped and wait.on not in chains:
+                            chains[wait.on] = (*chains[instance], wait)
                             ahead.append(wait.on)
-        return found
+        return chains
 
     def place(self, instance: Instance, viewer: Instance) -> str:
         """The name of `instance` as seen from the host of `viewer`: with its role where it is on another host."""
@@ -180,12 +180,12 @@ def is_stopped(condition: Condition, stopped: set[Instance]) -> bool:
     )
 
 
-def fewest(graph: Graph) -> dict[str, int]:
+def fewest(graph: Template) -> dict[str, int]:
     """The smallest number of replicas of each role, at least 1 and at most REPLICAS_MAX."""
     return {role.name: _within(role.replicas_min) for role in graph.roles}
 
 
-def most(graph: Graph) -> dict[str, int]:
+def most(graph: Template) -> dict[str, int]:
     """The largest number of replicas of each role, at most REPLICAS_MAX."""
     return {role.name: _within(role.replicas_max) for role in graph.roles}
 
@@ -273,30 +273,30 @@ def _unmet(
     return unmet
 
 
-def overflows(net: Net, given: Set[Instance] = frozenset()) -> dict[Edge, tuple[Wait, ...]]:
-    """The Queue edges that may fill up for good once `given` have stopped, each with a cycle of waits, producer first.
+def overflows(net: Net, halted: Set[Instance] = frozenset()) -> dict[Edge, tuple[Wait, ...]]:
+    """The Queue edges that may fill up for good once `halted` have stopped, each with a cycle of waits, producer first.
 
-    `given` must contain every instance that it stops. A firing returns a credit wherever an item is a condition of its
+    `halted` must contain every instance that it stops. A firing returns a credit wherever an item is a condition of its
     own. Where it is not (a sampled port, one of several producers of AnyOf or of a round's openings), a consumer may
     fire while that item is under way, and consume what its producer will wait for: the Queue is full, and no instance
     on the cycle can ever fire again. (The rule is safe, not exact: where producers of one port limit each other it may
     not come to that.)
     """
-    found: dict[Edge, tuple[Wait, ...]] = {}
+    cycles: dict[Edge, tuple[Wait, ...]] = {}
     for edge in (edge for edge in net.graph.edges if isinstance(edge.policy, Queue)):
         producers = {instance for instance in net.conditions if instance.node == edge.source.node.name}
         consumers = [instance for instance in net.conditions if instance.node == edge.target.node.name]
         credit = next(wait for (wait, *_) in net.conditions[min(producers)] if wait.edge is edge and wait.is_for_credit)
-        if credit.waiter in given or any(
+        if credit.waiter in halted or any(
             len(one) == 1 and _is_met(one, edge) for each in consumers for one in net.conditions[each]
         ):
             continue
         rest = {each: tuple(one for one in net.conditions[each] if not _is_met(one, edge)) for each in consumers}
-        stopped = net.stopped(producers | given, rest)
+        stopped = net.stopped(producers | halted, rest)
         if credit.on in stopped:
             chains = net.chains(credit.on, stopped, rest)
-            found[edge] = (credit, *next(chain for instance, chain in chains.items() if instance in producers))
-    return found
+            cycles[edge] = (credit, *next(chain for instance, chain in chains.items() if instance in producers))
+    return cycles
 
 
 def _is_met(condition: Condition, edge: Edge) -> bool:
@@ -362,7 +362,7 @@ class Proof:
         return self.verdicts[node]
 
 
-def prove(graph: Graph, assumed: Set[Edge] = frozenset()) -> Proof:
+def prove(graph: Template, assumed: Set[Edge] = frozenset()) -> Proof:
     """The nodes that can delay each node, with every replica of a role as a host of its own.
 
     More replicas add waits for other hosts and end none, so the largest number of replicas decides for all. Waits on
@@ -389,7 +389,7 @@ def _holds(net: Net, start: Instance, host: set[Instance], stopped: set[Instance
         is_elsewhere = instance not in host
         if is_elsewhere or net.nodes[instance.node].body_may_wait:
             is_near = all(wait.waiter in host for wait in waits)
-            told = tuple(net.tell(wait, start) for wait in waits)
-            hold = PossibleDelay(instance.node, net.place(instance, start), is_elsewhere, is_near, told)
+            sentences = tuple(net.tell(wait, start) for wait in waits)
+            hold = PossibleDelay(instance.node, net.place(instance, start), is_elsewhere, is_near, sentences)
             holds.setdefault((instance.node, is_elsewhere), hold)
     return tuple(holds.values())

@@ -1,6 +1,8 @@
-"""Graph templates: what a program's author writes.
+"""Graphs: what a program's author writes, and the template that is left of it.
 
-A graph is frozen data: roles with replica ranges, nodes that name a body and its arguments, and edges with a policy.
+A `Graph` is under construction: roles with replica ranges, nodes that name a body and its arguments, edges with a
+policy, and the ports by which a run knows it (`train`, `hold`, `keep`). `freeze` gives the `Template`, which is what
+`verify`, plans, placement and views see, and which nobody changes: to add to one, make a graph of it and freeze that.
 Nothing is instantiated here. A mistake that is plain on one line (a port that does not exist, arguments that a body
 does not take, an edge that could bring several items to a port that takes one) raises `GraphError` on that line;
 everything that needs the whole graph is found by `verify`. What a body declares of itself is in `body`.
@@ -8,11 +10,11 @@ everything that needs the whole graph is found by `verify`. What a body declares
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, final
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.errors import GraphError, nearest
@@ -72,6 +74,11 @@ class Job:
     def step_tokens(self) -> int | tuple[int, ...]:
         """The tokens of one step: of every slot, or a tuple by slot, whose last entry holds for all slots beyond."""
         return self.tokens_by_slot or self.tokens_per_batch
+
+    @property
+    def steps(self) -> int:
+        """The steps of each learner until the budget is spent, where all make as many."""
+        return -(-self.tokens // (self.learners * self.tokens_per_batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +166,6 @@ class Node:
     `body_may_wait`: its body may wait for anything inside a firing, so that nothing is claimed of who waits for it.
     """
 
-    graph: Graph
     role: str
     name: str
     body: Callable[..., Any]
@@ -212,6 +218,9 @@ class Port:
     node: Node
     name: str
 
+    def __str__(self) -> str:
+        return f"{self.node.name}.{self.name}"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edge:
@@ -231,7 +240,7 @@ class Edge:
         return self.route is None
 
     def __str__(self) -> str:
-        return f"{self.source.node.name}.{self.source.name} -> {self.target.node.name}.{self.target.name}"
+        return f"{self.source} -> {self.target}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -279,19 +288,18 @@ class Role:
             raise GraphError(where, "a name that no other node has", repr(name), "Choose another name.")
         arguments: tuple[Any, ...] = ()
         keywords: dict[str, Any] = {}
+        called: Callable[..., Any] = body
         if isinstance(body, partial):
-            arguments, keywords = body.args, body.keywords
-            body = body.func
-        inputs, outputs = ports_of(where, body)
-        check_arguments(where, body, arguments, keywords)
+            called, arguments, keywords = body.func, body.args, body.keywords
+        inputs, outputs = ports_of(where, called)
+        check_arguments(where, called, arguments, keywords)
         if isinstance(fires, Quorum):
             _check_votes(where, fires, inputs)
         required = AllOf(tuple(item.name for item in inputs if not item.has_default))
         node = Node(
-            self.graph,
             self.name,
             name,
-            body,
+            called,
             arguments,
             MappingProxyType(dict(keywords)),
             inputs,
@@ -304,14 +312,108 @@ class Role:
         return node
 
 
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The ports by which a run trains a graph; `Graph.train` says what each carries."""
+
+    reports: Port | None = None
+    control: tuple[Port, ...] = ()
+    model: Port | None = None
+    mean_of: Port | None = None
+    evaluation: Port | None = None
+    merges: Port | None = None
+    changes: Port | None = None
+    held: Port | None = None
+    loans: tuple[Port, Port] | None = None
+    stop: tuple[Port, ...] = ()
+    counts_budget: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The ports by which a model that shards publish is held outside of them; `Graph.hold` says what each carries."""
+
+    state: Port
+    kept: Port
+    published: Port
+    copies: tuple[Port, ...]
+    held: tuple[Port, ...]
+    cut: Port | None = None
+    wanted: tuple[Port, ...] = ()
+    own: Port | None = None
+    restored: Port | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """The ports by which a state that all learners have is kept; `Graph.keep` says what each carries."""
+
+    state: Port
+    kept: Port
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """A graph that nobody changes any more. `chosen`: the settings that its builder chose, by key of `program.`."""
+
+    name: str
+    roles: tuple[Role, ...]
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    training: Training
+    holding: Holding | None
+    keeping: Keeping | None
+    chosen: Mapping[str, Any]
+
+    def role_of(self, name: str) -> Role:
+        """The role `name`; KeyError if there is none."""
+        return _role_of(self.roles, name)
+
+    def edges_into(self, node: Node, port: str) -> list[Edge]:
+        """The edges that end at an input port, in the order in which they were added."""
+        return [edge for edge in self.edges if edge.target.node is node and edge.target.name == port]
+
+    def edges_out_of(self, node: Node) -> list[Edge]:
+        """The edges that begin at a node, in the order in which they were added."""
+        return [edge for edge in self.edges if edge.source.node is node]
+
+
 class Graph:
-    """A template under construction: `role`, then `role.node`, then `edge`. `verify` decides whether it is sound."""
+    """A graph under construction: `role`, then `role.node`, then `edge`, and `train` for one that can be trained."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.roles: list[Role] = []
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
+        self.training = Training()
+        self.holding: Holding | None = None
+        self.keeping: Keeping | None = None
+        self.chosen: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, template: Template) -> Graph:
+        """A graph to which more can be added; the template stays as it is."""
+        graph = cls(template.name)
+        graph.roles = [Role(graph, role.name, role.replicas_min, role.replicas_max) for role in template.roles]
+        graph.nodes, graph.edges = list(template.nodes), list(template.edges)
+        graph.training, graph.holding, graph.keeping = template.training, template.holding, template.keeping
+        graph.chosen = dict(template.chosen)
+        return graph
+
+    def freeze(self) -> Template:
+        """The graph as it is now; what is added later is not in it."""
+        return Template(
+            self.name,
+            tuple(self.roles),
+            tuple(self.nodes),
+            tuple(self.edges),
+            self.training,
+            self.holding,
+            self.keeping,
+            MappingProxyType(dict(self.chosen)),
+        )
 
     def role(self, name: str, *, replicas: tuple[int, int]) -> Role:
         """Add a role with between replicas[0] and replicas[1] replicas; GraphError if the name is taken."""
@@ -341,7 +443,7 @@ class Graph:
                 )
         where = f"edge {source.node.name}.{source.name} -> {target.node.name}.{target.name}"
         for port in (source, target):
-            if port.node.graph is not self:
+            if port.node not in self.nodes:
                 raise GraphError(
                     where,
                     f"nodes of graph {self.name!r}",
@@ -391,8 +493,8 @@ class Graph:
             several = f"one of each {policy.key!r}"
         elif to is not None and to.kind != "next" and replicas != 1:
             several = f"one of every {source.node.role}"
-        elif others := self.edges_into(target.node, target.name):
-            several = f"one of {others[0].source.node.name}.{others[0].source.name}, too"
+        elif others := [edge.source for edge in self.edges if edge.target == target]:
+            several = f"one of {others[0].node.name}.{others[0].name}, too"
         if several:
             raise GraphError(
                 where,
@@ -401,20 +503,132 @@ class Graph:
                 f"Have the body take {{(replica, key): item}} there, and say so: collects = ({target.name!r},).",
             )
 
+    def train(
+        self,
+        *,
+        reports: Port | None = None,
+        control: Port | Sequence[Port] = (),
+        model: Port | None = None,
+        mean_of: Port | None = None,
+        evaluation: Port | None = None,
+        stop: Port | Sequence[Port] = (),
+        merges: Port | None = None,
+        changes: Port | None = None,
+        held: Port | None = None,
+        loans: tuple[Port, Port] | None = None,
+        counts_budget: bool = False,
+    ) -> None:
+        """Declare the ports by which a run trains this graph. Each is optional but `reports`, without which it is none.
+
+        - `reports`: an output; what its node has trained, by which the token budget is counted.
+        - `control`: inputs; what the recorder says of the budget, and that the run is to end.
+        - `model`: an output; the final model in parts. `evaluation`: an output; losses on held-out data.
+        - `mean_of`: an output with whole trees, in the role that reports. Where no evaluation is declared, a run
+          evaluates their mean, weighted by tokens, and makes the final model of it.
+        - `stop`: outputs; the program asks for the end of the run.
+        - `merges`, `changes`, `held`: outputs; what is recorded of merges, of settings that follow the links, and of
+          the versions that a body has heard of.
+        - `loans`: an output and an input; state that stays in its replica, lent to one that begins anew.
+        - `counts_budget`: the program notices by itself that the budget is spent.
+
+        May be called again, by somebody who extends the graph, for what is not declared yet. GraphError for a port of
+        the wrong direction or another graph, and for what is declared already.
+        """
+        new: dict[str, Any] = {
+            "reports": self._declared("reports", reports),
+            "model": self._declared("model", model),
+            "mean_of": self._declared("mean_of", mean_of),
+            "evaluation": self._declared("evaluation", evaluation),
+            "merges": self._declared("merges", merges),
+            "changes": self._declared("changes", changes),
+            "held": self._declared("held", held),
+        }
+        if loans is not None:
+            new["loans"] = self._required("loans", loans[0]), self._required("loans", loans[1], is_input=True)
+        for name, port in new.items():
+            if port is not None and getattr(self.training, name) is not None:
+                where, former = f"train({name}=) of graph {self.name!r}", getattr(self.training, name)
+                raise GraphError(where, "ports that are not declared yet", str(former), "Declare each once.")
+        control, stop = ((each,) if isinstance(each, Port) else tuple(each) for each in (control, stop))
+        self.training = replace(
+            self.training,
+            **{name: port for name, port in new.items() if port is not None},
+            control=(*self.training.control, *(self._required("control", each, is_input=True) for each in control)),
+            stop=(*self.training.stop, *(self._required("stop", each) for each in stop)),
+            counts_budget=self.training.counts_budget or counts_budget,
+        )
+
+    def hold(
+        self,
+        *,
+        state: Port,
+        kept: Port,
+        published: Port,
+        copies: Sequence[Port],
+        held: Sequence[Port],
+        cut: Port | None = None,
+        wanted: Sequence[Port] = (),
+        own: Port | None = None,
+        restored: Port | None = None,
+    ) -> None:
+        """Declare how a model that shards publish is held by recorder and evaluator, in case shards and learners die
+        together, and kept on disk.
+
+        - `state`: an output of the shards; what they go on from. `kept`: their input for what is given back.
+        - `published`: an output, the versions as they come to the evaluator. `copies`: inputs of learners, which are
+          given copies when no other host has any. `held`: inputs that are told what is held.
+        - `cut`, `own`: outputs of shards and learners, of a state that is kept as of one step, parts of learners
+          included; `wanted`: inputs that are told which; `restored`: the learners' input for what is given back.
+        """
+        self.holding = Holding(
+            self._required("state", state),
+            self._required("kept", kept, is_input=True),
+            self._required("published", published),
+            tuple(self._required("copies", port, is_input=True) for port in copies),
+            tuple(self._required("held", port, is_input=True) for port in held),
+            self._declared("cut", cut),
+            tuple(self._required("wanted", port, is_input=True) for port in wanted),
+            self._declared("own", own),
+            self._declared("restored", restored, is_input=True),
+        )
+
+    def keep(self, state: Port, kept: Port) -> None:
+        """Declare that the recorder keeps a state that all learners have: the newest of output `state`, which it gives
+        to the input `kept`."""
+        self.keeping = Keeping(self._required("state", state), self._required("kept", kept, is_input=True))
+
+    def chose(self, **settings: Any) -> None:
+        """Note what the builder chose for settings that may be None: a run shows it, and writes it into its
+        configuration."""
+        self.chosen.update(settings)
+
+    def _declared(self, name: str, port: Port | None, *, is_input: bool = False) -> Port | None:
+        return None if port is None else self._required(name, port, is_input=is_input)
+
+    def _required(self, name: str, port: Port, *, is_input: bool = False) -> Port:
+        """A port that is declared as `name`; GraphError for one of the wrong direction or another graph."""
+        where = f"{name}= of graph {self.name!r}"
+        kind = "an input port" if is_input else "an output port"
+        if not isinstance(port, Port):
+            raise GraphError(where, kind, f"a {type(port).__name__}", "Name it, as in reports=step['progress'].")
+        if port.node not in self.nodes:
+            do = "Name a port of this graph."
+            raise GraphError(where, f"{kind} of its nodes", f"one of node {port.node.name!r} of another graph", do)
+        names = [each.name for each in port.node.inputs] if is_input else list(port.node.outputs)
+        if port.name not in names:
+            raise GraphError(where, f"{kind} of {port.node.name!r}", repr(port.name), nearest(port.name, names))
+        return port
+
     def role_of(self, name: str) -> Role:
         """The role `name`; KeyError if there is none."""
-        for role in self.roles:
-            if role.name == name:
-                return role
-        raise KeyError(name)
+        return _role_of(self.roles, name)
 
-    def edges_into(self, node: Node, port: str) -> list[Edge]:
-        """The edges that end at an input port, in the order in which they were added."""
-        return [edge for edge in self.edges if edge.target.node is node and edge.target.name == port]
 
-    def edges_out_of(self, node: Node) -> list[Edge]:
-        """The edges that begin at a node, in the order in which they were added."""
-        return [edge for edge in self.edges if edge.source.node is node]
+def _role_of(roles: Iterable[Role], name: str) -> Role:
+    for role in roles:
+        if role.name == name:
+            return role
+    raise KeyError(name)
 
 
 def _variable(role: str) -> str:

@@ -44,7 +44,19 @@ from isthmus.runtime.graph.proof import (
     prove,
     stuck_at_start,
 )
-from isthmus.runtime.graph.template import AllOf, AnyOf, Edge, Every, Graph, Latest, Node, Policy, Port, Queue, Quorum
+from isthmus.runtime.graph.template import (
+    AllOf,
+    AnyOf,
+    Edge,
+    Every,
+    Latest,
+    Node,
+    Policy,
+    Port,
+    Queue,
+    Quorum,
+    Template,
+)
 
 CAPACITY_MAX: Final = 65_536
 """Items: the scheduler numbers the initial items of an edge in 16 bits."""
@@ -65,14 +77,14 @@ _WAITING: Final = {
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]*")
 
 
-def local_faults(graph: Graph) -> Iterator[Fault]:
+def local_faults(graph: Template) -> Iterator[Fault]:
     """Everything wrong with single roles, nodes, ports and edges."""
     yield from _roles(graph)
     yield from _nodes(graph)
     yield from _edges(graph)
 
 
-def _roles(graph: Graph) -> Iterator[Fault]:
+def _roles(graph: Template) -> Iterator[Fault]:
     if not graph.roles:
         yield Fault("the graph", "a role with a node", "no role", "Add one: graph.role('learner', replicas=(1, 64)).")
     for role in graph.roles:
@@ -101,7 +113,7 @@ def _name(where: str, name: str) -> Iterator[Fault]:
         )
 
 
-def _nodes(graph: Graph) -> Iterator[Fault]:
+def _nodes(graph: Template) -> Iterator[Fault]:
     for node in graph.nodes:
         where = f"node {node.name!r}"
         yield from _name(where, node.name)
@@ -122,7 +134,7 @@ def _nodes(graph: Graph) -> Iterator[Fault]:
             yield from _quorum(graph, node, node.fires)
 
 
-def _connected(graph: Graph, node: Node) -> Iterator[Fault]:
+def _connected(graph: Template, node: Node) -> Iterator[Fault]:
     """A node without any edge is a forgotten edge, unless a timer fires it: it may then exist for its side effects."""
     touched = any(node in (edge.source.node, edge.target.node) for edge in graph.edges)
     if len(graph.nodes) > 1 and not touched and not isinstance(node.fires, Every):
@@ -139,7 +151,7 @@ def _firing_rule(node: Node) -> Iterator[Fault]:
     if isinstance(node.fires, Every):
         period: Any = node.fires.period
         if not _is_int(period) or not PERIOD_MIN <= period <= PERIOD_MAX:
-            found = (
+            actual = (
                 repr(period)
                 if not _is_int(period)
                 else f"{period / 1e9:g} s"
@@ -149,7 +161,7 @@ def _firing_rule(node: Node) -> Iterator[Fault]:
             yield Fault(
                 f"{where}, which fires by Every",
                 "a period from 1 ms to 1 h, in whole nanoseconds",
-                found,
+                actual,
                 "Write Every(milliseconds(100)) or Every(seconds(10)).",
             )
         return
@@ -166,7 +178,7 @@ def _firing_rule(node: Node) -> Iterator[Fault]:
             yield Fault(f"{where}, which fires by {kind}", "input ports of its body", repr(port), nearest(port, names))
 
 
-def _required_ports(graph: Graph, node: Node) -> Iterator[Fault]:
+def _required_ports(graph: Template, node: Node) -> Iterator[Fault]:
     for port in dict.fromkeys(node.required):
         is_filled = isinstance(node.fires, Quorum) and port == DECISION
         if node.input(port) is not None and not is_filled and not graph.edges_into(node, port):
@@ -201,16 +213,16 @@ def _sampled_ports(node: Node) -> Iterator[Fault]:
             )
 
 
-def _quorum(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
+def _quorum(graph: Template, node: Node, fires: Quorum) -> Iterator[Fault]:
     where = f"node {node.name!r}, which fires by Quorum"
     if not isinstance(fires.key, str) or not fires.key:
         yield Fault(where, "the name of the field that names a round", f"key={fires.key!r}", "Write key='round'.")
     if fires.grace is not None and not (_is_int(fires.grace) and fires.grace >= 0):
-        found = f"grace={fires.grace!r}"
+        actual = f"grace={fires.grace!r}"
         yield Fault(
             where,
             "a grace of 0 ns or more, or None for no limit",
-            found,
+            actual,
             "Write grace=milliseconds(50), or leave it out.",
         )
     if DECISION in (fires.port, fires.opened_by):
@@ -229,15 +241,15 @@ def _quorum(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
             "Give the port another name.",
         )
     if fires.port == fires.opened_by:
-        found = f"{fires.port!r} for both"
-        yield Fault(where, "two ports, one of votes and one that opens rounds", found, "Give the body a port for each.")
+        do = "Give the body a port for each."
+        yield Fault(where, "two ports, one of votes and one that opens rounds", f"{fires.port!r} for both", do)
         return
     yield from _openers(graph, node, fires)
     yield from _voters(graph, node, fires)
     yield from _initial_items(graph, node, fires)
 
 
-def _openers(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
+def _openers(graph: Template, node: Node, fires: Quorum) -> Iterator[Fault]:
     edges = graph.edges_into(node, fires.opened_by)
     for edge in edges:
         if not isinstance(edge.policy, Queue):
@@ -249,7 +261,7 @@ def _openers(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
             )
 
 
-def _initial_items(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
+def _initial_items(graph: Template, node: Node, fires: Quorum) -> Iterator[Fault]:
     """Rounds are opened and voted in by emitted items only: cores see no field of an initial item."""
     for port, who in ((fires.opened_by, "opener emit the first rounds"), (fires.port, "voters emit the first votes")):
         for edge in graph.edges_into(node, port):
@@ -263,7 +275,7 @@ def _initial_items(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
                 )
 
 
-def _voters(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
+def _voters(graph: Template, node: Node, fires: Quorum) -> Iterator[Fault]:
     where = f"node {node.name!r}, which fires by Quorum"
     edges = graph.edges_into(node, fires.port)
     roles = [edge.source.node.role for edge in edges]
@@ -287,14 +299,14 @@ def _voters(graph: Graph, node: Node, fires: Quorum) -> Iterator[Fault]:
         )
 
 
-def _producers_max(graph: Graph, edges: list[Edge]) -> int:
+def _producers_max(graph: Template, edges: list[Edge]) -> int:
     """The most replicas that can send to one replica over `edges`."""
     replicas = {role.name: role.replicas_max if _is_int(role.replicas_max) else 0 for role in graph.roles}
     kinds = [(edge.source.node.role, edge.route.kind if edge.route else "local") for edge in edges]
     return sum(replicas[role] if kind in ("all", "at") else 1 for role, kind in kinds)
 
 
-def _edges(graph: Graph) -> Iterator[Fault]:
+def _edges(graph: Template) -> Iterator[Fault]:
     firsts: dict[Port, Edge] = {}
     seen: set[tuple[Port, Port]] = set()
     for edge in graph.edges:
@@ -320,16 +332,16 @@ def _policy(edge: Edge) -> Iterator[Fault]:
     where, policy = f"edge {edge}", edge.policy
     if isinstance(policy, Latest):
         if policy.key is not None and (not isinstance(policy.key, str) or not policy.key):
-            found = f"key={policy.key!r}"
-            yield Fault(where, "the name of a field of the item", found, "Write Latest('fragment'), or Latest().")
+            actual = f"key={policy.key!r}"
+            yield Fault(where, "the name of a field of the item", actual, "Write Latest('fragment'), or Latest().")
         return
     initial: object = policy.initial
     if not isinstance(initial, tuple):
-        found = f"initial={initial!r}"
-        yield Fault(where, "a tuple of initial values", found, "Write initial=(value,): one entry per initial item.")
+        actual = f"initial={initial!r}"
+        yield Fault(where, "a tuple of initial values", actual, "Write initial=(value,): one entry per initial item.")
     elif not _is_int(policy.capacity) or not 1 <= policy.capacity <= CAPACITY_MAX:
-        found = f"Queue(capacity={policy.capacity!r})"
-        yield Fault(where, f"a capacity from 1 to {CAPACITY_MAX} items", found, "Write Queue(capacity=2).")
+        actual = f"Queue(capacity={policy.capacity!r})"
+        yield Fault(where, f"a capacity from 1 to {CAPACITY_MAX} items", actual, "Write Queue(capacity=2).")
     elif len(policy.initial) > policy.capacity:
         yield Fault(
             where,
@@ -388,7 +400,7 @@ Arcs: TypeAlias = Mapping[str, Sequence[tuple[str, Label]]]
 """Labelled arcs between nodes: enough to find a cycle and to name it."""
 
 
-def verify(graph: Graph) -> Proof:
+def verify(graph: Template) -> Proof:
     """The wait analysis of a sound graph. Raises one GraphError with all faults of an unsound one."""
     blamed = {edge for edge in graph.edges if not is_well_formed(edge.policy)}
     cycles = _empty_cycles(graph)
@@ -402,7 +414,7 @@ def verify(graph: Graph) -> Proof:
     return proof
 
 
-def _empty_cycles(graph: Graph) -> list[tuple[Edge, ...]]:
+def _empty_cycles(graph: Template) -> list[tuple[Edge, ...]]:
     """Cycles of Queue edges without initial items, shortest first, no edge in two of them."""
     edges = [edge for edge in graph.edges if isinstance(edge.policy, Queue) and not edge.policy.initial]
     cycles = []
@@ -421,9 +433,9 @@ def _empty(cycle: tuple[Edge, ...]) -> Fault:
     )
 
 
-def _never_fire(graph: Graph, blamed: Set[Edge]) -> Iterator[Fault]:
+def _never_fire(graph: Template, blamed: Set[Edge]) -> Iterator[Fault]:
     """A fault for every knot of nodes that wait for each other from the start, with the nodes that wait for it."""
-    told: set[str] = set()
+    reported: set[str] = set()
     for counts in (fewest(graph), most(graph)):
         net = Net(graph, counts)
         stuck = {instance.node: unmet for instance, unmet in stuck_at_start(net, blamed).items() if instance.slot == 0}
@@ -432,19 +444,19 @@ def _never_fire(graph: Graph, blamed: Set[Edge]) -> Iterator[Fault]:
         behind = {node: _reachable(arcs, node) for node in stuck}
         for node in stuck:
             knot = [other for other in stuck if other in behind[node]]
-            if node in told or any(node not in behind[other] for other in knot):
+            if node in reported or any(node not in behind[other] for other in knot):
                 continue
             cycle = _shortest_cycle({other: arcs[other] for other in knot})
             others = [other for other in stuck if other not in knot and node in behind[other]]
-            told.update(knot, others)
+            reported.update(knot, others)
             yield _knot(net, knot, cycle, [waits[other][0] for other in others])
 
 
 def _knot(net: Net, knot: list[str], cycle: Sequence[Wait], others: list[Wait]) -> Fault:
     waits = [wait for wait in cycle if wait.waiter.node in knot]
-    found = f"that {'each waits for the next' if len(waits) > 1 else 'it waits for itself'}: {_told(net, waits)}"
+    actual = f"that {'each waits for the next' if len(waits) > 1 else 'it waits for itself'}: {_told(net, waits)}"
     if others:
-        found += f"; and behind {'them' if len(knot) > 1 else 'it'}, {_told(net, others)}"
+        actual += f"; and behind {'them' if len(knot) > 1 else 'it'}, {_told(net, others)}"
     ways = []
     if any(not wait.is_for_credit for wait in waits):
         ways.append("give a Queue between them initial items, or the parameter of a port that waits a default")
@@ -454,12 +466,12 @@ def _knot(net: Net, knot: list[str], cycle: Sequence[Wait], others: list[Wait]) 
     return Fault(
         f"{'node' if len(knot) == 1 else 'nodes'} {', '.join(map(repr, knot))}",
         "that every node can fire once from the start",
-        found,
+        actual,
         f"{do[0].upper()}{do[1:]}.",
     )
 
 
-def _fill_up(graph: Graph) -> Iterator[Fault]:
+def _fill_up(graph: Template) -> Iterator[Fault]:
     net = Net(graph, most(graph))
     for edge, waits in overflows(net).items():
         consumer, port = edge.target.node, edge.target.name

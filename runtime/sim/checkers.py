@@ -19,7 +19,7 @@ from isthmus.runtime.clock import Instant
 from isthmus.runtime.cores.membership_messages import Stall
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.graph.plans import EdgePlan
-from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.graph.template import Template
 from isthmus.runtime.host.own_process import Row
 from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.sim.faults import Cut, DaemonFault, Fault, Mute, RefuseStarts
@@ -505,7 +505,7 @@ class CreditChecker(Checker):
         return knows and consumer.meetings.live.get(producer.member.replica) == producer.member
 
 
-def runtime_checkers(graph: Graph) -> list[Checker]:
+def runtime_checkers(graph: Template) -> list[Checker]:
     """The checkers that hold for every program, new for each universe."""
     free = {
         role.name: frozenset(node.name for node in graph.nodes if node.role == role.name and node.never_waits)

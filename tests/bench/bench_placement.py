@@ -18,7 +18,7 @@ from contextlib import suppress
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Machine, Topology, place
-from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.graph.template import Graph, Template
 
 SECONDS_BAR = 2.0
 ISLANDS_EACH = 8
@@ -44,12 +44,12 @@ def cluster(islands: int) -> Topology:
     return Topology((*hubs, *learners))
 
 
-def graph(*roles: str) -> Graph:
+def graph(*roles: str) -> Template:
     """A template with these roles."""
     template = Graph("placed")
     for role in roles:
         template.role(role, replicas=(1, 1024))
-    return template
+    return template.freeze()
 
 
 def main() -> None:

@@ -69,7 +69,7 @@ def chain() -> Plan:
     source, middle, sink = here.node("source", one), here.node("middle", through), here.node("sink", Sink)
     graph.edge(source["result"], middle["item"], Queue(2))
     graph.edge(middle["result"], sink["item"], Queue(2))
-    return lower(graph)["here"]
+    return lower(graph.freeze())["here"]
 
 
 def join() -> Plan:
@@ -79,7 +79,7 @@ def join() -> Plan:
     left, right, both = here.node("left", one), here.node("right", one), here.node("both", Join)
     graph.edge(left["result"], both["left"], Latest())
     graph.edge(right["result"], both["right"], Latest())
-    return lower(graph)["here"]
+    return lower(graph.freeze())["here"]
 
 
 def drive(plan: Plan, firings: int, tape: Tape | None) -> None:

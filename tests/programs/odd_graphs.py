@@ -49,6 +49,12 @@ class DeafToAll(Deaf):
     collects = ("batch",)
 
 
+class DeafModelToAll(DeafModel):
+    """The same, with a model."""
+
+    collects = ("batch",)
+
+
 class Obeys(Deaf):
     """Ends when it is told to, and says so."""
 
@@ -76,6 +82,12 @@ def _graph(job: Job, body: Any, *, role: str = "learner", replicas: tuple[int, i
     data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
     step = learner.node("train", body)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.train(
+        reports=step["progress"],
+        mean_of=step["parameters"] if "parameters" in step.outputs else None,
+        model=step["final"] if "final" in step.outputs else None,
+        control=[step["control"]] if step.input("control") else [],
+    )
     return graph
 
 
@@ -119,13 +131,25 @@ def watched(job: Job, *, replicas: int = 1) -> Graph:
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(step["progress"], queue["report"], Latest(), to=watch.all)
     graph.edge(step["progress"], latest["report"], Latest(), to=watch.all)
+    graph.train(reports=step["report"], mean_of=step["parameters"], control=step["control"])
     return graph
 
 
 def two_that_report(job: Job) -> Graph:
     graph = _graph(job, Deaf)
     other = graph.role("other", replicas=(1, 1))
-    graph.edge(graph.nodes[0]["batch"], other.node("again", DeafToAll)["batch"], Latest(), to=other.all)
+    again = other.node("again", DeafToAll)
+    graph.edge(graph.nodes[0]["batch"], again["batch"], Latest(), to=other.all)
+    graph.train(reports=again["progress"])
+    return graph
+
+
+def mean_of_others(job: Job) -> Graph:
+    graph = _graph(job, Deaf)
+    other = graph.role("other", replicas=(1, 1))
+    again = other.node("again", DeafModelToAll)
+    graph.edge(graph.nodes[0]["batch"], again["batch"], Latest(), to=other.all)
+    graph.train(mean_of=again["parameters"])
     return graph
 
 

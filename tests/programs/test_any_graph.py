@@ -174,10 +174,11 @@ def test_the_pipeline_ends_with_its_budget_and_without_a_model(run: Run, tmp_pat
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("two_that_report", ("'progress'", "one node", "'train', 'again'")),
+        ("two_that_report", ("train(reports=)", "not declared yet", "train.progress", "odd_graphs.py")),
+        ("mean_of_others", ("mean_of=again.parameters", "role that reports, 'learner'", "role 'other'")),
         ("with_own_control", ("data.batch -> train.control", "recorder")),
         ("with_own_recorder", ("role 'recorder'", "node 'record'")),
-        ("with_own_evaluator", ("role 'evaluator'", "`evaluation`")),
+        ("with_own_evaluator", ("role 'evaluator'", "evaluation=")),
     ],
 )
 def test_what_a_run_cannot_do_is_refused_before_it(run: Run, tmp_path: Path, program: str, words: Any) -> None:

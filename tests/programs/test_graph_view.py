@@ -10,7 +10,7 @@ import pytest
 from isthmus.programs.engine.request.graph_view import WIDTH, as_json, mermaid, text
 from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Queue, Quorum
+from isthmus.runtime.graph.template import AnyOf, Every, Graph, Latest, Queue, Quorum, Template
 from isthmus.runtime.graph.verify import verify
 from tests.runtime.graph.example_bodies import collecting
 
@@ -57,7 +57,7 @@ def write(update: object) -> None: ...
 
 
 @pytest.fixture(scope="module")
-def graph() -> Graph:
+def graph() -> Template:
     graph = Graph("small-diloco")
     learner, syncer = graph.role("learner", replicas=(1, 64)), graph.role("syncer", replicas=(1, 1))
     keeper = graph.role("keeper", replicas=(1, 1))
@@ -77,7 +77,7 @@ def graph() -> Graph:
     graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
     graph.edge(step["progress"], keep["progress"], Latest(), to=keeper.all)
     graph.edge(outer["update"], writing["update"], Latest("fragment"), to=keeper.all)
-    return graph
+    return graph.freeze()
 
 
 TEXT = """\
@@ -164,13 +164,13 @@ what every keeper runs
     gives  result  to nobody"""
 
 
-def test_text(graph: Graph) -> None:
+def test_text(graph: Template) -> None:
     shown = text(graph, verify(graph))
     assert shown == TEXT
     assert max(map(len, shown.splitlines())) <= WIDTH
 
 
-def test_text_with_plans(graph: Graph) -> None:
+def test_text_with_plans(graph: Template) -> None:
     assert text(graph, verify(graph), lower(graph)) == TEXT + PLANS
 
 
@@ -202,11 +202,11 @@ flowchart LR
     classDef free stroke-width:3px"""
 
 
-def test_mermaid(graph: Graph) -> None:
+def test_mermaid(graph: Template) -> None:
     assert mermaid(graph, verify(graph)) == MERMAID
 
 
-def test_json(graph: Graph) -> None:
+def test_json(graph: Template) -> None:
     shape = as_json(graph, verify(graph), "0f1e", {"data": "a", "log": "b"})
     assert json.loads(json.dumps(shape)) == shape
     assert list(shape) == ["program", "fingerprint", "roles", "nodes", "edges", "placement"]
@@ -253,7 +253,8 @@ def test_labels_are_escaped_for_mermaid() -> None:
     role = graph.role("end", replicas=(1, 1))  # A word of Mermaid's own: names are labels there, never ids.
     first = role.node("first", log, fires=Every(seconds(1)))
     graph.edge(first["result"], first["progress"], Latest('a "b" <c> #'))
-    shown = mermaid(graph, verify(graph))
+    template = graph.freeze()
+    shown = mermaid(template, verify(template))
     assert '    n0 -.->|"result to progress: Latest(a #quot;b#quot; #lt;c#gt; #35;)"| n0' in shown.splitlines()
     assert '    subgraph r0["end, 1 replica"]' in shown.splitlines()
 
@@ -263,7 +264,8 @@ def test_a_node_that_waits_for_one_that_may_wait() -> None:
     role = graph.role("keeper", replicas=(1, 1))
     first, second = role.node("log", log, fires=Every(seconds(1))), role.node("write", write, body_may_wait=True)
     graph.edge(first["result"], second["update"], Queue(1))
-    assert text(graph, verify(graph)).splitlines()[-3:] == [
+    template = graph.freeze()
+    assert text(template, verify(template)).splitlines()[-3:] == [
         "  log    held up by write, whose body may wait",
         "             waits for credit from write on log.result -> write.update [Queue(1)]",
         "  write  may wait by itself",

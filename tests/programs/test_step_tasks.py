@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.task_in_hand import differences
 from isthmus.programs.engine.results import reading
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
+from isthmus.programs.task import StepTask, TaskLayout
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.template import TensorSpec
 from isthmus.testing import Kill
@@ -115,15 +116,18 @@ def test_the_layout_is_of_merged_leaves_with_their_rules() -> None:
     )
 
 
-def changed(**more: Any) -> Task:
+LAYOUT = [each.name for each in fields(TaskLayout)]
+
+
+def changed(**more: Any) -> StepTask:
     return replace(TASK, **more)
 
 
-def stepping(change: Any) -> Task:
+def stepping(change: Any) -> StepTask:
     """The task, with what its step returns changed."""
 
     def step(state: Any, batch: Any, now: Any) -> Any:
-        return change(*TASK.step(state, batch, now))  # type: ignore[misc]
+        return change(*TASK.step(state, batch, now))
 
     return changed(step=step)
 
@@ -166,20 +170,20 @@ def wider(params: Any) -> Any:
 
 
 @pytest.mark.parametrize(("task", "told"), [pytest.param(*each, id=each[1][:30]) for each in refusals()])
-def test_what_does_not_fit_is_refused_before_the_start(task: Task, told: str) -> None:
+def test_what_does_not_fit_is_refused_before_the_start(task: StepTask, told: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){told}"):
         layout(task)
 
 
-def test_the_two_doors_do_not_mix() -> None:
-    with pytest.raises(ConfigError, match="no loss beside a step"):
-        changed(loss=lambda params, batch: 0.0)
+def test_a_task_has_a_loss_or_a_step_and_the_layout_in_any_case() -> None:
+    assert {each.name for each in fields(Task)} - set(LAYOUT) == {"init", "loss", "batch", "optimizer"}
+    assert {each.name for each in fields(StepTask)} - set(LAYOUT) == {"init", "step", "evaluate", "batch", "restart"}
     with pytest.raises(ConfigError, match="a function evaluate"):
         changed(evaluate=None)
     with pytest.raises(ConfigError, match="a function loss"):
-        Task(TASK.init, None, TASK.batch, tokens_per_batch=1)
-    with pytest.raises(ConfigError, match="restart= beside a step only"):
-        replace(SGD, restart=lambda state, key: state)
+        Task(TASK.init, None, TASK.batch, tokens_per_batch=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="restart"):
+        Task(TASK.init, abs, TASK.batch, tokens_per_batch=1, restart=abs)  # type: ignore[call-arg]
 
 
 def test_two_tasks_of_a_step_are_compared_by_what_they_compute() -> None:

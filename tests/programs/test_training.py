@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,9 +18,12 @@ import optax
 import pytest
 from safetensors.numpy import save_file
 
-from isthmus import Task, decoupled_diloco, train
-from isthmus.programs.engine.request.request import Request
-from isthmus.programs.training import read_final
+from isthmus import Program, Task, decoupled_diloco, train
+from isthmus.programs.engine.recorder.summary import LearnerSummary, Summary
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.request import Request, prepare
+from isthmus.programs.engine.run.in_processes import submit
+from isthmus.programs.training import again, read_final
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.graph.template import TensorSpec
 
@@ -194,3 +198,52 @@ def test_a_model_with_a_tensor_missing_is_refused(tmp_path: Path) -> None:
     save_file({"scale": np.ones(1, np.float32)}, folder / "fragment-0.safetensors")
     with pytest.raises(RunError, match="'head'"):
         read_final(finished(tmp_path))
+
+
+# -- what the command knows, too ---------------------------------------------------------------------------------------
+
+
+def test_every_key_of_section_run_is_a_keyword(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run.learner: .*\n.*Did you mean 'learners'"):
+        train(decoupled_diloco(), task(), learner=2, transport="inproc")
+    with pytest.raises(ConfigError, match=r"run\.snapshot_every_seconds"):
+        train(decoupled_diloco(), task(), snapshot_every_seconds=0, transport="inproc")
+    result = train(
+        decoupled_diloco(interval=6, fragments=2),
+        task(),
+        learners=1,
+        tokens=1500,
+        transport="inproc",
+        quiet=True,
+        snapshots=str(tmp_path / "store"),
+        snapshot_every_seconds=0.5,
+    )
+    assert list((tmp_path / "store").iterdir())
+    assert json.loads((result.run_dir / "summary.json").read_text()).keys() == Summary.__annotations__.keys()
+    for learner in result.summary["per_learner"]:
+        assert learner.keys() == LearnerSummary.__annotations__.keys()
+
+
+@pytest.fixture
+def begun() -> Path:
+    """The folder of a run of the shipped task, whose processes were never started."""
+    settings = {"batch": 1, "context": 16, "width": 16, "layers": 1, "heads": 2}
+    budget = {"tokens": 40_000, "learners": 2}
+    request = prepare(Program("decoupled-diloco", fragments=2), run=budget, task_settings=settings, computes=False)
+    return submit(request).run_dir
+
+
+def test_a_run_goes_on_by_its_own_configuration(begun: Path) -> None:
+    was = spec.load(begun).job
+    request = again(begun, {"tokens": 80_000}, "Resuming")
+    assert request.job == replace(was, tokens=80_000)
+    with pytest.raises(ConfigError, match="expected a snapshot in"):
+        train(resume=begun, tokens=80_000)
+
+
+@pytest.mark.parametrize("wrong", [{"task": "mine.py:task"}, {"program": "diloco"}, {"transport": "inproc"}])
+def test_a_run_that_goes_on_takes_no_other_program_or_task(begun: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"Resuming {begun}: .* found {next(iter(wrong))}"):
+        train(resume=begun, **wrong)
+    with pytest.raises(ConfigError, match="run_dir= only for a run that goes on from a store"):
+        train(resume=begun, run_dir="elsewhere")

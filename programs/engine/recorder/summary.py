@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange.fragments import Fragment
@@ -33,7 +33,7 @@ from isthmus.programs.engine.recorder.accounts import (
     uptime,
 )
 from isthmus.programs.engine.recorder.lines import FILES
-from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.graph.template import Template
 from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system.disk import DISK
@@ -80,12 +80,12 @@ FRAGMENTS_NAMED_MAX = 16
 """Fragments that the message of a lost shard lists."""
 
 
-def fragment_sizes(graph: Graph) -> list[int]:
+def fragment_sizes(graph: Template) -> list[int]:
     """The sizes of a program's fragments, in values; none if it exchanges whole trees."""
     return [fragment.size for fragment in _fragments(graph)]
 
 
-def fragments_of(graph: Graph, shard: Replica) -> str:
+def fragments_of(graph: Template, shard: Replica) -> str:
     """The fragments that a syncer shard serves, for people: 'fragments 1 (head), 3 (norm and 2 more)'; '' if none."""
     shards = next((role.replicas_max for role in graph.roles if role.name == shard.role == "syncer"), 0)
     own = [fragment for fragment in _fragments(graph) if shards and fragment.index % shards == shard.slot]
@@ -98,7 +98,7 @@ def _first(names: Sequence[str], count: int) -> str:
     return ", ".join(names[:count]) + more
 
 
-def _fragments(graph: Graph) -> Sequence[Fragment]:
+def _fragments(graph: Template) -> Sequence[Fragment]:
     for node in graph.nodes:
         if node.role == "learner" and node.keywords.get("fragments"):
             fragments: Sequence[Fragment] = node.keywords["fragments"]
@@ -106,10 +106,63 @@ def _fragments(graph: Graph) -> Sequence[Fragment]:
     return ()
 
 
-def roster_counts(graph: Graph, learners: int) -> dict[str, int]:
+def roster_counts(graph: Template, learners: int) -> dict[str, int]:
     """The number of replicas of each role at the start: `learners`, and the minimum of every other role."""
     counts = {role.name: max(1, role.replicas_min) for role in graph.roles}
     return {**counts, "learner": learners} if "learner" in counts else counts
+
+
+class LearnerSummary(TypedDict):
+    """One slot over all its lives."""
+
+    learner: int
+    steps: int
+    tokens: int
+    tokens_lost: float
+    stall_seconds: float
+    bytes_sent: int
+    bytes_received: int
+    restarts: int
+    device_kind: str
+
+
+class Summary(TypedDict):
+    """`summary.json`: figures that were not measured are None."""
+
+    program: str
+    outcome: str
+    learners: int
+    syncer_shards: int
+    fragments: int
+    tokens_total: int
+    tokens_merged: float
+    tokens_overlapped: float
+    tokens_refused: float
+    tokens_lost: float
+    tokens_pending: float
+    outer_steps: int
+    contributors_mean: float
+    merged_share: float
+    cpu_seconds_total: float
+    eval_loss_initial: float | None
+    eval_loss_final: float | None
+    metrics: dict[str, float]
+    eval_metrics: dict[str, float]
+    start_seconds: float
+    wall_seconds: float
+    goodput: float
+    uptime: float
+    bytes_sent_total: int
+    lines_lost: int
+    lines_torn: int
+    disk_error: str | None
+    snapshot_faults: list[str]
+    snapshot_store: Any
+    changes: int
+    fragment_accounts: list[dict[str, int]]
+    books: dict[str, Any]
+    per_learner: list[LearnerSummary]
+    error: str | None
 
 
 def summarise(

@@ -25,18 +25,18 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_sharding import MeshShape, ShardingError
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.programs.task import Task
+from isthmus.programs.task import AnyTask
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.body import trait
 from isthmus.runtime.graph.plans import NodePlan, Plan
-from isthmus.runtime.graph.template import AllOf, Graph
+from isthmus.runtime.graph.template import AllOf, Template
 from isthmus.runtime.ids import LEARNER
 from isthmus.runtime.items.layout import ITEM_BYTES_MAX
 
 VALUE_BYTES = 4
 
 
-def item_faults(graph: Graph) -> Iterator[Fault]:
+def item_faults(graph: Template) -> Iterator[Fault]:
     """A fault for each outer step whose largest fragment does not fit."""
     for node in graph.nodes:
         if node.body is not OuterStep:
@@ -56,7 +56,7 @@ def item_faults(graph: Graph) -> Iterator[Fault]:
             )
 
 
-def mesh_faults(task: Task, devices: int, seed: int, slot: int, where: str) -> Iterator[Fault]:
+def mesh_faults(task: AnyTask, devices: int, seed: int, slot: int, where: str) -> Iterator[Fault]:
     """Why mesh, leaves or batches do not fit so many devices, for this slot's learner; `where`: the island in words."""
     recipe = task.recipe()
     try:

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from isthmus.runtime.graph.plans import InputPlan, NodePlan, Plan
 from isthmus.runtime.graph.proof import PossibleDelay, Proof, Verdict, describe_policy, describe_route
-from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Latest, Node, Queue, Quorum, Role
+from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Latest, Node, Queue, Quorum, Role, Template
 from isthmus.runtime.graph.verify import DECISION
 
 WIDTH: Final = 120
 """Columns: a chain of waits is wrapped there, tables are as wide as they are."""
 
 
-def text(graph: Graph, proof: Proof, plans: Mapping[str, Plan] | None = None) -> str:
+def text(graph: Template, proof: Proof, plans: Mapping[str, Plan] | None = None) -> str:
     """Roles with their nodes, edges with their policies, proofs of blocking; and `plans`, by role, if given."""
     sizes = (_count(graph.roles, "role"), _count(graph.nodes, "node"), _count(graph.edges, "edge"))
     lines = [f"{graph.name}: {', '.join(sizes)}"]
@@ -40,7 +40,7 @@ def text(graph: Graph, proof: Proof, plans: Mapping[str, Plan] | None = None) ->
     return "\n".join(lines)
 
 
-def mermaid(graph: Graph, proof: Proof, captions: Mapping[str, Sequence[str]] | None = None) -> str:
+def mermaid(graph: Template, proof: Proof, captions: Mapping[str, Sequence[str]] | None = None) -> str:
     """A Mermaid flowchart: a box per role, solid arrows for Queues, dashed ones for Latest; free-running nodes stand
     out. `captions` are further lines for the boxes of roles."""
     ids = {node.name: f"n{index}" for index, node in enumerate(graph.nodes)}
@@ -66,7 +66,7 @@ def mermaid(graph: Graph, proof: Proof, captions: Mapping[str, Sequence[str]] | 
 
 
 def as_json(
-    graph: Graph, proof: Proof, fingerprint: str, placement: Mapping[str, str | Sequence[str]]
+    graph: Template, proof: Proof, fingerprint: str, placement: Mapping[str, str | Sequence[str]]
 ) -> dict[str, Any]:
     """The graph as plain data.
 

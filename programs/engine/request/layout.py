@@ -44,7 +44,7 @@ from isthmus.ops.data.batches import At, first_batch, next_batch, opened
 from isthmus.ops.data.corpus import DataError
 from isthmus.ops.exchange.parameter_trees import idle_rules, named_leaves
 from isthmus.ops.island.recipe import LOCAL, Leaf, Now, abstract_key, with_scalars
-from isthmus.programs.task import Task
+from isthmus.programs.task import AnyTask, StepTask, Task
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.graph.template import TensorSpec
 
@@ -95,7 +95,7 @@ _DOING: Final = "Running task.init(key)"
 _READING: Final = "Reading merge= of the task"
 
 
-def merged_leaves(task: Task) -> list[Leaf]:
+def merged_leaves(task: AnyTask) -> list[Leaf]:
     """All leaves of the model, with their kinds; ConfigError, with every fault, if leaves and rules do not match."""
     model = call("task.init(key)", task.init, partial(jax.eval_shape, task.init, abstract_key()))
     leaves = task.recipe().leaves() if named_leaves(model) else []
@@ -132,7 +132,7 @@ def _leaf_faults(leaves: Sequence[Leaf]) -> Iterator[Fault]:
         seen.add(name)
 
 
-def _rule_faults(task: Task, leaves: Sequence[Leaf]) -> Iterator[Fault]:
+def _rule_faults(task: AnyTask, leaves: Sequence[Leaf]) -> Iterator[Fault]:
     names = [leaf.name for leaf in leaves]
     folders = {f"{name[:end]}/**" for name in names for end, letter in enumerate(name) if letter == "/"}
     for pattern, before in idle_rules(task.rules, names):
@@ -152,7 +152,7 @@ def _rule_faults(task: Task, leaves: Sequence[Leaf]) -> Iterator[Fault]:
         yield Fault(_READING, "at least one leaf that is merged", "all of them local", do)
 
 
-def _mesh_faults(task: Task, leaves: Sequence[Leaf]) -> Iterator[Fault]:
+def _mesh_faults(task: AnyTask, leaves: Sequence[Leaf]) -> Iterator[Fault]:
     """Faults of rules in `shard` and `stacked` that match no leaf, or an unsuitable one."""
     names = [leaf.name for leaf in leaves]
     recipe = task.recipe()
@@ -181,7 +181,6 @@ _RESTART: Final = "task.restart(state, key)"
 
 def check_loss(task: Task, batch: Any) -> None:
     """ConfigError unless the loss is a scalar that can be differentiated, and the optimizer takes its gradient."""
-    assert task.loss is not None
     params = jax.eval_shape(task.init, abstract_key())
     name = "task.loss(params, batch)"
     found = call(name, task.loss, partial(jax.eval_shape, task.loss, params, batch))
@@ -218,10 +217,8 @@ def _check_optimizer(given: Any, params: Any) -> None:
             raise ConfigError("Running task.optimizer.update", f"{what} of the same form", changed, do)
 
 
-def check_step(task: Task, batch: Any) -> None:
+def check_step(task: StepTask, batch: Any) -> None:
     """ConfigError unless step, evaluate and restart take the state of `init`, and give valid results."""
-    assert task.step is not None
-    assert task.evaluate is not None
     state = jax.eval_shape(task.init, abstract_key())
     now = Now(abstract_key(), np.float32(0.0))
     stepped = call(_STEP, task.step, partial(jax.eval_shape, task.step, state, batch, now))
@@ -273,7 +270,7 @@ def _is_real(dtype: Any) -> bool:
     return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer)) or dtype == np.bool_
 
 
-def check_load(task: Task, leaves: Sequence[Leaf]) -> None:
+def check_load(task: AnyTask, leaves: Sequence[Leaf]) -> None:
     """ConfigError, with every fault, for arrays from `load` that do not fit their leaves."""
     if task.load is None:
         return
@@ -304,13 +301,13 @@ _OPTIONS: Final = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expens
 """It runs once: half of the compile time would go into its speed."""
 
 
-def warnings(task: Task, seed: int) -> tuple[Fault, ...]:
+def warnings(task: AnyTask, seed: int) -> tuple[Fault, ...]:
     """Oddities of a task that can train."""
-    names = without_gradient(task, seed) if task.loss is not None else untouched(task, seed)
+    names = without_gradient(task, seed) if isinstance(task, Task) else untouched(task, seed)
     if not names:
         return ()
     told = ", ".join(map(repr, names))
-    if task.loss is None:
+    if isinstance(task, StepTask):
         do = "Have the step change them, or say that they are local."
         return (Fault("Running task.step(state, batch, now)", "every merged leaf changed", f"as it was: {told}", do),)
     do = "They stay as init makes them. Statistics that loss computes are not kept: compute them from the batch."
@@ -321,7 +318,6 @@ def warnings(task: Task, seed: int) -> tuple[Fault, ...]:
 
 def without_gradient(task: Task, seed: int) -> list[str]:
     """The names of the parameters whose gradient is zero for every batch."""
-    assert task.loss is not None
     params = jax.eval_shape(task.init, abstract_key())
     gradient = jax.grad(partial(with_scalars, task.loss), has_aux=True)
     traced = jax.make_jaxpr(lambda *given: gradient(*given)[0])(params, first_batch(task, seed)).jaxpr
@@ -330,9 +326,8 @@ def without_gradient(task: Task, seed: int) -> list[str]:
     return [name for (name, _), variable in outputs if _is_zero(variable, made)]
 
 
-def untouched(task: Task, seed: int) -> list[str]:
+def untouched(task: StepTask, seed: int) -> list[str]:
     """The names of the merged leaves that a step returns unchanged, whatever the batch is."""
-    assert task.step is not None
     state, now = jax.eval_shape(task.init, abstract_key()), Now(abstract_key(), np.float32(0.0))
     traced = jax.make_jaxpr(task.step)(state, first_batch(task, seed), now).jaxpr
     leaves = zip(task.recipe().leaves(), traced.invars, traced.outvars, strict=False)
@@ -349,14 +344,13 @@ def _is_zero(variable: Any, made: dict[Any, Any]) -> bool:
     return bool(np.all(np.asarray(variable.val) == 0))
 
 
-def check_first_loss(task: Task, seed: int) -> None:
+def check_first_loss(task: AnyTask, seed: int) -> None:
     """ConfigError if the loss of the first parameters on the first batch is not finite."""
     batch = first_batch(task, seed)
 
     def first(key: Any, batch: Any) -> tuple[Any, Any]:
         model = task.init(key)
-        if task.step is None:
-            assert task.loss is not None
+        if isinstance(task, Task):
             loss = with_scalars(task.loss, model, batch)[0]
         else:
             loss = task.step(model, batch, Now(key, jnp.float32(0.0)))[1]["loss"]
@@ -375,7 +369,7 @@ def check_first_loss(task: Task, seed: int) -> None:
     odd += [name for name, leaf in named_leaves(batch, "batch") if not np.isfinite(np.asarray(leaf, float)).all()]
     where = f", and not finite either: {', '.join(map(repr, odd))}" if odd else ""
     do = "Look at what loss divides by, and takes roots and logarithms of; no step can mend this."
-    name = "task.loss(params, batch)" if task.loss is not None else "task.step(state, batch, now)"
+    name = "task.loss(params, batch)" if isinstance(task, Task) else "task.step(state, batch, now)"
     raise ConfigError(f"Running {name} on the first batch", "a finite loss", f"{loss}{where}", do)
 
 
@@ -408,7 +402,7 @@ def _operations(traced: Any) -> int:
 _NUMBERS = "a list of numbers"
 
 
-def layout(task: Task, seed: int = 0) -> tuple[TensorSpec, ...]:
+def layout(task: AnyTask, seed: int = 0) -> tuple[TensorSpec, ...]:
     """The merged leaves of `task.init`, in the order of `jax.tree.leaves`; ConfigError for a task that cannot train.
 
     A name is the path of keys, indices and attributes, joined by '/'. Checks: `init` gives leaves with distinct names,
@@ -418,7 +412,7 @@ def layout(task: Task, seed: int = 0) -> tuple[TensorSpec, ...]:
     """
     batch = _check_batches(task, seed) if task.stream is None else _check_stream(task, seed)
     leaves = merged_leaves(task)
-    if task.loss is not None:
+    if isinstance(task, Task):
         check_loss(task, batch)
     else:
         check_step(task, batch)
@@ -430,7 +424,7 @@ def layout(task: Task, seed: int = 0) -> tuple[TensorSpec, ...]:
     )
 
 
-def _check_batches(task: Task, seed: int) -> Any:
+def _check_batches(task: AnyTask, seed: int) -> Any:
     """The batch at the beginning; ConfigError if batches elsewhere are not like it."""
     first = At(seed, 0, 0)
     others = [At(seed, 0, 1), At(seed, 0, 0, "evaluation")]
@@ -455,7 +449,7 @@ def _check_batches(task: Task, seed: int) -> Any:
     return batch
 
 
-def _check_stream(task: Task, seed: int) -> Any:
+def _check_stream(task: AnyTask, seed: int) -> Any:
     """The first batch of a stream; ConfigError if it has no state, if that does not bring it back, or if batches differ
     in form."""
     assert task.stream is not None

@@ -45,19 +45,19 @@ from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
-from isthmus.programs.task import Task
+from isthmus.programs.task import AnyTask, Task
 from isthmus.programs.update_settings import derived, interval_of
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, nearest
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.proof import Proof
-from isthmus.runtime.graph.template import Edge, Graph, Job, Node, Reference
+from isthmus.runtime.graph.template import Edge, Graph, Job, Node, Reference, Template
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.system.disk import DISK
 
 _DIGITS: Final = 32
 
 
-def fingerprint(graph: Graph, job: Job, builder: Callable[..., Any]) -> str:
+def fingerprint(graph: Template, job: Job, builder: Callable[..., Any]) -> str:
     """32 hexadecimal digits; equal for equal graph, job and sources, in any process, at any time.
 
     GraphError if the arguments of a body are no data, because they contain themselves.
@@ -283,10 +283,10 @@ class Request:
 
     program: Program
     task_reference: Reference
-    task: Task
+    task: AnyTask
     run: RunSettings
     job: Job
-    graph: Graph
+    graph: Template
     proof: Proof
     plans: Mapping[str, Plan]
     fingerprint: str
@@ -302,12 +302,13 @@ class Request:
         return self.program.name
 
     def to_train(self) -> Request:
-        """This request, if a run of it can end; ConfigError if no node reports progress."""
-        if not any("progress" in node.outputs for node in self.graph.nodes):
+        """This request, if a run of it can end; ConfigError if its graph declares no reports."""
+        if self.graph.training.reports is None:
             do = (
-                "Use InnerStep, or emit {'tokens': trained in all} on it from a body of your own (reference/graphs.md)."
+                "Write graph.train(reports=step['report']) of an InnerStep, or of a body of your own that emits "
+                "{'tokens': trained in all} (reference/graphs.md)."
             )
-            expected = "a node that reports on a port `progress`, by which the token budget ends a run"
+            expected = "a graph that declares the port by whose reports the token budget ends a run"
             raise ConfigError(f"Training by {self.program.reference!r}", expected, "none", do)
         return self
 
@@ -352,7 +353,7 @@ class Request:
 
 def prepare(
     program: Program | str = DEFAULT,
-    task: Task | str | None = None,
+    task: AnyTask | str | None = None,
     *,
     run: Mapping[str, Any] = _NOTHING,
     task_settings: Mapping[str, Any] = _NOTHING,
@@ -372,7 +373,7 @@ def prepare(
     job = _job(program, parts)
     warnings = () if task is None else _first_step(parts, computes=computes)
     reference.bind(job.task, parts.subject.task)
-    graph = program.build(job)
+    graph = program.build(job).freeze()
     if "learners" not in run and (fitting := _nearest_learners(graph, job.learners)) != job.learners:
         run = dict(run, learners=fitting)
         return prepare(
@@ -381,7 +382,7 @@ def prepare(
     chosen = derived(graph, parts.settings)
     parts = parts._replace(settings={**parts.settings, **chosen})
     job = replace(job, settings=MappingProxyType(parts.settings))
-    with_recorder(graph, job)
+    graph = with_recorder(graph, job)
     proof = verify(graph)
     _check_learners(graph, job)
     plans = lower(graph)
@@ -413,7 +414,7 @@ class Subject(NamedTuple):
     """The task of a request, with the settings that it was made with, and those of them that were chosen."""
 
     reference: Reference
-    task: Task
+    task: AnyTask
     settings: Mapping[str, Any]
     chosen: Mapping[str, Any] = _NOTHING
 
@@ -429,7 +430,7 @@ class _Parts(NamedTuple):
 
 def _gather(
     program: Program,
-    task: Task | str | None,
+    task: AnyTask | str | None,
     run: Mapping[str, Any],
     task_settings: Mapping[str, Any],
     run_dir: str | Path | None,
@@ -463,7 +464,7 @@ def _short_name(program: Program) -> str:
         return "run"
 
 
-def find_task(task: Task | str | None, settings: Mapping[str, Any], run: RunSettings | None = None) -> Subject:
+def find_task(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettings | None = None) -> Subject:
     """The task that was given or named, or the shipped one, with the defaults for section `run.` if that is given."""
     if task is None:
         schema = Schema.of("task", language_model.task)
@@ -477,20 +478,20 @@ def find_task(task: Task | str | None, settings: Mapping[str, Any], run: RunSett
         given = ", ".join(f"task.{name}" for name in settings)
         do = "Leave these out, or leave --task out: they belong to the shipped task."
         raise ConfigError("Reading section [task]", "no settings beside a task of your own", given, do)
-    if isinstance(task, Task):
+    if isinstance(task, AnyTask):
         return Subject(_name_of(task), task, {})
     text = reference.absolute(task)
     doing = f"Loading the task {text!r}"
     found = reference.load(text, doing)
-    if not isinstance(found, Task):
+    if not isinstance(found, AnyTask):
         do = "Name a Task, made with isthmus.Task(init, loss, batch, ...)."
         raise ConfigError(doing, "a Task", reference.kind(found), do)
     return Subject(Reference(text), found, {})
 
 
-def _name_of(task: Task) -> Reference:
+def _name_of(task: AnyTask) -> Reference:
     """The reference by which other processes could find a task object: the file and the name it is bound to."""
-    text = reference.name_of(task, near=(task.init, task.loss or task.step, task.batch))
+    text = reference.name_of(task, near=(task.init, task.loss if isinstance(task, Task) else task.step, task.batch))
     return Reference(text if text is not None else NAMELESS_TASK)
 
 
@@ -507,12 +508,12 @@ def _job(program: Program, parts: _Parts) -> Job:
         tokens_per_batch=task.tokens_mean(parts.run.learners),
         settings=MappingProxyType(dict(parts.settings)),
         tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
-        has_gradients=task.loss is not None and len(tensors) == len(task.recipe().leaves()),
+        has_gradients=isinstance(task, Task) and len(tensors) == len(task.recipe().leaves()),
         **parts.run.of_job(),
     )
 
 
-def _check_budget(task: Task, run: RunSettings) -> None:
+def _check_budget(task: AnyTask, run: RunSettings) -> None:
     """ConfigError for a budget that a first step exceeds."""
     step = task.tokens_mean(run.learners)
     if run.tokens < step:
@@ -520,7 +521,7 @@ def _check_budget(task: Task, run: RunSettings) -> None:
         raise ConfigError("Reading run.tokens", f"at least one step, which is {step} tokens", str(run.tokens), do)
 
 
-def _few_sweeps(graph: Graph, job: Job) -> Iterator[Fault]:
+def _few_sweeps(graph: Template, job: Job) -> Iterator[Fault]:
     """The warning about a run that merges its model too seldom."""
     interval = interval_of(graph)
     warning = None if interval is None else few_sweeps(job, interval)
@@ -538,7 +539,7 @@ def _first_step(parts: _Parts, *, computes: bool) -> tuple[Fault, ...]:
     return layout.warnings(task, seed)
 
 
-def _nearest_learners(graph: Graph, count: int) -> int:
+def _nearest_learners(graph: Template, count: int) -> int:
     """The number of learners nearest to `count` that the graph's role of learners can have."""
     for role in graph.roles:
         low, high = role.replicas_min, role.replicas_max
@@ -547,7 +548,7 @@ def _nearest_learners(graph: Graph, count: int) -> int:
     return count
 
 
-def _check_learners(graph: Graph, job: Job) -> None:
+def _check_learners(graph: Template, job: Job) -> None:
     """ConfigError if the graph's role of learners cannot have as many replicas as there are learners."""
     for role in graph.roles:
         if role.name == "learner" and not role.replicas_min <= job.learners <= role.replicas_max:

@@ -28,7 +28,7 @@ from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import Plan, lower
-from isthmus.runtime.graph.template import Graph, Job, Node, Reference, TensorSpec
+from isthmus.runtime.graph.template import Job, Node, Reference, Template, TensorSpec
 from isthmus.runtime.ids import LEARNER, Replica, follower
 from isthmus.runtime.supervision.home_events import RunRoles
 from isthmus.runtime.system.files import write_json
@@ -127,11 +127,10 @@ class Spec:
             plans[role] = follower_plan(plans[LEARNER], role, job.learners, job.slots_max)
         return plans
 
-    def graph(self) -> Graph:
+    def graph(self) -> Template:
         """The graph, built here; ConfigError if it is not the one that was submitted."""
         program = Program(self.job.program, **self.job.settings)
-        graph = program.build(self.job)
-        with_recorder(graph, self.job)
+        graph = with_recorder(program.build(self.job).freeze(), self.job)
         found = fingerprint(graph, self.job, program.builder())
         if found != self.fingerprint:
             do = "Use one version of the program and of isthmus everywhere, and do not edit them while a run starts."
@@ -254,7 +253,7 @@ def _run_settings(data: Mapping[str, Any]) -> RunSettings:
         raise ValueError(str(error)) from error
 
 
-def _computing(graph: Graph) -> tuple[str, ...]:
+def _computing(graph: Template) -> tuple[str, ...]:
     """The roles with a node that imports something: the task."""
     return tuple(sorted({node.role for node in graph.nodes if _imports(node)}))
 

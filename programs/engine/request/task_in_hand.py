@@ -25,7 +25,7 @@ from isthmus.ops.data.batches import At, first_batch
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Now, abstract_key
 from isthmus.programs.engine.request import reference
-from isthmus.programs.task import Task
+from isthmus.programs.task import AnyTask, StepTask
 from isthmus.runtime.errors import ConfigError
 
 _DOING: Final = "Starting processes, which import the task"
@@ -33,7 +33,7 @@ _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 """A function's address in this process's memory, in the text of a traced program."""
 
 
-def check_importable(task: Task, text: str, seed: int) -> None:
+def check_importable(task: AnyTask, text: str, seed: int) -> None:
     """ConfigError unless importing the reference `text` gives a task that trains like `task`."""
     where, _, name = text.partition(":")
     do = what_to_do(where)
@@ -41,7 +41,7 @@ def check_importable(task: Task, text: str, seed: int) -> None:
     if found is task:
         return
     expected = f"{name!r} in {where} to be the task that train() was given"
-    if not isinstance(found, Task):
+    if not isinstance(found, AnyTask):
         raise ConfigError(_DOING, expected, reference.kind(found), do)
     if others := list(differences(task, found, seed)):
         raise ConfigError(_DOING, expected, f"one with another {', another '.join(others)}", do)
@@ -57,30 +57,29 @@ def what_to_do(where: str = "") -> str:
     )
 
 
-def differences(one: Task, other: Task, seed: int) -> Iterator[str]:
+def differences(one: AnyTask, other: AnyTask, seed: int) -> Iterator[str]:
     """The arguments of Task in which two tasks differ."""
     for name in ("tokens_per_batch", "evaluation", "merge", "mesh", "shard", "stacked"):
         if getattr(one, name) != getattr(other, name):
             yield name
-    if (one.step is None) != (other.step is None):
+    if type(one) is not type(other):
         yield "step"
         return
     first, second = _traced(one, seed), _traced(other, seed)
     yield from (name for name in {**first, **second} if first.get(name) != second.get(name))
 
 
-def _traced(task: Task, seed: int) -> dict[str, Any]:
+def _traced(task: AnyTask, seed: int) -> dict[str, Any]:
     """The traced programs of a task's functions, by the names of its arguments."""
     key = abstract_key()
     batch, held_out = first_batch(task, seed), task.batch(At(seed, 0, 0, "evaluation"))
     first = jax.eval_shape(task.init, key)
     batches = [_content(leaf) for tree in (batch, held_out) for _, leaf in named_leaves(tree, "batch")]
     traced = {"init": _program(task.init, key), "batch": batches}
-    if task.step is not None and task.evaluate is not None:
+    if isinstance(task, StepTask):
         now = Now(key, np.zeros((), np.float32))
         traced |= {"step": _program(task.step, first, batch, now), "evaluate": _program(task.evaluate, first, batch)}
         return traced | ({"restart": _program(task.restart, first, key)} if task.restart is not None else {})
-    assert task.loss is not None
     optimizer = optax.with_extra_args_support(task.optimizer)
     state = jax.eval_shape(optimizer.init, first)
     update = partial(optimizer.update, progress=np.zeros((), np.float32))

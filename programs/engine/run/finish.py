@@ -38,7 +38,7 @@ from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RequestError, RunError
 from isthmus.runtime.graph.plans import lower
-from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.graph.template import Template
 from isthmus.runtime.host.contract import Span, as_perfetto, spans_file
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.system.files import insist, write_bytes, write_json
@@ -167,7 +167,7 @@ def spans_in(folder: Path) -> list[Span]:
     return spans
 
 
-def spans_of_killed(folder: Path, graph: Graph) -> list[Span]:
+def spans_of_killed(folder: Path, graph: Template) -> list[Span]:
     """The spans of lives that left none, from their tapes; the newest ones, up to TAPES_BYTES_MAX.
 
     An unreadable tape is left out.
@@ -184,7 +184,7 @@ def spans_of_killed(folder: Path, graph: Graph) -> list[Span]:
     return spans
 
 
-def _graph(run_spec: spec.Spec) -> Graph | None:
+def _graph(run_spec: spec.Spec) -> Template | None:
     """The run's graph; None where the program's files have changed, which ends a run, too."""
     try:
         return run_spec.graph()

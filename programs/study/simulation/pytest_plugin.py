@@ -20,7 +20,7 @@ import pytest
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Program
-    from isthmus.programs.task import Task
+    from isthmus.programs.task import AnyTask
     from isthmus.runtime.host.contract import Span
     from isthmus.runtime.sim.faults import Fault
     from isthmus.runtime.sim.universe import Universe
@@ -71,7 +71,7 @@ class Worlds:
         self,
         program: Program | str = "decoupled-diloco",
         *,
-        task: Task,
+        task: AnyTask,
         learners: int = 4,
         steps: int = 100,
         seed: int = 0,

@@ -20,7 +20,7 @@ from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.life import LearnerLife
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request.request import Program
-from isthmus.runtime.graph.template import Graph, Job, Reference, TensorSpec
+from isthmus.runtime.graph.template import Job, Reference, Template, TensorSpec
 
 LAYOUT: Final = (
     TensorSpec("embedding", (6, 4), "float32", merge="average"),
@@ -241,7 +241,7 @@ def loss_of(tensors: Tensors) -> float:
     return 0.5 * total / sum(tensor.size for tensor in tensors.values())
 
 
-def graph_of(program: Program, *, learners: int, steps: int, seed: int, task: Toy = TOY) -> Graph:
+def graph_of(program: Program, *, learners: int, steps: int, seed: int, task: Toy = TOY) -> Template:
     """The graph of a program that trains this task for `steps` a learner; ConfigError for settings out of range."""
     settings = {**program.schema().read(program.settings)}
     job = Job(
@@ -255,9 +255,7 @@ def graph_of(program: Program, *, learners: int, steps: int, seed: int, task: To
         seed=seed,
         settings=MappingProxyType(settings),
     )
-    graph = program.build(job)
-    with_recorder(graph, job)
-    return graph
+    return with_recorder(program.build(job).freeze(), job)
 
 
 def _zeros(layout: Sequence[TensorSpec]) -> Tensors:

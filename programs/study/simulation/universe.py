@@ -40,7 +40,7 @@ from isthmus.programs.study.simulation.invariants_recoveries import recovery_che
 from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
-from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.graph.template import Template
 from isthmus.runtime.ids import LEARNER, Replica, follower
 from isthmus.runtime.sim.checkers import Checker, ViolationError, runtime_checkers
 from isthmus.runtime.sim.faults import Fault
@@ -276,7 +276,7 @@ def _violation(universe: Universe, shape: Shape) -> str | None:
     return None
 
 
-def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe:
+def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Universe:
     def duration(replica: Replica, node: str) -> Duration:
         if node != "inner-step":
             return milliseconds(shape.step_ms / 50)
@@ -317,7 +317,7 @@ def _universe(shape: Shape, graph: Graph, more: tuple[Checker, ...]) -> Universe
     )
 
 
-def _plans(graph: Graph, shape: Shape) -> dict[str, Plan]:
+def _plans(graph: Template, shape: Shape) -> dict[str, Plan]:
     """The plan of each kind of host."""
     plans = lower(graph)
     for number in range(1, max(shape.processes, default=1)):

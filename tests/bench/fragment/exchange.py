@@ -99,4 +99,14 @@ def build(
         graph.edge(pacer["pull"], receive["pull"], Latest("fragment"), to=learner.all)
         graph.edge(receive["update"], step["update"], Latest("fragment"))
         graph.edge(receive["pull"], step["pull"], Latest("fragment"))
+    graph.train(
+        reports=step["report"],
+        control=pacer["control"],
+        model=outer["final"],
+        evaluation=outer["evaluation"] if "evaluation" in outer.outputs else None,
+        merges=outer["merged"],
+        changes=pacer["changed"],
+        held=pacer["held"],
+        loans=(step["moments"], step["loan"]),
+    )
     return graph

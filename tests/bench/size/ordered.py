@@ -43,8 +43,7 @@ def _request(learners: int, folder: Path) -> Request:
     run = {"learners": learners, "slots_max": learners, "tokens": 10**9}
     made = prepare(PROGRAM, run=run, run_dir=folder)
     job = replace(made.job, task=LIGHT.reference, layout=LIGHT.layout, tokens_per_batch=8, has_gradients=False)
-    graph = PROGRAM.build(job)
-    with_recorder(graph, job)
+    graph = with_recorder(PROGRAM.build(job).freeze(), job)
     return replace(
         made,
         task_reference=job.task,

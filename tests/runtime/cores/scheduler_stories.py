@@ -67,7 +67,7 @@ class Story:
     """The scheduler of 'here/0', with these others live and every body open."""
 
     def __init__(self, graph: Graph, *others: str, is_open: bool = True) -> None:
-        self.core = Scheduler(lower(graph)["here"], life("here/0"))
+        self.core = Scheduler(lower(graph.freeze())["here"], life("here/0"))
         self.begun: list[Command] = []
         for text in ("here/0", *others):
             self.begun += self.at(0, ReplicaJoined(life(text)))

@@ -95,7 +95,7 @@ def plans(draw: st.DrawFn) -> Plan:
         for source, policy, route in sources:
             output = nodes[source][draw(st.sampled_from(["one", "two"]))]
             graph.edge(output, nodes[target][port], policy, to=route)
-    return lower(graph)["here"]
+    return lower(graph.freeze())["here"]
 
 
 def policies(kind: str, is_round: bool) -> st.SearchStrategy[Policy]:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection
 from random import Random
 
-from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Node, Queue, Quorum
+from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Node, Queue, Quorum, Template
 
 Place = tuple[str, int]
 """A node, and the slot of its replica."""
@@ -59,7 +59,7 @@ class Pair:
 class World:
     """All hosts of a graph, for given numbers of replicas."""
 
-    def __init__(self, graph: Graph, counts: dict[str, int], *, is_strict: bool) -> None:
+    def __init__(self, graph: Template, counts: dict[str, int], *, is_strict: bool) -> None:
         self.is_strict = is_strict
         self.fired: Counter[Place] = Counter()
         self.nodes: dict[Place, Node] = {(n.name, slot): n for n in graph.nodes for slot in range(counts[n.role])}
@@ -182,7 +182,7 @@ def freeze(world: World, host: tuple[str, int], blocked: Collection[str], random
 
 
 def stops(
-    graph: Graph, counts: dict[str, int], host: tuple[str, int] | None, blocked: Collection[str] = ()
+    graph: Template, counts: dict[str, int], host: tuple[str, int] | None, blocked: Collection[str] = ()
 ) -> set[Place]:
     """The places that some schedule stops for good: on `host` with all other hosts frozen from the start, or anywhere.
 
@@ -221,7 +221,7 @@ def stops(
     return stopped
 
 
-def withhold_keys(world: World, graph: Graph) -> None:
+def withhold_keys(world: World, graph: Template) -> None:
     """Keys of routed items always name another replica, where there is one."""
     routed = {
         (edge.source.node.name, edge.target.node.name, edge.target.name)
@@ -237,7 +237,7 @@ def withhold_keys(world: World, graph: Graph) -> None:
         pair.is_withheld = is_routed and is_own and others[pair.source, pair.target[0], pair.port] > 1
 
 
-def fires_at_start(graph: Graph, counts: dict[str, int], *, is_strict: bool = False) -> set[Place]:
+def fires_at_start(graph: Template, counts: dict[str, int], *, is_strict: bool = False) -> set[Place]:
     """The places that fire at least once: in eager turns, or in turns that prefer who has not fired yet."""
     fired: set[Place] = set()
     for is_patient in (False, True):

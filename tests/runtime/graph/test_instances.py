@@ -29,20 +29,20 @@ def voters(replicas: tuple[int, int]) -> Graph:
 
 
 def test_a_role_has_as_few_replicas_as_it_may_and_no_fewer() -> None:
-    assert fewest(voters((2, 3))) == {"fast": 2, "slow": 1, "syncer": 1}
-    assert most(voters((2, 64))) == {"fast": 3, "slow": 1, "syncer": 1}
-    assert fewest(voters((0, 3))) == fewest(voters((1, 3))) == {"fast": 1, "slow": 1, "syncer": 1}
+    assert fewest(voters((2, 3)).freeze()) == {"fast": 2, "slow": 1, "syncer": 1}
+    assert most(voters((2, 64)).freeze()) == {"fast": 3, "slow": 1, "syncer": 1}
+    assert fewest(voters((0, 3)).freeze()) == fewest(voters((1, 3)).freeze()) == {"fast": 1, "slow": 1, "syncer": 1}
 
 
 def test_a_number_of_replicas_that_is_none_is_a_fault_like_others() -> None:
     with pytest.raises(GraphError, match="role 'fast'"):
-        verify(voters((1, "two")))  # type: ignore[arg-type]
+        verify(voters((1, "two")).freeze())  # type: ignore[arg-type]
 
 
 def test_the_votes_of_two_are_enough_where_there_are_never_fewer() -> None:
-    verify(voters((2, 3)))
+    verify(voters((2, 3)).freeze())
     with pytest.raises(GraphError, match="nodes 'waiting', 'merge': expected that every node can fire once"):
-        verify(voters((1, 3)))
+        verify(voters((1, 3)).freeze())
 
 
 @pytest.mark.parametrize(("count", "blocked_by"), [(1, ()), (2, ("far", "near")), (3, ("far", "near"))])
@@ -53,7 +53,7 @@ def test_what_is_sent_by_key_is_sure_to_come_to_one_replica_alone(count: int, bl
     any_of = peer.node("any", sample, fires=AnyOf("item"))
     graph.edge(near["result"], any_of["item"], Latest(), to=peer.at("key"))
     graph.edge(far["result"], any_of["item"], Latest(), to=peer.all)
-    assert verify(graph)["any"].blocked_by == blocked_by
+    assert verify(graph.freeze())["any"].blocked_by == blocked_by
 
 
 def test_a_full_queue_is_told_with_the_waits_that_keep_it_full() -> None:
@@ -63,7 +63,7 @@ def test_a_full_queue_is_told_with_the_waits_that_keep_it_full() -> None:
     answer, merging = peer.node("answer", source), syncer.node("merge", merge, fires=Quorum("vote", "round", "opening"))
     graph.edge(answer["result"], merging["vote"], Latest(), to=syncer.all)
     graph.edge(answer["result"], merging["opening"], Queue(2), to=syncer.all)
-    net = Net(graph, most(graph))
+    net = Net(graph.freeze(), most(graph.freeze()))
     [(edge, waits)] = overflows(net).items()
     assert edge.target.name == "opening"
     assert [net.tell(wait, wait.waiter) for wait in waits] == [
@@ -79,5 +79,5 @@ def test_one_port_for_votes_and_openings_is_one_fault_and_no_wait_for_every_vote
     graph.edge(peer.node("near", source)["result"], merging["item"], Latest())
     graph.edge(syncer.node("far", source)["result"], merging["item"], Latest(), to=peer.all)
     with pytest.raises(GraphError) as caught:
-        verify(graph)
+        verify(graph.freeze())
     assert [fault.expected for fault in caught.value.faults] == ["two ports, one of votes and one that opens rounds"]

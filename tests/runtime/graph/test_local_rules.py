@@ -17,7 +17,7 @@ from tests.runtime.graph.example_bodies import decide, join, merge, sample, sour
 def messages(graph: Graph) -> list[str]:
     """What is wrong with a graph; the last message ends with its name and size."""
     with pytest.raises(GraphError) as caught:
-        verify(graph)
+        verify(graph.freeze())
     assert str(caught.value) == "\n".join(map(str, caught.value.faults))
     size = str(caught.value)[str(caught.value).rindex(" (graph") :]
     assert size.startswith(f" (graph '{graph.name}', {len(graph.nodes)} node")
@@ -84,7 +84,7 @@ def test_names(name: str, better: str) -> None:
 def test_a_node_among_others_has_an_edge_unless_a_timer_fires_it() -> None:
     graph = consumer(through, "item")
     graph.roles[0].node("watch", sample, fires=Every(seconds(1)))
-    verify(graph)
+    verify(graph.freeze())
     graph.roles[0].node("lone", sample)
     assert messages(graph) == [
         "node 'lone': expected an edge to or from it, found none: no item ever reaches it or leaves it.",
@@ -127,7 +127,7 @@ def test_a_sampled_port_has_a_default() -> None:
 
 
 def test_a_lone_port_of_any_of_is_never_empty() -> None:
-    verify(consumer(through, "item", fires=AnyOf("item")))
+    verify(consumer(through, "item", fires=AnyOf("item")).freeze())
 
 
 def test_the_ports_of_a_firing_rule_exist() -> None:
@@ -170,7 +170,7 @@ def test_the_period_of_every(period: Duration, found: str) -> None:
 
 def test_periods_up_to_the_limits_are_sound() -> None:
     for period in (milliseconds(1), seconds(3600)):
-        verify(consumer(sample, "item", fires=Every(period)))
+        verify(consumer(sample, "item", fires=Every(period)).freeze())
 
 
 def test_the_edges_of_a_port_are_of_one_kind() -> None:
@@ -201,7 +201,7 @@ def test_the_capacity_of_a_queue(capacity: int) -> None:
 
 
 def test_the_initial_items_of_a_queue() -> None:
-    verify(consumer(through, "item", policy=Queue(65_536, initial=(None,))))
+    verify(consumer(through, "item", policy=Queue(65_536, initial=(None,))).freeze())
     assert messages(consumer(through, "item", policy=Queue(1, initial=(1, 2)))) == [
         "edge first.result -> second.item: expected at most 1 initial item, for a capacity of 1, found 2.",
         "Raise the capacity: initial items occupy it.",
@@ -231,7 +231,7 @@ def routed(to: Callable[[Role, Role], Route]) -> Graph:
 
 def test_routes() -> None:
     edge = "edge first.result -> second.item: expected"
-    verify(routed(lambda worker, other: other.at("fragment")))
+    verify(routed(lambda worker, other: other.at("fragment")).freeze())
     assert messages(routed(lambda worker, other: worker.at("fragment"))) == [
         f"{edge} a route within the role of its target, 'other', found to=worker.at.",
         "Use a route of role 'other', such as to=other.all.",
@@ -270,7 +270,7 @@ def quorum(
 @pytest.mark.parametrize("voting", [Latest(), Queue(1)])
 def test_a_sound_quorum(voting: Policy) -> None:
     """The port `decision` needs neither edge nor default, and the ports of votes and openings no default."""
-    verify(quorum(voting=voting, count_min=4, grace=milliseconds(0))[0])
+    verify(quorum(voting=voting, count_min=4, grace=milliseconds(0))[0].freeze())
 
 
 MERGE = "node 'merge', which fires by Quorum"
@@ -328,7 +328,7 @@ def test_no_quorum_needs_more_votes_than_can_come(route: Route | None, voters: i
         graph.edge(pacer["result"], merging["opening"], Queue(2))
         return graph
 
-    verify(build(voters))
+    verify(build(voters).freeze())
     found = f"expected at least {voters + 1} voters, for count_min={voters + 1}, found {voters} at most."
     assert messages(build(voters + 1))[0] == f"{MERGE}, on port 'vote': {found}"
 

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.graph.devices import find
 from isthmus.runtime.graph.placement import Machine, Placement, Topology, place
-from isthmus.runtime.graph.template import Graph
+from isthmus.runtime.graph.template import Graph, Template
 from isthmus.runtime.ids import LEARNER, RECORDER, Replica
 
 HERE = "tcp://127.0.0.1:7400"
 V5E, V6E, CPU = find("v5e", ""), find("v6e", ""), find("cpu", "")
 
 
-def graph_of(*roles: str) -> Graph:
+def graph_of(*roles: str) -> Template:
     graph = Graph("some")
     for role in roles:
         graph.role(role, replicas=(1, 256))
-    return graph
+    return graph.freeze()
 
 
 SHIPPED = graph_of("learner", "syncer", "evaluator", "recorder")

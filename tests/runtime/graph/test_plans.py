@@ -28,7 +28,7 @@ def plans() -> dict[str, Plan]:
     graph.edge(merge["update"], step["update"], Latest("fragment"), to=learner.all)
     graph.edge(merge["update"], watch["update"], Latest("fragment"), to=observer.all)
     graph.edge(step["progress"], watch["progress"], Latest(), to=observer.all)
-    return lower(graph)
+    return lower(graph.freeze())
 
 
 def test_a_plan_has_the_nodes_of_its_role_and_the_edges_that_touch_it() -> None:
@@ -78,7 +78,9 @@ def test_a_port_gives_the_item_or_what_it_has_collected_as_its_body_says() -> No
     node = role.node("sums", Sums)
     graph.edge(role.node("data", body(outputs="out"))["out"], node["one"], Queue(1))
     graph.edge(graph.nodes[1]["out"], node["many"], Latest())
-    found = {port.name: (port.is_bare, port.is_required, port.kind) for port in lower(graph)["only"].nodes[0].inputs}
+    found = {
+        port.name: (port.is_bare, port.is_required, port.kind) for port in lower(graph.freeze())["only"].nodes[0].inputs
+    }
     assert found == {"one": (True, True, "queue"), "many": (False, False, "latest")}
 
 
@@ -92,7 +94,7 @@ def test_votes_for_rounds_that_are_opened_beside_them_are_not_kept_for_a_later_l
     merge = merger.node("merge", body("vote opened", "", "update"), fires=Quorum("vote", "round", "opened"))
     graph.edge(vote["vote"], merge["vote"], Latest(), to=merger.all)
     graph.edge(opening["round"], merge["opened"], Latest(), to=merger.all)
-    assert lower(graph)["merger"].edges[0].is_kept, "its opener outlives the merger"
+    assert lower(graph.freeze())["merger"].edges[0].is_kept, "its opener outlives the merger"
 
 
 def test_cores_see_the_fields_that_edges_and_rounds_need() -> None:

@@ -21,6 +21,7 @@ from isthmus.runtime.graph.template import (
     Quorum,
     Role,
     Route,
+    Training,
 )
 from tests.runtime.graph.example_bodies import Batches, InnerStep, advise, join, merge, sample, source, through
 
@@ -234,8 +235,9 @@ def test_where_items_go(graph: Graph, worker: Role) -> None:
     routes = [edge.route for edge in (inside, beside, across, by_key)]
     assert routes == [None, Route("worker", "next"), Route("other", "all"), Route("other", "at", "fragment")]
     assert [edge.is_local for edge in graph.edges] == [True, False, False, False]
-    assert graph.edges_into(far, "item") == [across, by_key]
-    assert graph.edges_out_of(first) == [inside, beside, across]
+    template = graph.freeze()
+    assert template.edges_into(far, "item") == [across, by_key]
+    assert template.edges_out_of(first) == [inside, beside, across]
     assert str(across) == "first.result -> far.item"
     assert graph.role_of("other") is other
     with pytest.raises(KeyError):
@@ -251,6 +253,58 @@ def test_an_edge_between_roles_says_where_its_items_go(graph: Graph, worker: Rol
         "  Write to=parameter_server.all for every live replica, or to=parameter_server.at('field') for one."
     )
     assert graph.edges == []
+
+
+def test_a_template_stays_as_it_is(graph: Graph, worker: Role) -> None:
+    first, second = pair(worker)
+    graph.train(reports=first["result"], control=second["item"])
+    graph.chose(interval=24)
+    template = graph.freeze()
+    more = Graph.of(template)
+    third = more.role("other", replicas=(1, 1)).node("third", through)
+    more.edge(first["result"], third["item"], Latest(), to=more.role_of("other").all)
+    more.train(evaluation=third["result"], control=third["item"])
+    graph.edge(first["result"], second["item"], Latest())
+    for one in (template, Graph("example").freeze()):
+        assert one.edges == ()
+    assert [node.name for node in template.nodes] == ["first", "second"]
+    assert [role.name for role in template.roles] == ["worker"]
+    assert template.training == Training(reports=first["result"], control=(second["item"],))
+    assert dict(template.chosen) == {"interval": 24}
+    assert [node.name for node in more.freeze().nodes] == ["first", "second", "third"]
+    assert more.training.control == (second["item"], third["item"])
+    assert graph.role_of("worker") is worker
+
+
+def test_the_ports_by_which_a_run_knows_a_graph_are_declared_once(graph: Graph, worker: Role) -> None:
+    first, second = pair(worker)
+    stranger = Graph("other").role("worker", replicas=(1, 1)).node("stranger", through)
+    assert refusal(lambda: graph.train(reports=first["item"])) == (
+        "reports= of graph 'example': expected an output port of 'first', found 'item'.\n  There is: result."
+    )
+    assert refusal(lambda: graph.train(reports=first["result"], control=second["result"])) == (
+        "control= of graph 'example': expected an input port of 'second', found 'result'.\n  There is: item."
+    )
+    assert refusal(lambda: graph.train(reports=stranger["result"])) == (
+        "reports= of graph 'example': expected an output port of its nodes, "
+        "found one of node 'stranger' of another graph.\n  Name a port of this graph."
+    )
+    assert refusal(lambda: graph.train(reports=first)) == (  # type: ignore[arg-type]
+        "reports= of graph 'example': expected an output port, found a Node.\n"
+        "  Name it, as in reports=step['progress']."
+    )
+    assert refusal(lambda: graph.keep(first["result"], second["result"])) == (
+        "kept= of graph 'example': expected an input port of 'second', found 'result'.\n  There is: item."
+    )
+    assert graph.training == Training()
+    assert graph.keeping is None
+    graph.train(reports=first["result"], stop=[second["result"]])
+    graph.train(model=second["result"], stop=first["result"])
+    assert graph.training.stop == (second["result"], first["result"])
+    assert refusal(lambda: graph.train(reports=second["result"])) == (
+        "train(reports=) of graph 'example': expected ports that are not declared yet, found first.result.\n"
+        "  Declare each once."
+    )
 
 
 def test_edges_with_initial_arrays_can_be_kept_in_sets(graph: Graph, worker: Role) -> None:

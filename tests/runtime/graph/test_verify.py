@@ -15,7 +15,7 @@ from tests.runtime.graph.example_bodies import Batches, InnerStep, advise, join,
 
 def refusal(graph: Graph) -> str:
     with pytest.raises(GraphError) as caught:
-        verify(graph)
+        verify(graph.freeze())
     return str(caught.value)
 
 
@@ -47,7 +47,7 @@ def gossip(policy: Policy, *, is_required: bool) -> Graph:
 
 
 def test_in_gossip_everything_runs_free() -> None:
-    proof = verify(gossip(Latest(), is_required=False))
+    proof = verify(gossip(Latest(), is_required=False).freeze())
     assert [(node, verdict.free_running) for node, verdict in proof.verdicts.items()] == [
         ("data", True),
         ("inner-step", True),
@@ -92,7 +92,7 @@ def test_with_one_replica_the_next_is_the_same_host() -> None:
     worker = graph.role("worker", replicas=(1, 1))
     first = worker.node("first", through, never_waits=True)
     graph.edge(first["result"], first["item"], Queue(2, initial=(0,)), to=worker.next)
-    assert verify(graph)["first"].free_running
+    assert verify(graph.freeze())["first"].free_running
 
 
 def test_a_body_that_may_wait() -> None:
@@ -117,7 +117,7 @@ def test_the_verdict_names_who_can_hold_a_node_up() -> None:
     graph.edge(data["result"], step["item"], Queue(1))
     graph.edge(step["result"], send["item"], Latest())
     graph.edge(send["result"], store["item"], Latest("fragment"), to=syncer.at("fragment"))
-    proof = verify(graph)
+    proof = verify(graph.freeze())
     assert [verdict.node for verdict in proof.verdicts.values() if verdict.free_running] == ["data", "step", "send"]
     assert proof["store"].blocked_by == ("data", "send", "step")
     near = [hold.place for hold in proof["store"].holds if hold.is_near]
@@ -138,7 +138,7 @@ def test_an_alternative_on_the_same_host_is_enough() -> None:
     any_of = learner.node("any", sample, never_waits=True, fires=AnyOf("item"))
     graph.edge(near["result"], any_of["item"], Latest())
     graph.edge(far["result"], any_of["item"], Latest(), to=learner.all)
-    assert verify(graph)["any"].free_running
+    assert verify(graph.freeze())["any"].free_running
 
 
 def test_alternatives_that_only_feed_each_other_are_not_enough() -> None:
@@ -149,7 +149,7 @@ def test_alternatives_that_only_feed_each_other_are_not_enough() -> None:
     any_of = learner.node("any", sample, fires=AnyOf("item"))
     graph.edge(any_of["result"], any_of["item"], Latest())
     graph.edge(far["result"], any_of["item"], Latest(), to=learner.all)
-    assert verify(graph)["any"].chain("far") == (
+    assert verify(graph.freeze())["any"].chain("far") == (
         "any waits for any item, such as one from far (syncer) on far.result -> any.item [Latest, every learner]"
     )
 
@@ -164,7 +164,7 @@ def test_a_round_that_asks_for_every_vote_sets_nothing_going() -> None:
     graph.edge(pacer["result"], merging["opening"], Queue(1))
     graph.edge(merging["result"], any_of["item"], Latest())
     graph.edge(any_of["result"], any_of["item"], Latest())
-    assert verify(graph)["any"].blocked_by == ("answer",)
+    assert verify(graph.freeze())["any"].blocked_by == ("answer",)
 
 
 def test_an_alternative_by_key_may_never_come() -> None:
@@ -173,12 +173,12 @@ def test_an_alternative_by_key_may_never_come() -> None:
     peer = graph.role("peer", replicas=(1, 4))
     near, any_of = peer.node("near", source), peer.node("any", sample, fires=AnyOf("item"))
     graph.edge(near["result"], any_of["item"], Latest(), to=peer.at("key"))
-    assert verify(graph)["any"].blocked_by == ("near",)
+    assert verify(graph.freeze())["any"].blocked_by == ("near",)
     alone = Graph("example")
     peer = alone.role("peer", replicas=(1, 1))
     near, any_of = peer.node("near", source), peer.node("any", sample, fires=AnyOf("item"))
     alone.edge(near["result"], any_of["item"], Latest(), to=peer.at("key"))
-    assert verify(alone)["any"].free_running
+    assert verify(alone.freeze())["any"].free_running
 
 
 def test_an_alternative_that_keeps_a_queue_flowing_holds_up_its_producer() -> None:
@@ -191,7 +191,7 @@ def test_an_alternative_that_keeps_a_queue_flowing_holds_up_its_producer() -> No
     graph.edge(near["result"], any_of["item"], Latest())
     graph.edge(far["result"], any_of["item"], Latest(), to=learner.all)
     graph.edge(near["result"], any_of["hint"], Queue(1))
-    assert verify(graph)["near"].chain("far") == (
+    assert verify(graph.freeze())["near"].chain("far") == (
         "near waits for credit from any on near.result -> any.hint [Queue(1)]; any waits for any item, such as one "
         "from far (syncer) on far.result -> any.item [Latest, every learner]"
     )
@@ -209,7 +209,7 @@ def ring(policy: Policy) -> Graph:
 
 
 def test_a_ring_with_initial_items_is_legal() -> None:
-    proof = verify(ring(Queue(capacity=2, initial=(0,))))
+    proof = verify(ring(Queue(capacity=2, initial=(0,))).freeze())
     assert proof["hop"].blocked_by == ("hop",)
     assert proof["hop"].chain("hop") == (
         "hop waits for credit from hop (another peer) on hop.result -> hop.item [Queue(2, 1 initial), next peer]"
@@ -236,7 +236,7 @@ def pipeline(back: Policy) -> Graph:
 
 
 def test_a_pipeline_of_two_roles_with_a_queue_cycle() -> None:
-    proof = verify(pipeline(Queue(capacity=2, initial=(0, 0))))
+    proof = verify(pipeline(Queue(capacity=2, initial=(0, 0))).freeze())
     assert proof["forward"].blocked_by == ("backward",)
     assert "the cycle forward -> backward -> forward: expected" in refusal(pipeline(Queue(capacity=2)))
 
@@ -252,7 +252,7 @@ def test_every_cycle_is_named_once_and_nothing_else_is_blamed_on_it() -> None:
     graph.edge(third["result"], third["right"], Queue(2, initial=(0,)))
     graph.edge(third["result"], sink["item"], Queue(1))
     with pytest.raises(GraphError) as caught:
-        verify(graph)
+        verify(graph.freeze())
     assert [fault.action for fault in caught.value.faults] == [
         "the cycle first -> second -> first",
         "the cycle second -> third -> first -> second",
@@ -297,7 +297,7 @@ def test_those_who_wait_behind_a_knot_may_come_before_it() -> None:
     graph.edge(only["result"], only["item"], Latest())
     graph.edge(only["result"], sink["item"], Queue(1))
     with pytest.raises(GraphError) as caught:
-        verify(graph)
+        verify(graph.freeze())
     assert [fault.action for fault in caught.value.faults] == ["node 'only'"]
 
 
@@ -328,7 +328,7 @@ def test_a_quorum_needs_its_votes_to_start() -> None:
         graph.edge(merging["result"], waiting["item"], Latest(), to=slow.all)
         return graph
 
-    verify(build(1))
+    verify(build(1).freeze())
     assert "nodes 'waiting', 'merge': expected that every node can fire once" in refusal(build(2))
 
 
@@ -375,7 +375,7 @@ def test_a_queue_into_a_sampled_port_is_legal_where_nobody_waits_for_its_produce
     graph, worker = one_role()
     log = worker.node("log", sample, fires=Every(seconds(1)))
     graph.edge(worker.node("step", source)["result"], log["item"], Queue(64))
-    assert verify(graph)["step"].free_running
+    assert verify(graph.freeze())["step"].free_running
 
 
 # -- all at once -------------------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def test_all_faults_are_told_at_once() -> None:
     graph.edge(step["result"], far["item"], Queue(1), to=other.next)
     graph.edge(other.node("spare", source)["result"], far["item"], Latest())
     with pytest.raises(GraphError) as caught:
-        verify(graph)
+        verify(graph.freeze())
     assert [fault.action for fault in caught.value.faults] == [
         "role 'Worker'",
         "role 'Worker'",

@@ -184,7 +184,7 @@ def test_any_story_of_a_failure_fits_on_the_tape(text: str) -> None:
     def source() -> None:
         raise ValueError(text)
 
-    world = World(lower(pipe(source)), {"here": 1}, seed=0, resolve=lambda reference: reference)
+    world = World(lower(pipe(source).freeze()), {"here": 1}, seed=0, resolve=lambda reference: reference)
     with pytest.raises(RunError, match="ValueError"):
         world.run(lambda: False, seconds_max=1.0)
     assert len(world.error or "") < STORY_SIZE_MAX + 200

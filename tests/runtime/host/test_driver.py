@@ -45,7 +45,7 @@ def test_a_stop_is_seen_by_bodies_also_by_idle_ones() -> None:
             self.is_finished = self.context.stop_requested()
             return {"item": self.is_finished}
 
-    world = World(lower(pipe(Patient, 2)), {"here": 1}, seed=0, resolve=lambda reference: reference)
+    world = World(lower(pipe(Patient, 2).freeze()), {"here": 1}, seed=0, resolve=lambda reference: reference)
     world.clock.call_at(Instant(seconds(3)), world.hosts[Replica("here", 0)].request_stop)
     world.run(lambda: ("here/0", "collect") in world.ended, seconds_max=5.0)
     assert body_of(world, "collect").seen == [False, True]
@@ -161,7 +161,9 @@ class Ends:
 @pytest.fixture
 def alone() -> tuple[Host, Ends, World]:
     """The host of a sink whose peer is elsewhere, and what it gives its channel."""
-    world = World(lower(pipe(Count, 3, arguments=(9,), two=True)), {"here": 1, "there": 1}, seed=0, resolve=str)
+    world = World(
+        lower(pipe(Count, 3, arguments=(9,), two=True).freeze()), {"here": 1, "there": 1}, seed=0, resolve=str
+    )
     channel = Ends()
     host = world.hosts[Replica("there", 0)]
     host._channel = channel
@@ -177,7 +179,7 @@ def feeding() -> tuple[Host, Ends, World]:
     here, there = graph.roles
     graph.edge(graph.nodes[0]["item"], there.node("late", partial(Remember, 9))["item"], Latest("key"), to=there.all)
     graph.edge(graph.nodes[0]["item"], here.node("local", partial(Remember, 9))["item"], Latest())
-    world = World(lower(graph), {"here": 1, "there": 1}, seed=0, resolve=str)
+    world = World(lower(graph.freeze()), {"here": 1, "there": 1}, seed=0, resolve=str)
     channel = Ends()
     host = world.hosts[Replica("here", 0)]
     host._channel = channel
@@ -308,7 +310,7 @@ def test_timers_of_a_closed_host_do_not_fire() -> None:
     graph = Graph("timers")
     role = graph.role("here", replicas=(1, 1))
     role.node("tick", partial(Remember, 9), fires=Every(milliseconds(5)))
-    world = World(lower(graph), {"here": 1}, seed=0, resolve=str)
+    world = World(lower(graph.freeze()), {"here": 1}, seed=0, resolve=str)
     world.clock.call_at(Instant(milliseconds(12)), world.close)
     with pytest.raises(TimeoutError, match="nothing is left to do"):
         world.run(lambda: False, seconds_max=1.0)
@@ -346,7 +348,7 @@ def test_with_threads_too_what_a_generator_yields_leaves_while_its_firing_goes_o
     graph = Graph("early")
     role = graph.role("here", replicas=(1, 1))
     graph.edge(role.node("waits", Waits)["item"], role.node("sees", partial(Sees, 2))["item"], Queue(2))
-    run = LocalRun(lower(graph), {"here": 1}, ends_with="sees", seed=0, resolve=str)
+    run = LocalRun(lower(graph.freeze()), {"here": 1}, ends_with="sees", seed=0, resolve=str)
     run.start()
     try:
         assert run.wait(60.0)

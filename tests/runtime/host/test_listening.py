@@ -59,7 +59,7 @@ def plans(*, is_free_running: bool = True) -> dict[str, Plan]:
     graph.edge(data["result"], step["batch"], Queue(capacity=2))
     graph.edge(step["progress"], total["progress"], Latest(), to=syncer.all)
     graph.edge(total["result"], step["update"], Latest(), to=learner.all)
-    return lower(graph)
+    return lower(graph.freeze())
 
 
 def node(plan: Plan, name: str) -> int:

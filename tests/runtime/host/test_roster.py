@@ -34,7 +34,7 @@ def plan(*, to_others: bool) -> Plan:
     near = learner.node("near", take)
     graph.edge(node["result"], near["result"], Latest(), **({"to": learner.next} if to_others else {}))
     graph.edge(node["result"], recorder.node("take", take)["result"], Latest(), to=recorder.all)
-    return lower(graph)["learner"]
+    return lower(graph.freeze())["learner"]
 
 
 class Story:

@@ -42,7 +42,7 @@ def plan() -> Plan:
     data, step, news = (learner.node(*each) for each in (("data", Makes), ("step", Steps), ("news", Tells)))
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(news["news"], step["news"], Latest())
-    return lower(graph)["learner"]
+    return lower(graph.freeze())["learner"]
 
 
 class Learner:

@@ -57,7 +57,7 @@ def build() -> Graph:
 
 def world(seed: int = 0) -> World:
     return World(
-        lower(build()),
+        lower(build().freeze()),
         {"here": 1, "there": 1},
         seed=seed,
         resolve=lambda reference: reference,

@@ -76,7 +76,7 @@ def start(graph: Graph, *, until: str = "", seconds_max: float = 1.0, **more: An
     """Run the smallest number of replicas of every role until a node of this name has finished."""
     counts = more.pop("counts", {role.name: role.replicas_min for role in graph.roles})
     resolve = more.pop("resolve", lambda reference: reference)
-    world = World(lower(graph), counts, seed=7, resolve=resolve, **more)
+    world = World(lower(graph.freeze()), counts, seed=7, resolve=resolve, **more)
     world.run(lambda: any(node == until for _, node in world.ended), seconds_max=seconds_max)
     return world
 

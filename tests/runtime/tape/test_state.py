@@ -206,7 +206,7 @@ def test_a_state_of_another_version_of_a_class_is_refused() -> None:
     with pytest.raises(ValueError, match="other fields of Core"):
         KIND.thaw(Core(), KIND.frozen(core))
     with pytest.raises(ValueError, match=r"no state of a Scheduler|does not know"):
-        STATE.thaw(Scheduler(lower(build())["here"], Member(Replica("here", 0), 1)), KIND.frozen(Core()))
+        STATE.thaw(Scheduler(lower(build().freeze())["here"], Member(Replica("here", 0), 1)), KIND.frozen(Core()))
 
 
 def sample() -> bytes:
@@ -259,7 +259,7 @@ def test_a_scheduler_comes_by_itself_to_every_state_on_its_tape() -> None:
     run.run(lambda: ("there/0", "collect") in run.ended, seconds_max=1.0)
     for name, data in run.tape().items():
         replica = Replica.parse(name)
-        core = Scheduler(lower(build())[replica.role], Member(replica, 1))
+        core = Scheduler(lower(build().freeze())[replica.role], Member(replica, 1))
         segments = read(data, HostRecord).segments
         assert len(segments) > 3
         for segment in segments:

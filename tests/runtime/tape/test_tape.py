@@ -233,7 +233,7 @@ def test_a_run_replays() -> None:
     run.run(lambda: ("there/0", "collect") in run.ended, seconds_max=1.0)
     for name, data in run.tape().items():
         replica = Replica.parse(name)
-        core = Scheduler(lower(build())[replica.role], Member(replica, 1))
+        core = Scheduler(lower(build().freeze())[replica.role], Member(replica, 1))
         found = read(data, HostRecord).records
         assert len(found) > 10
         for record in found:

@@ -29,12 +29,12 @@ JOB = Job("", Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_00
 )
 def test_only_what_can_be_followed_may_have_several(program: str, processes: tuple[int, ...], found: list[Any]) -> None:
     settings = {} if program == "data-parallel" else {"fragments": 1}
-    plans = lower(Program(program, **settings).build(JOB))
+    plans = lower(Program(program, **settings).build(JOB).freeze())
     assert [fault.found for fault in process_faults(plans, object(), processes, 2)] == found
 
 
 def test_a_task_with_a_learner_of_its_own_has_one_process() -> None:
-    plans = lower(Program("decoupled-diloco", fragments=1).build(JOB))
+    plans = lower(Program("decoupled-diloco", fragments=1).build(JOB).freeze())
     task = SimpleNamespace(learner=None)
     assert [fault.found for fault in process_faults(plans, task, (2,), 2)] == ["one with a learner of its own"]
     assert list(process_faults(plans, task, (1, 1), 2)) == []
@@ -42,7 +42,7 @@ def test_a_task_with_a_learner_of_its_own_has_one_process() -> None:
 
 def test_who_gives_all_parameters_is_not_followed() -> None:
     """No process of an island has all of them."""
-    plan = lower(Program("decoupled-diloco", fragments=1).build(JOB))["learner"]
+    plan = lower(Program("decoupled-diloco", fragments=1).build(JOB).freeze())["learner"]
     step = followed(plan)
     assert step is not None
     edge = next(edge for edge in plan.edges.values() if edge.source == step.index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from isthmus.ops.recovery.hold import Hold
 from isthmus.programs import data_parallel, decoupled, diloco, streaming_diloco
 from isthmus.programs.engine.recorder.roles import with_recorder
-from isthmus.runtime.graph.template import Graph, Job, Reference, TensorSpec
+from isthmus.runtime.graph.template import Graph, Job, Reference, Template, TensorSpec
 from isthmus.runtime.graph.verify import verify
 
 LAYOUT = (TensorSpec("w", (8, 8), "float32"), TensorSpec("v", (8, 8), "float32"))
@@ -17,17 +18,17 @@ JOB = Job("program", Reference("a:b"), LAYOUT, 64, 100_000, 2)
 WITH_SHARDS = (decoupled, diloco, streaming_diloco)
 
 
-def recorded(program: Any, *, has_evaluator: bool = True, **settings: Any) -> Graph:
+def recorded(program: Any, *, has_evaluator: bool = True, **settings: Any) -> Template:
     graph: Graph = program.build(JOB, **settings)
     if not has_evaluator:
         graph.edges = [edge for edge in graph.edges if edge.target.node.role != "evaluator"]
         graph.nodes = [node for node in graph.nodes if node.role != "evaluator"]
         graph.roles = [role for role in graph.roles if role.name != "evaluator"]
-    with_recorder(graph, JOB)
-    return graph
+        graph.training = replace(graph.training, evaluation=None)
+    return with_recorder(graph.freeze(), JOB)
 
 
-def ends(graph: Graph, port: str) -> set[tuple[str, str]]:
+def ends(graph: Template, port: str) -> set[tuple[str, str]]:
     """The edges that leave a port of a hold node: (role that holds, where it ends)."""
     leaving = [edge for edge in graph.edges if issubclass(edge.source.node.body, Hold) and edge.source.name == port]
     return {(edge.source.node.role, f"{edge.target.node.name}.{edge.target.name}") for edge in leaving}

@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def of_ring(job: Job = JOB) -> str:
     program = Program(job.program)
-    return fingerprint(program.build(job), job, program.builder())
+    return fingerprint(program.build(job).freeze(), job, program.builder())
 
 
 def test_processes_agree_whatever_their_hash_seed_and_folder(folder: Path) -> None:
@@ -148,7 +148,7 @@ def of_graph(
     owner = graph.role(role, replicas=replicas)
     vertex = owner.node(node, partial(body, *arguments), **options)
     graph.edge(vertex["result"], vertex["own"], policy, to=owner.next if to_next else None)
-    return fingerprint(graph, JOB, first)
+    return fingerprint(graph.freeze(), JOB, first)
 
 
 @pytest.mark.parametrize(
