@@ -5,11 +5,14 @@
     python tests/mutation/mutate.py --draw 200 --seed 1    # some mutants of all, ring by ring
 
 Prints a table, and every mutant that no test noticed; exit status 1 below `NOTICED_MIN` in any module. With `--draw` it
-tries so many mutants of all modules together, drawn with a seed, against the tests of `make quick` first and then,
-if they have not noticed, against those of `make test`; exit status 1 if fewer than `NOTICED_MIN` of them were noticed,
-and a line for each that was not: its name can be given to `mutmut run` in another tree. The tool is mutmut. It works on a copy of the sources in a temporary folder, laid out as they are imported, because it finds modules
-by their path. Each mutant is run against those tests of its module that call the mutated function, the quickest first,
-until one fails. Hypothesis draws the same examples each time, fewer than otherwise, and does not shrink what fails.
+tries so many mutants of all modules together, drawn with a seed: against the tests of `make quick`, those that these
+did not notice against the tests of `make test`, and what is left against all; exit status 1 if `make test` noticed
+fewer than `NOTICED_MIN` of them.
+
+The tool is mutmut. It works on a copy of the sources in a temporary folder, laid out as they are imported, because it
+finds modules by their path. Each mutant is run against those tests of its module that call the mutated function, the
+quickest first, until one fails. Hypothesis draws the same examples each time, fewer than otherwise, and does not shrink
+what fails.
 
 What is not mutated: the text of errors and faults (`TEXT`), types, module-level constants, and properties, whose
 decorator mutmut leaves alone.
@@ -82,7 +85,11 @@ EXAMPLES_MAX: Final = 150
 """Of a property, where `make soak` tries up to 2,500. Fewer can only let more mutants live."""
 TEST_SECONDS_MAX: Final = 30
 """After so long a test has failed: what it tests does not end. Without a mutant the longest takes two seconds."""
-RINGS: Final = {"quick": ("5", "not process and not slow and not soak"), "test": ("20", "not soak")}
+RINGS: Final = {
+    "quick": ("5", "not process and not slow and not soak"),
+    "test": ("10", "not soak"),
+    "soak": ("100", ""),
+}
 """The rings of tests, the smallest first: `TESTS_EFFORT`, and which marks pytest takes, as in the Makefile."""
 NAMES: Final = """
 import json, sys
@@ -139,36 +146,35 @@ def main() -> int:
 
 def draw(modules: list[str], count: int, seed: int, jobs: int) -> int:
     """Try mutants of all modules, drawn with a seed, against one ring of tests after another; the exit status."""
-    begin, by_ring, left = time.monotonic(), Counter[str](), ""
+    begin, noticed, survivors = time.monotonic(), Counter[str](), ""
     drawn = drawn_of(modules, count, seed)
     for tests in dict.fromkeys(TESTS[module] for module in drawn):
-        names = {module: drawn[module] for module in drawn if TESTS[module] == tests}
+        left = {module: names for module, names in drawn.items() if TESTS[module] == tests}
+        print(f"{sum(map(len, left.values()))} of {', '.join(left)}:", end="", flush=True)
         for ring, (effort, marks) in RINGS.items():
             with tempfile.TemporaryDirectory(prefix="isthmus-mutants-") as name:
                 place = Path(name)
-                lay_out(place, list(names), tests, marks)
-                if status := run(place, jobs, [mutant for each in names.values() for mutant in each], effort):
-                    print(f"mutmut ended with {status}, for {', '.join(names)}.")
+                lay_out(place, list(left), tests, marks)
+                if status := run(place, jobs, sum(left.values(), []), effort):
+                    print(f"mutmut ended with {status}.")
                     return 1
-                fate = {mutant: what for module in names for mutant, what in fates(place, module).items()}
-                lost = {
-                    module: [mutant for mutant in each if fate[mutant] == "survived"] for module, each in names.items()
-                }
-                by_ring[ring] += sum(map(len, names.values())) - sum(map(len, lost.values()))
-                names = {module: each for module, each in lost.items() if each}
-                if not names:
-                    break
-                if ring == [*RINGS][-1]:
-                    mutants = [mutant for each in names.values() for mutant in each]
-                    left += "".join(f"\nsurvived: {mutant}\n{difference(place, mutant)}\n" for mutant in mutants)
-        print(f"{', '.join(module for module in drawn if TESTS[module] == tests)}: {dict(by_ring)} so far", flush=True)
-    total = sum(map(len, drawn.values()))
-    parts = "  ".join(f"{by_ring[ring]} by {ring}" for ring in RINGS)
+                before = sum(map(len, left.values()))
+                fate = {mutant: what for module in left for mutant, what in fates(place, module).items()}
+                left = {module: [each for each in names if fate[each] == "survived"] for module, names in left.items()}
+                left = {module: names for module, names in left.items() if names}
+                count_now = before - sum(map(len, left.values()))
+                noticed[ring] += count_now
+                print(f"  {count_now} noticed by {ring}", end="", flush=True)
+                if ring == "soak":
+                    names = sum(left.values(), [])
+                    survivors += "".join(f"\nsurvived: {each}\n{difference(place, each)}\n" for each in names)
+            if not left:
+                break
+        print(flush=True)
+    parts = ", ".join(f"{noticed[ring]} by {ring}" for ring in RINGS)
     minutes = (time.monotonic() - begin) / 60
-    print(
-        f"\n{total} mutants, seed {seed}: noticed {parts}, {total - by_ring.total()} survived; {minutes:.0f} minutes.\n{left}"
-    )
-    return int(by_ring.total() < NOTICED_MIN * total)
+    print(f"\nOf {count} mutants, seed {seed}, were noticed {parts}; {minutes:.0f} minutes.\n{survivors}")
+    return int(noticed["quick"] + noticed["test"] < NOTICED_MIN * count)
 
 
 def drawn_of(modules: list[str], count: int, seed: int) -> dict[str, list[str]]:

@@ -244,10 +244,6 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MachineDaemon]:
         place.close()
 
 
-CLOSED = pytest.mark.xdist_group("closed-daemon")
-
-
-@CLOSED
 def test_a_port_or_a_name_that_is_taken(
     closed: MachineDaemon, typed: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +286,6 @@ def test_of_two_that_start_at_once_under_one_name_one_serves(place: Place) -> No
     assert list(place.processes()) == [home.process.pid]
 
 
-@CLOSED
 def test_a_daemon_says_that_a_command_of_another_version_called(closed: MachineDaemon) -> None:
     daemon = closed
     answer = tell(daemon.address, {"type": "machine", "protocol": PROTOCOL, "version": "0.0.1"})
@@ -299,7 +294,6 @@ def test_a_daemon_says_that_a_command_of_another_version_called(closed: MachineD
     assert f"isthmus 0.0.1 with control protocol {PROTOCOL}; this is isthmus {metadata.version('isthmus')}" in line
 
 
-@CLOSED
 def test_a_machine_refuses_what_it_may_not_load_and_a_name_that_is_not_its_own(
     closed: MachineDaemon, typed: Callable[..., Result]
 ) -> None:

@@ -18,7 +18,7 @@ from isthmus.programs.study.terminal import figures
 from tests.patience import PATIENCE
 from tests.programs.engine.run.process_run import ISTHMUS, Run
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("resume")]
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,6 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Struck:
 
 
 @pytest.mark.process
-@pytest.mark.xdist_group("chaos")
 class TestStruck:
     """One plan, two real runs."""
 
