@@ -2,7 +2,7 @@
 that finds the files of users which another one has loaded."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -36,6 +36,34 @@ class FullNamesOnly(MetaPathFinder):
 
 
 sys.meta_path.insert(0, FullNamesOnly())
+
+STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"})
+"""Audit events of whatever starts a process."""
+_in_one_process: list[str] = []
+"""The test that runs now, if it may start no process."""
+
+
+def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
+    if event in STARTS and _in_one_process:
+        raise AssertionError(
+            f"Running {_in_one_process[0]}: expected a test in one process, found {event} of {arguments[:1]}. "
+            "Mark it `process`, or call what it tests in this process."
+        )
+
+
+sys.addaudithook(_refuse_processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Nothing but what is marked `process` starts processes: `make quick` leaves these out, and no others."""
+    if item.get_closest_marker("process") is None:
+        _in_one_process.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _in_one_process.clear()
+
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 

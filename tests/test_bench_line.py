@@ -253,6 +253,7 @@ def test_a_state_of_another_request_or_of_none_is_refused(
         assert state.read_bytes() == content
 
 
+@pytest.mark.process
 def test_it_loads_no_package_that_a_machine_with_a_gpu_may_lack(text: Path) -> None:
     """The packages of the project, without what jax brings and the one that divides the text."""
     code = (

@@ -1,9 +1,10 @@
-"""A room has a word on what is decided there, and one name."""
+"""A room has a word on what is decided there, one name, and tests that `make quick` runs."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,52 @@ def test_a_room_says_what_it_decides(room: Path) -> None:
     assert ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
 
 
+def imports(tree: ast.AST) -> set[str]:
+    """The modules, or names in them, that are imported: `a.b.c` for `from a.b import c`."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names |= {f"{node.module}.{each.name}" for each in node.names}
+    return names
+
+
 def imported(file: Path) -> set[str]:
     """The packages that a file imports, by their first name."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {each.name.partition(".")[0] for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(str(node.module).partition(".")[0])
-    return found
+    return {name.partition(".")[0] for name in imports(ast.parse(file.read_text()))}
+
+
+LATER = {"process", "slow", "soak"}
+"""The marks that `make quick` leaves out."""
+
+
+def marks(nodes: Iterable[ast.AST]) -> set[str]:
+    """The marks, as in `pytest.mark.soak`, that are written anywhere in these."""
+    inner = (each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Attribute))
+    return {each.attr for each in inner if isinstance(each.value, ast.Attribute) and each.value.attr == "mark"}
+
+
+def is_quick(tree: ast.Module) -> bool:
+    """Whether `make quick` runs a test of a file. A test counts as later if one of its parameters does."""
+    of_all = [each for each in tree.body if isinstance(each, ast.Assign) and marks([each])]
+    if marks(each for each in of_all if "pytestmark" in ast.dump(each.targets[0])) & LATER:
+        return False
+    tests = [each for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+    named = (each for each in tests if each.name.lower().startswith("test"))
+    return any(not marks(each.decorator_list) & LATER for each in named)
+
+
+def test_every_room_has_a_quick_test() -> None:
+    """A room is touched by a test that imports something of it, and starts no process."""
+    trees = [ast.parse(file.read_text()) for file in (ROOT / "tests").rglob("test_*.py")]
+    modules = {name.rpartition(".")[0] for tree in trees if is_quick(tree) for name in imports(tree)}
+    touched = modules | {module.rpartition(".")[0] for module in modules}
+    rooms = {room for room in ROOMS if len(list(room.glob("*.py"))) > 1 and room.name != "face"}
+    assert len(rooms) > 30
+    assert {
+        name for room in rooms if (name := ".".join(("isthmus", *room.relative_to(ROOT).parts))) not in touched
+    } == set()
 
 
 def test_packages_are_imported_by_their_full_name_alone() -> None:

@@ -2,11 +2,17 @@
 
     make mutate                              # all modules
     make mutate MODULES="quorum_core verify"    # some
+    python tests/mutation/mutate.py --draw 200 --seed 1    # some mutants of all, ring by ring
 
-Prints a table, and every mutant that no test noticed; exit status 1 below `NOTICED_MIN` in any module. The tool is
-mutmut. It works on a copy of the sources in a temporary folder, laid out as they are imported, because it finds modules
-by their path. Each mutant is run against those tests of its module that call the mutated function, the quickest first,
-until one fails. Hypothesis draws the same examples each time, fewer than otherwise, and does not shrink what fails.
+Prints a table, and every mutant that no test noticed; exit status 1 below `NOTICED_MIN` in any module. With `--draw` it
+tries so many mutants of all modules together, drawn with a seed: against the tests of `make quick`, those that these
+did not notice against the tests of `make test`, and what is left against all; exit status 1 if `make test` noticed
+fewer than `NOTICED_MIN` of them.
+
+The tool is mutmut. It works on a copy of the sources in a temporary folder, laid out as they are imported, because it
+finds modules by their path. Each mutant is run against those tests of its module that call the mutated function, the
+quickest first, until one fails. Hypothesis draws the same examples each time, fewer than otherwise, and does not shrink
+what fails.
 
 What is not mutated: the text of errors and faults (`TEXT`), types, module-level constants, and properties, whose
 decorator mutmut leaves alone.
@@ -17,7 +23,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -77,6 +85,22 @@ EXAMPLES_MAX: Final = 150
 """Of a property, where `make soak` tries up to 2,500. Fewer can only let more mutants live."""
 TEST_SECONDS_MAX: Final = 30
 """After so long a test has failed: what it tests does not end. Without a mutant the longest takes two seconds."""
+RINGS: Final = {
+    "quick": ("5", "not process and not slow and not soak"),
+    "test": ("10", "not soak"),
+    "soak": ("100", ""),
+}
+"""The rings of tests, the smallest first: `TESTS_EFFORT`, and which marks pytest takes, as in the Makefile."""
+NAMES: Final = """
+import json, sys
+from pathlib import Path
+from mutmut.mutation.file_mutation import mutate_file_contents
+from mutmut.utils.format_utils import get_mutant_name
+files = [Path("src/isthmus", f"{module}.py") for module in sys.argv[1:]]
+made = [(file, mutate_file_contents(str(file), file.read_text()).mutant_names) for file in files]
+print(json.dumps([[get_mutant_name(file, name) for name in names] for file, names in made]))
+"""
+"""Prints the names of the mutants of modules, in a place that is laid out."""
 PROFILE: Final = """
 from hypothesis import Phase
 settings.register_profile("mutation", settings.get_profile("isthmus"), phases=(Phase.explicit, Phase.generate))
@@ -93,11 +117,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("modules", nargs="*", help=f"of {', '.join(TESTS)}, or how they end")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--draw", type=int, metavar="N", help="try N mutants of all modules together, ring by ring")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     asked = parser.parse_args()
     ends = tuple(f"/{module}" for module in asked.modules)
     chosen = [name for name in TESTS if not ends or f"/{name}".endswith(ends)]
     if len(chosen) < len(set(asked.modules)) or not chosen:
         parser.error(f"expected modules of {', '.join(TESTS)}, found {' '.join(asked.modules)}.")
+    if asked.draw is not None:
+        return draw(chosen, asked.draw, asked.seed, asked.jobs)
     begin, is_enough, unnoticed = time.monotonic(), True, ""
     for tests in dict.fromkeys(TESTS[name] for name in chosen):
         modules = [name for name in chosen if TESTS[name] == tests]
@@ -116,8 +144,55 @@ def main() -> int:
     return int(not is_enough)
 
 
-def lay_out(place: Path, modules: list[str], tests: tuple[str, ...]) -> None:
-    """Copy sources and tests to `place`, with a configuration that mutates `modules` for `tests` to notice."""
+def draw(modules: list[str], count: int, seed: int, jobs: int) -> int:
+    """Try mutants of all modules, drawn with a seed, against one ring of tests after another; the exit status."""
+    begin, noticed, survivors = time.monotonic(), Counter[str](), ""
+    drawn = drawn_of(modules, count, seed)
+    for tests in dict.fromkeys(TESTS[module] for module in drawn):
+        left = {module: names for module, names in drawn.items() if TESTS[module] == tests}
+        print(f"{sum(map(len, left.values()))} of {', '.join(left)}:", end="", flush=True)
+        for ring, (effort, marks) in RINGS.items():
+            with tempfile.TemporaryDirectory(prefix="isthmus-mutants-") as name:
+                place = Path(name)
+                lay_out(place, list(left), tests, marks)
+                if status := run(place, jobs, sum(left.values(), []), effort):
+                    print(f"mutmut ended with {status}.")
+                    return 1
+                before = sum(map(len, left.values()))
+                fate = {mutant: what for module in left for mutant, what in fates(place, module).items()}
+                left = {module: [each for each in names if fate[each] == "survived"] for module, names in left.items()}
+                left = {module: names for module, names in left.items() if names}
+                count_now = before - sum(map(len, left.values()))
+                noticed[ring] += count_now
+                print(f"  {count_now} noticed by {ring}", end="", flush=True)
+                if ring == "soak":
+                    names = sum(left.values(), [])
+                    survivors += "".join(f"\nsurvived: {each}\n{difference(place, each)}\n" for each in names)
+            if not left:
+                break
+        print(flush=True)
+    parts = ", ".join(f"{noticed[ring]} by {ring}" for ring in RINGS)
+    minutes = (time.monotonic() - begin) / 60
+    print(f"\nOf {count} mutants, seed {seed}, were noticed {parts}; {minutes:.0f} minutes.\n{survivors}")
+    return int(noticed["quick"] + noticed["test"] < NOTICED_MIN * count)
+
+
+def drawn_of(modules: list[str], count: int, seed: int) -> dict[str, list[str]]:
+    """Module -> its mutants, of `count` that are drawn of all modules; modules without one are not there."""
+    with tempfile.TemporaryDirectory(prefix="isthmus-mutants-") as name:
+        place = Path(name)
+        lay_out(place, modules, ())
+        told = subprocess.run(
+            [sys.executable, "-c", NAMES, *modules], cwd=place, capture_output=True, check=True
+        ).stdout
+    every = [(module, mutant) for module, names in zip(modules, json.loads(told), strict=True) for mutant in names]
+    drawn = random.Random(seed).sample(every, count)
+    return {module: names for module in modules if (names := [mutant for of, mutant in drawn if of == module])}
+
+
+def lay_out(place: Path, modules: list[str], tests: tuple[str, ...], marks: str = "") -> None:
+    """Copy sources and tests to `place`, with a configuration that mutates `modules` for `tests` to notice; `marks`
+    says which of them, as pytest's -m."""
     bytecode = shutil.ignore_patterns("__pycache__")
     for part in ("runtime", "ops", "programs"):
         shutil.copytree(ROOT / part, place / "src/isthmus" / part, ignore=bytecode)
@@ -131,6 +206,7 @@ def lay_out(place: Path, modules: list[str], tests: tuple[str, ...]) -> None:
     ours, copy = ConfigParser(interpolation=None), ConfigParser(interpolation=None)
     ours.read(ROOT / "setup.cfg")
     copy["tool:pytest"] = {**ours["tool:pytest"], "timeout": str(TEST_SECONDS_MAX)}
+    copy["tool:pytest"]["addopts"] += f" -m {shlex.quote(marks)}"
     copy["mutmut"] = {
         "source_paths": "src",
         "only_mutate": lines(f"src/isthmus/{name}.py" for name in modules),
@@ -142,12 +218,13 @@ def lay_out(place: Path, modules: list[str], tests: tuple[str, ...]) -> None:
         copy.write(file)
 
 
-def run(place: Path, jobs: int) -> int:
-    """Run mutmut, so many mutants at a time; its exit status. What it prints is shown on a terminal, or if it fails."""
+def run(place: Path, jobs: int, mutants: Iterable[str] = (), effort: str = "100") -> int:
+    """Run mutmut on `mutants`, or all, so many at a time; its exit status. What it prints is shown on a terminal, or if
+    it fails."""
     ran = subprocess.run(
-        [MUTMUT, "run", "--max-children", str(jobs)],
+        [MUTMUT, "run", "--max-children", str(jobs), *mutants],
         cwd=place,
-        env={**os.environ, "TESTS_EFFORT": "100", "TESTS_EXAMPLES_MAX": str(EXAMPLES_MAX)},
+        env={**os.environ, "TESTS_EFFORT": effort, "TESTS_EXAMPLES_MAX": str(EXAMPLES_MAX)},
         stdout=None if sys.stdout.isatty() else subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

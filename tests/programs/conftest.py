@@ -1,13 +1,18 @@
-"""What tests of real processes share."""
+"""What tests of real processes share, and those of the command in this process."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
+from typer.testing import CliRunner, Result
 
+from isthmus.programs.command.main import app
 from tests.programs.engine.run.process_run import Run
 
 
@@ -23,3 +28,19 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield begin
     for run in runs:
         run.close()
+
+
+@pytest.fixture
+def typed() -> Iterator[Callable[..., Result]]:
+    """Types `isthmus` with words in a folder, in this process: a refusal needs no second interpreter, and no jax of its
+    own. What the command does to the environment is undone."""
+    before = dict(os.environ)
+    jax.devices()  # With a backend a request is prepared here, and not in a child.
+
+    def command(folder: Path, *words: str) -> Result:
+        with chdir(folder):  # For no longer: what works in the folder of a run is taken for a process of it.
+            return CliRunner().invoke(app, words, catch_exceptions=False, prog_name="isthmus")
+
+    yield command
+    os.environ.clear()
+    os.environ.update(before)

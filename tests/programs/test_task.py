@@ -257,6 +257,7 @@ def test_evaluation_batches_are_made_one_at_a_time_on_the_held_out_split(evaluat
     assert asked == [At(7, 0, position, "evaluation") for position in range(count)]
 
 
+@pytest.mark.process
 def test_importing_tasks_imports_no_jax() -> None:
     program = (
         "import sys, isthmus.programs.task, isthmus.programs.language_model as shipped\n"

@@ -12,6 +12,8 @@ import pytest
 
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.process
+
 ALONE = """
 import json, jax
 jax.config.update("jax_num_cpu_devices", 4)

@@ -7,6 +7,8 @@ import pytest
 
 from isthmus.runtime.system.processes import ONE_THREAD
 
+pytestmark = pytest.mark.process
+
 LARGE_OPERATIONS = """
 import jax, jax.numpy as jnp, numpy as np, optax
 

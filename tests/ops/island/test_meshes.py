@@ -12,6 +12,8 @@ import pytest
 
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.process
+
 MESHES = ("2", "4", "8")
 
 

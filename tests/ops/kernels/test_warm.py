@@ -8,6 +8,8 @@ import pytest
 
 from isthmus.runtime.system.processes import ONE_THREAD
 
+pytestmark = pytest.mark.process
+
 COMPILED = """
 from typing import get_args
 import numpy as np

@@ -64,6 +64,7 @@ def test_a_unit_of_nothing_but_zeros_has_no_length() -> None:
     assert norms(np.zeros(7, np.float32), fragment_of(3, 4)).tolist() == [0.0, 0.0]
 
 
+@pytest.mark.process
 def test_a_learner_that_answers_loads_no_numba() -> None:
     code = "import sys; import isthmus.ops.learner.fragment_send; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -194,6 +194,7 @@ def test_everything_that_is_wrong_is_in_one_message(folder: Path) -> None:
     ]
 
 
+@pytest.mark.process
 def test_the_installed_command_refuses_as_well(folder: Path) -> None:
     command = [str(Path(sys.executable).parent / "isthmus"), "train", "--tokens", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

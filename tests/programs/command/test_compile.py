@@ -74,6 +74,7 @@ def isthmus(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["compile", *arguments], catch_exceptions=False, prog_name="isthmus")
 
 
+@pytest.mark.process
 def test_each_island_is_compiled_for_a_learner(worker: Worker) -> None:
     line = "diloco --data text.txt --island v5p:2x2x1 --island v6e:2x2 --seed 3 --set task.layers=1 --json"
     result = isthmus(*line.split())
@@ -96,6 +97,7 @@ def test_each_island_is_compiled_for_a_learner(worker: Worker) -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.process
 def test_an_island_that_is_too_small_is_status_1(worker: Worker) -> None:
     worker.says(REFUSES)
     result = isthmus("--data", "text.txt", "--island", "v6e:2x2")
@@ -103,6 +105,7 @@ def test_an_island_that_is_too_small_is_status_1(worker: Worker) -> None:
     assert result.stdout.startswith("v6e:2x2 (4 x TPU v6 lite, learner 0): does not fit\n")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("says", "status", "message"),
     [
@@ -160,6 +163,7 @@ finally:
 """
 
 
+@pytest.mark.process
 def test_the_command_itself_imports_no_jax(tmp_path: Path, worker: Worker) -> None:
     command = [sys.executable, "-c", APART]
     environment = os.environ | worker.environment

@@ -10,6 +10,8 @@ import pytest
 
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.process
+
 COMMAND = """
 import contextlib, io
 from isthmus.programs.command.main import app

@@ -84,6 +84,7 @@ def test_it_is_named_as_other_tasks_are() -> None:
     assert load("isthmus.programs.digits:digits(size = 32)", "Loading").tokens_per_batch == 32
 
 
+@pytest.mark.process
 def test_without_scikit_learn_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import importlib.util, sys\n"

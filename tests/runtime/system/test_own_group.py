@@ -26,6 +26,7 @@ own_group.lower_priority()
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel groups no processes by session")
 def test_a_session_gives_way_and_one_that_does_so_more_is_left_alone() -> None:
     command = [sys.executable, "-c", TRIED]

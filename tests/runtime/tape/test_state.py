@@ -240,6 +240,7 @@ print([hashlib.sha256(host.scheduler.saved()).hexdigest() for host in run.hosts.
 """
 
 
+@pytest.mark.process
 def test_a_state_is_the_same_under_any_hash_seed() -> None:
     found = set()
     for seed in ("0", "4242"):

@@ -280,6 +280,7 @@ print([hashlib.sha256(tape).hexdigest() for tape in run.tape().values()])
 """
 
 
+@pytest.mark.process
 def test_the_digest_of_a_run_is_the_same_under_any_hash_seed() -> None:
     found = []
     for seed in ("0", "4242"):

@@ -23,6 +23,7 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
         yield both
 
 
+@pytest.mark.process
 def test_two_machines_talk_with_keys_and_strangers_do_not(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
     hub, leaf = machines
     pairs = {name: KeyPair.make() for name in ("hub", "leaf", "stranger")}

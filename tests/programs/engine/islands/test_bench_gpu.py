@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCH = Path(__file__).parents[3] / "bench" / "bench_gpu.py"
 
 
+@pytest.mark.process
 def test_without_a_gpu_it_says_so_and_measures_nothing() -> None:
     given = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, str(BENCH)], env=given, capture_output=True, text=True, check=False)

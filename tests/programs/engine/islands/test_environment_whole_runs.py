@@ -87,6 +87,7 @@ def test_a_run_in_this_process_names_what_was_found_and_the_user_may_name_anothe
     assert process_environment(None, {}) == {}
 
 
+@pytest.mark.process
 def test_a_request_is_prepared_on_the_cpu_and_the_environment_stays_the_users() -> None:
     """A child of the command's; `JAX_PLATFORMS=cuda` could start nothing here."""
     code = (

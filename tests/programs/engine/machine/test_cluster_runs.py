@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from isthmus.runtime.supervision.incidents import Ended, Joined, MachineTaken, SlowHost
 from tests.patience import PATIENCE
@@ -138,7 +139,7 @@ def test_a_shard_whose_machine_is_lost_is_served_by_another(place: Place) -> Non
     accounts_add_up(place.summary("run"))
 
 
-def test_everything_that_is_wrong_with_the_machines_is_told_at_once(place: Place) -> None:
+def test_everything_that_is_wrong_with_the_machines_is_told_at_once(place: Place, typed: Callable[..., Result]) -> None:
     machines = Machines(place, "alpha", "beta")
     with fake_daemon(type="nothing") as nobody:
         pass
@@ -151,8 +152,8 @@ def test_everything_that_is_wrong_with_the_machines_is_told_at_once(place: Place
             + f'[[machine]]\nname = "delta"\naddress = "{other}"\n{LEARNER}\n'
             + f'[[machine]]\nname = "epsilon"\n{LEARNER}\n'
         )
-        done = place.call(*place.training("run", "--cluster", file.name, "--task", "other.py:task"))
-    assert done.returncode == 2
+        done = typed(place.folder, *place.training("run", "--cluster", file.name, "--task", "other.py:task"))
+    assert done.exit_code == 2
     for words in (
         "expected an island for each",
         f"Calling the daemon 'gamma' at {nobody}: expected a daemon that listens there, found nobody",

@@ -8,11 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from isthmus.programs.engine.machine.run import LEASE_TICKS_MAX
 from isthmus.runtime.wire.control_messages import PROTOCOL
@@ -232,19 +233,33 @@ def test_two_daemons_do_not_disturb_each_other(place: Place) -> None:
     assert not place.processes()
 
 
-def test_a_port_or_a_name_that_is_taken(place: Place) -> None:
-    daemon = MachineDaemon(place)
-    port = place.call("daemon", "--name", "beta", "--listen", daemon.address)
-    assert port.returncode == 2
+@pytest.fixture(scope="session")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MachineDaemon]:
+    """A daemon whose machine lets no task in, and which never has a run."""
+    place = Place(tmp_path_factory.mktemp("closed"))
+    (place.folder / "machine.toml").write_text("[programs]\nmodules = []\n")
+    try:
+        yield MachineDaemon(place)
+    finally:
+        place.close()
+
+
+def test_a_port_or_a_name_that_is_taken(
+    closed: MachineDaemon, typed: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, place = closed, closed.place
+    monkeypatch.setenv("XDG_STATE_HOME", place.environment["XDG_STATE_HOME"])
+    port = typed(place.folder, "daemon", "--name", "beta", "--listen", daemon.address)
+    assert port.exit_code == 2
     assert "expected a free port, found the daemon 'alpha'" in port.stderr
-    name = place.call("daemon", "--name", "alpha", "--listen", "tcp://127.0.0.1:0")
-    assert name.returncode == 2
+    name = typed(place.folder, "daemon", "--name", "alpha", "--listen", "tcp://127.0.0.1:0")
+    assert name.exit_code == 2
     assert f"found one with process id {daemon.process.pid}" in name.stderr
-    assert list(place.processes()) == [daemon.process.pid]
     with fake_daemon(type="nothing") as address:
-        taken = place.call("daemon", "--name", "beta", "--listen", address)
-    assert taken.returncode == 2
+        taken = typed(place.folder, "daemon", "--name", "beta", "--listen", address)
+    assert taken.exit_code == 2
     assert "expected a free port, found one in use" in taken.stderr
+    assert list(place.processes()) == [daemon.process.pid]
 
 
 @pytest.mark.soak
@@ -271,53 +286,24 @@ def test_of_two_that_start_at_once_under_one_name_one_serves(place: Place) -> No
     assert list(place.processes()) == [home.process.pid]
 
 
-def test_nobody_is_where_the_cluster_file_says(place: Place) -> None:
-    with fake_daemon(type="nothing") as address:
-        pass
-    for arguments in (place.training("run"), ("status",), ("stop",), ("logs", "daemon")):
-        done = place.call(*arguments, "--cluster", cluster_file(place, "alpha", address))
-        assert done.returncode == 2
-        assert "expected a daemon that listens there, found nobody." in done.stderr
-        assert f"Start it: isthmus daemon --name alpha --listen {address}" in done.stderr
-    assert not (place.folder / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("answer", "found"),
-    [
-        ({"protocol": PROTOCOL + 1, "version": "7.0"}, f"found isthmus 7.0 with control protocol {PROTOCOL + 1}"),
-        ({"protocol": PROTOCOL}, "found isthmus of an unknown version"),
-        ({"raw": b"HTTP/1.1 400 Bad Request"}, "expected an answer of a daemon of isthmus, found not a control"),
-    ],
-)
-def test_a_daemon_of_another_version(place: Place, answer: dict[str, object], found: str) -> None:
-    with fake_daemon(**{"type": "machine", "name": "alpha", **answer} if "raw" not in answer else answer) as address:
-        for arguments in (place.training("run"), ("status",)):
-            done = place.call(*arguments, "--cluster", cluster_file(place, "alpha", address))
-            assert done.returncode == 2
-            assert found in done.stderr
-            assert done.stderr.count("isthmus: ") == 1
-    assert not (place.folder / "run").exists()
-    assert not place.processes()
-
-
-def test_a_daemon_says_that_a_command_of_another_version_called(place: Place) -> None:
-    daemon = MachineDaemon(place)
+def test_a_daemon_says_that_a_command_of_another_version_called(closed: MachineDaemon) -> None:
+    daemon = closed
     answer = tell(daemon.address, {"type": "machine", "protocol": PROTOCOL, "version": "0.0.1"})
     assert (answer["type"], answer["version"]) == ("another version", metadata.version("isthmus"))
     line = daemon.wait_for_line("refused")
     assert f"isthmus 0.0.1 with control protocol {PROTOCOL}; this is isthmus {metadata.version('isthmus')}" in line
 
 
-def test_a_machine_refuses_what_it_may_not_load_and_a_name_that_is_not_its_own(place: Place) -> None:
-    (place.folder / "machine.toml").write_text("[programs]\nmodules = []\n")
-    daemon = MachineDaemon(place)
-    refused = place.call(*place.training("run", "--cluster", daemon.cluster))
-    assert refused.returncode == 2
+def test_a_machine_refuses_what_it_may_not_load_and_a_name_that_is_not_its_own(
+    closed: MachineDaemon, typed: Callable[..., Result]
+) -> None:
+    daemon, place = closed, closed.place
+    refused = typed(place.folder, *place.training("run", "--cluster", daemon.cluster))
+    assert refused.exit_code == 2
     assert f'modules = ["{place.folder / "paced.py"}"]' in refused.stderr
     assert "refused" in daemon.wait_for_line("paced.py:task")
-    wrong = place.call(*place.training("run", "--cluster", cluster_file(place, "beta", daemon.address)))
-    assert wrong.returncode == 2
+    wrong = typed(place.folder, *place.training("run", "--cluster", cluster_file(place, "beta", daemon.address)))
+    assert wrong.exit_code == 2
     assert "expected the name 'beta', found 'alpha'" in wrong.stderr
     assert not (place.folder / "run").exists()
     assert list(place.processes()) == [daemon.process.pid]

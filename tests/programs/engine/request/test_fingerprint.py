@@ -63,6 +63,7 @@ def of_ring(job: Job = JOB) -> str:
     return fingerprint(program.build(job).freeze(), job, program.builder())
 
 
+@pytest.mark.process
 def test_processes_agree_whatever_their_hash_seed_and_folder(folder: Path) -> None:
     code = (
         "from isthmus import Program\n"

@@ -222,6 +222,7 @@ def test_a_graph_that_breaks_a_rule(folder: Path) -> None:
         ring(program=Program("ring.py:build", blocks=True))
 
 
+@pytest.mark.process
 def test_a_wrong_setting_is_found_without_jax(folder: Path) -> None:
     code = (
         "import sys\n"
@@ -357,6 +358,7 @@ SHOW = (
 )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("order", "learners", "given", "expected"),
     [

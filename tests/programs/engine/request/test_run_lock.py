@@ -69,6 +69,7 @@ def test_of_trainings_that_want_one_folder_one_gets_it(tmp_path: Path, is_there:
     assert (folder / "config.toml").read_text() == str(winner)
 
 
+@pytest.mark.process
 def test_a_folder_in_use_is_refused_until_its_process_is_gone_however_it_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
@@ -116,6 +117,7 @@ def test_latest_is_never_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(os.listdir(tmp_path / "runs")) == sorted([*(folder.name for folder in folders), "latest"])
 
 
+@pytest.mark.process
 def test_a_second_daemon_of_a_run_ends_at_once_and_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "isthmus.programs.engine.run.daemon_process", str(tmp_path)]
     with RunLock(tmp_path):

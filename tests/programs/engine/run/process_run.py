@@ -170,15 +170,8 @@ class Run:
         out, error = self.command.communicate(timeout=PATIENCE)
         assert self.command.returncode == 0, (out, error, self.story())
         assert "Traceback" not in out + error + self.story(), (out, error, self.story())
-        summary = self.summary()
+        summary = assert_is_whole(self.folder)
         assert summary["outcome"] == outcome
-        for name in ("report.html", "trace.json", "metrics.jsonl", "merges.jsonl", "graph.json", "config.toml"):
-            assert (self.folder / name).stat().st_size, name
-        assert len(list((self.folder / "snapshots" / "final").glob("*.safetensors"))) == summary["fragments"] > 0
-        for account in summary["fragment_accounts"]:
-            parts = [account[part] for part in ("merged", "overlapped", "refused", "lost", "pending")]
-            assert min(parts) >= 0, account
-            assert sum(parts) == account["trained"], account
         self.wait_until_gone()
         return summary
 
@@ -203,6 +196,19 @@ class Run:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.command.communicate()
+
+
+def assert_is_whole(folder: Path) -> dict[str, Any]:
+    """Assert that a run that is over has left everything behind, with accounts that add up; its summary."""
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    for name in ("report.html", "trace.json", "metrics.jsonl", "merges.jsonl", "graph.json", "config.toml"):
+        assert (folder / name).stat().st_size, name
+    assert len(list((folder / "snapshots" / "final").glob("*.safetensors"))) == summary["fragments"] > 0
+    for account in summary["fragment_accounts"]:
+        parts = [account[part] for part in ("merged", "overlapped", "refused", "lost", "pending")]
+        assert min(parts) >= 0, account
+        assert sum(parts) == account["trained"], account
+    return summary
 
 
 def _processes_in(folder: Path) -> list[tuple[int, str]]:

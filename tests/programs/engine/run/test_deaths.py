@@ -19,14 +19,6 @@ from tests.programs.engine.run.process_run import ISTHMUS, Run
 pytestmark = pytest.mark.process
 
 
-def test_a_run_comes_to_its_end_and_leaves_everything_behind(start: Callable[..., Run]) -> None:
-    run = start(tokens=100_000)
-    summary = run.finish("done")
-    assert summary["eval_loss_final"] < 0.5 * summary["eval_loss_initial"]
-    assert summary["tokens_pending"] == 0
-    assert Restarted() not in run.incidents()
-
-
 def call(*words: str, here: Path) -> subprocess.CompletedProcess[str]:
     """A command that is typed beside the run."""
     return subprocess.run([ISTHMUS, *words], cwd=here, capture_output=True, text=True, timeout=PATIENCE, check=False)

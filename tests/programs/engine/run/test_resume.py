@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import copy as shallow
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.study.terminal import figures
 from tests.patience import PATIENCE
 from tests.programs.engine.run.process_run import ISTHMUS, Run
 
-pytestmark = [
-    pytest.mark.process,
-]  # A refusal imports jax, four times, on cores that may be busy.
+pytestmark = pytest.mark.process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run that was killed, all of it at once, after some snapshots; what travels is coded."""
     settings = [
@@ -44,11 +44,19 @@ def resume(run: Run, *more: str, folder: str = "run") -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=run.here, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
-def refusal(run: Run, *more: str, folder: str = "run") -> str:
-    process = resume(run, *more, folder=folder)
-    out, error = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out) == (2, ""), error
-    return error
+Refusal = Callable[..., str]
+
+
+@pytest.fixture
+def refusal(dead: Run, typed: Callable[..., Result]) -> Refusal:
+    """What a resume that is refused is told."""
+
+    def told(*more: str, folder: str = "run") -> str:
+        done = typed(dead.here, "train", "--resume", folder, *more)
+        assert (done.exit_code, done.stdout) == (2, ""), done.stderr
+        return done.stderr
+
+    return told
 
 
 def copy(run: Run, name: str) -> Path:
@@ -62,40 +70,42 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run) -> None:
+def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run, refusal: Refusal) -> None:
     before = contents(dead.folder)
-    assert "expected beside it --tokens" in refusal(dead, "--seed", "7")
-    told = refusal(dead, "--set", "program.fragments=1", "--set", "program.interval=9", "--set", "run.seed=3")
+    assert "expected beside it --tokens" in refusal("--seed", "7")
+    told = refusal("--set", "program.fragments=1", "--set", "program.interval=9", "--set", "run.seed=3")
     assert "would change program.fragments: expected 2, with which it was begun, found 1" in told
     assert "would change run.seed" in told
     assert "interval" not in told
-    told = refusal(dead, "--set", "run.program=diloco")
+    told = refusal("--set", "run.program=diloco")
     assert "would change run.program: expected 'decoupled-diloco', with which it was begun, found 'diloco'" in told
-    assert "found no such folder" in refusal(dead, folder="nowhere")
+    assert "found no such folder" in refusal(folder="nowhere")
     spec = copy(dead, "inproc") / "spec.json"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "transport": "inproc"}))
-    assert "found one in one process" in refusal(dead, folder="inproc")
+    assert "found one in one process" in refusal(folder="inproc")
     shutil.rmtree(copy(dead, "without") / FOLDER)
-    assert "expected a snapshot" in refusal(dead, folder="without")
+    assert "expected a snapshot" in refusal(folder="without")
     config = copy(dead, "changed") / "config.toml"
     config.write_text(config.read_text().replace("shards = 1", "shards = 2"))
-    assert "would change program.shards" in refusal(dead, folder="changed")
+    assert "would change program.shards" in refusal(folder="changed")
     spec = copy(dead, "sources") / "spec.json"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "fingerprint": "0" * 32}))
-    assert "The program or isthmus itself was changed since" in refusal(dead, folder="sources")
+    assert "The program or isthmus itself was changed since" in refusal(folder="sources")
     (copy(dead, "torn") / "spec.json").write_text('{"run": 1')
-    assert "spec.json that cannot be read" in refusal(dead, folder="torn")
+    assert "spec.json that cannot be read" in refusal(folder="torn")
     (copy(dead, "ended") / "summary.json").write_text('{"outcome": "done"}')
-    assert "found one that is over: done" in refusal(dead, folder="ended")
+    assert "found one that is over: done" in refusal(folder="ended")
     assert contents(dead.folder) == before
 
 
-def test_where_no_snapshot_is_whole_and_of_this_model_nothing_is_started_or_written(dead: Run) -> None:
+def test_where_no_snapshot_is_whole_and_of_this_model_nothing_is_started_or_written(
+    dead: Run, refusal: Refusal
+) -> None:
     spoilt = copy(dead, "spoilt")
     for path in (spoilt / FOLDER).glob("fragment-0-*.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
     before = contents(spoilt)
-    told = refusal(dead, folder="spoilt")
+    told = refusal(folder="spoilt")
     assert told.count("is not what was written") == 2
     assert "expected a snapshot in spoilt/snapshots that is whole, of this model" in told
     assert contents(spoilt) == before
@@ -123,28 +133,33 @@ def test_it_may_go_on_with_other_learners_and_another_budget_and_its_accounts_ad
     assert json.loads(found.stdout)["identical"] is True, found.stdout
 
 
-def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run) -> None:
-    merged, told = dead.merges(), json.loads((dead.folder / FOLDER / BEFORE).read_text())
-    (dead.folder / FOLDER / MANIFEST).write_text('{"format": 2')
+def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run, refusal: Refusal) -> None:
+    run = shallow(dead)
+    run.folder = copy(dead, "again")
+    merged, told = run.merges(), json.loads((run.folder / FOLDER / BEFORE).read_text())
+    (run.folder / FOLDER / MANIFEST).write_text('{"format": 2')
     assert all(entry["version"][1] > 0 for entry in told["fragments"])
-    dead.command = resume(dead)
-    dead.wait_for(lambda: dead.epochs()[-1:] == [2])
-    assert "of process" in refusal(dead)
-    summary = dead.stop()
-    assert dead.merges() > merged
+    run.command = resume(run, folder="again")
+    try:
+        run.wait_for(lambda: run.epochs()[-1:] == [2])
+        assert "of process" in refusal(folder="again")
+        summary = run.stop()
+    finally:
+        run.close()
+    assert run.merges() > merged
     assert [told for told in summary["books"]["differences"] if told["kind"] != "merges"] == []  # Lines are samples.
     assert all(entry["fragment"] in range(summary["fragments"]) for entry in told["fragments"])
     lives = {(life["learner"], life["incarnation"]) for life in summary["books"]["lives"]}
     assert lives == {(0, 1), (0, 2), (1, 1), (1, 2)}
     assert [fault[:23] for fault in summary["snapshot_faults"]] == ["snapshots/manifest.json"]
-    assert any(word == "snapshot" and "manifest.json" in told for word, told in figures.ending(summary, "run"))
-    assert "snapshots/manifest.json" in (dead.folder / "report.html").read_text()
+    assert any(word == "snapshot" and "manifest.json" in told for word, told in figures.ending(summary, "again"))
+    assert "snapshots/manifest.json" in (run.folder / "report.html").read_text()
     assert summary["books"]["unreported_estimate"] < 2 * 16_000  # A second of two learners, and not the time until now.
-    lines = map(json.loads, (dead.folder / "metrics.jsonl").read_text().splitlines())
+    lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     began = {(line["learner"], line["incarnation"]): line["began"] for line in lines if line.get("began")}
     assert {life: how[:2] for life, how in began.items()} == {(slot, 2): ["copy", 1] for slot in range(2)}
     assert all(step > 0 for _, _, step in began.values())
-    lines = map(json.loads, (dead.folder / "merges.jsonl").read_text().splitlines())
+    lines = map(json.loads, (run.folder / "merges.jsonl").read_text().splitlines())
     later = {line["fragment"]: line for line in lines if line["epoch"] == 2}
     for entry in told["fragments"]:
         line = later[entry["fragment"]]

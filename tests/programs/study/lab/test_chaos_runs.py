@@ -6,16 +6,20 @@ import json
 import re
 import subprocess
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import Result
 
 from isthmus.programs.engine.results.reading import load
+from isthmus.runtime.supervision.incidents import Restarted
 from tests.patience import PATIENCE
-from tests.programs.engine.run.process_run import ISTHMUS, TASK
-
-pytestmark = pytest.mark.process
+from tests.programs.engine.results.event_lines import incidents_in
+from tests.programs.engine.run.process_run import ISTHMUS, TASK, assert_is_whole
 
 PLAN = """
 [run]
@@ -48,52 +52,104 @@ seconds = 0.5
 """
 
 
-def chaos(folder: Path, *words: str, plan: str = PLAN) -> subprocess.CompletedProcess[str]:
+def written(folder: Path, plan: str) -> None:
+    """Write a task and a plan into a folder."""
     (folder / "paced.py").write_text(TASK)
     (folder / "plan.toml").write_text(plan)
+
+
+def chaos(folder: Path, *words: str, plan: str = PLAN) -> subprocess.CompletedProcess[str]:
+    written(folder, plan)
     command = [str(ISTHMUS), "chaos", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
-def test_every_fault_happens_and_the_run_is_done(tmp_path: Path) -> None:
-    done = chaos(tmp_path, "plan.toml", "decoupled-diloco", "--run-dir", "out", "--json")
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A program trained twice, once undisturbed and once under a plan."""
+
+    told: dict[str, Any]
+    folder: Path
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """What is told of the program."""
+        [run] = self.told["runs"]
+        assert isinstance(run, dict)
+        return run
+
+    @property
+    def calm(self) -> Path:
+        """The folder of the undisturbed run."""
+        return self.folder / "decoupled-diloco" / "undisturbed"
+
+    @property
+    def disturbed(self) -> Path:
+        """The folder of the run under the plan."""
+        return self.folder / "decoupled-diloco" / "plan"
+
+
+@pytest.fixture(scope="session")
+def struck(tmp_path_factory: pytest.TempPathFactory) -> Struck:
+    folder = tmp_path_factory.mktemp("chaos")
+    done = chaos(folder, "plan.toml", "decoupled-diloco", "--run-dir", "out", "--json")
     assert done.returncode == 0, (done.stdout, done.stderr)
-    [run] = json.loads(done.stdout)["runs"]
-    assert json.loads(done.stdout) == json.loads((tmp_path / "out" / "chaos.json").read_text())
-    assert (run["program"], run["outcome"], run["waits_on_other_hosts"]) == ("decoupled-diloco", "done", 0)
-    assert all(0.0 < run[name] <= 1.0 for name in ("uptime", "goodput", "goodput_undisturbed", "merged_share"))
-    assert [(each["role"], each["fault"]) for each in run["recoveries"]] == [
-        ("learner", "kill"),
-        ("syncer", "kill"),
-        ("learner", "pause"),
-        ("evaluator", "slow"),
-        ("learner", "mute"),
-    ]
-    assert [each["proof"] != "" and each["why"] == "" for each in run["faults"]] == [True] * 5
-    page = (tmp_path / "out" / "chaos.html").read_text()
-    assert all(each["proof"] in page for each in run["faults"])
-    assert page.count("<svg") == 5  # What was kept; and in one, steps, faults and loss.
-    assert ET.parse(tmp_path / "out" / "decoupled-diloco" / "chaos.svg").getroot().tag.endswith("svg")
-    assert not re.search(r"(?:src|href)=[\"'](?:https?:)?//", page)
-    # What the runs themselves wrote down says the same.
-    calm, struck = (tmp_path / "out" / "decoupled-diloco" / name for name in ("undisturbed", "plan"))
-    ends = {
-        (line["host"], line["end"]["signal"])
-        for line in map(json.loads, (struck / "events.jsonl").read_text().splitlines())
-        if line["kind"] == "ended" and line["end"].get("signal")
-    }
-    assert ends == {("learner/1", "SIGKILL"), ("syncer/0", "SIGKILL")}
-    assert "SIGKILL" not in (calm / "events.jsonl").read_text()
-    # The life that was killed has left its steps, on its tape.
-    timeline = load(struck).timeline
-    assert timeline is not None
-    assert timeline.between("learner/1", "inner-step", 0.0, 0.5)
-    assert not (struck / "spans" / "learner-1-1.json").exists()
-    for folder, name in ((calm, "goodput_undisturbed"), (struck, "goodput")):
-        assert json.loads((folder / "summary.json").read_text())["goodput"] == run[name]
+    return Struck(json.loads(done.stdout), folder / "out")
+
+
+@pytest.mark.process
+class TestStruck:
+    """One plan, two real runs."""
+
+    def test_every_fault_happens_and_the_run_is_done(self, struck: Struck) -> None:
+        run = struck.run
+        assert struck.told == json.loads((struck.folder / "chaos.json").read_text())
+        assert (run["program"], run["outcome"], run["waits_on_other_hosts"]) == ("decoupled-diloco", "done", 0)
+        assert all(0.0 < run[name] <= 1.0 for name in ("uptime", "goodput", "goodput_undisturbed", "merged_share"))
+        assert [(each["role"], each["fault"]) for each in run["recoveries"]] == [
+            ("learner", "kill"),
+            ("syncer", "kill"),
+            ("learner", "pause"),
+            ("evaluator", "slow"),
+            ("learner", "mute"),
+        ]
+        assert [each["proof"] != "" and each["why"] == "" for each in run["faults"]] == [True] * 5
+
+    def test_the_page_has_the_proofs_and_a_drawing_of_the_run(self, struck: Struck) -> None:
+        page = (struck.folder / "chaos.html").read_text()
+        assert all(each["proof"] in page for each in struck.run["faults"])
+        assert page.count("<svg") == 5  # What was kept; and in one, steps, faults and loss.
+        drawing = ET.parse(struck.folder / "decoupled-diloco" / "chaos.svg")
+        assert drawing.getroot().tag.endswith("svg")
+        assert not re.search(r"(?:src|href)=[\"'](?:https?:)?//", page)
+
+    def test_what_the_runs_themselves_wrote_down_says_the_same(self, struck: Struck) -> None:
+        ends = {
+            (line["host"], line["end"]["signal"])
+            for line in map(json.loads, (struck.disturbed / "events.jsonl").read_text().splitlines())
+            if line["kind"] == "ended" and line["end"].get("signal")
+        }
+        assert ends == {("learner/1", "SIGKILL"), ("syncer/0", "SIGKILL")}
+        assert "SIGKILL" not in (struck.calm / "events.jsonl").read_text()
+        # The life that was killed has left its steps, on its tape.
+        timeline = load(struck.disturbed).timeline
+        assert timeline is not None
+        assert timeline.between("learner/1", "inner-step", 0.0, 0.5)
+        assert not (struck.disturbed / "spans" / "learner-1-1.json").exists()
+        for folder, name in ((struck.calm, "goodput_undisturbed"), (struck.disturbed, "goodput")):
+            assert json.loads((folder / "summary.json").read_text())["goodput"] == struck.run[name]
+
+    def test_a_run_comes_to_its_end_and_leaves_everything_behind(self, struck: Struck) -> None:
+        summary = json.loads((struck.calm / "summary.json").read_text())
+        assert summary["outcome"] == "done"
+        assert summary["eval_loss_final"] < 0.5 * summary["eval_loss_initial"]
+        assert summary["tokens_pending"] == 0
+        assert Restarted() not in incidents_in(struck.calm, "")
+        assert_is_whole(struck.calm)
 
 
 @pytest.mark.soak
+@pytest.mark.process
 def test_a_machine_dies_with_all_that_is_on_it_and_comes_back_and_so_does_the_home(tmp_path: Path) -> None:
     plan = """
 machines = 2
@@ -176,9 +232,12 @@ def works_in(process: Path, folder: Path) -> bool:
         (["plan.toml"], '[[fault]]\nkind = "tc"\nhost = "learner/0"\nat = 1', "There is: clog, kill"),
     ],
 )
-def test_what_is_wrong_starts_nothing(tmp_path: Path, words: list[str], plan: str, found: str) -> None:
-    done = chaos(tmp_path, *words, "--run-dir", "out", plan=plan)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+def test_what_is_wrong_starts_nothing(
+    tmp_path: Path, typed: Callable[..., Result], words: list[str], plan: str, found: str
+) -> None:
+    written(tmp_path, plan)
+    done = typed(tmp_path, "chaos", *words, "--run-dir", "out")
+    assert (done.exit_code, done.stdout) == (2, ""), done.stderr
     assert found in done.stderr
     assert done.stderr.count("isthmus: ") == 1
     assert not (tmp_path / "out").exists()

@@ -354,6 +354,7 @@ def test_a_run_without_spec_or_tapes_or_with_another_graph_is_refused(run: Path)
     assert "expected a run folder" in refused(run / "nowhere")
 
 
+@pytest.mark.process
 def test_neither_command_imports_jax(finished: Path) -> None:
     script = (
         "import sys\n"
