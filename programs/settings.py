@@ -119,7 +119,7 @@ class Setting:
     `ge`, `gt`, `le`, `lt`: its range, of finite numbers; `expected`: the range in words, where the bounds alone do not
     say it; `remedy`: what to do about a value out of range; `option`: the option of the command line that stands for
     it, as "--tokens N"; `resumes`: a resumed run may have another value; `sweeps`: why `isthmus compare` cannot sweep
-    it, and what to do instead.
+    it, and what to do instead; `is_place`: a path, which is absolute from the folder of the file that has it, or a URL.
     """
 
     help: str
@@ -132,6 +132,7 @@ class Setting:
     option: str = ""
     resumes: bool = False
     sweeps: str = ""
+    is_place: bool = False
 
     def holds(self, value: Any) -> bool:
         """Whether a value is in the range; what is no number, such as 'auto', is in every range."""

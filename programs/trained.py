@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.programs.engine.request.new_folder import CONFIG
+from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.task import AnyTask
 from isthmus.runtime.errors import ConfigError, Fault
 
@@ -89,8 +90,9 @@ def _local(folder: Path, recipe: Any, places: list[int]) -> dict[int, Any]:
 def _seed(folder: Path) -> int:
     """The seed of a run; 0 if its configuration does not have one."""
     try:
-        return int(tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))["run"]["seed"])
-    except (OSError, ValueError, KeyError):
+        document = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return RunSettings.of_section(document["run"]).seed
+    except (OSError, ValueError, KeyError, ConfigError):
         return 0
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, final
 from isthmus.programs import settings
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.request import reference
-from isthmus.programs.engine.request.run_settings import SLOTS_MAX_DEFAULT
+from isthmus.programs.engine.request.run_settings import SCHEMA, SLOTS_MAX_DEFAULT
 from isthmus.programs.settings import Text, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 
@@ -154,9 +154,10 @@ def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[
     for where in (("run", "program"), ("run", "task")):
         if isinstance(result.get(where), str):
             result[where] = reference.absolute(result[where], folder)
-    place = result.get(("run", "snapshots"))
-    if isinstance(place, str) and place and "://" not in place:
-        result["run", "snapshots"] = type(place)(os.path.abspath(folder / Path(place).expanduser()))
+    for where in (("run", name) for name, key in SCHEMA.keys.items() if key.declared.is_place):
+        place = result.get(where)
+        if isinstance(place, str) and place and "://" not in place:
+            result[where] = type(place)(os.path.abspath(folder / Path(place).expanduser()))
     data = result.get(("task", "data"))
     if isinstance(data, list | tuple) and all(isinstance(path, str) for path in data):
         result["task", "data"] = [os.path.abspath(folder / Path(path).expanduser()) for path in data]

@@ -34,6 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from configparser import ConfigParser
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -155,7 +156,7 @@ def draw(modules: list[str], count: int, seed: int, jobs: int) -> int:
             with tempfile.TemporaryDirectory(prefix="isthmus-mutants-") as name:
                 place = Path(name)
                 lay_out(place, list(left), tests, marks)
-                if status := run(place, jobs, sum(left.values(), []), effort):
+                if status := run(place, jobs, list(chain.from_iterable(left.values())), effort):
                     print(f"mutmut ended with {status}.")
                     return 1
                 before = sum(map(len, left.values()))
@@ -166,7 +167,7 @@ def draw(modules: list[str], count: int, seed: int, jobs: int) -> int:
                 noticed[ring] += count_now
                 print(f"  {count_now} noticed by {ring}", end="", flush=True)
                 if ring == "soak":
-                    names = sum(left.values(), [])
+                    names = list(chain.from_iterable(left.values()))
                     survivors += "".join(f"\nsurvived: {each}\n{difference(place, each)}\n" for each in names)
             if not left:
                 break

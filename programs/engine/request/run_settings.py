@@ -76,7 +76,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = SNAPSHOT_SECONDS_DEFAULT
     snapshots: Annotated[
         str,
-        Setting("A second place for snapshots: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or https://... ."),
+        Setting(
+            "A second place for snapshots: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or https://... .",
+            is_place=True,
+        ),
     ] = ""
     tape_bytes: Annotated[
         int,
@@ -127,6 +130,11 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if faults:
             raise ConfigError.of(faults)
         return cls(**complete)
+
+    @classmethod
+    def of_section(cls, section: Mapping[str, Any]) -> RunSettings:
+        """The settings of a section that also names program and task, as that of config.toml; ConfigError as `read`."""
+        return cls.read({name: value for name, value in section.items() if name not in ("program", "task")})
 
     def section(self) -> dict[str, Any]:
         """The keys for config.toml, empty texts and lists left out."""

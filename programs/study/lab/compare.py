@@ -48,7 +48,7 @@ class Variant(msgspec.Struct, frozen=True):
     @property
     def run(self) -> RunSettings:
         """Section `run.`."""
-        return RunSettings.read({key: value for key, value in self.config["run"].items() if key in SCHEMA.keys})
+        return RunSettings.of_section(self.config["run"])
 
 
 class Pacing(msgspec.Struct, frozen=True):
