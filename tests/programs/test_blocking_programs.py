@@ -47,6 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, WorldRe
         worlds.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKING)
 def test_it_trains_the_budget_exactly_and_leaves_a_model(runs: dict[str, WorldResult], name: str) -> None:
     result = runs[name]
@@ -94,6 +95,7 @@ def test_the_learners_of_data_parallel_report_the_same_step_and_hold_the_same_mo
     assert all(np.allclose(ring[tensor], star[tensor], atol=1e-3) for tensor in ring)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learners", [1, 3])
 @pytest.mark.parametrize("name", BLOCKING)
 def test_any_number_of_learners_will_do(world: Worlds, name: str, learners: int) -> None:
@@ -101,6 +103,7 @@ def test_any_number_of_learners_will_do(world: Worlds, name: str, learners: int)
     assert [slot.steps for slot in result.slots.values()] == [6] * learners
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["diloco", "elastic-data-parallel", soaked("streaming-diloco"), soaked("data-parallel")]
 )
