@@ -85,7 +85,8 @@ TEXT: Final = (r"\b_illegal(_option)?\(", r"\bFault\(", r"\braise \w+Error\(", r
 EXAMPLES_MAX: Final = 150
 """Of a property, where `make soak` tries up to 2,500. Fewer can only let more mutants live."""
 TEST_SECONDS_MAX: Final = 120
-"""After so long a test has failed: what it tests does not end. Without a mutant the longest takes two seconds, of a core that it has to itself."""
+"""After so long a test has failed: what it tests does not end. Without a mutant the longest takes two seconds,
+of a core that it has to itself."""
 RINGS: Final = {
     "quick": ("5", "not process and not slow and not soak"),
     "test": ("10", "not soak"),

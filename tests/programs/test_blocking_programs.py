@@ -67,6 +67,7 @@ def test_the_fast_wait_for_the_slow_one_and_it_shows(runs: dict[str, WorldResult
     assert waited[3] < 0.3 * waited[0] or name in ("data-parallel", "elastic-data-parallel")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_OUTER_STEPS)
 def test_its_accounts_add_up_and_everybody_contributes(runs: dict[str, WorldResult], name: str) -> None:
     summary = runs[name].summary
@@ -79,6 +80,7 @@ def test_its_accounts_add_up_and_everybody_contributes(runs: dict[str, WorldResu
         assert summary["tokens_overlapped"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["data-parallel", "elastic-data-parallel"])
 def test_without_outer_steps_nothing_is_told_of_any(runs: dict[str, WorldResult], name: str) -> None:
     summary = runs[name].summary
@@ -87,6 +89,7 @@ def test_without_outer_steps_nothing_is_told_of_any(runs: dict[str, WorldResult]
     assert summary["tokens_pending"] == summary["tokens_total"]
 
 
+@pytest.mark.slow
 def test_the_learners_of_data_parallel_report_the_same_step_and_hold_the_same_model(
     runs: dict[str, WorldResult],
 ) -> None:
