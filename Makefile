@@ -1,5 +1,5 @@
 # make train: install, and train a small language model with four learners and a syncer.   make test: the tests.
-# make quick: the tests of the cores.   make install: install only.   make install-test: with pytest, for your own tests.
+# make quick: the tests of the cores, and of whole programs in one process.   make install: install only.   make install-test: with pytest, for your own tests.
 # make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make mutate: small changes of the cores, which the tests must notice; MODULES="quorum_core verify" for some of them.
@@ -45,11 +45,15 @@ install-test: .venv/installed-test
 train: .venv/installed
 	$(BIN)/isthmus train
 
+# A file of tests is one worker's, so that what its fixtures start is started once; tests/conftest.py puts long ones first.
+# Bytecode is kept: without it every process that a test starts compiles the sources anew, and every worker all tests.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: .venv/installed-test
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak"
+	$(PYTEST) -m "not soak"
 
 quick: .venv/installed-test
-	TESTS_EFFORT=5 $(BIN)/python -m pytest -n 2 tests/runtime/graph tests/runtime/cores tests/runtime/items tests/runtime/wire/test_protocol_*.py tests/runtime/supervision tests/ops/exchange tests/ops/syncer tests/ops/kernels
+	TESTS_EFFORT=5 $(PYTEST) -m "not process and not slow and not soak"
 
 # mypy and mkdocstrings do not see an editable installation; the links show them the packages under their import name.
 .typing/isthmus: $(SOURCES)
@@ -66,7 +70,7 @@ check: .venv/installed-check .typing/isthmus
 
 # All examples and seeds, and then what takes longer than `make test` may, one at a time.
 soak: .venv/installed-test
-	TESTS_EFFORT=100 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not process and not soak"
+	TESTS_EFFORT=100 $(PYTEST) -m "not process and not soak"
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m tests.programs.study.simulation.mutants
 	$(BIN)/isthmus simulate world --seeds 10000 --each 20

@@ -54,6 +54,14 @@ def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
 sys.addaudithook(_refuse_processes)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with real processes come first, then those that take long: whatever is last is short, for each worker."""
+    begin = [item.path for item in items if item.get_closest_marker("process")]
+    then = [item.path for item in items if item.get_closest_marker("slow")]
+    order = {path: number for number, path in enumerate(dict.fromkeys(begin + then))}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Nothing but what is marked `process` starts processes: `make quick` leaves these out, and no others."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-SHARE: Final = int(os.environ.get("TESTS_EFFORT", "20")) / 100
+SHARE: Final = int(os.environ.get("TESTS_EFFORT", "10")) / 100
 LEAST: Final = 20
 """What is tried at least, if there is so much: examples of a property are few where each is long."""
 EXAMPLES_MAX: Final = int(os.environ.get("TESTS_EXAMPLES_MAX", sys.maxsize))
@@ -30,6 +30,11 @@ def seeds(everything: int) -> range:
 
 def _part(everything: int) -> int:
     return min(everything, max(LEAST, round(SHARE * everything)))
+
+
+def every(moments: range) -> range:
+    """Moments at which something is broken, of `moments` that `make soak` tries: without it every third."""
+    return moments if SHARE >= 1 else moments[::3]
 
 
 def soaked(*values: Any) -> Any:

@@ -18,6 +18,7 @@ from isthmus.ops.transformer import ModelConfig
 from isthmus.programs.command.config import MODELS
 from isthmus.programs.language_model import rate_default
 from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
+from tests.effort import soaked
 
 BENCH = Path(__file__).parent / "bench"
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "context": 32}
@@ -59,7 +60,8 @@ def line_loss(bench_line: Any, of: dict[str, Any], cell: Any, text: Path) -> flo
     return float(line.loss_of(state, decoupled=cell.decoupled, is_last=True))
 
 
-@pytest.mark.parametrize(("kind", "bar"), [("adamw", 1e-5), ("muon", 1e-4)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "bar"), [("adamw", 1e-5), soaked("muon", 1e-4)])
 def test_learners_in_one_computation_end_where_those_of_the_plain_loop_do(
     benches: tuple[Any, Any], text: Path, kind: str, bar: float
 ) -> None:
@@ -72,6 +74,7 @@ def test_learners_in_one_computation_end_where_those_of_the_plain_loop_do(
     assert line_loss(bench_line, {**of, "batch": 8}, cell, text) == pytest.approx(run.decoupled()["loss"], rel=bar)
 
 
+@pytest.mark.slow
 def test_data_parallel_is_one_learner_of_the_plain_loop_with_the_whole_batch(
     benches: tuple[Any, Any], text: Path
 ) -> None:
@@ -161,6 +164,7 @@ def records(
     return list(bench.train(seeds))
 
 
+@pytest.mark.slow
 def test_a_call_goes_on_within_a_cell_where_the_one_before_ended(tiny: Any, text: Path, tmp_path: Path) -> None:
     compiled: dict[int, Any] = {}
     whole = records(tiny, text, compiled=compiled)
@@ -188,6 +192,7 @@ def test_what_time_did_not_reach_is_null(tiny: Any, text: Path) -> None:
         assert record["tokens"] == 0 < record["tokens_planned"]
 
 
+@pytest.mark.slow
 def test_each_cell_is_a_line_of_the_file_and_all_are_one_object(
     tiny: Any, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +244,7 @@ def test_what_is_wrong_is_refused_in_one_message(
     assert not (tmp_path / "no folder").exists()
 
 
+@pytest.mark.slow
 def test_a_state_of_another_request_or_of_none_is_refused(
     tiny: Any, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,8 +84,9 @@ TEXT: Final = (r"\b_illegal(_option)?\(", r"\bFault\(", r"\braise \w+Error\(", r
 """Lines that begin a call whose arguments are words for a person, or for the type checker."""
 EXAMPLES_MAX: Final = 150
 """Of a property, where `make soak` tries up to 2,500. Fewer can only let more mutants live."""
-TEST_SECONDS_MAX: Final = 30
-"""After so long a test has failed: what it tests does not end. Without a mutant the longest takes two seconds."""
+TEST_SECONDS_MAX: Final = 120
+"""After so long a test has failed: what it tests does not end. Without a mutant the longest takes two seconds,
+of a core that it has to itself."""
 RINGS: Final = {
     "quick": ("5", "not process and not slow and not soak"),
     "test": ("10", "not soak"),
@@ -156,7 +157,7 @@ def draw(modules: list[str], count: int, seed: int, jobs: int) -> int:
             with tempfile.TemporaryDirectory(prefix="isthmus-mutants-") as name:
                 place = Path(name)
                 lay_out(place, list(left), tests, marks)
-                if status := run(place, jobs, list(chain.from_iterable(left.values())), effort):
+                if status := run(place, jobs, [*chain.from_iterable(left.values())], effort):
                     print(f"mutmut ended with {status}.")
                     return 1
                 before = sum(map(len, left.values()))
@@ -167,7 +168,7 @@ def draw(modules: list[str], count: int, seed: int, jobs: int) -> int:
                 noticed[ring] += count_now
                 print(f"  {count_now} noticed by {ring}", end="", flush=True)
                 if ring == "soak":
-                    names = list(chain.from_iterable(left.values()))
+                    names = [*chain.from_iterable(left.values())]
                     survivors += "".join(f"\nsurvived: {each}\n{difference(place, each)}\n" for each in names)
             if not left:
                 break

@@ -151,6 +151,7 @@ def test_heads_of_uneven_or_odd_size_are_refused(heads: int) -> None:
         ModelConfig(width=64, heads=heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_and_loss_are_the_closed_form(tied: bool) -> None:
     config = ModelConfig(vocabulary=11, layers=2, width=8, heads=2, context=6, tied=tied)
@@ -204,6 +205,7 @@ def test_rotary_scores_depend_on_the_distance_only() -> None:
     np.testing.assert_array_equal(turned[0][0], query)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close_to_float32_and_keeps_float32_parameters_and_gradients() -> None:
     half = ModelConfig(dtype="bfloat16")
     params = init(half, jax.random.key(0))
@@ -232,6 +234,7 @@ def test_every_integer_dtype_of_tokens_gives_the_same_loss(dtype: type) -> None:
     assert float(loss(TINY, params, {"tokens": jnp.asarray(tokens.astype(dtype))})) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("routing", [None, Routing(4)])
 @pytest.mark.parametrize(("stacked", "checkpoint"), [(True, False), (False, True), (True, True)])
 def test_layers_that_are_stacked_or_computed_again_train_alike(

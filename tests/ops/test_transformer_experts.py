@@ -105,6 +105,7 @@ def test_a_number_of_choices_that_cannot_be_is_refused(chosen: int) -> None:
 SPARSE = ModelConfig(vocabulary=11, layers=2, width=8, heads=2, context=6, routing=Routing(4, 2, slack=0.5))
 
 
+@pytest.mark.slow
 def test_one_expert_with_room_for_all_is_the_dense_model() -> None:
     dense = ModelConfig(vocabulary=11, layers=2, width=8, heads=2, context=6)
     sparse = ModelConfig(vocabulary=11, layers=2, width=8, heads=2, context=6, routing=Routing(1, 1))
@@ -117,6 +118,7 @@ def test_one_expert_with_room_for_all_is_the_dense_model() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_no_logit_depends_on_a_later_token_where_experts_are_full() -> None:
     rng = np.random.default_rng(5)
     shapes = transformer.init(SPARSE, jax.random.key(0))
@@ -130,6 +132,7 @@ def test_no_logit_depends_on_a_later_token_where_experts_are_full() -> None:
         np.testing.assert_array_equal(before[:, :changed], np.asarray(run(SPARSE, params, other))[:, :changed])
 
 
+@pytest.mark.slow
 def test_the_balance_is_trained_and_is_no_part_of_the_loss_that_is_told() -> None:
     params = transformer.init(SPARSE, jax.random.key(0))
     batch = {"tokens": jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 7)))}

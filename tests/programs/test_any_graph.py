@@ -83,6 +83,7 @@ Run = Callable[..., Ended]
 # -- whatever bodies do ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "trains", "waits"), [("deaf", 2, 10.0), ("without_learners", 2, 10.0)])
 def test_bodies_that_hear_nothing_are_ended_after_a_while(run: Run, program: str, trains: int, waits: float) -> None:
     """In each of the ways in which a run is to end; what was trained meanwhile is counted, and no model is made up."""
@@ -95,6 +96,7 @@ def test_bodies_that_hear_nothing_are_ended_after_a_while(run: Run, program: str
     assert 0.5 < spent.summary["goodput"] <= 1.0
 
 
+@pytest.mark.slow
 def test_bodies_that_hear_nothing_are_ended_when_somebody_asks(run: Run) -> None:
     stopped = run("deaf", tokens=10**12, stop_at=2.0)
     assert 12.0 <= stopped.seconds <= 12.0 + SLACK
@@ -102,6 +104,7 @@ def test_bodies_that_hear_nothing_are_ended_when_somebody_asks(run: Run) -> None
     assert 0 < stopped.summary["tokens_total"] < 10**12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["deaf_model", "one_deaf_model", "or_none"])
 def test_of_a_model_whose_learners_hear_nothing_the_newest_is_the_end(run: Run, tmp_path: Path, program: str) -> None:
     """Whether one learner may be there or many, and whatever their role is called."""
@@ -112,6 +115,7 @@ def test_of_a_model_whose_learners_hear_nothing_the_newest_is_the_end(run: Run, 
     assert list((tmp_path / "run" / "snapshots" / "final").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_final_model_that_does_not_come_is_a_failure_that_is_told(run: Run) -> None:
     ended = run("promises", tokens=64 * 200)
     assert 90.0 <= ended.seconds <= 90.0 + 200 * STEP + SLACK
@@ -127,6 +131,7 @@ def test_bodies_that_hear_of_the_end_are_not_waited_for(run: Run, stop_at: float
     assert ended.status["error"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("stop_at", [None, 1.0])
 def test_edges_of_ones_own_on_progress_take_nothing_away(run: Run, replicas: int, stop_at: float | None) -> None:
@@ -142,6 +147,7 @@ def test_edges_of_ones_own_on_progress_take_nothing_away(run: Run, replicas: int
 EXAMPLE_RUNS = [("parameter_server.py:build", 3, {}), soaked("actor_learner.py:build", 1, {"actors": 3})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "learners", "settings"), EXAMPLE_RUNS)
 def test_an_example_learns_and_ends_with_its_budget(
     run: Run, tmp_path: Path, program: str, learners: int, settings: dict[str, Any]
@@ -153,6 +159,7 @@ def test_an_example_learns_and_ends_with_its_budget(
     assert list((tmp_path / "run" / "snapshots" / "final").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_program_that_asks_for_the_end_gets_it_and_says_why(run: Run, tmp_path: Path) -> None:
     ended = run("early_stop.py:build", tokens=64 * 5000, learners=3, below=20.0)
     assert "below 20" in ended.status["stop_reason"]
@@ -161,6 +168,7 @@ def test_a_program_that_asks_for_the_end_gets_it_and_says_why(run: Run, tmp_path
     assert list((tmp_path / "run" / "snapshots" / "final").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_pipeline_ends_with_its_budget_and_without_a_model(run: Run, tmp_path: Path) -> None:
     ended = run("pipeline.py:build", tokens=16 * 500)
     assert ended.status["error"] is None

@@ -47,6 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, WorldRe
         worlds.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKING)
 def test_it_trains_the_budget_exactly_and_leaves_a_model(runs: dict[str, WorldResult], name: str) -> None:
     result = runs[name]
@@ -66,6 +67,7 @@ def test_the_fast_wait_for_the_slow_one_and_it_shows(runs: dict[str, WorldResult
     assert waited[3] < 0.3 * waited[0] or name in ("data-parallel", "elastic-data-parallel")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_OUTER_STEPS)
 def test_its_accounts_add_up_and_everybody_contributes(runs: dict[str, WorldResult], name: str) -> None:
     summary = runs[name].summary
@@ -78,6 +80,7 @@ def test_its_accounts_add_up_and_everybody_contributes(runs: dict[str, WorldResu
         assert summary["tokens_overlapped"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["data-parallel", "elastic-data-parallel"])
 def test_without_outer_steps_nothing_is_told_of_any(runs: dict[str, WorldResult], name: str) -> None:
     summary = runs[name].summary
@@ -86,6 +89,7 @@ def test_without_outer_steps_nothing_is_told_of_any(runs: dict[str, WorldResult]
     assert summary["tokens_pending"] == summary["tokens_total"]
 
 
+@pytest.mark.slow
 def test_the_learners_of_data_parallel_report_the_same_step_and_hold_the_same_model(
     runs: dict[str, WorldResult],
 ) -> None:
@@ -94,6 +98,7 @@ def test_the_learners_of_data_parallel_report_the_same_step_and_hold_the_same_mo
     assert all(np.allclose(ring[tensor], star[tensor], atol=1e-3) for tensor in ring)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learners", [1, 3])
 @pytest.mark.parametrize("name", BLOCKING)
 def test_any_number_of_learners_will_do(world: Worlds, name: str, learners: int) -> None:
@@ -101,6 +106,7 @@ def test_any_number_of_learners_will_do(world: Worlds, name: str, learners: int)
     assert [slot.steps for slot in result.slots.values()] == [6] * learners
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["diloco", "elastic-data-parallel", soaked("streaming-diloco"), soaked("data-parallel")]
 )

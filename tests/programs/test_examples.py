@@ -55,7 +55,8 @@ def call(here: Path, *command: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "program",
     [
-        ("gossip.py:build",),
+        ("gossip.py:build", "--transport", "inproc"),
+        soaked(("gossip.py:build",)),
         soaked(()),
         soaked(("ring.py:build",)),
     ],

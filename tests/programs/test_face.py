@@ -48,6 +48,8 @@ def test_every_name_is_declared_where_editors_and_interpreters_look() -> None:
 def test_nothing_inside_imports_the_face() -> None:
     for part in ("runtime", "ops", "programs"):
         for file in (ROOT / part).rglob("*.py"):
+            if not re.search(r"isthmus(?:\.testing)? import|import isthmus\b", file.read_text()):
+                continue
             inside = set(imported(ast.parse(file.read_text())))
             assert not {each for each in inside if each[0] in PUBLIC and each[1] in ("", *isthmus.__all__)}, file
 

@@ -19,7 +19,7 @@ from isthmus.runtime.clock import milliseconds
 from isthmus.runtime.sim.world import World
 from tests.programs.family import ADAM, SGD, final_model, recorded
 
-STEPS = 96
+STEPS = 48
 FRAGMENTS = 12
 """At least four round trips of two steps: the pacer lengthens a shorter interval."""
 OUTER = {"outer_lr": 0.7, "outer_momentum": 0.5}
@@ -44,6 +44,7 @@ def _run(world: Worlds, program: str, task: Any = ADAM, steps: int = STEPS, **se
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overlap", "answer_ms"), [pytest.param(1, 4.0, marks=pytest.mark.soak), (2, 9.0)])
 def test_decoupled_is_streaming_where_everybody_is_waited_for(
     world: Worlds, monkeypatch: pytest.MonkeyPatch, overlap: int, answer_ms: float
@@ -68,18 +69,21 @@ def test_decoupled_is_streaming_where_everybody_is_waited_for(
     assert len(set(streaming.updates[0])) > sweeps  # Every version differs from every other.
 
 
+@pytest.mark.slow
 def test_what_follows_links_that_carry_everything_is_float32(world: Worlds) -> None:
     """The same bits as where nothing follows anything, though updates take another way, through `receive`."""
     with recorded() as following:
-        result = _run(world, "decoupled-diloco", quorum=4, push="auto", update="auto", interval="auto", **OUTER)
+        settings = {"push": "auto", "update": "auto", "interval": "auto"}
+        result = _run(world, "decoupled-diloco", steps=2 * STEPS, quorum=4, **settings, **OUTER)
     assert result.summary["changes"] == 0
     with recorded() as fixed:
-        _run(world, "decoupled-diloco", quorum=4, push="float32", interval=24, **OUTER)
+        _run(world, "decoupled-diloco", steps=2 * STEPS, quorum=4, push="float32", interval=24, **OUTER)
     assert len(fixed.updates[0]) > 3
     assert following.updates == fixed.updates
     assert following.answers == fixed.answers
 
 
+@pytest.mark.slow
 def test_another_overlap_is_another_algorithm(world: Worlds) -> None:
     """What the test above compares is not the same whatever happens."""
     settings = {"fragments": FRAGMENTS, "interval": FRAGMENTS, "merge": "rda", "alpha": 0.0}
@@ -91,6 +95,7 @@ def test_another_overlap_is_another_algorithm(world: Worlds) -> None:
     assert first.updates[0][2] != second.updates[0][2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", ["average", "rda"])
 def test_streaming_in_one_fragment_is_diloco(world: Worlds, merge: str) -> None:
     with recorded() as streaming:
@@ -105,6 +110,7 @@ def test_streaming_in_one_fragment_is_diloco(world: Worlds, merge: str) -> None:
         assert np.array_equal(final_model(first.folder)[name], tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["data-parallel", "elastic-data-parallel"])
 def test_diloco_of_one_step_is_data_parallel(world: Worlds, program: str) -> None:
     """theta - (theta - (theta - lr g)) is theta - lr g but for the rounding of each step."""

@@ -54,6 +54,7 @@ def test_the_default_rate_follows_from_optimizer_width_and_batch(
     assert rate_default(optimizer, width, batch) == rate
 
 
+@pytest.mark.slow
 def test_settings_reach_the_model(text: str) -> None:
     specs = layout(task(layers=1, width=32, heads=2, context=16, tied=True, dtype="bfloat16", batch=3, data=(text,)))
     shapes = {spec.name: spec.shape for spec in specs}
@@ -63,6 +64,7 @@ def test_settings_reach_the_model(text: str) -> None:
     assert [spec.name for spec in specs if spec.merge == "average"] == ["embedding"]
 
 
+@pytest.mark.slow
 def test_experts_take_the_place_of_the_feed_forward_half(text: str) -> None:
     sparse = task(
         layers=1, width=16, heads=2, context=16, experts=4, experts_chosen=1, experts_balance=0.5, data=(text,)
@@ -79,6 +81,7 @@ def test_experts_take_the_place_of_the_feed_forward_half(text: str) -> None:
     assert float(told_of_step["loss"]) == pytest.approx(float(told["loss"]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_of_stacked_layers_are_units(text: str) -> None:
     deep = task(layers=3, width=32, heads=2, context=16, stacked=True, checkpoint=True, data=(text,))
     specs = {spec.name: spec for spec in layout(deep)}

@@ -154,6 +154,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_a_value_written_as_toml_is_read_back_equal(value: Any) -> None:
     assert settings.parse(settings.value(value)) == value

@@ -36,6 +36,7 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "settings"),
     [
@@ -60,6 +61,7 @@ def test_programs_that_merge_values_train_it(world: Worlds, program: str, settin
     np.testing.assert_array_equal(model["average"]["head"], TASK.init(jax.random.key(0))["params"]["head"])
 
 
+@pytest.mark.slow
 def test_a_run_with_deaths_goes_on_and_is_the_same_again(world: Worlds) -> None:
     """Of a learner that comes back the local leaves begin anew, and what was merged stays; items cross a wire."""
 
@@ -94,11 +96,13 @@ def test_programs_that_average_gradients_refuse_it(world: Worlds, program: str) 
         world.run(program, task=TASK, learners=2, steps=4)
 
 
+@pytest.mark.slow
 def test_parameters_of_a_loss_that_are_local_are_refused_there_too(world: Worlds) -> None:
     with pytest.raises(ConfigError, match="or parameters that are local"):
         world.run("data-parallel", task=replace(SGD, merge={"bias-*": "local", "**": "rda"}), learners=2, steps=4)
 
 
+@pytest.mark.slow
 def test_parameters_of_a_loss_may_be_local_where_values_are_merged(world: Worlds) -> None:
     task = replace(SGD, merge={"bias-*": "local", "**": "rda"})
     result = world.run("decoupled-diloco", task=task, learners=2, steps=24)

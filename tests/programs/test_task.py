@@ -135,6 +135,7 @@ def test_what_a_task_returns_is_checked(changed: dict[str, Any], found: str) -> 
         layout(make(**changed))
 
 
+@pytest.mark.slow
 def test_scalars_beside_a_loss_are_told_and_only_the_loss_is_made_small() -> None:
     def beside(params: Any, given: Any) -> Any:
         error = loss(params, given)

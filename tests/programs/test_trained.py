@@ -38,6 +38,7 @@ RULES = {"embedding": "average", "**": "rda"}
 MINE = Task(init, loss, batch, tokens_per_batch=8, optimizer=optax.sgd(1e-2), merge=RULES)
 
 
+@pytest.mark.slow
 def test_ones_own_task_has_its_tree_again_with_split_tensors_joined(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     program = Program("decoupled-diloco", fragments=3, interval=6)
@@ -61,6 +62,7 @@ def batch_of(position: int) -> Any:
     return batch(At(0, 0, position))
 
 
+@pytest.mark.slow
 def test_the_shipped_task_is_found_by_the_runs_configuration(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(range(32, 127)) * 400)

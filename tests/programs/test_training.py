@@ -27,8 +27,6 @@ from isthmus.programs.training import again, read_final
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.graph.template import TensorSpec
 
-pytestmark = pytest.mark.process
-
 
 def init(key: Any) -> Any:
     return {"w": jax.random.normal(key, (16, 1)), "b": [jnp.zeros(1)]}
@@ -97,6 +95,7 @@ def test_a_body_that_fails_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.process
 def test_an_error_that_every_learner_meets_ends_a_run_in_processes_at_its_second_time(tmp_path: Path) -> None:
     guarded = "def batch(at):\n    assert at.position < 6, 'no batch after the fifth'\n"
     (tmp_path / "stuck.py").write_text(MINE.replace("def batch(at):\n", guarded))
@@ -145,11 +144,12 @@ def batch(at):
 
 task = Task(init, loss, batch, tokens_per_batch=16, optimizer=optax.adamw(1e-2))
 if __name__ == "__main__":
-    result = train(decoupled_diloco(interval=6), task, learners=2, tokens=12000)
+    result = train(decoupled_diloco(interval=6), task, learners=2, tokens=4800)
     print("result", result.eval_loss > 0, sorted(result.parameters))
 """
 
 
+@pytest.mark.process
 def test_a_script_trains_and_its_configuration_starts_it_again(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     script = subprocess.run([sys.executable, "mine.py"], capture_output=True, text=True, check=False)

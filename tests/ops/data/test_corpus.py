@@ -89,6 +89,7 @@ def test_few_files_hold_out_the_end_of_each(tmp_path: Path) -> None:
     assert all_ids(corpus.evaluation).tobytes() == b"A" * 5 + b"B" * 10 + b"C" * 15
 
 
+@pytest.mark.slow
 @given(sizes=st.lists(st.integers(1, 400), min_size=20, max_size=60), copies=st.integers(0, 10))
 def test_many_files_hold_out_whole_ones_and_copies_stay_together(sizes: list[int], copies: int) -> None:
     # Each file consists of a value of its own; the last `copies` repeat the first ones.

@@ -168,6 +168,7 @@ def test_goodputs_that_differ_by_less_than_the_hysteresis_change_nothing() -> No
         assert moves == [], (seed, base, now)
 
 
+@pytest.mark.slow
 def test_a_link_that_promises_more_than_it_holds_is_tried_more_and_more_seldom() -> None:
     """A token bucket: what is small passes at once. Every relapse doubles the wait."""
     chooser = Chooser(WantedSettings.of(push="auto", update="float32", interval=24, overlap=2))

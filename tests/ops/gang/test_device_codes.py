@@ -54,6 +54,7 @@ def made(values: np.ndarray, anchor: np.ndarray, fragment: Fragment, push: str) 
     return DeviceCodes(fragment, push, arrays).fetch()
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(300), deadline=None)
 @given(
     st.sampled_from(SIZES),
@@ -139,6 +140,7 @@ def test_what_a_round_asks_for_whole_is_not_coded() -> None:
     assert {answer["gradient"].dtype for answer in answers_of((), "auto", "float32")} == {np.dtype(np.float32)}
 
 
+@pytest.mark.slow
 def test_a_learner_on_cpus_codes_nothing_itself_and_one_elsewhere_what_may_be_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -118,6 +118,7 @@ def test_random_numbers_differ_by_slot_life_step_and_seed_and_are_the_same_again
     assert drawn(begun(task), name) == found[:3]
 
 
+@pytest.mark.slow
 def test_a_life_begins_with_the_local_leaves_of_the_runs_first_model() -> None:
     """The twin of what is merged is its twin in every slot, and not another draw."""
     twins = [local(begun(StepTask(), life))["twin"] for life in (LearnerLife(7, 0, 1), LearnerLife(7, 3, 2))]

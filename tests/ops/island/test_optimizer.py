@@ -50,6 +50,7 @@ def test_only_matrices_decay() -> None:
     assert is_matrix(params) == {"matrix": True, "vector": False, "cube": True, "scalar": False, "layers": layers}
 
 
+@pytest.mark.slow
 def test_three_steps_are_the_closed_form() -> None:
     rng = np.random.default_rng(0)
     params = {"w": rng.normal(size=(3, 2)), "b": rng.normal(size=2)}
@@ -87,6 +88,7 @@ def orthogonal(x: np.ndarray) -> np.ndarray:
     return x
 
 
+@pytest.mark.slow
 def test_muon_is_the_closed_form_on_hidden_matrices_and_adamw_elsewhere() -> None:
     rng = np.random.default_rng(1)
     shapes = {"wide": (4, 6), "tall": (6, 4), "experts": (2, 4, 6), "head": (4, 5), "norm": (4,)}

@@ -78,6 +78,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[np.ndarray], list[float], Fragment]:
     return gradients, weights, fragment
 
 
+@pytest.mark.slow
 @given(rounds(), st.sampled_from(["rda", "average"]))
 def test_the_merge_agrees_with_a_naive_one(
     case: tuple[list[np.ndarray], list[float], Fragment], method: averaging.Method

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ def test_a_large_block_that_nothing_takes_goes_to_the_kernel() -> None:
     assert above.all()
 
 
+@pytest.mark.slow
 def test_what_jax_was_given_is_not_written_again() -> None:
     array = empty(LARGE)
     array[:] = 7.0

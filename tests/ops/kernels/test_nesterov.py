@@ -81,6 +81,7 @@ def test_scale_is_applied_unit_by_unit() -> None:
         assert part.tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(
     st.integers(1, 200),

@@ -19,6 +19,7 @@ from isthmus.ops.learner.fragment_send import FragmentSend, norms, outer_gradien
 from tests.ops.kernels.test_averaging import fragment_of, random_gradients, vector
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=4), st.integers(0, 1000), st.sampled_from([-30, 0, 15]))
 def test_norms_agree_with_float64(sizes: list[int], seed: int, exponent: int) -> None:
     fragment = fragment_of(*sizes)

@@ -120,6 +120,7 @@ def test_a_learner_whose_loss_is_not_finite_lends_nothing() -> None:
     assert said(emitted) == [("lends", LENDER, 0)]
 
 
+@pytest.mark.slow
 def test_a_borrower_steps_as_the_lender_does_and_draws_its_own_random_numbers() -> None:
     one, other = begun(StepTask(), LearnerLife(7, 0, 1)), begun(StepTask(), LearnerLife(7, 3, 2))
     drawn(one, "own")

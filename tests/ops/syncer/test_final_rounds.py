@@ -136,18 +136,21 @@ def took_seconds(merging: Any) -> float:
     return (merging["closed_at"] - merging["opened_at"]) / SECOND
 
 
+@pytest.mark.slow
 def test_an_end_with_everybody_takes_no_longer_than_their_answers() -> None:
     for merging in of_the_end(ended()):
         assert merging["voters"] == [0, 1, 2]
         assert took_seconds(merging) < 0.01
 
 
+@pytest.mark.slow
 def test_an_end_with_a_silent_learner_is_that_of_the_others() -> None:
     for merging in of_the_end(ended(1)):
         assert (merging["voters"], merging["left_out"]) == ([0, 2], [1])
         assert took_seconds(merging) == pytest.approx(20, abs=0.01)
 
 
+@pytest.mark.slow
 def test_an_end_with_nobody_but_silent_learners_is_what_was_merged() -> None:
     for merging in of_the_end(ended(0, 1, 2)):
         assert (merging["voters"], merging["version"]) == ([], None)

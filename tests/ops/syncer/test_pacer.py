@@ -72,6 +72,7 @@ def test_totals_are_what_lives_say_of_themselves_and_of_the_dead_what_is_believe
     assert item["totals"] == [[0, 1, 40], [1, 1, 80], [1, 2, 10], [7, 1, 5]]
 
 
+@pytest.mark.slow
 @given(st.permutations(range(3)), st.lists(st.integers(0, 50), min_size=6, max_size=6))
 def test_the_order_in_a_firing_does_not_matter(order, steps):
     expected, found = Shard(learners=3, overlap=24), Shard(learners=3, overlap=24)

@@ -7,6 +7,7 @@ import pytest
 from tests.ops.syncer.pacer_world import SPEEDS, STEP, UNEVEN, World
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speeds", [SPEEDS, UNEVEN, (1.0,) * 4, (1.0,), (0.9, 0.3, 1.0, 0.35, 0.95, 0.7)])
 @pytest.mark.parametrize("link_steps", [0.0, 0.4, 1.0, 1.4])
 def test_the_mean_interval_is_h_whatever_the_latency(speeds, link_steps):
@@ -15,6 +16,7 @@ def test_the_mean_interval_is_h_whatever_the_latency(speeds, link_steps):
     assert world.intervals(since=20 * 24) == pytest.approx([24] * 8, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fragments", "interval"), [(7, 24), (24, 24), (4, 30), (1, 20), (5, 8)])
 def test_the_mean_interval_is_h_whatever_the_layout(fragments, interval):
     world = World(speeds=UNEVEN, fragments=fragments, interval=interval).run(60 * interval)
@@ -22,6 +24,7 @@ def test_the_mean_interval_is_h_whatever_the_layout(fragments, interval):
     assert world.intervals(since=20 * interval) == pytest.approx([interval] * fragments, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speeds", [SPEEDS, UNEVEN])
 def test_fragments_are_staggered(speeds):
     """Each fragment opens in its own P-th of the interval, late by reports and links but never before."""
@@ -73,6 +76,7 @@ def test_tau_is_raised_where_long_rounds_keep_others_waiting():
     assert world.intervals(since=40 * 24) == pytest.approx([24] * 8, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link_steps", [3.0, 8.0])
 def test_the_interval_is_lengthened_until_the_round_trip_fits_and_comes_back(link_steps):
     world = World(speeds=UNEVEN, link_steps=link_steps).run(240 * 24)
@@ -84,6 +88,7 @@ def test_the_interval_is_lengthened_until_the_round_trip_fits_and_comes_back(lin
     assert world.run(300 * 24).pacers[0].interval == 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [24, 96])
 def test_a_very_slow_learner_is_heard_every_fifth_round_of_each_fragment(interval):
     """At an eighth of the speed it is beyond twice the median, hence beyond most graces."""
@@ -94,6 +99,7 @@ def test_a_very_slow_learner_is_heard_every_fifth_round_of_each_fragment(interva
     assert sum(3 in each["left_out"] for each in world.merges(960)) > 0.2 * len(world.merges(960))
 
 
+@pytest.mark.slow
 def test_a_stuck_learner_is_waited_for_less_and_less():
     world = World(speeds=UNEVEN).run(480)
     world.learners[3].boundary = lambda: None  # Alive for the quorum, but never at a boundary again.
@@ -110,6 +116,7 @@ def test_two_shards_open_their_own_fragments_only_and_keep_the_interval():
     assert world.intervals(since=480) == pytest.approx([24] * 8, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_when_learners_die_and_return():
     world = World(speeds=UNEVEN).run(400)
     world.kill(0)

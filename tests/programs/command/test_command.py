@@ -154,6 +154,7 @@ WRONG: list[tuple[str, str, str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "expected", "found", "do"), WRONG)
 def test_what_is_wrong_is_told_and_nothing_is_left_behind(
     folder: Path, line: str, expected: str, found: str, do: str
@@ -225,6 +226,7 @@ def shown(*arguments: str) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.slow
 def test_the_graph_of_a_file_is_shown_in_every_form(folder: Path) -> None:
     arguments = ("ring.py:build", "--task", "mine.py:task")
     as_json = shown(*arguments)
@@ -283,6 +285,7 @@ class Started:
             raise self.error
 
 
+@pytest.mark.slow
 def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started()
     monkeypatch.setattr(training, "start", started)

@@ -125,6 +125,7 @@ def test_what_is_wrong_in_the_worker_is_told(worker: Worker, says: Any, status: 
     assert message in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "told"),
     [

@@ -87,6 +87,7 @@ def plain() -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [LIBRARIES[0], *map(soaked, LIBRARIES[1:])])
 def test_the_losses_are_those_of_the_same_model_without_a_library(
     name: str, plain: list[float], monkeypatch: pytest.MonkeyPatch
@@ -108,6 +109,7 @@ def test_a_script_becomes_a_task_by_at_most_twelve_lines_which_its_page_shows(na
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [LIBRARIES[0], *map(soaked, (*LIBRARIES[1:], "optax_chain"))])
 def test_two_learners_train_it_in_this_process(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = example(name, monkeypatch).task
@@ -121,6 +123,7 @@ def test_two_learners_train_it_in_this_process(name: str, tmp_path: Path, monkey
     assert jax.tree.structure(shapes) == jax.tree.structure(result.parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [LIBRARIES[0], *map(soaked, LIBRARIES[1:])])
 def test_dropout_draws_anew_in_every_step(name: str, plain: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     wet = replace(example(name, monkeypatch, DROPOUT=0.5).task, load=first)

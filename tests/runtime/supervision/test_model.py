@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -213,6 +214,6 @@ class Elastic(Gangs):
 Runs.TestCase.settings = settings(max_examples=examples(100) * 2 // 3, stateful_step_count=40)
 TestRuns = Runs.TestCase
 Gangs.TestCase.settings = settings(max_examples=examples(100) // 3, stateful_step_count=25)
-TestGangs = Gangs.TestCase
+TestGangs = pytest.mark.slow(Gangs.TestCase)
 Elastic.TestCase.settings = Gangs.TestCase.settings
-TestElastic = Elastic.TestCase
+TestElastic = pytest.mark.slow(Elastic.TestCase)

@@ -29,6 +29,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "told"),
     [

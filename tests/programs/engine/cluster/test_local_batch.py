@@ -54,6 +54,7 @@ def linear(rows: int | tuple[int, ...], tokens: int | tuple[int, ...]) -> Task:
 # -- who gets how much -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.integers(1, 300), st.lists(st.integers(1, 1000), min_size=1, max_size=20))
 def test_shares_are_whole_and_in_proportion(total: int, speeds: list[int]) -> None:
     found = shares(total, speeds)
@@ -70,6 +71,7 @@ def test_ties_go_to_the_first() -> None:
     assert shares(1, [1, 1]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_paced_batches_make_steps_of_one_length() -> None:
     machines = Topology((HUB, SLOW, FAST))
     request = prepare(run={"learners": 3, "local_batch": "paced"}, task_settings={"batch": 10})
@@ -120,6 +122,7 @@ layers = 1
 """
 
 
+@pytest.mark.slow
 def test_the_command_gives_batches_by_pace(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(CLUSTER)
@@ -172,6 +175,7 @@ def test_a_slot_has_one_shape_everywhere() -> None:
         layout(replace(linear(4, (4, 4, 4)), batch=batch))
 
 
+@pytest.mark.slow
 def test_every_token_of_a_run_is_in_the_accounts(world: Worlds) -> None:
     result = world.run(Program("decoupled-diloco", fragments=2), task=linear(ROWS, ROWS), learners=3, steps=80)
     assert [result.slots[slot].tokens for slot in range(3)] == [

@@ -140,6 +140,7 @@ def test_what_stays_on_a_machine_is_on_no_link(request_: Request) -> None:
     assert [link.bits for link in prediction.links] == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("example", "pace"), [("gossip", 0), ("ring", 1)])
 def test_learners_without_a_syncer_send_to_the_next(tmp_path: Path, example: str, pace: int) -> None:
     program = shutil.copy(EXAMPLES / f"{example}.py", tmp_path / f"placed_{example}.py")  # A stem that is nobody's.
@@ -227,6 +228,7 @@ def test_the_command_as_json(tmp_path: Path) -> None:
     assert shape["predicted"]["links"][0]["bits_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_the_command_as_text_and_as_a_flowchart(tmp_path: Path) -> None:
     said = shown(tmp_path, "text")
     assert (

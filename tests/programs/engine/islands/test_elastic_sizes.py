@@ -22,6 +22,7 @@ def request_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "devices_min", "each", "sizes"),
     [(12, 1, 1, [1, 2, 3, 4]), (12, 2, 1, [2, 3, 4]), (8, 1, 1, [1, 2, 4]), (24, 3, 2, [2, 3, 4]), (8, 0, 1, None)],

@@ -184,6 +184,7 @@ def histories(draw: st.DrawFn) -> dict[str, Any]:
     return status(*lives, merged=[merged], undone_tokens={0: undone}, totals=totals, **whole)
 
 
+@pytest.mark.slow
 @given(histories())
 def test_whatever_is_said_the_parts_and_the_difference_add_up(told: dict[str, Any]) -> None:
     account(told)

@@ -26,6 +26,7 @@ def linear() -> Task:
     return names["task"]
 
 
+@pytest.mark.slow
 def test_the_books_are_what_the_tapes_say_whatever_dies(world: Worlds, linear: Task) -> None:
     faults = [
         Kill("learner/1", at_step=40),
@@ -41,12 +42,14 @@ def test_the_books_are_what_the_tapes_say_whatever_dies(world: Worlds, linear: T
     assert_sound(result, linear)
 
 
+@pytest.mark.slow
 def test_the_books_of_a_calm_run_are_what_the_tape_says_to_the_token(world: Worlds, linear: Task) -> None:
     result = world.run(PROGRAM, task=linear, learners=2, steps=60)
     assert_sound(result, linear)
     assert result.summary["tokens_pending"] == 0
 
 
+@pytest.mark.slow
 def test_what_the_books_lack_is_told(world: Worlds, linear: Task) -> None:
     result = world.run(PROGRAM, task=linear, learners=2, steps=40)
     summary, lines = result.summary, lines_of(result)

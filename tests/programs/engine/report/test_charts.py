@@ -56,6 +56,7 @@ def test_the_curve_of_the_global_model_has_every_evaluation(folder: Path) -> Non
     assert curve.values == [float(f"{item.eval_loss:.5g}") for item in record.evaluations]
 
 
+@pytest.mark.slow
 def test_the_pace_is_that_of_the_reports(folder: Path) -> None:
     record = load(folder)
     pace = charts(record, TimeWindow(4.0, 5.0))[-1]

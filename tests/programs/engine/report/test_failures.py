@@ -128,6 +128,7 @@ def test_a_killed_life_is_drawn_from_its_reports_and_the_others_from_their_trace
     assert "was killed by signal SIGKILL, away for" in "".join(chart.itertext())
 
 
+@pytest.mark.slow
 def test_the_numbers_of_the_others_are_those_of_the_trace(folder: Path) -> None:
     record = load(folder)
     absence = record.absences[0]
@@ -209,6 +210,7 @@ def test_where_every_host_was_killed_the_trace_is_of_their_last_lives_and_says_l
     assert "<strong>What happened at once</strong>: There is no trace" in write_report(run).read_text()
 
 
+@pytest.mark.slow
 def test_a_host_that_goes_again_and_again_has_one_row(tmp_path: Path) -> None:
     run = build(tmp_path / "run", steps=300)
     made_up_deaths.apart(run, (1.0, "learner/1", 1, Ended(Exited(1))))
@@ -221,6 +223,7 @@ def test_a_host_that_goes_again_and_again_has_one_row(tmp_path: Path) -> None:
     assert failures_section(replace(record, absences=absences[:2])).partition("<tbody>")[2].count("<tr>") == 2
 
 
+@pytest.mark.slow
 def test_a_close_up_without_any_traced_step_is_left_out(folder: Path) -> None:
     record = load(folder)
     assert record.timeline is not None
@@ -343,6 +346,7 @@ def test_lines_that_are_no_incidents_are_counted(tmp_path: Path) -> None:
     assert record.problems == ["events.jsonl: 4 of 5 lines cannot be read and are left out."]
 
 
+@pytest.mark.slow
 def test_many_deaths_stay_small(tmp_path: Path) -> None:
     run = build(tmp_path / "run", learners=8, steps=1500)
     often = [(at, "learner/1", life, KILLED) for life, at in enumerate(range(1, 30), 1)]
@@ -357,6 +361,7 @@ def test_an_empty_window_is_no_accident(folder: Path) -> None:
     assert not [item for item in chart.iter() if item.get("class") == "absent"]
 
 
+@pytest.mark.slow
 def test_in_a_program_whose_learners_wait_nobody_is_said_to_go_on_without_them(tmp_path: Path) -> None:
     run = build(tmp_path / "run", steps=600, away=2)
     gone, _ = made_up_deaths.kill_learner(run, 2)

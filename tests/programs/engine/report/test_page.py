@@ -282,6 +282,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("runs") / "small", steps=40, learners=2, fragments=2)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_any_value_in_any_place_gives_a_page(
     small: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -358,6 +359,7 @@ def test_many_learners_and_a_long_trace_stay_small(tmp_path: Path) -> None:
     assert "The first 8 of 64 learners are drawn." in page.page
 
 
+@pytest.mark.slow
 def test_many_merges_share_cells(tmp_path: Path) -> None:
     run = build(tmp_path / "run", steps=60)
     row = {"kind": "merge", "version": [1, 1], "voters": [0, 1, 2], "left_out": [3], "reason": "the grace window ended"}
@@ -371,6 +373,7 @@ def test_many_merges_share_cells(tmp_path: Path) -> None:
 # -- the timeline ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_window_shows_whole_rounds_and_single_steps(folder: Path) -> None:
     record = load(folder)
     window = choose_window(record)

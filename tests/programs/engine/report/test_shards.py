@@ -38,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_only_the_rows_of_the_shard_that_was_away_are_framed(folder: Path) -> None:
     record = load(folder)
     assert [(item.host, item.life_after) for item in record.absences] == [("syncer/1", 2)]

@@ -21,6 +21,7 @@ from isthmus.programs.engine.request.request import NAMELESS_TASK, Request, prep
 from isthmus.runtime.errors import ConfigError, GraphError
 from isthmus.runtime.graph.template import TensorSpec
 from isthmus.runtime.system.processes import XLA_FLAGS
+from tests.effort import soaked
 
 RING = """
 from isthmus.runtime.graph.template import Graph, Latest, Queue
@@ -271,6 +272,7 @@ def test_creating_the_folder_writes_the_configuration_and_points_latest_to_it(fo
 OUTER_STEP = {"outer_lr": 0.4, "outer_momentum": 0.7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "chosen"),
     [
@@ -306,6 +308,7 @@ def test_what_follows_from_the_sweeps_is_chosen_and_stands_in_the_configuration(
     assert {key: longer.config["program"][key] for key in chosen} == chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "batch", "interval", "is_warned"),
     [(4_100_000, 8, 24, False), (500_000, 1, 24, False), (255_000, 1, 16, False), (100_000, 1, 8, True)],
@@ -318,12 +321,14 @@ def test_smaller_batches_come_before_shorter_intervals_and_too_few_sweeps_are_to
     assert [fault.found.partition(",")[0] for fault in request.warnings] == ["48.8"] * is_warned
 
 
+@pytest.mark.slow
 def test_the_interval_that_is_given_does_not_change_the_batch(folder: Path) -> None:
     request = prepare(Program(interval=6), run={"tokens": 1_020_000, "learners": 4})
     assert request.config["task"]["batch"] == 2
     assert request.config["program"]["interval"] == 6
 
 
+@pytest.mark.slow
 def test_a_default_interval_leaves_room_for_fragments_and_overlap(folder: Path) -> None:
     run = {"tokens": 60_000, "learners": 4}
     assert prepare(Program("streaming-diloco", fragments=12), run=run).config["program"]["interval"] == 12
@@ -363,8 +368,8 @@ SHOW = (
     ("order", "learners", "given", "expected"),
     [
         ("jax", 4, {}, XLA_FLAGS + " 1 {cache}/isthmus/xla\n0.0\n"),
-        ("later", 4, {}, XLA_FLAGS + " 1 {cache}/isthmus/xla\n0.0\n"),
-        ("later", 1, {}, "None None {cache}/isthmus/xla\n0.0\n"),
+        soaked("later", 4, {}, XLA_FLAGS + " 1 {cache}/isthmus/xla\n0.0\n"),
+        soaked("later", 1, {}, "None None {cache}/isthmus/xla\n0.0\n"),
         ("later", 4, {"XLA_FLAGS": "--mine", "OMP_NUM_THREADS": "3"}, "--mine 3 {cache}/isthmus/xla\n0.0\n"),
         ("jax", 1, {"JAX_COMPILATION_CACHE_DIR": "/mine"}, "None None /mine\n1.0\n"),
     ],

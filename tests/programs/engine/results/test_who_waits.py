@@ -39,6 +39,7 @@ def test_every_shipped_program_is_expected_here() -> None:
     assert EXPECTED.keys() == SHIPPED.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", sorted(EXPECTED))
 def test_the_shipped_programs(program: str) -> None:
     assert waiting_in(graph_of(program)) == EXPECTED[program]

@@ -190,6 +190,7 @@ def test_words_have_every_fact() -> None:
 # -- of whole runs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_weights_are_those_of_tokens_and_steps_in_every_merge(worlds: Worlds) -> None:
     folder = taped_run(worlds, speeds=(1, 0.8, 0.6))
     merges = [line for line in lines(folder) if line["kind"] in ("merge", "final") and line["version"]]
@@ -208,6 +209,7 @@ def test_the_weights_are_those_of_tokens_and_steps_in_every_merge(worlds: Worlds
         assert facts["opened"] < line["time"]
 
 
+@pytest.mark.slow
 def test_the_grace_is_told_with_what_it_was_made_from(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[int, float] = {}
     of_terms = Terms.of
@@ -249,6 +251,7 @@ def test_who_is_left_out_is_late_by_so_much_and_counts_in_the_next_round(hasty: 
             assert counting[answer["slot"]] == number
 
 
+@pytest.mark.slow
 def test_a_version_that_a_shard_took_up_again_is_told_with_its_recovery(worlds: Worlds) -> None:
     folder = taped_run(worlds, learners=3, steps=150, faults=[Kill("syncer/0", at_step=90)])
     recover = next(line for line in lines(folder) if line["kind"] == "recover")

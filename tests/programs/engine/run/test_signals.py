@@ -56,7 +56,9 @@ def reach(run: Run, stage: Callable[[Run], bool]) -> None:
         PAUSE.wait(0.005)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, soaked(signal.SIGTERM), soaked(signal.SIGHUP), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, soaked(signal.SIGTERM), soaked(signal.SIGHUP), soaked(signal.SIGKILL)]
+)
 def test_during_preparation_nothing_is_started(start: Callable[..., Run], number: signal.Signals) -> None:
     run = start(learners=1)
     reach(run, is_preparing)

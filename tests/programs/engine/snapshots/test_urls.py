@@ -81,6 +81,7 @@ def same(held: dict[int, ShardState], other: dict[int, ShardState]) -> bool:
     return all(np.array_equal(held[p]["values"], other[p]["values"]) for p in other) and held.keys() == other.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [SIZE, soaked(2_700_000)], ids=["whole", "in-parts"])
 def test_a_write_that_is_cut_leaves_the_snapshot_before_it(
     way: Way, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
@@ -102,6 +103,7 @@ def test_a_write_that_is_cut_leaves_the_snapshot_before_it(
     assert len(store.names()) == 6  # Of two snapshots, with nothing left of the one that was cut off.
 
 
+@pytest.mark.slow
 def test_objects_are_listed_and_removed(port: int) -> None:
     store = UrlStore(f"s3://{BUCKET}/objects")
     assert store.names() == []
@@ -152,6 +154,7 @@ def test_what_is_no_place_is_said(text: str, told: str) -> None:
     assert told in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_said(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     for text, told in ((f"s3://no-{BUCKET}/x", "bucket does not exist"), (f"{tmp_path}/file/x", "Not a directory")):
@@ -170,6 +173,7 @@ def test_a_server_that_is_not_there_is_said(way: Way) -> None:
         check(StorePlace(f"s3://{BUCKET}/x"), DISK)
 
 
+@pytest.mark.slow
 def test_the_place_of_another_run_is_not_taken(port: int, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/taken"
     Home(tmp_path, url).store(1)

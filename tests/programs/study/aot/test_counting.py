@@ -114,6 +114,7 @@ def test_a_step_of_averaged_gradients_is_two_functions(tmp_path: Path) -> None:
     assert first["apply"]["state_bytes"] == 3 * 4 * size + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", sorted(SHIPPED))
 def test_in_every_program_one_body_of_a_learner_says_what_it_calls(tmp_path: Path, program: str) -> None:
     (tmp_path / "text.txt").write_text("The sea is wide, and the land between two seas is narrow. " * 400)

@@ -43,6 +43,7 @@ def island() -> CountedIsland:
     return summed(TARGET, 1, answer(STEP, EXTRACT))
 
 
+@pytest.mark.slow
 def test_it_is_found_by_the_same_run_slot_and_kind_of_island_alone(text: str, cache: Path) -> None:
     request = request_of(text)
     assert finder(request)(CHIPS, 1) is None
@@ -64,6 +65,7 @@ def test_other_sources_or_data_are_another_run(text: str) -> None:
     assert finder(request)(CHIPS, 0) is None
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_as_good_as_nothing(text: str, cache: Path) -> None:
     request = request_of(text)
     keep(spec.of(request, zero_ns=0, cpu_seconds=0.0), {0: (TARGET, island())})

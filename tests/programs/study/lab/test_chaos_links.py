@@ -139,6 +139,7 @@ def left_open(links: LinkProxy) -> list[object]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_closing_leaves_no_connection_open_that_was_being_hung_up(echo: Echo) -> None:
     links = SlowToEnd(lambda pid: "learner/0", WayConditions())
@@ -148,6 +149,7 @@ def test_closing_leaves_no_connection_open_that_was_being_hung_up(echo: Echo) ->
     assert not left_open(links)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_closing_leaves_no_connection_open_that_was_just_accepted() -> None:
     links = LinkProxy(lambda pid: "learner/0", WayConditions())

@@ -25,7 +25,7 @@ PLAN = """
 [run]
 task = "paced.py:task"
 learners = 2
-tokens = 250_000
+tokens = 80_000
 [[fault]]
 kind = "kill"
 host = "learner/1"
@@ -52,9 +52,13 @@ seconds = 0.5
 """
 
 
+SLOW = TASK.replace("time.sleep(0.004)", "time.sleep(0.012)")
+"""Faults come at seconds of the run: the fewer steps it takes until then, the less it computes."""
+
+
 def written(folder: Path, plan: str) -> None:
     """Write a task and a plan into a folder."""
-    (folder / "paced.py").write_text(TASK)
+    (folder / "paced.py").write_text(SLOW)
     (folder / "plan.toml").write_text(plan)
 
 
@@ -156,7 +160,7 @@ machines = 2
 [run]
 task = "paced.py:task"
 learners = 4
-tokens = 2_500_000
+tokens = 800_000
 [[fault]]
 kind = "kill"
 host = "machine/1"

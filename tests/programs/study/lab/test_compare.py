@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import Result
 
 from isthmus.programs.study.lab.replay import replay
 from tests.patience import PATIENCE
@@ -20,20 +21,24 @@ from tests.programs.study.lab.comparing import written
 ISTHMUS = Path(sys.executable).with_name("isthmus")
 
 
-def compare(folder: Path, *arguments: str, status: int = 0, platforms: str = "cpu") -> subprocess.CompletedProcess[str]:
-    task = written(folder)
-    options = ["--task", task, "--learners", "2", "--tokens", "6400", "--set", "program.interval=12"]
-    command = [str(ISTHMUS), "compare", *arguments, *options]
-    given = os.environ | {"JAX_PLATFORMS": platforms}
-    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == status, done.stderr
-    return done
+@pytest.fixture
+def compare(tmp_path: Path, typed: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Types `isthmus compare` of a small task; its runs have processes of their own."""
+
+    def command(*arguments: str, status: int = 0, platforms: str = "cpu") -> Result:
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        options = ["--task", written(tmp_path), "--learners", "2", "--tokens", "6400", "--set", "program.interval=12"]
+        done = typed(tmp_path, "compare", *arguments, *options)
+        assert done.exit_code == status, done.stderr
+        return done
+
+    return command
 
 
 @pytest.mark.process
-def test_a_comparison_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
+def test_a_comparison_goes_on_where_it_was_broken_off(compare: Callable[..., Result]) -> None:
     given = ("decoupled-diloco", "--seeds", "1", "--speeds", "1,0.5", "--margin", "0.1", "--json")
-    compared = compare(tmp_path, *given)
+    compared = compare(*given)
     assert compared.stderr.startswith("Computing on what JAX_PLATFORMS names, ")
     first = json.loads(compared.stdout)
     assert first["devices"] == ["cpu"]
@@ -52,7 +57,7 @@ def test_a_comparison_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
     assert replay(run).is_identical
 
     (run / "summary.json").unlink()
-    again = compare(tmp_path, *given)
+    again = compare(*given)
     assert again.stderr.count("of 2") == 1  # The other one is not made again.
     second = json.loads(again.stdout)
     assert second["sides"][0]["runs"][0]["folder"].endswith("seed-0-2")
@@ -60,8 +65,8 @@ def test_a_comparison_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_platform_that_jax_cannot_use_is_a_failure_and_never_a_silent_cpu(tmp_path: Path) -> None:
-    done = compare(tmp_path, "diloco", "--seeds", "1", "--speeds", "1", "--json", status=1, platforms="cuda")
+def test_a_platform_that_jax_cannot_use_is_a_failure_and_never_a_silent_cpu(compare: Callable[..., Result]) -> None:
+    done = compare("diloco", "--seeds", "1", "--speeds", "1", "--json", status=1, platforms="cuda")
     told = json.loads(done.stdout)
     assert (told["failed"], told["missing"], told["devices"]) == (2, 2, [])
     assert done.stderr.count("seed 0 failed") == 2
@@ -93,9 +98,9 @@ def test_ctrl_c_ends_a_real_run_and_the_next_call_makes_it_again(tmp_path: Path)
     assert (tmp_path / "there" / "compare.html").exists()
 
 
-def test_what_is_wrong_starts_nothing(tmp_path: Path) -> None:
+def test_what_is_wrong_starts_nothing(tmp_path: Path, compare: Callable[..., Result]) -> None:
     given: tuple[Any, ...] = ("decopled", "--sweep", "program.interval", "--margin", "-1", "--seeds", "0")
-    told = compare(tmp_path, *given, status=2).stderr
+    told = compare(*given, status=2).stderr
     for part in ("'decopled'", "section.key=value", "--margin", "--seeds"):
         assert part in told
     assert not (tmp_path / "runs").exists()

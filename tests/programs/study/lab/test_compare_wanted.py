@@ -27,6 +27,7 @@ def task(tmp_path: Path) -> str:
     return written(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_over_the_programs_that_know_its_key(task: str) -> None:
     sweeps = {("program", "merge"): [Text("rda"), Text("average")], ("run", "learners"): [Text("2"), Text("4")]}
     wanted = asked(task, "data-parallel", "decoupled-diloco", sweeps=sweeps)
@@ -91,6 +92,7 @@ def test_a_program_that_there_is_not_is_named(task: str) -> None:
 # -- the folder --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_folder_is_of_one_comparison(task: str, tmp_path: Path) -> None:
     made = plan(asked(task, margin=0.1))
     folder = compare.folder_of(made, tmp_path / "compared")
@@ -136,6 +138,7 @@ def test_what_was_broken_off_is_tried_again_beside_it(task: str, tmp_path: Path)
     assert compare.done(tmp_path, side, 1) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "kind", "loss", "counts"),
     [

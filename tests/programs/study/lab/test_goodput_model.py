@@ -64,6 +64,7 @@ def test_uptime_ends_some_steps_after_the_last_learner_stalled() -> None:
     assert uptime([first, second], QUICK, 41.0) == pytest.approx((12 + 25) / 40)
 
 
+@pytest.mark.slow
 def test_every_published_cell_is_met_and_learners_keep_a_run_up() -> None:
     found = cells([2, 4, 8, 16], [*PUBLISHED_CHIPS, 2_400_000], 2)
     off = [abs(cell.goodput - cell.published) for cell in found if cell.published is not None]

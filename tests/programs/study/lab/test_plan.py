@@ -83,6 +83,7 @@ def ratio(wanted: PlanRequest) -> float:
     return (of(wanted, "data-parallel").peak_bits or 0) / of(wanted, "decoupled-diloco").up_bits
 
 
+@pytest.mark.slow
 def test_the_command_measures_the_merge_and_tells_all(tmp_path: Path) -> None:
     options = [
         "--parameters",
@@ -108,6 +109,7 @@ def test_the_command_measures_the_merge_and_tells_all(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_table_tells_costs_where_there_is_a_price() -> None:
     told = command("--parameters", "1e9", "--step-seconds", "4", "--island", "v6e:2x2", "--price", "3").stdout
     columns, first, *_ = (line.split("  ") for line in told.splitlines())
@@ -121,6 +123,7 @@ def test_a_number_that_cannot_be_is_one_fault() -> None:
     assert told.count("expected") == 1
 
 
+@pytest.mark.slow
 def test_an_island_that_is_too_small_is_said() -> None:
     told = command("--parameters", "12e9", "--step-seconds", "4", "--island", "v6e:2x2")
     assert "too small" in told.stdout

@@ -56,6 +56,7 @@ def kept(run: Path, name: str) -> Path:
     return payloads.folder_of(run, SHARD) / f"{name}.item"
 
 
+@pytest.mark.slow
 def test_every_merge_is_computed_again_to_the_same_bytes(finished: Path) -> None:
     status, told = replayed(finished)
     assert (status, told["identical"]) == (0, True)

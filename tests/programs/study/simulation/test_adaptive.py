@@ -82,6 +82,7 @@ def cut(machine: str) -> Throttle:
     return Throttle(machine, kbits=KBITS / 10, seconds=END - BEGIN, at=BEGIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["learner-3", soaked("syncer-0")])
 def test_links_cut_to_a_tenth_in_mid_run(where: str) -> None:
     """Nobody waits; within six intervals every learner is merged again; and afterwards all is as before."""
@@ -117,6 +118,7 @@ def test_the_same_cut_with_settings_that_are_numbers_leaves_the_learner_behind()
     assert witness.steps_between("learner/3#1", BEGIN, END) > 0.97 * (END - BEGIN) / STEP
 
 
+@pytest.mark.slow
 def test_links_that_carry_everything_are_given_every_bit() -> None:
     """They are known, and nothing changes (what comes of that: tests/programs/test_identities.py)."""
     witness = Changes()
@@ -160,7 +162,8 @@ def changing(seed: int) -> tuple[Outcome, Changes]:
     return outcome_of(more, witness), witness
 
 
-@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [soaked(0), 5])
 def test_universes_with_faults_and_links_that_change(seed: int) -> None:
     outcome, _ = changing(seed)
     assert outcome.violation is None

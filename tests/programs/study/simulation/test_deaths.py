@@ -40,6 +40,7 @@ def passed(outcome: Outcome) -> Outcome:
 QUICK = ("fragment, write", "manifest, rename", "retention")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [*QUICK, *(soaked(step) for step in STEPS if step not in QUICK)])
 def test_a_run_goes_on_from_its_snapshot_after_the_death_of_everything_at_each_step_of_one(step: str) -> None:
     outcome = passed(outcome_of(calm(dying(step))))
@@ -49,12 +50,14 @@ def test_a_run_goes_on_from_its_snapshot_after_the_death_of_everything_at_each_s
     assert set(lives.values()) == {2}
 
 
+@pytest.mark.slow
 def test_the_same_seed_dies_the_same_deaths_byte_for_byte() -> None:
     shape = calm(dying("manifest, rename"), dying("retention", 4.0, keeps_power=True))
     first, second = passed(outcome_of(shape)), outcome_of(shape)
     assert (first.tape_digest, first.lives) == (second.tape_digest, second.lives)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "lasts"),
     [("learner-0", 12.0), soaked("learner-0", 1.0), soaked("syncer-0", 1.0), soaked("syncer-0", 12.0)],
@@ -68,12 +71,14 @@ def test_another_machine_becomes_the_home_and_the_lost_one_finds_it(machine: str
     assert outcome.guards["orders of a former home"]
 
 
+@pytest.mark.slow
 def test_seeds_of_deaths_are_passed() -> None:
     for seed in range(examples(15) // 3):
         outcome = run_deadly(seed)
         assert outcome.violation is None, (seed, outcome.violation, outcome.story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "ends"), [(12_200_152, "done"), (12_210_230, "failed"), (13_000_532, "done")])
 def test_what_searches_have_found_stays_mended(seed: int, ends: str) -> None:
     """12,200,152: everything died after the final model was written and before the first snapshot was.
@@ -95,6 +100,7 @@ def test_steps_at_which_nothing_died_are_told() -> None:
     assert {fault.point for fault in deadly(1).faults if isinstance(fault, DieAll)} <= set(STEPS)
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_was_taken_and_is_not_read_is_objected_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Snapshots, "read", lambda self: Found(None, {}, [], {}))
     violation = outcome_of(calm(dying("after", 4.0))).violation
@@ -102,6 +108,7 @@ def test_a_snapshot_that_was_taken_and_is_not_read_is_objected_to(monkeypatch: p
     assert "goes on from snapshot" in violation or "of which snapshot" in violation
 
 
+@pytest.mark.slow
 def test_a_former_home_that_does_not_give_way_is_objected_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lives, "yield_home", lambda run, by, term: None)
     violation = outcome_of(calm(MoveHome("learner-0", 2.0, 8.0, at=2.0))).violation

@@ -53,6 +53,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(room: int) -> None:
     assert {life.partition("#")[2] for life in outcome.lives} == {"1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_disk_that_is_broken_for_a_while_costs_nothing(share: float) -> None:
     outcome = survive(BreakDisk(HOME, share, 1.5, at=2.0))
@@ -87,6 +88,7 @@ def test_a_model_that_is_never_written_fails_the_run(monkeypatch: pytest.MonkeyP
     assert outcome.violation is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, soaked(2), soaked(3)])
 @pytest.mark.parametrize("moment", [{"at": 0.3}, {"at": 2.5}, {"at_phase": "final", "later": 0.1}])
 def test_a_machine_loses_power(moment: dict[str, Any], seed: int) -> None:
@@ -144,6 +146,7 @@ def uncounted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(files.Growing, "_write", broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "faults", "told"),
     [
@@ -169,6 +172,7 @@ def test_what_is_broken_is_caught(
     assert survive(*faults, seed=0).violation is None
 
 
+@pytest.mark.slow
 def test_a_users_test_may_fill_a_disk_and_read_what_is_left(world: Worlds) -> None:
     names: dict[str, Task] = {}
     exec(LINEAR, names)

@@ -33,6 +33,7 @@ class Seen(Began):
             self.incidents.append(happened.incident)
 
 
+@pytest.mark.slow
 def test_an_island_goes_on_without_a_process_and_takes_it_back() -> None:
     seen = Seen()
     outcome = survive(Kill("learner.2/0", at=2.5), learners=3, witness=seen, processes=PROCESSES, elastic=ELASTIC)
@@ -47,6 +48,7 @@ def test_an_island_goes_on_without_a_process_and_takes_it_back() -> None:
     assert_exact(outcome)
 
 
+@pytest.mark.slow
 def test_the_others_outlive_their_leader() -> None:
     seen = Seen()
     outcome = survive(Kill("learner/0", at=2.5), learners=3, witness=seen, processes=PROCESSES, elastic=ELASTIC)
@@ -57,6 +59,7 @@ def test_the_others_outlive_their_leader() -> None:
     assert_exact(outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(5), *map(soaked, range(5, 60))])
 def test_elastic_islands_survive_what_happens_to_their_processes_daemons_and_machines(seed: int) -> None:
     outcome = outcome_of(

@@ -29,6 +29,7 @@ def run(world: Worlds, program: Program, *faults: Fault) -> tuple[WorldResult, l
     return result, [each.ended / 1e6 for each in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
 @pytest.mark.parametrize("milliseconds", [800, soaked(820), soaked(860), 900, soaked(940), soaked(980)])
 def test_a_model_that_was_merged_is_not_begun_anew(world: Worlds, program: Program, milliseconds: int) -> None:
@@ -44,6 +45,7 @@ def test_a_model_that_was_merged_is_not_begun_anew(world: Worlds, program: Progr
     assert ("initial" in kinds) == (milliseconds == 800), "nobody else had the first version"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS[1:], ids=NAMES[1:])
 def test_holders_that_are_cut_off_are_waited_for_a_second(world: Worlds, program: Program) -> None:
     """They live, and neither their reports nor a word of the recorder, which is on their machine, arrive."""

@@ -54,6 +54,7 @@ def with_a_liar(*faults: Any, steps: int = STEPS) -> tuple[Outcome, Books]:
     return outcome, books
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("port", "field", "value", "how", "where"),
     [
@@ -86,6 +87,7 @@ def test_what_does_not_follow_its_schema_reaches_nobody(
     assert {life.partition("#")[2] for life in outcome.lives if not life.startswith(LIAR)} == {"1"}
 
 
+@pytest.mark.slow
 def test_one_that_goes_on_through_its_lives_is_given_up() -> None:
     outcome, books = with_a_liar(Forge(LIAR, "progress", "epochs", None, "drop", at=0.1), steps=400)
     assert books.given_up == 1
@@ -93,6 +95,7 @@ def test_one_that_goes_on_through_its_lives_is_given_up() -> None:
     assert trained(outcome) >= 0.95 * 4 * 400, "the others make up for it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -110,12 +113,14 @@ def test_what_one_learner_says_of_the_run_does_not_end_it(fault: Any) -> None:
     assert trained(outcome) >= 3 * STEPS * 0.9
 
 
+@pytest.mark.slow
 def test_nor_does_it_end_one_whose_shard_comes_back() -> None:
     faults = Forge(LIAR, "progress", "totals", ((7, 1, 10**9),), at_step=4), Kill("syncer/0", at_step=12)
     outcome, _ = with_a_liar(*faults)
     assert outcome.status["tokens"] >= 4 * STEPS * TOKENS_PER_BATCH
 
 
+@pytest.mark.slow
 def test_flipped_signs_are_told_of_and_of_no_honest_learner() -> None:
     witness = Witness()
     flipped = Forge(LIAR, "answer", "gradient", -1.0, "scale", at_step=2)  # Of codes it would be other values.
@@ -126,7 +131,8 @@ def test_flipped_signs_are_told_of_and_of_no_honest_learner() -> None:
     assert min(merges for _, merges in told) == MERGES_MIN
 
 
-@pytest.mark.parametrize("program", ["diloco", "streaming-diloco"])
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [soaked("diloco"), "streaming-diloco"])
 def test_a_program_that_waits_for_everybody_does_not_wait_for_an_answer_that_was_refused(program: str) -> None:
     forged = Forge(LIAR, "answer", "norms", (1.0,), at_step=8)
     shape = Shape(
@@ -146,6 +152,7 @@ def test_a_program_that_waits_for_everybody_does_not_wait_for_an_answer_that_was
     assert trained(outcome) >= 3 * STEPS
 
 
+@pytest.mark.slow
 def test_forged_items_and_judged_answers_are_counted() -> None:
     outcome, _ = with_a_liar(Forge(LIAR, "answer", "norms", float("nan"), "scale", at_step=8))
     assert outcome.guards["forged: answer.norms"] >= outcome.guards["answer: not finite"] > 0

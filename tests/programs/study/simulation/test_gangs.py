@@ -42,6 +42,7 @@ class Began(Checker):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["learner.2/0", "learner/0"])
 def test_an_island_that_loses_a_process_begins_again_whole(host: str) -> None:
     seen = Began()
@@ -57,6 +58,7 @@ def test_an_island_that_loses_a_process_begins_again_whole(host: str) -> None:
     assert_exact(outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(5), *map(soaked, range(5, 60))])
 def test_islands_survive_what_happens_to_their_processes_daemons_and_machines(seed: int) -> None:
     outcome = outcome_of(
@@ -97,6 +99,7 @@ def faults(rng: random.Random) -> tuple[Fault, ...]:
     return tuple(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "seeds"),
     [

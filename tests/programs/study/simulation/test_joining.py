@@ -17,6 +17,7 @@ from isthmus.runtime.sim.host import Life
 from tests.programs.study.simulation.scenarios import Witness, assert_exact, survive
 
 
+@pytest.mark.slow
 def test_a_joiner_and_a_death_in_the_same_open_round() -> None:
     witness, died = Witness(), 3.15
     clog = Clog("learner-2", 0.2, 60.0, at=1.0)  # So that rounds are open for a while.
@@ -57,6 +58,7 @@ class Loans(Checker):
             self.over += 1
 
 
+@pytest.mark.slow
 def test_a_learner_that_joins_is_lent_the_moments_of_another_while_it_steps() -> None:
     loans = Loans()
     outcome = survive(Join("learner/4", at=8.5), steps=300, step_ms=50.0, witness=loans)
@@ -71,6 +73,7 @@ def test_a_learner_that_joins_is_lent_the_moments_of_another_while_it_steps() ->
     assert_exact(outcome)
 
 
+@pytest.mark.slow
 def test_the_death_of_one_who_is_asked_keeps_nobody_from_stepping() -> None:
     first, join = Loans(), Join("learner/4", at=8.5)
     survive(join, steps=300, step_ms=50.0, witness=first)

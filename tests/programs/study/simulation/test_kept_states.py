@@ -35,6 +35,7 @@ def evaluations(result: WorldResult) -> dict[tuple[int, str], list[float]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [soaked(0.3), 1e6])
 def test_learners_that_all_begin_again_have_the_bits_of_a_run_without_deaths(world: Worlds, seconds: float) -> None:
     calm, struck = run(world, "data-parallel", []), run(world, "data-parallel", ALL, seconds)
@@ -52,11 +53,13 @@ def test_learners_that_all_begin_again_have_the_bits_of_a_run_without_deaths(wor
     assert struck.summary["goodput"] < calm.summary["goodput"]
 
 
+@pytest.mark.slow
 def test_one_that_comes_back_alone_ends_the_run_and_says_why(world: Worlds) -> None:
     with pytest.raises(RunError, match="learner 1 died, and data-parallel cannot go on without it"):
         run(world, "data-parallel", ALL[1:2])
 
 
+@pytest.mark.slow
 def test_the_next_life_of_the_syncer_goes_back_to_the_last_snapshot(world: Worlds) -> None:
     calm = run(world, "elastic-data-parallel", [])
     struck = run(world, "elastic-data-parallel", [Kill("syncer/0", at_step=40)])
@@ -71,6 +74,7 @@ def test_the_next_life_of_the_syncer_goes_back_to_the_last_snapshot(world: World
     assert run(world, "elastic-data-parallel", twice).faults == {"kill": 3}
 
 
+@pytest.mark.slow
 def test_without_a_snapshot_a_syncer_that_died_ends_the_run_and_says_why(world: Worlds) -> None:
     with pytest.raises(RunError, match="died before any learner had taken a snapshot"):
         run(world, "elastic-data-parallel", [Kill("syncer/0", at_step=40)], seconds=1e6)
@@ -90,6 +94,7 @@ def same_model(calm: WorldResult, struck: WorldResult) -> bool:
     return all(len({(folder / name).read_bytes() for folder in folders}) == 1 for name in files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["data-parallel", "elastic-data-parallel"])
 def test_after_the_death_of_everything_the_model_has_the_bits_of_a_run_without_deaths(world: Worlds, name: str) -> None:
     calm, struck = run(world, name, []), run(world, name, hosts(name, 1.3))
@@ -114,11 +119,12 @@ STREAMS = {"interval": 8, "fragments": 4}
 """A fragment is captured every other step: with an overlap of 5, up to three are under way at any boundary."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "seed", "deaths"),
     [
         *[soaked("diloco", {"interval": 4}, seed, [40 + 3.7 * seed]) for seed in (1, 2)],
-        ("diloco", {"interval": 4}, 3, [51.1]),
+        soaked("diloco", {"interval": 4}, 3, [51.1]),
         *[soaked("streaming-diloco", {**STREAMS, "overlap": tau}, 1, [43.7]) for tau in (0, 1)],
         soaked("streaming-diloco", {**STREAMS, "overlap": 1}, 2, [47.4]),
         *[soaked("streaming-diloco", {**STREAMS, "overlap": 5}, seed, [40 + 3.7 * seed]) for seed in (1, 2)],

@@ -73,6 +73,7 @@ def is_sound(seed: int, program: str) -> bool:
     return run(seed, program).violation is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("broken", "program"), VARIANTS)
 def test_what_is_broken_is_caught(broken: mutants.Break, program: str) -> None:
     seed, told = CAUGHT[broken.__name__]
@@ -82,6 +83,7 @@ def test_what_is_broken_is_caught(broken: mutants.Break, program: str) -> None:
     assert is_sound(seed, program)
 
 
+@pytest.mark.slow
 def test_a_stop_that_is_forgotten_is_caught_by_a_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = outcome_of(mutants.NOTED_STOP)
     assert (sound.violation, sound.outcome, sound.missed) == (None, "stopped", [])

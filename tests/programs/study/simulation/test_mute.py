@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from isthmus.runtime.sim.checkers import Checker
 from isthmus.runtime.sim.faults import Kill, Mute, RefuseStarts
 from isthmus.runtime.sim.universe import Universe
@@ -50,6 +52,7 @@ class Chronicle(Checker):
         return [each for each in self.lines if isinstance(each[2], kind) and life in ("", each[1])]
 
 
+@pytest.mark.slow
 def test_a_learner_that_only_its_daemon_hears_is_told_replaced_and_keeps_no_round_open() -> None:
     seen = Chronicle()
     outcome = survive(Mute("learner-1", FOREVER, at=2.0), learners=3, steps=60, step_ms=400.0, late=60.0, witness=seen)
@@ -65,6 +68,7 @@ def test_a_learner_that_only_its_daemon_hears_is_told_replaced_and_keeps_no_roun
     assert_exact(outcome)
 
 
+@pytest.mark.slow
 def test_final_rounds_wait_only_briefly_for_a_learner_whose_data_does_not_come() -> None:
     seen = Chronicle()
     outcome = survive(Mute("learner-1", FOREVER, at=4.0), learners=3, steps=60, late=60.0, witness=seen)
@@ -74,6 +78,7 @@ def test_final_rounds_wait_only_briefly_for_a_learner_whose_data_does_not_come()
     assert outcome.seconds < 20.0
 
 
+@pytest.mark.slow
 def test_who_is_reached_again_goes_on() -> None:
     seen = Chronicle()
     outcome = survive(Mute("syncer-0", 15.0, at=2.0), learners=3, steps=60, step_ms=400.0, late=20.0, witness=seen)
@@ -83,6 +88,7 @@ def test_who_is_reached_again_goes_on() -> None:
     assert seen.of(Condemned) == seen.of(Ended) == []
 
 
+@pytest.mark.slow
 def test_where_half_of_all_hosts_hear_none_no_host_is_at_fault() -> None:
     seen = Chronicle()
     walls = [Mute(f"learner-{slot}", 60.0, at=2.0) for slot in range(3)]
@@ -91,6 +97,7 @@ def test_where_half_of_all_hosts_hear_none_no_host_is_at_fault() -> None:
     assert seen.of(CutOff) == seen.of(Condemned) == []
 
 
+@pytest.mark.slow
 def test_a_home_that_hears_no_other_host_fails_once_nobody_trains_any_more() -> None:
     seen = Chronicle()
     outcome = survive(Mute("home", FOREVER, at=2.0), learners=3, steps=60, late=100.0, witness=seen)
@@ -101,6 +108,7 @@ def test_a_home_that_hears_no_other_host_fails_once_nobody_trains_any_more() -> 
     assert 60.0 < outcome.seconds < 100.0
 
 
+@pytest.mark.slow
 def test_a_home_that_has_no_room_for_a_recorder_fails_once_nobody_trains_any_more() -> None:
     seen = Chronicle()
     faults = *(RefuseStarts("home", at=1.5) for _ in range(9)), Kill("recorder/0", at=2.0)  # One each eight seconds.

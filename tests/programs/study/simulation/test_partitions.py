@@ -35,6 +35,7 @@ def test_a_building_is_cut_off_for_ten_minutes_with_half_the_learners_and_one_of
     assert_exact(outcome)
 
 
+@pytest.mark.slow
 def test_a_building_is_cut_off_for_less_than_anybody_is_given_up_after() -> None:
     inside, outside = ("learner-2", "learner-3", "syncer-1"), ("home", "learner-0", "learner-1", "syncer-0")
     wall = [Cut(machine, other, 10.0, at=2.0) for machine in inside for other in outside]
@@ -43,6 +44,7 @@ def test_a_building_is_cut_off_for_less_than_anybody_is_given_up_after() -> None
     assert {life.partition("#")[2] for life in outcome.lives} == {"1"}
 
 
+@pytest.mark.slow
 def test_a_slot_is_claimed_twice_while_its_former_process_lives_behind_a_partition() -> None:
     outcome = survive(Cut("learner-1", None, 30.0, at=2.0), learners=2, steps=100, step_ms=400.0)
     assert outcome.violation is None
@@ -50,6 +52,7 @@ def test_a_slot_is_claimed_twice_while_its_former_process_lives_behind_a_partiti
     assert "learner/0#2" not in outcome.lives
 
 
+@pytest.mark.slow
 def test_a_shard_is_served_elsewhere_while_its_former_process_lives_behind_a_partition() -> None:
     outcome = survive(Cut("syncer-0", None, 40.0, at=2.0), learners=2, steps=120, step_ms=400.0)
     assert outcome.violation is None
@@ -66,6 +69,7 @@ FORK: tuple[Fault, ...] = (
 back with what learner 1 holds."""
 
 
+@pytest.mark.slow
 def test_what_was_trained_on_a_version_that_is_lost_is_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert survive(*FORK, learners=2, step_ms=400.0).violation is None
     monkeypatch.setattr(token_accounts.FragmentAccount, "knows", lambda self, version: True)

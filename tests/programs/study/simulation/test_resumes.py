@@ -81,6 +81,7 @@ def model(world: Universe) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [soaked(DECOUPLED), CODED], indirect=True)
 def test_two_resumes_of_one_snapshot_are_equal_bit_for_bit(cut: Cut) -> None:
     """CODED: a fragment's file with several tensors was read in an order that differed, so tapes did."""
@@ -100,6 +101,7 @@ JOINED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [soaked(JOINED[0]), JOINED[1], soaked(JOINED[2])], indirect=True)
 @pytest.mark.parametrize("learners", [LEARNERS + 1])
 def test_more_or_fewer_learners_at_a_resume_are_merged_and_the_accounts_add_up(cut: Cut, learners: int) -> None:

@@ -38,6 +38,7 @@ class _LateMistake(Checker):
         raise TypeError("a number was expected")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("checker", "kind"), [(_Mistaken(), "KeyError"), (_LateMistake(), "TypeError")])
 def test_what_a_checker_raises_by_mistake_is_a_violation_with_its_place(checker: Checker, kind: str) -> None:
     outcome = outcome_of(shape_of(0), checker)
@@ -54,6 +55,7 @@ def test_what_is_raised_before_a_universe_begins_is_a_violation_too() -> None:
     assert "'learner/9'" in outcome.violation
 
 
+@pytest.mark.slow
 def test_a_fault_that_never_happened_is_told() -> None:
     outcome = outcome_of(replace(shape_of(0), faults=(Kill("learner/0", at_step=100_000),)))
     assert outcome.violation is None
@@ -66,6 +68,7 @@ def _die_at_five(seed: int) -> Outcome:
     return Outcome(seed, None)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_told_with_its_seed_and_the_others_go_on() -> None:
     outcomes = sorted(searches.outcomes(_die_at_five, range(3, 12), apart_min=1), key=lambda outcome: outcome.seed)
     assert [outcome.seed for outcome in outcomes] == list(range(3, 12))
@@ -105,6 +108,7 @@ def test_a_search_whose_guards_never_fired_fails(
     assert told["guards"]["too early"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [5337, 5703, 160_283])
 def test_what_soaks_have_found_stays_mended(seed: int) -> None:
     """5337: a model that was given up when a clock leapt. 5703: data after the end of a control connection. 160,283: a
@@ -113,8 +117,9 @@ def test_what_soaks_have_found_stays_mended(seed: int) -> None:
     assert run(seed).violation is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, soaked(3), soaked(6)])
-@pytest.mark.parametrize("program", ["streaming-diloco", "diloco", "elastic-data-parallel", "data-parallel"])
+@pytest.mark.parametrize("program", ["streaming-diloco", soaked("diloco"), "elastic-data-parallel", "data-parallel"])
 def test_other_programs_live_under_the_faults_that_they_can_survive(program: str, first: int) -> None:
     faults: Counter[str] = Counter()
     for seed in range(first, first + 3):

@@ -23,6 +23,7 @@ SEEDS = 15
 """In a block, so that all cores have some. That every kind of fault happens in every phase is for `make soak`."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # 10 s of CPU, on cores that may be busy with something else.
 @pytest.mark.parametrize("first", seeds(150)[::SEEDS])
 def test_nothing_is_broken_in_any_universe(first: int) -> None:
@@ -62,6 +63,7 @@ def test_a_wrong_request_is_told_at_once(tmp_path: Path) -> None:
     assert wrong.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_violation_is_told_with_its_story_and_how_to_see_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,7 @@ hosts = st.sampled_from([*(f"learner/{slot}" for slot in range(LEARNERS)), *(f"s
 deaths = st.builds(Death, hosts, st.floats(50, 800), st.floats(30, 400))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(15), deadline=None)
 @given(
     shards=st.integers(1, FRAGMENTS),
@@ -73,6 +74,7 @@ def test_whatever_dies(
     check_end(world)
 
 
+@pytest.mark.slow
 def test_a_shard_that_dies_goes_on_from_the_newest_version_while_the_other_merges(linear: Task, folder: Path) -> None:
     world = mortals(folder, linear, shards=2)
     world.run(deaths=(Death("syncer/1", 200, 150),))
@@ -93,6 +95,7 @@ def test_a_shard_that_dies_goes_on_from_the_newest_version_while_the_other_merge
         assert account["merged"] == sum(end - begin for *_, begin, end in work)
 
 
+@pytest.mark.slow
 def test_a_version_that_everybody_lost_but_its_shard_reaches_those_who_come_back(linear: Task, folder: Path) -> None:
     """A shard has just come back, with what the learners held, when all of them die: they get it from the shard."""
     world = mortals(folder, linear, shards=2)
@@ -101,6 +104,7 @@ def test_a_version_that_everybody_lost_but_its_shard_reaches_those_who_come_back
     assert sorted(p for p, _ in world.witness.recovered) == [1, 3]
 
 
+@pytest.mark.slow
 def test_a_learner_that_comes_back_after_the_end_does_not_begin_anew(linear: Task, folder: Path) -> None:
     world = mortals(folder, linear, shards=2)
     world.run(deaths=(Death("learner/1", 495, 60), Death("syncer/1", 520, 400)))
@@ -109,6 +113,7 @@ def test_a_learner_that_comes_back_after_the_end_does_not_begin_anew(linear: Tas
     assert world.status["learners"][1]["step"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 4])
 def test_a_run_trains_as_with_one_shard(world: Worlds, linear: Task, shards: int) -> None:
     settings: dict[str, Any] = {"task": linear, "learners": 4, "steps": 100}

@@ -49,6 +49,7 @@ def test_the_program_trains_and_nobody_waits(world: Worlds, linear: Task) -> Non
     assert {slot.restarts for slot in result.slots.values()} == {0}
 
 
+@pytest.mark.slow
 def test_the_accounts_add_up_exactly_for_every_fragment(world: Worlds, linear: Task) -> None:
     result = world.run(Program("decoupled-diloco", fragments=3), task=linear, learners=3, steps=100, jitter=0.3)
     assert len(result.summary["fragment_accounts"]) == 3
@@ -59,6 +60,7 @@ def test_the_accounts_add_up_exactly_for_every_fragment(world: Worlds, linear: T
         assert account["pending"] == 0
 
 
+@pytest.mark.slow
 def test_uneven_learners_are_merged_by_grace(world: Worlds, linear: Task) -> None:
     result = world.run("decoupled-diloco", task=linear, learners=4, steps=150, speeds=(1, 1, 0.8, 0.6))
     steps = [result.slots[slot].steps for slot in range(4)]
@@ -67,6 +69,7 @@ def test_uneven_learners_are_merged_by_grace(world: Worlds, linear: Task) -> Non
     assert result.summary["contributors_mean"] > 3.0
 
 
+@pytest.mark.slow
 def test_without_grace_the_others_are_left_out(world: Worlds, linear: Task) -> None:
     with_grace = world.run("decoupled-diloco", task=linear, learners=4, steps=100, speeds=(1, 1, 0.8, 0.6))
     program = Program("decoupled-diloco", grace=False)
@@ -80,6 +83,7 @@ def test_one_learner_alone_is_merged_untouched(world: Worlds, linear: Task) -> N
     assert result.summary["tokens_refused"] == 0
 
 
+@pytest.mark.slow
 def test_two_shards_share_the_fragments(world: Worlds, linear: Task) -> None:
     result = world.run(Program("decoupled-diloco", fragments=4, shards=2), task=linear, learners=2, steps=80)
     assert result.summary["syncer_shards"] == 2
@@ -117,6 +121,7 @@ def test_the_same_seed_gives_the_same_losses_and_tape_under_any_hash_seed(tmp_pa
     assert first != _run_in_a_process(tmp_path, "1", 8)
 
 
+@pytest.mark.slow
 def test_the_tape_of_a_run_replays(world: Worlds, linear: Task) -> None:
     from isthmus.programs.engine.request.request import prepare
     from isthmus.runtime.cores.scheduler_core import Scheduler

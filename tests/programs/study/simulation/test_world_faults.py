@@ -20,6 +20,7 @@ def linear() -> Task:
     return names["task"]
 
 
+@pytest.mark.slow
 def test_a_dead_learner_is_missed_by_nobody(world: Worlds, linear: Task) -> None:
     result = world.run(PROGRAM, task=linear, learners=4, steps=200, faults=[Kill("learner/2", at_step=80)])
     assert result.faults == {"kill": 1}
@@ -33,6 +34,7 @@ def test_a_dead_learner_is_missed_by_nobody(world: Worlds, linear: Task) -> None
         assert min(parts) >= 0
 
 
+@pytest.mark.slow
 def test_a_fault_that_did_not_happen_fails_the_run(world: Worlds, linear: Task) -> None:
     with pytest.raises(RunError, match=r"before these happened: Kill\(.*at_step=100000"):
         world.run(PROGRAM, task=linear, learners=2, steps=30, faults=[Kill("learner/1", at_step=100_000)])
@@ -40,6 +42,7 @@ def test_a_fault_that_did_not_happen_fails_the_run(world: Worlds, linear: Task) 
         world.run(PROGRAM, task=linear, learners=2, steps=30, faults=[Pause("learner/1", at=1000.0)])
 
 
+@pytest.mark.slow
 def test_a_learner_behind_a_cut_goes_on_alone_and_comes_back(world: Worlds, linear: Task) -> None:
     cut = Cut("learner-1", at=1.5, seconds=4.0)
     result = world.run(PROGRAM, task=linear, learners=3, steps=60, step_ms=100, faults=[cut])
@@ -50,6 +53,7 @@ def test_a_learner_behind_a_cut_goes_on_alone_and_comes_back(world: Worlds, line
     assert result.summary["tokens_lost"] == 0
 
 
+@pytest.mark.slow
 def test_the_same_seed_and_faults_give_the_same_tapes(world: Worlds, linear: Task) -> None:
     def tapes(seed: int) -> dict[str, bytes]:
         faults = [Kill("syncer/0", at=1.5), Kill("learner/0", at_step=20)]
@@ -60,6 +64,7 @@ def test_the_same_seed_and_faults_give_the_same_tapes(world: Worlds, linear: Tas
     assert first == tapes(3) != tapes(4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["decoupled-diloco", "docs/examples/gossip.py:build"])
 def test_a_learner_that_never_comes_back_does_not_keep_the_run_from_its_end(
     world: Worlds, linear: Task, program: str
