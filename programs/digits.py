@@ -114,22 +114,22 @@ def evaluate(state: Any, batch: Any) -> dict[str, Any]:
 def logits(params: Any, x: Any, statistics: Any = None) -> tuple[Any, Any]:
     """The logits [n, 10] of images [n, 8, 8, 1], and the statistics of their channels; normalised by these, unless
     others are given."""
-    found = {}
+    moments = {}
     for name, stride in (("first", 1), ("second", 2)):
         layer = params[name]
         window = ("NHWC", "HWIO", "NHWC")
         x = jax.lax.conv_general_dilated(x, layer["kernel"], (stride, stride), "SAME", dimension_numbers=window)
-        found[name] = {"mean": x.mean((0, 1, 2)), "variance": x.var((0, 1, 2))}
-        used = found[name] if statistics is None else statistics[name]
+        moments[name] = {"mean": x.mean((0, 1, 2)), "variance": x.var((0, 1, 2))}
+        used = moments[name] if statistics is None else statistics[name]
         x = (x - used["mean"]) * jax.lax.rsqrt(used["variance"] + EPSILON) * layer["scale"] + layer["shift"]
         x = jax.nn.relu(x)
-    return x.reshape(len(x), -1) @ params["head"]["w"] + params["head"]["b"], found
+    return x.reshape(len(x), -1) @ params["head"]["w"] + params["head"]["b"], moments
 
 
 def _trained(params: Any, batch: Any) -> tuple[Any, tuple[dict[str, Any], Any]]:
-    scores, found = logits(params, batch["x"])
+    scores, moments = logits(params, batch["x"])
     scalars = _scalars(scores, batch["y"])
-    return scalars["loss"], (scalars, found)
+    return scalars["loss"], (scalars, moments)
 
 
 def _scalars(scores: Any, digit: Any) -> dict[str, Any]:

@@ -268,8 +268,8 @@ class Schema:
                 continue
         default = "" if key.default is None else f" for {key.default!r}"
         default = "" if key.default is REQUIRED else f", or leave it out{default}"
-        found = repr(str(value)) if isinstance(value, str) else f"{value!r} ({type(value).__name__})"
-        raise ConfigError(subject, expected, found, f"Change {self.section}.{key.name}{default}.")
+        value_text = repr(str(value)) if isinstance(value, str) else f"{value!r} ({type(value).__name__})"
+        raise ConfigError(subject, expected, value_text, f"Change {self.section}.{key.name}{default}.")
 
 
 def _default(default: Any) -> Any:
@@ -320,25 +320,25 @@ def _annotation(section: str, function: Callable[..., Any], parameter: inspect.P
         return eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
     except Exception as error:
         doing = f"Reading the type of {section}.{parameter.name}"
-        found = f"{annotation!r} ({type(error).__name__}: {error})"
+        error_text = f"{annotation!r} ({type(error).__name__}: {error})"
         do = f"Correct the annotation, or import what it names where {function.__name__!r} is defined."
-        raise ConfigError(doing, "an annotation that can be evaluated", found, do) from error
+        raise ConfigError(doing, "an annotation that can be evaluated", error_text, do) from error
 
 
-def _candidates(given: Any) -> Iterator[Any]:
+def _candidates(value: Any) -> Iterator[Any]:
     """The possible meanings of a value, the likeliest first."""
-    if not isinstance(given, Text):
-        yield given
+    if not isinstance(value, Text):
+        yield value
         return
     try:
-        parsed = parse(given)
+        parsed = parse(value)
     except ValueError:
         pass
     else:
         yield parsed
         if isinstance(parsed, float) and parsed.is_integer():
             yield int(parsed)  # 1e6 is a fine number of tokens.
-    yield str(given)
+    yield str(value)
 
 
 def _joined(kinds: Sequence[Any]) -> list[Any]:

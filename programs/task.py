@@ -155,8 +155,8 @@ class Task(TaskLayout):
         from isthmus.ops.island import recipe
 
         assert self.optimizer is not None
-        made = recipe.of_loss(self.init, self.loss, self.optimizer, self.rules, self.load)
-        return replace(made, mesh=self.axes, shard=self.layout, stacked=self.stacked)
+        bare = recipe.of_loss(self.init, self.loss, self.optimizer, self.rules, self.load)
+        return replace(bare, mesh=self.axes, shard=self.layout, stacked=self.stacked)
 
     def evaluation_batches(self, seed: int) -> Iterator[Any]:
         """The batches of the evaluation, in order and made one at a time: slot 0, positions from 0."""
@@ -201,8 +201,8 @@ class StepTask(TaskLayout):
         """The learner's view of this task. Imports jax."""
         from isthmus.ops.island import recipe
 
-        made = recipe.of_step(self.init, self.step, self.evaluate, self.rules, self.restart, self.load)
-        return replace(made, mesh=self.axes, shard=self.layout, stacked=self.stacked)
+        bare = recipe.of_step(self.init, self.step, self.evaluate, self.rules, self.restart, self.load)
+        return replace(bare, mesh=self.axes, shard=self.layout, stacked=self.stacked)
 
     def evaluation_batches(self, seed: int) -> Iterator[Any]:
         """The batches of the evaluation, in order and made one at a time: slot 0, positions from 0."""
@@ -282,11 +282,11 @@ def _shard_faults(shard: Any, mesh: Any) -> Iterator[Fault]:
         yield Fault(_MAKING, expected, repr(shard), do)
         return
     names = {name for name, _ in mesh} if isinstance(mesh, tuple) else set()
-    for pattern, said in pairs:
-        is_spec = isinstance(said, tuple) and all(name is None or name in names for name in said)
-        if not (isinstance(pattern, str) and pattern and (is_spec or said in (AUTOMATIC, REPLICATED))):
+    for pattern, spec in pairs:
+        is_spec = isinstance(spec, tuple) and all(name is None or name in names for name in spec)
+        if not (isinstance(pattern, str) and pattern and (is_spec or spec in (AUTOMATIC, REPLICATED))):
             expected = f"{AUTOMATIC!r}, {REPLICATED!r} or a tuple of None and axes of the mesh ({', '.join(names)})"
-            yield Fault(_MAKING, f"{expected} in shard=, for {pattern!r}", repr(said), do)
+            yield Fault(_MAKING, f"{expected} in shard=, for {pattern!r}", repr(spec), do)
 
 
 def _is_count(value: object) -> bool:

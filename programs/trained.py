@@ -40,11 +40,11 @@ def load(run_dir: str | Path, task: AnyTask | str | None = None) -> Any:
     folder = Path(run_dir).expanduser().resolve()
     doing = f"Loading the model of {folder}"
     if not (folder / FINAL).is_dir():
-        found = "no such folder" if not folder.is_dir() else "none: the run goes on, failed early, or is no run"
+        what_is_there = "no such folder" if not folder.is_dir() else "none: the run goes on, failed early, or is no run"
         do = "Name the folder of a run that is over: runs/latest, or see isthmus status --all."
-        raise ConfigError(doing, f"a final model in {FINAL}", found, do)
-    known = _task(folder, doing) if task is None else _found(task, {})
-    return read(folder, known, doing)
+        raise ConfigError(doing, f"a final model in {FINAL}", what_is_there, do)
+    run_task = _task(folder, doing) if task is None else _found(task, {})
+    return read(folder, run_task, doing)
 
 
 def read(folder: Path, task: Any, doing: str) -> Any:
@@ -125,9 +125,9 @@ def _faults(
     if more:
         faults.append(Fault(doing, "no tensors but the task's", f"{_listed(more)} in the model", do))
     for name, shape in shapes.items():
-        found = tensors.get(name)
-        if found is not None and found.size != math.prod(shape):
-            faults.append(Fault(doing, f"tensor {name!r} of shape {shape}", f"shape {found.shape}", do))
+        tensor = tensors.get(name)
+        if tensor is not None and tensor.size != math.prod(shape):
+            faults.append(Fault(doing, f"tensor {name!r} of shape {shape}", f"shape {tensor.shape}", do))
     return faults
 
 

@@ -124,10 +124,12 @@ def _result(outcome: RunOutcome, parameters: Any) -> Result:
 
 def _check_resume(resume: str | Path, **options: Any) -> None:
     """ConfigError for arguments that mean nothing to a run that goes on."""
-    given = [name for name, value in options.items() if value not in (None, "zmq")]
-    if given:
+    present = [name for name, value in options.items() if value not in (None, "zmq")]
+    if present:
         do = "A run goes on as it was configured. Leave the others out."
-        raise ConfigError(f"Resuming {resume}", "beside resume= keys of section run., run_dir and quiet", given[0], do)
+        raise ConfigError(
+            f"Resuming {resume}", "beside resume= keys of section run., run_dir and quiet", present[0], do
+        )
 
 
 def _resume(where: str, run: Mapping[str, Any], run_dir: str | Path | None, *, quiet: bool) -> Result:

@@ -32,8 +32,8 @@ def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False)
     """
     if outer.keywords.get("update", "float32") == "float32":
         return outer["update"]
-    found = [node for node in graph.nodes if node.body is Receive and node.role == role.name]
-    return (found[0] if found else _add_receive(graph, role, outer, in_turns))["update"]
+    receivers = [node for node in graph.nodes if node.body is Receive and node.role == role.name]
+    return (receivers[0] if receivers else _add_receive(graph, role, outer, in_turns))["update"]
 
 
 def connect(graph: Graph, source: Port, target: Port, policy: Policy) -> None:

@@ -64,8 +64,8 @@ class _Layer:
         """Set a key; ConfigError if another option has set it to a different value."""
         where = (section, key)
         if where in self.values and self.values[where] != value:
-            found = f"{self.values[where]} from {self.origins[where]} and {value} from {origin}"
-            raise ConfigError(f"Reading {section}.{key}", "one value", found, "Leave one of them out.")
+            values_text = f"{self.values[where]} from {self.origins[where]} and {value} from {origin}"
+            raise ConfigError(f"Reading {section}.{key}", "one value", values_text, "Leave one of them out.")
         self.values[where] = value
         self.origins[where] = origin
 
@@ -82,12 +82,12 @@ def read(
     `options` are (section, key) -> (name of the option, value); `sets` are those of --set.
     """
     faults: list[Fault] = []
-    given = _Layer()
+    requested = _Layer()
     for (section, key), (name, value) in options.items():
-        given.add(section, key, value, name)
+        requested.add(section, key, value, name)
     for text in sets:
         with collecting(faults):
-            given.add(*assignment(text), "--set")
+            requested.add(*assignment(text), "--set")
     merged: dict[tuple[str, str], Any] = {}
     if cluster is not None:
         if islands := cluster.topology.learners_max:
@@ -101,8 +101,8 @@ def read(
             merged.update(_from_document(settings.read_file(file, "the configuration", do), file))
     if model is not None:
         with collecting(faults):
-            merged.update(_preset(model, has_own_task=("run", "task") in {**merged, **given.values}))
-    return _by_section({**merged, **absolute(given.values, Path.cwd())}, faults), faults
+            merged.update(_preset(model, has_own_task=("run", "task") in {**merged, **requested.values}))
+    return _by_section({**merged, **absolute(requested.values, Path.cwd())}, faults), faults
 
 
 def _preset(model: str, *, has_own_task: bool) -> dict[tuple[str, str], Any]:

@@ -199,7 +199,7 @@ def world(
         searches.check(program)
     again = partial(command, program=program, more=" --deaths" * is_deadly + " --gangs" * has_gangs)
     begun = time.monotonic()
-    outcomes, told, failed = [], begun, 0
+    outcomes, told_at, failed = [], begun, 0
     tried = partial(searches.run_deadly if is_deadly else searches.run_ganged if has_gangs else run, program=program)
     for outcome in searches.outcomes(tried, range(seed, seed + seeds)):
         outcomes.append(outcome)
@@ -209,8 +209,8 @@ def world(
             sys.stdout.write(story(outcome, again) + "\n")
             sys.stdout.flush()
         now = time.monotonic()
-        if now - told >= PROGRESS_SECONDS and sys.stderr.isatty():
-            told = now
+        if now - told_at >= PROGRESS_SECONDS and sys.stderr.isatty():
+            told_at = now
             _clear(progress(len(outcomes), seeds, failed, now - begun))
     _clear()
     outcomes.sort(key=lambda outcome: outcome.seed)
@@ -290,7 +290,7 @@ def as_object(outcomes: list[Outcome], took: float, again: Callable[[int], str],
         if outcome.violation is not None
     ]
     phases = _phases(outcomes)
-    told: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "seeds": len(outcomes),
         "violations": len(failures),
         "faults": dict(sorted(faults.items())),
@@ -301,8 +301,8 @@ def as_object(outcomes: list[Outcome], took: float, again: Callable[[int], str],
         "too_rare": missing,
     }
     if len(outcomes) == 1:
-        told["tape_digest"] = outcomes[0].tape_digest
-    return told
+        summary["tape_digest"] = outcomes[0].tape_digest
+    return summary
 
 
 def _check(seed: int, seeds: int, least: int, program: str) -> None:

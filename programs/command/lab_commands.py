@@ -113,10 +113,10 @@ def plan(
         price_per_hour=price,
     )
     check(wanted)
-    found = plan_of(wanted, plan.measure(wanted))
+    estimate = plan_of(wanted, plan.measure(wanted))
     if page is not None:
-        write_sheet(page, plan.sheet(found))
-    typer.echo(json.dumps(plan.as_object(found), indent=2) if as_json else plan.table(found), nl=as_json)
+        write_sheet(page, plan.sheet(estimate))
+    typer.echo(json.dumps(plan.as_object(estimate), indent=2) if as_json else plan.table(estimate), nl=as_json)
 
 
 simulate_commands = typer.Typer(cls=Commands, help="Simulate runs, or their goodput, without any machine.")
@@ -188,10 +188,12 @@ def goodput(
     from isthmus.programs.study.lab import goodput
     from isthmus.programs.study.lab.goodput import cells
 
-    found = cells(whole_numbers(learners, "--learners"), whole_numbers(chips, "--chips"), seeds)
+    cells_found = cells(whole_numbers(learners, "--learners"), whole_numbers(chips, "--chips"), seeds)
     if page is not None:
-        write_sheet(page, goodput.sheet(found, seeds))
-    typer.echo(json.dumps(goodput.as_object(found), indent=2) if as_json else goodput.table(found), nl=as_json)
+        write_sheet(page, goodput.sheet(cells_found, seeds))
+    typer.echo(
+        json.dumps(goodput.as_object(cells_found), indent=2) if as_json else goodput.table(cells_found), nl=as_json
+    )
 
 
 @simulate_commands.command()
@@ -211,11 +213,11 @@ def speeds(
     from isthmus.programs.study.lab import mixtures
     from isthmus.programs.study.lab.mixtures import mixed
 
-    found = mixed(learners, slower, steps, seed)
+    cases = mixed(learners, slower, steps, seed)
     if page is not None:
-        write_sheet(page, mixtures.sheet(found, slower))
+        write_sheet(page, mixtures.sheet(cases, slower))
     typer.echo(
-        json.dumps(mixtures.as_object(found, slower), indent=2) if as_json else mixtures.table(found), nl=as_json
+        json.dumps(mixtures.as_object(cases, slower), indent=2) if as_json else mixtures.table(cases), nl=as_json
     )
 
 
@@ -235,8 +237,8 @@ def borrowed(
     from isthmus.programs.study.lab import mixtures
     from isthmus.programs.study.lab.mixtures import borrowed as cases_of
 
-    found = cases_of(learners, steps, seed)
+    cases = cases_of(learners, steps, seed)
     if page is not None:
-        write_sheet(page, mixtures.borrowed_sheet(found))
-    told = json.dumps(mixtures.borrowed_object(found), indent=2) if as_json else mixtures.borrowed_table(found)
-    typer.echo(told, nl=as_json)
+        write_sheet(page, mixtures.borrowed_sheet(cases))
+    text = json.dumps(mixtures.borrowed_object(cases), indent=2) if as_json else mixtures.borrowed_table(cases)
+    typer.echo(text, nl=as_json)

@@ -177,13 +177,13 @@ Page: TypeAlias = Annotated[
 def whole_numbers(text: str, option: str) -> list[int]:
     """The numbers of a list such as 1,2,4 or 150e3,1.2e6, each once, by size; ConfigError if one is not whole."""
     try:
-        found = [float(part) for part in text.split(",")]
-        if not all(number.is_integer() for number in found):
+        numbers = [float(part) for part in text.split(",")]
+        if not all(number.is_integer() for number in numbers):
             raise ValueError(text)
     except ValueError as error:
         expected = "whole numbers with commas between them"
         raise ConfigError(f"Reading {option}", expected, repr(text), "As in 1,2,4 or 150e3,1.2e6.") from error
-    return sorted({int(number) for number in found})
+    return sorted({int(number) for number in numbers})
 
 
 def cluster_of(file: Path | None) -> ClusterFile | None:
@@ -269,14 +269,18 @@ class Options:
     def check_resume(self, *more: str) -> None:
         """ConfigError if an option was given that a resume may not change; it may change those in `more`, too."""
         resumable = [key for key in RUN_OPTIONS.values() if key.declared.resumes]
-        given = [
+        present = [
             item.name for item in fields(self) if item.name != "run" and getattr(self, item.name) not in (None, [])
         ]
-        if wrong := sorted({*given, *self.run} - {"sets", *more, *(key.name for key in resumable)}):
-            found = ", ".join(f"--{name.replace('_', '-')}" if name != "program" else "PROGRAM" for name in wrong)
+        if wrong := sorted({*present, *self.run} - {"sets", *more, *(key.name for key in resumable)}):
+            options_text = ", ".join(
+                f"--{name.replace('_', '-')}" if name != "program" else "PROGRAM" for name in wrong
+            )
             remedy = "A run goes on as it was configured. Leave the others out."
             allowed = (*map(_option, resumable), "--set", *(["--run-dir"] if "run_dir" in more else []))
-            raise ConfigError("Reading --resume", f"beside it {', '.join(allowed)}, --detach, --quiet", found, remedy)
+            raise ConfigError(
+                "Reading --resume", f"beside it {', '.join(allowed)}, --detach, --quiet", options_text, remedy
+            )
 
     @property
     def machines(self) -> ClusterFile | None:
@@ -320,7 +324,7 @@ class Options:
                 run=run,
                 task_settings=task,
                 run_dir=self.run_dir,
-                found=faults,
+                known_faults=faults,
             )
 
         request = prepared(sections.run, sections.task)
@@ -396,8 +400,8 @@ def takes_options(
         @wraps(command)
         def call(**values: Any) -> None:
             run = {item.name: value for item in of_run if (value := values.pop(item.name))}
-            given = {item.name: values.pop(item.name) for item in shared if item not in of_run}
-            command(Options(run=run, **given), **values)
+            fields_given = {item.name: values.pop(item.name) for item in shared if item not in of_run}
+            command(Options(run=run, **fields_given), **values)
 
         parameters = [*shared, *own]
         call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

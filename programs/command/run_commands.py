@@ -35,7 +35,7 @@ commands = typer.Typer(cls=Commands)
 @commands.command(rich_help_panel=PANEL)
 @options.takes_options(starts=True)
 def train(
-    given: Options,
+    requested: Options,
     resume: options.Resume = None,
     detach: options.Detach = False,
     quiet: options.Quiet = False,
@@ -48,13 +48,13 @@ def train(
 
     Without --detach the run ends with this command.
     """
-    if resume is not None or given.transport != "inproc" or given.cluster is not None or detach:
+    if resume is not None or requested.transport != "inproc" or requested.cluster is not None or detach:
         from isthmus.programs.command import start as apart
 
         if resume is not None:
-            apart.resume(resume, given, is_detached=detach, quiet=quiet)
+            apart.resume(resume, requested, is_detached=detach, quiet=quiet)
         else:
-            apart.train(given, is_detached=detach, quiet=quiet)
+            apart.train(requested, is_detached=detach, quiet=quiet)
         return
 
     from isthmus.programs.engine.islands.claims import take_all
@@ -62,7 +62,7 @@ def train(
     from isthmus.programs.training import start
 
     take_all()  # Before the request is prepared: that may compute a first loss.
-    request = given.request().to_train().in_one_process().with_store().with_folder()
+    request = requested.request().to_train().in_one_process().with_store().with_folder()
     announce(request.chosen, request.warnings, quiet=quiet)
     with watching(request, quiet=quiet) as view:
         start(request, view)
@@ -104,7 +104,7 @@ def resume(
 @commands.command(rich_help_panel=PANEL)
 @options.takes_options()
 def graph(
-    given: Options,
+    requested: Options,
     plans: Annotated[
         bool, typer.Option("--plans", help="Also what each host will run.", rich_help_panel=options.SHOWN)
     ] = False,
@@ -119,13 +119,13 @@ def graph(
     """
     if form not in FORMATS:
         raise ConfigError("Reading --format", f"one of {', '.join(FORMATS)}", repr(form), nearest(form, FORMATS))
-    typer.echo(_shown(given.request(), given.machines, "json" if as_json else form, plans=plans))
+    typer.echo(_shown(requested.request(), requested.machines, "json" if as_json else form, plans=plans))
 
 
 @commands.command("compile", rich_help_panel=PANEL)
 @options.takes_options("run_dir", "transport", "cluster")
 def compile_ahead(
-    given: Options,
+    requested: Options,
     islands: Annotated[
         list[str] | None,
         typer.Option(
@@ -150,14 +150,14 @@ def compile_ahead(
     """
     from isthmus.programs.command.start import compile_for
 
-    if not compile_for(given, islands or [], fit=fit, as_json=as_json):
+    if not compile_for(requested, islands or [], fit=fit, as_json=as_json):
         raise typer.Exit(FAILED)
 
 
 @commands.command(rich_help_panel=PANEL)
 @options.takes_options("program", "run_dir", "transport", "cluster")
 def compare(
-    given: Options,
+    requested: Options,
     programs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -213,8 +213,8 @@ def compare(
     from isthmus.programs.command.start import CompareOptions
     from isthmus.programs.command.start import compare as comparing
 
-    asked = CompareOptions(given, programs or [], sweep or [], seeds, margin, speeds, folder)
-    if not comparing(asked, as_json=as_json):
+    comparison = CompareOptions(requested, programs or [], sweep or [], seeds, margin, speeds, folder)
+    if not comparing(comparison, as_json=as_json):
         raise typer.Exit(FAILED)
 
 
@@ -354,7 +354,7 @@ def report(
                     (pictures / name).write_text(drawing, encoding="utf-8")
                     written.append(pictures / name)
     except OSError as error:
-        found = f"{error.strerror or error}: {error.filename}"
+        reason = f"{error.strerror or error}: {error.filename}"
         do = "Make room there, or write elsewhere."
-        raise ConfigError(f"Writing the report of {folder}", "files that can be written", found, do) from None
+        raise ConfigError(f"Writing the report of {folder}", "files that can be written", reason, do) from None
     typer.echo("\n".join(map(str, written)))

@@ -56,40 +56,40 @@ from isthmus.runtime.errors import ConfigError, Fault, PlacementError
 from isthmus.runtime.graph.placement import Placement
 
 
-def train(asked: Options, *, is_detached: bool, quiet: bool) -> None:
+def train(options: Options, *, is_detached: bool, quiet: bool) -> None:
     """Prepare the requested run, and start it; watch it unless it is detached."""
-    cluster = asked.machines
-    if asked.transport == "inproc":
+    cluster = options.machines
+    if options.transport == "inproc":
         option = "--detach" if cluster is None else "--cluster"
         do = "Leave --transport out."
         raise ConfigError(f"Reading {option}", "a run in processes", "--transport inproc", do)
     if cluster is not None:
-        _train_there(asked, cluster, is_detached=is_detached, quiet=quiet)
+        _train_there(options, cluster, is_detached=is_detached, quiet=quiet)
         return
     with preparing(quiet=quiet):
-        submitted = submit_in_child(lambda: asked.request().to_train().with_store())
+        submitted = submit_in_child(lambda: options.request().to_train().with_store())
     announce(submitted.chosen, submitted.warnings, quiet=quiet)
     _run(submitted, is_detached=is_detached, quiet=quiet)
 
 
-def resume(where: str, asked: Options, *, is_detached: bool, quiet: bool) -> None:
+def resume(where: str, options: Options, *, is_detached: bool, quiet: bool) -> None:
     """Go on with a run that was cut off, in its folder or from a store; watch it unless it is detached."""
     is_elsewhere = is_store(where)
-    asked.check_resume(*(["run_dir"] if is_elsewhere else []))
+    options.check_resume(*(["run_dir"] if is_elsewhere else []))
 
     def request(folder: Path, sets: list[str]) -> Request:
-        told, wanted = spec.load(folder), asked.resumed(folder).with_sets(sets)
-        check_program(told, wanted.program_reference(), f"Resuming {where}")
-        return wanted.request().to_train().with_store(run=told.run)
+        run_spec, wanted = spec.load(folder), options.resumed(folder).with_sets(sets)
+        check_program(run_spec, wanted.program_reference(), f"Resuming {where}")
+        return wanted.request().to_train().with_store(run=run_spec.run)
 
     def from_store(aside: Path, place: str) -> Callable[[], Request]:
-        is_set = any(each.split("=")[0].strip() == KEY for each in asked.sets or ())
+        is_set = any(each.split("=")[0].strip() == KEY for each in options.sets or ())
         more = [] if is_set else [f"{KEY}={place}"]
         return partial(request, aside, more)
 
     with preparing(quiet=quiet):
         if is_elsewhere:
-            submitted = resumed_from_store(where, asked.run_dir, from_store)
+            submitted = resumed_from_store(where, options.run_dir, from_store)
         else:
             submitted = resumed(Path(where), partial(request, Path(where), []))
     _run(submitted, is_detached=is_detached, quiet=quiet)
@@ -101,12 +101,12 @@ def resume_elsewhere(run: str, cluster: Cluster | None, home: str | None, run_di
         do = f"Name the machines with --cluster FILE.toml; a run of this machine alone: isthmus train --resume {run}"
         raise ConfigError("Reading the command line of `isthmus resume`", "--cluster", "none", do)
     daemon = DaemonClient.next_of(cluster, home)
-    taken = machine_client.resume_there(daemon, cluster, run, run_dir)
+    answer = machine_client.resume_there(daemon, cluster, run, run_dir)
     lines = [
-        f"{daemon.name} is the home of {taken['name']}, in term {taken['term']}; its folder there is {taken['run']}"
+        f"{daemon.name} is the home of {answer['name']}, in term {answer['term']}; its folder there is {answer['run']}"
     ]
-    lines += [f"{machine} does not take part yet: {why}" for machine, why in taken["missing"].items()]
-    lines.append(f"watch it   isthmus status --watch {taken['run']}        (on {daemon.name})")
+    lines += [f"{machine} does not take part yet: {why}" for machine, why in answer["missing"].items()]
+    lines.append(f"watch it   isthmus status --watch {answer['run']}        (on {daemon.name})")
     typer.echo("\n".join(lines))
 
 
@@ -119,15 +119,15 @@ def _run(submitted: Submitted, *, is_detached: bool, quiet: bool) -> None:
         start_processes(submitted, view)
 
 
-def _train_there(asked: Options, cluster: Cluster, *, is_detached: bool, quiet: bool) -> None:
+def _train_there(options: Options, cluster: Cluster, *, is_detached: bool, quiet: bool) -> None:
     """Let the machines of a cluster train."""
     daemon = DaemonClient.of(cluster)
-    folder = machine_client.folder_there(daemon, daemon.find()["root"], asked.run_dir)
+    folder = machine_client.folder_there(daemon, daemon.find()["root"], options.run_dir)
 
     def work() -> dict[str, Any]:
 
         # The home chooses the folder.
-        request = replace(asked, run_dir=None).request().to_train().with_store()
+        request = replace(options, run_dir=None).request().to_train().with_store()
         data = handover(request, cluster, folder).as_data()
         return {"handover": data, "warnings": request.warnings, "chosen": dict(request.chosen)}
 
@@ -173,25 +173,25 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     except PlacementError as error:
         faults = list(error.faults)
     job = request.job
-    found = digest.digest(job.program, job.task.text)
-    sites = Sites.of(daemon.name, cluster.machines, placement.machines, found)
+    modules_digest = digest.digest(job.program, job.task.text)
+    sites = Sites.of(daemon.name, cluster.machines, placement.machines, modules_digest)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    told = spec.of(request, zero_ns=0, cpu_seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))
-    told["settings"]["processes"] = list(placement.processes)
+    run_spec = spec.of(request, zero_ns=0, cpu_seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))
+    run_spec["settings"]["processes"] = list(placement.processes)
     if not faults:
-        told["elastic"] = elastic_sizes(request, cluster.topology, placement)
+        run_spec["elastic"] = elastic_sizes(request, cluster.topology, placement)
     message = {
         "type": "check",
         "program": job.program,
         "task": job.task.text,
-        "computing": told["computing"],
+        "computing": run_spec["computing"],
         "run": folder or request.name,
         "cluster": sites.as_data(),
         "faults": [list(fault) for fault in faults],
     }
     _check(daemon, message, faults)
     shape = as_json(request.graph, request.proof, request.fingerprint, nodes_placed(request, placement))
-    return Handover(request.name, folder, request.config_text, shape, told, sites)
+    return Handover(request.name, folder, request.config_text, shape, run_spec, sites)
 
 
 def _check(daemon: DaemonClient, message: dict[str, Any], faults: list[Fault]) -> None:
@@ -206,7 +206,7 @@ _READING_ISLANDS: Final = "Reading --island"
 _PREPARING: Final = "the request is read, the task is run on shapes"
 
 
-def compile_for(asked: Options, islands: Sequence[str], *, fit: bool, as_json: bool) -> bool:
+def compile_for(options: Options, islands: Sequence[str], *, fit: bool, as_json: bool) -> bool:
     """Compile the functions of each learner for its island, the first for slot 0, and show the figures.
 
     With `fit` also the largest batch. Returns whether all fit. ConfigError with the faults of the request, or if there
@@ -217,16 +217,16 @@ def compile_for(asked: Options, islands: Sequence[str], *, fit: bool, as_json: b
     line = _Line()
     try:
         line.show(_PREPARING)
-        spec = in_child(lambda: _spec_of(asked, targets))
-        found = [compiled_for(each, slot, spec, line.hear, fit=fit) for slot, each in enumerate(targets)]
+        spec = in_child(lambda: _spec_of(options, targets))
+        figures = [compiled_for(each, slot, spec, line.hear, fit=fit) for slot, each in enumerate(targets)]
     finally:
         line.clear()
-    keep(spec, dict(enumerate(zip(targets, found, strict=True))))
+    keep(spec, dict(enumerate(zip(targets, figures, strict=True))))
     if as_json:
-        typer.echo(json.dumps({"islands": [each.as_data() for each in found]}, indent=2))
+        typer.echo(json.dumps({"islands": [each.as_data() for each in figures]}, indent=2))
     else:
-        typer.echo("\n\n".join(map(lines_of, found)))
-    return all(each.fits for each in found)
+        typer.echo("\n\n".join(map(lines_of, figures)))
+    return all(each.fits for each in figures)
 
 
 def _targets(islands: Sequence[str]) -> list[Target]:
@@ -235,22 +235,22 @@ def _targets(islands: Sequence[str]) -> list[Target]:
         raise ConfigError(
             _READING_ISLANDS, "the islands to compile for", "none", "Name one: --island v5p:2x2x1, or v6e:2x2."
         )
-    found, faults = list[Target](), list[Fault]()
+    targets, faults = list[Target](), list[Fault]()
     for text in islands:
         try:
-            found.append(target(text, _READING_ISLANDS))
+            targets.append(target(text, _READING_ISLANDS))
         except ConfigError as error:
             faults += error.faults
     if faults:
         raise ConfigError.of(faults)
-    return found
+    return targets
 
 
-def _spec_of(asked: Options, targets: Sequence[Target]) -> dict[str, Any]:
+def _spec_of(options: Options, targets: Sequence[Target]) -> dict[str, Any]:
     """The spec of the requested run; ConfigError if its mesh does not fit an island's devices."""
     from isthmus.programs.engine.request.faults import mesh_faults
 
-    request = asked.request()
+    request = options.request()
     faults = [
         fault
         for slot, each in enumerate(targets)
@@ -309,55 +309,55 @@ class CompareOptions:
     folder: Path | None
 
 
-def compare(asked: CompareOptions, *, as_json: bool) -> bool:
+def compare(options: CompareOptions, *, as_json: bool) -> bool:
     """Compare; whether every run is done. ConfigError or GraphError if anything is wrong, before anything is started;
     KeyboardInterrupt at a signal."""
-    made = msgspec.convert(in_child(lambda: msgspec.to_builtins(_plan(asked))), ComparisonPlan)
-    folder = folders.folder_of(made, asked.folder)
-    made = folders.opened(folder, made)
+    comparison_plan = msgspec.convert(in_child(lambda: msgspec.to_builtins(_plan(options))), ComparisonPlan)
+    folder = folders.folder_of(comparison_plan, options.folder)
+    comparison_plan = folders.opened(folder, comparison_plan)
     progress = RunsProgress()
     try:
         with RunLock(folder):
-            failed = carry_out(folder, made, asked.seeds, progress.on_event)
+            failed = carry_out(folder, comparison_plan, options.seeds, progress.on_event)
             progress.clear()
-            found = comparison(folder, made, asked.seeds, failed)
-            write_page(folder, found, list(notes(found)))
+            outcome = comparison(folder, comparison_plan, options.seeds, failed)
+            write_page(folder, outcome, list(notes(outcome)))
     except KeyboardInterrupt:
         progress.broken_off()
         raise
     except InUseError as error:
         do = "Wait for its end; then the same command shows what came of it."
         raise ConfigError(f"Comparing in {folder}", "a folder that nobody else uses", str(error), do) from None
-    show(found, as_json=as_json)
+    show(outcome, as_json=as_json)
     return not failed
 
 
-def _plan(asked: CompareOptions) -> ComparisonPlan:
+def _plan(options: CompareOptions) -> ComparisonPlan:
     """The plan; ConfigError with everything that is wrong."""
-    given = asked.options
-    sections, faults = config.read(given.config, given.model, given.keys(), given.sets or ())
+    shared = options.options
+    sections, faults = config.read(shared.config, shared.model, shared.keys(), shared.sets or ())
     sweeps: dict[tuple[str, str], list[Any]] = {}
-    for text in asked.sweeps:
+    for text in options.sweeps:
         with collecting(faults):
             section, key, value = config.assignment(text, "--sweep")
             if (section, key) in sweeps:
                 raise ConfigError("Reading --sweep", "each key once", f"{section}.{key} twice", "Name all its values.")
             sweeps[section, key] = [Text(each.strip()) for each in value.split(",")]
-    if not 1 <= asked.seeds <= SEEDS_MAX:
+    if not 1 <= options.seeds <= SEEDS_MAX:
         faults.append(
-            Fault(_READING_OPTIONS, f"--seeds from 1 to {SEEDS_MAX}", str(asked.seeds), "Three are a beginning.")
+            Fault(_READING_OPTIONS, f"--seeds from 1 to {SEEDS_MAX}", str(options.seeds), "Three are a beginning.")
         )
     pacing = None
     with collecting(faults):
-        pacing = None if asked.speeds is None else _pacing(asked.speeds)
-    named = asked.programs or ([sections.program_reference] if sections.program_reference else PROGRAMS)
+        pacing = None if options.speeds is None else _pacing(options.speeds)
+    named = options.programs or ([sections.program_reference] if sections.program_reference else PROGRAMS)
     wanted = ComparisonRequest(
         programs=tuple(map(reference.absolute, named)),
         task=sections.task_reference,
         sections={"run": sections.run, "program": sections.program, "task": sections.task},
         sweeps=sweeps,
         pacing=pacing,
-        margin=asked.margin,
+        margin=options.margin,
     )
     return plan(wanted, faults)
 

@@ -144,9 +144,9 @@ def read_machine(
     islands = values["islands"]
     if islands is None and device is not None and not device.is_cpu:
         islands = 1
-    given = {name: values[name] for name in ("name", "roles", "devices", "domain", "island")}
+    plain_values = {name: values[name] for name in ("name", "roles", "devices", "domain", "island")}
     return Machine(
-        **given,
+        **plain_values,
         islands=islands,
         address=address,
         public_key=public_key,
@@ -163,7 +163,7 @@ def read_device(table: Mapping[str, Any], where: str) -> Device:
     """
     faults: list[Fault] = []
     values = _values("device", DeviceTable, table, where, ("kind", "TPU v6e"), faults)
-    known = next((device for device in CATALOGUE if device.kind == values["kind"]), None)
+    base = next((device for device in CATALOGUE if device.kind == values["kind"]), None)
     changes: dict[str, Any] = {"names": values["names"] or None, "source": values["source"]}
     faults += Schema.of("device", DeviceTable).out_of_range(values, f"Reading the {{}} of {where}")
     changes["flops"] = None if values["teraflops"] is None else values["teraflops"] * 1e12
@@ -177,10 +177,10 @@ def read_device(table: Mapping[str, Any], where: str) -> Device:
             changes[field] = None if values[name] is None else read(values[name], f"Reading the {name} of {where}")
     if faults:
         raise ConfigError.of(faults)
-    said = {name: value for name, value in changes.items() if value is not None}
-    if said.keys() & {"flops", "memory_bytes", "memory_bandwidth_bytes", "interconnect_bits"}:
-        said.setdefault("source", "the cluster file")
-    return dataclasses.replace(known or Device(values["kind"]), **said)
+    changed = {name: value for name, value in changes.items() if value is not None}
+    if changed.keys() & {"flops", "memory_bytes", "memory_bandwidth_bytes", "interconnect_bits"}:
+        changed.setdefault("source", "the cluster file")
+    return dataclasses.replace(base or Device(values["kind"]), **changed)
 
 
 def _values(
@@ -191,14 +191,14 @@ def _values(
     if name not in table:
         do = f'Write for example {name} = "{example}" below [[{section}]].'
         faults.append(Fault(f"Reading {where}", f"`{name}`", "nothing", do))
-    given = {name: example, **table}
+    completed = {name: example, **table}
     schema = Schema.of(section, keys)
     try:
-        return schema.read(given)
+        return schema.read(completed)
     except ConfigError as error:
         faults += [fault._replace(action=f"{fault.action} ({where})") for fault in error.faults]
         wrong = {fault.action for fault in error.faults}
-    sound = {key: value for key, value in given.items() if f"Reading {section}.{key}" not in wrong}
+    sound = {key: value for key, value in completed.items() if f"Reading {section}.{key}" not in wrong}
     return schema.read({name: example, **sound})
 
 
@@ -382,11 +382,11 @@ def _shared(names: list[Any], machines: list[Machine], file: Path) -> Iterator[F
         "address": [machine.address for machine in machines],
         "public_key": [machine.public_key for machine in machines],
     }
-    for what, found in values.items():
-        for value, count in Counter(found).items():
+    for what, column in values.items():
+        for value, count in Counter(column).items():
             if value is None or count == 1:
                 continue
             whose = ", ".join(repr(machine.name) for machine in machines if getattr(machine, what) == value)
-            told = f"{count} named {value!r}" if what == "name" else f"{value} for {whose}"
+            what_is_shared = f"{count} named {value!r}" if what == "name" else f"{value} for {whose}"
             do = "A machine has one daemon, which has one name, one address and one key: correct the others."
-            yield Fault(f"Reading {file}", f"each {what} once", told, do)
+            yield Fault(f"Reading {file}", f"each {what} once", what_is_shared, do)

@@ -50,30 +50,30 @@ def digest(program: str, task: str) -> str:
 
     ConfigError if something cannot be read.
     """
-    found = xxhash.xxh3_128()
+    hasher = xxhash.xxh3_128()
     for folder in reference.OWN_FOLDERS:
         for path in sorted(folder.rglob("*.py")):
-            _add(found, path)
+            _add(hasher, path)
     for text in (program, task):
         target = reference.parse(text, "Reading a reference") if ":" in text else None
         if target is not None and target.is_file:
-            _add(found, Path(target.where))
+            _add(hasher, Path(target.where))
         if target is not None and text.partition("(")[0] == SHIPPED_TASK:
             try:
                 for source in find((target.keywords or {}).get("data", ())):
-                    _add(found, Path(source.path))
+                    _add(hasher, Path(source.path))
             except DataError as error:
                 raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
-    return found.hexdigest()
+    return hasher.hexdigest()
 
 
-def _add(found: xxhash.xxh3_128, path: Path) -> None:
+def _add(hasher: xxhash.xxh3_128, path: Path) -> None:
     """Add a file to the digest: name, size and contents."""
     try:
         with path.open("rb") as file:
-            found.update(f"{path.name}/{path.stat().st_size}".encode())
+            hasher.update(f"{path.name}/{path.stat().st_size}".encode())
             while block := file.read(_BLOCK_BYTES):
-                found.update(block)
+                hasher.update(block)
     except OSError as error:
         do = "Put the file at the same path on every machine that trains."
         raise ConfigError(f"Reading {path}", "a file that can be read", str(error), do) from None
@@ -337,21 +337,21 @@ class Handover:
         spec.read(data["spec"])
         return cls(name, folder, config, json.loads(data["graph"]), data["spec"], sites)
 
-    def check(self, told: Spec, machine: str, names: Collection[str], doing: str) -> None:
-        """ConfigError for a run with spec `told` whose home is not this `machine`, whose name is taken or invalid, that
+    def check(self, run_spec: Spec, machine: str, names: Collection[str], doing: str) -> None:
+        """ConfigError for a run whose home is not this `machine`, whose name is taken or invalid, that
         has too many hosts, or snapshots at no URL."""
         if self.sites.home != machine:
             do = "Hand a run to its home: the first machine with an address in the cluster file."
             raise ConfigError(doing, f"a run whose home is {machine!r}", repr(self.sites.home[:100]), do)
-        if not isinstance(told.run, str) or not RUN_NAME.fullmatch(told.run) or told.run in names:
-            found = f"{str(told.run)[:200]!r}{', of which there is one' if told.run in names else ''}"
-            raise ConfigError(doing, "a run with a name of its own", found, "Use one version everywhere.")
-        if told.settings.snapshots and place_of(told.settings.snapshots).is_folder:
+        if not isinstance(run_spec.run, str) or not RUN_NAME.fullmatch(run_spec.run) or run_spec.run in names:
+            name_text = f"{str(run_spec.run)[:200]!r}{', of which there is one' if run_spec.run in names else ''}"
+            raise ConfigError(doing, "a run with a name of its own", name_text, "Use one version everywhere.")
+        if run_spec.settings.snapshots and place_of(run_spec.settings.snapshots).is_folder:
             do = "Name a URL: a command names no folder of another machine."
-            raise ConfigError(doing, "run.snapshots at a URL", told.settings.snapshots[:200], do)
-        counts = [*told.roles.values(), *told.most.values()]
+            raise ConfigError(doing, "run.snapshots at a URL", run_spec.settings.snapshots[:200], do)
+        counts = [*run_spec.roles.values(), *run_spec.most.values()]
         is_counted = all(type(count) is int and 0 <= count <= HOSTS_MAX for count in counts)
-        if not is_counted or sum(told.roles.values()) > HOSTS_MAX:
+        if not is_counted or sum(run_spec.roles.values()) > HOSTS_MAX:
             do = "Ask for fewer learners, and lower run.slots_max."
             raise ConfigError(doing, f"at most {HOSTS_MAX} hosts, and slots", ", ".join(map(str, counts))[:200], do)
 

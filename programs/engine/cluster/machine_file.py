@@ -72,7 +72,7 @@ def read(file: Path | None) -> MachineConfig:
     security_keys.check_owned(file.stat(), file, f"Reading {file}")
     faults: list[Fault] = []
     folder = file.absolute().parent
-    told: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Any]] = {}
     for name, table in document.items():
         if name not in _SECTIONS:
             expected = "the sections [programs], [keys] and [runs]"
@@ -81,12 +81,12 @@ def read(file: Path | None) -> MachineConfig:
             faults.append(Fault(f"Reading {file}", f"a table [{name}]", repr(table), f"Write [{name}] above it."))
         else:
             with collecting(faults):
-                told[name] = Schema.of(name, _SECTIONS[name]).read(table)
-    has = _Keys() if "keys" not in told else _read_keys(told["keys"], folder, faults)
+                tables[name] = Schema.of(name, _SECTIONS[name]).read(table)
+    has = _Keys() if "keys" not in tables else _read_keys(tables["keys"], folder, faults)
     runs = None
     with collecting(faults):
-        runs = _folder(told.get("runs", {}).get("folder", ""), folder)
-    modules = tuple(_module(text, folder) for text in told.get("programs", {}).get("modules", ()))
+        runs = _folder(tables.get("runs", {}).get("folder", ""), folder)
+    modules = tuple(_module(text, folder) for text in tables.get("programs", {}).get("modules", ()))
     for module in modules:
         with collecting(faults):
             _check_module(module)
@@ -104,18 +104,18 @@ class _Keys(NamedTuple):
     operators: frozenset[str] = frozenset()
 
 
-def _read_keys(told: Mapping[str, Any], folder: Path, faults: list[Fault]) -> _Keys:
+def _read_keys(table: Mapping[str, Any], folder: Path, faults: list[Fault]) -> _Keys:
     """The contents of [keys]; adds faults to `faults`."""
     pair = secret = None
     with collecting(faults):
-        pair = _pair(told["secret"], folder)
-        secret = folder / os.path.expanduser(told["secret"])
+        pair = _pair(table["secret"], folder)
+        secret = folder / os.path.expanduser(table["secret"])
     admitted: dict[str, str] = {}
     with collecting(faults):
-        _add(admitted, told["admitted"], folder, "admitted")
+        _add(admitted, table["admitted"], folder, "admitted")
     operators: list[str] = []
     with collecting(faults):
-        operators = _add(admitted, told["operators"], folder, "operators")
+        operators = _add(admitted, table["operators"], folder, "operators")
     return _Keys(pair, secret, admitted, frozenset(operators))
 
 
@@ -157,8 +157,10 @@ def _folder(text: str, folder: Path) -> Path | None:
         return None
     path = Path(os.path.abspath(folder / os.path.expanduser(text)))
     if not path.is_dir():
-        found = "a file" if path.exists() else "nothing there"
-        raise ConfigError("Reading runs.folder", "a folder", f"{path}, {found}", "Make it, or name another one.")
+        what_is_there = "a file" if path.exists() else "nothing there"
+        raise ConfigError(
+            "Reading runs.folder", "a folder", f"{path}, {what_is_there}", "Make it, or name another one."
+        )
     return path
 
 
@@ -169,10 +171,10 @@ def _pair(text: str, folder: Path) -> KeyPair:
     return security_keys.read_pair(folder / os.path.expanduser(text))
 
 
-def _add(known: dict[str, str], texts: Iterable[str], folder: Path, what: str) -> list[str]:
-    """Add the machines listed under keys.`what` to `known`, public key -> name; returns their public keys."""
+def _add(admitted: dict[str, str], texts: Iterable[str], folder: Path, what: str) -> list[str]:
+    """Add the machines listed under keys.`what` to `admitted`, public key -> name; returns their public keys."""
     faults: list[Fault] = []
-    found = []
+    keys = []
     for text in texts:
         doing = f"Reading keys.{what}, {text!r}"
         name, _, last = text.rpartition(" ")
@@ -182,12 +184,12 @@ def _add(known: dict[str, str], texts: Iterable[str], folder: Path, what: str) -
                 name = key if security_keys.is_key(text) else Path(text).stem
             if name != key:
                 cluster_file.checked_name(name.strip(), doing, 'a NAME.pub, or "NAME KEY"')
-            security_keys.check(known, name.strip(), key, doing)
-            known[key] = name.strip()
-            found.append(key)
+            security_keys.check(admitted, name.strip(), key, doing)
+            admitted[key] = name.strip()
+            keys.append(key)
     if faults:
         raise ConfigError.of(faults)
-    return found
+    return keys
 
 
 def _module(text: str, folder: Path) -> str:
@@ -213,8 +215,8 @@ def _files_of(module: str) -> Iterator[Path]:
     places: Sequence[str] | None = None
     parts = module.split(".")
     for count in range(1, len(parts) + 1):
-        found = PathFinder.find_spec(".".join(parts[:count]), places)
-        if found is None:
+        module_spec = PathFinder.find_spec(".".join(parts[:count]), places)
+        if module_spec is None:
             return
-        places = found.submodule_search_locations
-        yield from map(Path, filter(None, [found.origin, *(places or ())]))
+        places = module_spec.submodule_search_locations
+        yield from map(Path, filter(None, [module_spec.origin, *(places or ())]))

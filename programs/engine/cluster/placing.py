@@ -113,14 +113,14 @@ def host_bytes(request: Request, topology: Topology, placement: Placement) -> di
         RECORDER: values if has_model else 0,
     }
     state = learner_bytes(request)
-    found = dict.fromkeys(machines, 0)
+    bytes_by_machine = dict.fromkeys(machines, 0)
     for replica, name in placement.machines.items():
         if leader(replica).role == LEARNER:
-            found[name] += values if leader(replica) == replica and has_model else 0
-            found[name] += _state_bytes(machines[name], state)
+            bytes_by_machine[name] += values if leader(replica) == replica and has_model else 0
+            bytes_by_machine[name] += _state_bytes(machines[name], state)
         else:
-            found[name] += least.get(replica.role, 0)
-    return found
+            bytes_by_machine[name] += least.get(replica.role, 0)
+    return bytes_by_machine
 
 
 def host_faults(request: Request, topology: Topology, placement: Placement) -> Iterator[Fault]:
@@ -194,11 +194,11 @@ def _mesh_faults(request: Request, machine: Machine, slot: int) -> Iterator[Faul
 
 def _memory_faults(machine: Machine, slot: int, compiled: Find) -> Iterator[Fault]:
     """Why a learner does not fit an island that it was compiled for."""
-    found = compiled(machine, slot)
-    if found is not None and not found.fits:
+    needs = compiled(machine, slot)
+    if needs is not None and not needs.fits:
         yield Fault(
             f"Placing learner {slot} on {machine.name!r}",
-            f"functions within {size(found.limit_bytes)} of each device",
-            f"{size(found.memory_bytes)}, which `isthmus compile` found",
+            f"functions within {size(needs.limit_bytes)} of each device",
+            f"{size(needs.memory_bytes)}, which `isthmus compile` found",
             "Make the batch smaller, use jax.checkpoint in the loss, or give its islands more `devices`.",
         )

@@ -157,9 +157,9 @@ def predict(request: Request, topology: Topology, placement: Placement, compiled
     machines = topology.by_name()
     hosts = [machines[name] for name in placement.of_role(LEARNER)]
     parameters, tokens = parameter_count(request), request.task.tokens_per_batch
-    known = [compiled(machine, slot) for slot, machine in enumerate(hosts)]
+    needs = [compiled(machine, slot) for slot, machine in enumerate(hosts)]
     steps = [
-        step_seconds(machine, parameters, of_slot(tokens, slot), known[slot]) for slot, machine in enumerate(hosts)
+        step_seconds(machine, parameters, of_slot(tokens, slot), needs[slot]) for slot, machine in enumerate(hosts)
     ]
     rates = _rates(request, parameters, steps)
     memory = learner_bytes(request) if hosts else 0
@@ -175,9 +175,9 @@ def predict(request: Request, topology: Topology, placement: Placement, compiled
             rates[number],
             is_compiled=found is not None,
         )
-        for number, (machine, found) in enumerate(zip(hosts, known, strict=True))
+        for number, (machine, found) in enumerate(zip(hosts, needs, strict=True))
     )
-    links, assumptions = _links(topology, placement, rates), _assumptions(request, is_compiled=any(known))
+    links, assumptions = _links(topology, placement, rates), _assumptions(request, is_compiled=any(needs))
     return Prediction(islands, links, host_bytes(request, topology, placement), _price(hosts), assumptions)
 
 
@@ -195,29 +195,29 @@ def step_seconds(machine: Machine, parameters: int, tokens: int, compiled: Compi
 
 def _rates(request: Request, parameters: int, steps: Sequence[float | None]) -> list[float | None]:
     """Mean bits a second that each learner sends."""
-    known = [step for step in steps if step is not None]
+    measured = [step for step in steps if step is not None]
     bits = BITS[_format(request)] * parameters
     interval = request.job.settings.get("interval")
     if interval == AUTO:
         interval = first_interval(AUTO)
     runs_free = any(node.name == STEP and request.proof[STEP].free_running for node in request.graph.nodes)
     if not runs_free:
-        pace = max(known, default=None)
+        pace = max(measured, default=None)
         if not isinstance(interval, int):
             bits *= 2 * (len(steps) - 1) / max(len(steps), 1)
         return [None if pace is None else bits / ((interval or 1) * pace)] * len(steps)
     if not isinstance(interval, int):
         return [None] * len(steps)
     has_model = any(role.name == SYNCER for role in request.graph.roles)
-    fastest = min(known, default=None)
+    fastest = min(measured, default=None)
     paces = [fastest] * len(steps) if has_model else steps
     return [None if pace is None else bits / (interval * pace) for pace in paces]
 
 
 def _format(request: Request) -> str:
     """The longer of the formats in which answers and updates travel."""
-    asked = [str(request.job.settings.get(name, "float32")) for name in ("push", "update")]
-    return max((name if name in BITS else "float32" for name in asked), key=BITS.__getitem__)
+    formats = [str(request.job.settings.get(name, "float32")) for name in ("push", "update")]
+    return max((name if name in BITS else "float32" for name in formats), key=BITS.__getitem__)
 
 
 def _links(topology: Topology, placement: Placement, rates: Sequence[float | None]) -> tuple[MachineLink, ...]:
@@ -256,20 +256,20 @@ def _flows(placement: Placement, rates: Sequence[float]) -> Iterator[tuple[str, 
 def _price(hosts: Sequence[Machine]) -> float | None:
     """Price of the islands' devices per hour; None unless each price is known."""
     prices = [None if host.device is None else host.device.price_per_hour for host in hosts]
-    known = [price * host.island_devices for price, host in zip(prices, hosts, strict=True) if price is not None]
-    return sum(known) if known and len(known) == len(hosts) else None
+    prices_known = [price * host.island_devices for price, host in zip(prices, hosts, strict=True) if price is not None]
+    return sum(prices_known) if prices_known and len(prices_known) == len(hosts) else None
 
 
 def _assumptions(request: Request, *, is_compiled: bool) -> str:
     parameters, tokens = parameter_count(request), request.task.tokens_per_batch
     batch = f"{tokens:,}" if isinstance(tokens, int) else f"{min(tokens):,} to {max(tokens):,}"
-    told = (
+    text = (
         f"a step is {FLOPS_PER_PARAMETER} x {parameters:,} parameters x {batch} tokens FLOPs at "
         f"{UTILISATION:.0%} of the published bfloat16 FLOP/s, and {ADDED_SECONDS * 1e3:.1f} ms; "
         f"memory is parameters, gradient and optimizer state; links carry {_format(request)}, on average"
     )
     where = "; FLOPs and memory of what isthmus compile was asked about are the compiler's"
-    return f"{told}{where}" if is_compiled else told
+    return f"{text}{where}" if is_compiled else text
 
 
 def shown(request: Request, cluster: Cluster, form: str, compiled: Find, *, plans: bool) -> str:
@@ -365,11 +365,11 @@ def _machine(machine: Machine, placement: Placement, prediction: Prediction) -> 
     replicas = placement.on(machine.name)
     roles = {role: [replica.slot for replica in each] for role, each in groupby(replicas, lambda item: item.role)}
     takes = ", ".join(f"{role}/{_ranges(numbers)}" for role, numbers in roles.items())
-    said = [machine.domain] if machine.domain is not None else []
-    said += [machine.address] if machine.address is not None else ["dials out only"]
+    parts = [machine.domain] if machine.domain is not None else []
+    parts += [machine.address] if machine.address is not None else ["dials out only"]
     if machine.memory_bytes is not None:
-        said.append(f"at least {size(prediction.host_bytes[machine.name])} of {size(machine.memory_bytes)}")
-    return machine.name, ", ".join(said), takes or "nobody"
+        parts.append(f"at least {size(prediction.host_bytes[machine.name])} of {size(machine.memory_bytes)}")
+    return machine.name, ", ".join(parts), takes or "nobody"
 
 
 def _alike(topology: Topology, islands: Sequence[IslandPrediction]) -> Iterator[list[IslandPrediction]]:
@@ -407,8 +407,8 @@ def _link(link: MachineLink) -> str:
     if link.bits_max is None:
         return used
     share = (link.bits or 0) / link.bits_max
-    told = "more than it carries" if share > 1 else percent(share)
-    return f"{used} of {scaled(link.bits_max, 'bit/s')}, {told}"
+    share_text = "more than it carries" if share > 1 else percent(share)
+    return f"{used} of {scaled(link.bits_max, 'bit/s')}, {share_text}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

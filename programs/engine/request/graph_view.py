@@ -150,14 +150,16 @@ def _verdict(verdict: Verdict, width: int) -> Iterator[str]:
     The rest of a chain stands with the nodes that it leads through.
     """
     near = [hold for hold in verdict.holds if hold.is_near and hold.waits]
-    said = [] if verdict.holds else ["free-running: waits for no other host"]
+    sentences = [] if verdict.holds else ["free-running: waits for no other host"]
     if any(not hold.waits for hold in verdict.holds):
-        said.append("may wait by itself")
+        sentences.append("may wait by itself")
     if near:
-        said.append(f"held up by {_holders(near)}{_further(verdict.holds, near)}")
-    said += [f"    {wait.removeprefix(f'{verdict.node} ')}" for wait in dict.fromkeys(hold.waits[0] for hold in near)]
+        sentences.append(f"held up by {_holders(near)}{_further(verdict.holds, near)}")
+    sentences += [
+        f"    {wait.removeprefix(f'{verdict.node} ')}" for wait in dict.fromkeys(hold.waits[0] for hold in near)
+    ]
     name = verdict.node
-    for sentence in said:
+    for sentence in sentences:
         indent = len(sentence) - len(sentence.lstrip())
         yield from wrap(
             sentence.lstrip(),
@@ -175,17 +177,17 @@ def _holders(near: Sequence[PossibleDelay]) -> str:
     places: dict[str, list[str]] = {}
     for hold in near:
         places.setdefault(_whose(hold), []).append(hold.node)
-    said = [
+    roles = [
         f"{_list(nodes, 'and')} ({whose})" if whose else f"{_list(nodes, 'and')}, whose body may wait"
         for whose, nodes in places.items()
     ]
-    return ", ".join(said)
+    return ", ".join(roles)
 
 
 def _further(holds: Sequence[PossibleDelay], near: Sequence[PossibleDelay]) -> str:
     """The hosts that are behind those of the nearest nodes."""
-    known = {_whose(hold) for hold in near}
-    behind = dict.fromkeys(_whose(hold) for hold in holds if not hold.is_near and _whose(hold) not in known)
+    near_names = {_whose(hold) for hold in near}
+    behind = dict.fromkeys(_whose(hold) for hold in holds if not hold.is_near and _whose(hold) not in near_names)
     return f"; through {'it' if len(near) == 1 else 'them'} by {_list(list(behind), 'and')}" if behind else ""
 
 

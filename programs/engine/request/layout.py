@@ -52,20 +52,20 @@ _MESSAGE_LENGTH_MAX: Final = 300
 
 
 def call(
-    name: str, function: Callable[..., Any], run: Callable[[], Any], told: type[Exception] | tuple[()] = ()
+    name: str, function: Callable[..., Any], run: Callable[[], Any], expected_errors: type[Exception] | tuple[()] = ()
 ) -> Any:
     """The result of `run`, which calls the user's `function`; ConfigError with file and line for its errors.
 
-    Errors of types `told`, which have a clear message already, are raised as they are.
+    Errors of types `expected_errors`, which have a clear message already, are raised as they are.
     """
     try:
         return run()
-    except told:
+    except expected_errors:
         raise
     except Exception as error:
         message = " ".join(str(error).split())[:_MESSAGE_LENGTH_MAX]
-        found = f"{type(error).__name__}: {message} ({_place(function, error)})"
-        raise ConfigError(f"Running {name}", "a result", found, "Correct the function there.") from error
+        error_text = f"{type(error).__name__}: {message} ({_place(function, error)})"
+        raise ConfigError(f"Running {name}", "a result", error_text, "Correct the function there.") from error
 
 
 def _place(function: Callable[..., Any], error: Exception) -> str:
@@ -139,14 +139,14 @@ def _rule_faults(task: AnyTask, leaves: Sequence[Leaf]) -> Iterator[Fault]:
         if before is None:
             yield Fault(_READING, "patterns that match leaves", repr(pattern), nearest(pattern, folders.union(names)))
         else:
-            found = f"{before!r} before {pattern!r}, which takes all that it matches"
-            yield Fault(_READING, "rules in the order in which they hold", found, f"Put {pattern!r} first.")
+            order_text = f"{before!r} before {pattern!r}, which takes all that it matches"
+            yield Fault(_READING, "rules in the order in which they hold", order_text, f"Put {pattern!r} first.")
     bare = [leaf.name for leaf in leaves if leaf.kind is None]
     if bare:
         more = f" and {len(bare) - _NAMES_MAX} more" if len(bare) > _NAMES_MAX else ""
         do = 'Say what happens to them: end with "**": "local", for example.'
-        found = f"none for {_listed(tuple(map(repr, bare[:_NAMES_MAX])))}{more}"
-        yield Fault(_READING, "a rule for every leaf", found, do)
+        order_text = f"none for {_listed(tuple(map(repr, bare[:_NAMES_MAX])))}{more}"
+        yield Fault(_READING, "a rule for every leaf", order_text, do)
     elif leaves and all(leaf.kind == LOCAL for leaf in leaves):
         do = 'Merge what is trained: "params/**": "rda", for example. Without that every learner trains alone.'
         yield Fault(_READING, "at least one leaf that is merged", "all of them local", do)
@@ -183,34 +183,34 @@ def check_loss(task: Task, batch: Any) -> None:
     """ConfigError unless the loss is a scalar that can be differentiated, and the optimizer takes its gradient."""
     params = jax.eval_shape(task.init, abstract_key())
     name = "task.loss(params, batch)"
-    found = call(name, task.loss, partial(jax.eval_shape, task.loss, params, batch))
-    value, told = found if _has_scalars(found) else (found, {})
+    result = call(name, task.loss, partial(jax.eval_shape, task.loss, params, batch))
+    value, metrics = result if _has_scalars(result) else (result, {})
     if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
         do = "Return the mean over the batch, for example with jnp.mean; beside it a dict of scalars, or nothing."
-        found = "None" if value is None else form(value)
-        raise ConfigError(f"Running {name}", "one scalar of a floating dtype", found, do)
-    if faults := list(_metric_faults(name, {"loss": value, **told})):
+        result = "None" if value is None else form(value)
+        raise ConfigError(f"Running {name}", "one scalar of a floating dtype", result, do)
+    if faults := list(_metric_faults(name, {"loss": value, **metrics})):
         raise ConfigError.of(faults)
     gradient = jax.grad(partial(with_scalars, task.loss), has_aux=True)
     call(f"the gradient of {name}", task.loss, partial(jax.eval_shape, gradient, params, batch))
     _check_optimizer(task.optimizer, params)
 
 
-def _has_scalars(found: Any) -> bool:
+def _has_scalars(result: Any) -> bool:
     """Whether a loss gives scalars by name beside the value to minimise."""
-    return isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
+    return isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
 
 
-def _check_optimizer(given: Any, params: Any) -> None:
-    optimizer = optax.with_extra_args_support(given)
-    state = call("task.optimizer.init", given.init, partial(jax.eval_shape, optimizer.init, params))
+def _check_optimizer(pair: Any, params: Any) -> None:
+    optimizer = optax.with_extra_args_support(pair)
+    state = call("task.optimizer.init", pair.init, partial(jax.eval_shape, optimizer.init, params))
 
     def step(grads: Any, state: Any, params: Any, progress: jax.Array) -> Any:
         updates, state = optimizer.update(grads, state, params, progress=progress)
         return optax.apply_updates(params, updates), state
 
     run = partial(jax.eval_shape, step, params, state, params, np.zeros((), np.float32))
-    updated, after = call("task.optimizer.update", given.update, run)
+    updated, after = call("task.optimizer.update", pair.update, run)
     for what, here, there in (("parameters", params, updated), ("optimizer state", state, after)):
         if changed := _changed(here, there):
             do = "Use a transformation that leaves shapes and dtypes as they are."
@@ -253,8 +253,10 @@ def _changed(before: Any, after: Any) -> str | None:
 def _metric_faults(name: str, metrics: Any) -> Iterator[Fault]:
     doing = f"Running {name}"
     if not isinstance(metrics, Mapping) or "loss" not in metrics:
-        found = f"{sorted(map(str, metrics))}" if isinstance(metrics, Mapping) else type(metrics).__name__
-        yield Fault(doing, "a dict of scalars with a 'loss'", found, "Return {'loss': loss}, and more beside it.")
+        metrics_text = f"{sorted(map(str, metrics))}" if isinstance(metrics, Mapping) else type(metrics).__name__
+        yield Fault(
+            doing, "a dict of scalars with a 'loss'", metrics_text, "Return {'loss': loss}, and more beside it."
+        )
         return
     if len(metrics) > METRICS_MAX:
         yield Fault(doing, f"at most {METRICS_MAX} scalars", str(len(metrics)), "Return those that are to be plotted.")
@@ -306,13 +308,17 @@ def warnings(task: AnyTask, seed: int) -> tuple[Fault, ...]:
     names = without_gradient(task, seed) if isinstance(task, Task) else untouched(task, seed)
     if not names:
         return ()
-    told = ", ".join(map(repr, names))
+    names_text = ", ".join(map(repr, names))
     if isinstance(task, StepTask):
         do = "Have the step change them, or say that they are local."
-        return (Fault("Running task.step(state, batch, now)", "every merged leaf changed", f"as it was: {told}", do),)
+        return (
+            Fault("Running task.step(state, batch, now)", "every merged leaf changed", f"as it was: {names_text}", do),
+        )
     do = "They stay as init makes them. Statistics that loss computes are not kept: compute them from the batch."
     return (
-        Fault("Running the gradient of task.loss(params, batch)", "one for every parameter", f"none for {told}", do),
+        Fault(
+            "Running the gradient of task.loss(params, batch)", "one for every parameter", f"none for {names_text}", do
+        ),
     )
 
 
@@ -320,10 +326,10 @@ def without_gradient(task: Task, seed: int) -> list[str]:
     """The names of the parameters whose gradient is zero for every batch."""
     params = jax.eval_shape(task.init, abstract_key())
     gradient = jax.grad(partial(with_scalars, task.loss), has_aux=True)
-    traced = jax.make_jaxpr(lambda *given: gradient(*given)[0])(params, first_batch(task, seed)).jaxpr
-    made = {variable: equation for equation in traced.eqns for variable in equation.outvars}
+    traced = jax.make_jaxpr(lambda *arguments: gradient(*arguments)[0])(params, first_batch(task, seed)).jaxpr
+    equations = {variable: equation for equation in traced.eqns for variable in equation.outvars}
     outputs = zip(named_leaves(params), traced.outvars, strict=True)
-    return [name for (name, _), variable in outputs if _is_zero(variable, made)]
+    return [name for (name, _), variable in outputs if _is_zero(variable, equations)]
 
 
 def untouched(task: StepTask, seed: int) -> list[str]:
@@ -334,10 +340,10 @@ def untouched(task: StepTask, seed: int) -> list[str]:
     return [leaf.name for leaf, before, after in leaves if leaf.kind != LOCAL and before is after]
 
 
-def _is_zero(variable: Any, made: dict[Any, Any]) -> bool:
+def _is_zero(variable: Any, equations: dict[Any, Any]) -> bool:
     """Whether an output of a traced program is zeros that depend on nothing."""
     while not hasattr(variable, "val"):  # A literal has a value.
-        equation = made.get(variable)
+        equation = equations.get(variable)
         if equation is None or equation.primitive.name not in ("broadcast_in_dim", "convert_element_type", "copy"):
             return False
         variable = equation.invars[0]
@@ -484,8 +490,8 @@ def _array_faults(batch: Any, doing: str = "Running task.batch(at)") -> Iterator
     do = "Return numpy arrays, made with np.asarray."
     for name, leaf in named:
         if not isinstance(leaf, np.ndarray | np.generic | jax.Array) or not _is_numeric(leaf.dtype):
-            found = f"dtype {leaf.dtype}" if hasattr(leaf, "dtype") else f"{type(leaf).__name__} {str(leaf)[:40]}"
-            yield Fault(doing, f"a numeric array at {name!r}", _NUMBERS if leaf is _NUMBERS else found, do)
+            leaf_text = f"dtype {leaf.dtype}" if hasattr(leaf, "dtype") else f"{type(leaf).__name__} {str(leaf)[:40]}"
+            yield Fault(doing, f"a numeric array at {name!r}", _NUMBERS if leaf is _NUMBERS else leaf_text, do)
 
 
 def _with_lists_named(batch: Any) -> Any:
@@ -507,10 +513,10 @@ def _is_numeric(dtype: Any) -> bool:
 def _difference_faults(first: At, batch: Any, at: At, other: Any, doing: str = "") -> Iterator[Fault]:
     doing = doing or f"Running task.batch({at})"
     do = "Return the same shapes for every at: pad or drop what does not fit."
-    expected, found = dict(named_leaves(batch, "batch")), dict(named_leaves(other, "batch"))
+    expected, actual = dict(named_leaves(batch, "batch")), dict(named_leaves(other, "batch"))
     same = True
-    for name in sorted({*expected, *found}):
-        here, there = form(expected.get(name)), form(found.get(name))
+    for name in sorted({*expected, *actual}):
+        here, there = form(expected.get(name)), form(actual.get(name))
         if here != there:
             same = False
             yield Fault(doing, f"{name!r} as at {first}, {here}", there, do)

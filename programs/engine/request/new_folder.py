@@ -146,8 +146,8 @@ def choose(run_dir: str | Path | None, program: str, now: datetime, base: Path |
     _check_free(path, doing)
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        found = f"{existing}, which is {'not writable' if existing.is_dir() else 'a file'}"
-        raise ConfigError(doing, "a folder that can be written to", found, _DO)
+        obstacle = f"{existing}, which is {'not writable' if existing.is_dir() else 'a file'}"
+        raise ConfigError(doing, "a folder that can be written to", obstacle, _DO)
     return path
 
 
@@ -185,10 +185,10 @@ def create(path: Path, text: str, *, latest: bool = True, is_given: bool = True)
     With `latest`, runs/latest in the current folder points to it. ConfigError if another run has it by now, or the disk
     does not take it.
     """
-    made = make(path, text, is_given=is_given)
+    folder = make(path, text, is_given=is_given)
     if latest:
-        point_latest_to(made)
-    return made
+        point_latest_to(folder)
+    return folder
 
 
 def make(path: Path, text: str, *, is_given: bool) -> Path:
@@ -235,8 +235,8 @@ def prepared(path: Path) -> Iterator[None]:
 
 def _refused(path: Path, error: OSError) -> ConfigError:
     """The ConfigError for a disk that does not take the files of a run."""
-    found, do = error.strerror or str(error), "Make room there, or choose another folder with --run-dir."
-    return ConfigError(f"Preparing the run folder {path}", "a disk that takes its files", found, do)
+    reason, do = error.strerror or str(error), "Make room there, or choose another folder with --run-dir."
+    return ConfigError(f"Preparing the run folder {path}", "a disk that takes its files", reason, do)
 
 
 def document(config: Mapping[str, Mapping[str, Any]]) -> str:

@@ -195,8 +195,8 @@ def explained(doing: str, expected: str, file: str | None = None) -> Iterator[No
         raise type(error).of(fault._replace(action=f"{fault.action} ({where})") for fault in error.faults) from error
     except (Exception, SystemExit) as error:
         message = " ".join(str(error).split())[:_MESSAGE_LENGTH_MAX]
-        found = f"{type(error).__name__}: {message} ({place(error, file)})"
-        raise ConfigError(doing, expected, found, "Correct the code there.") from error
+        error_text = f"{type(error).__name__}: {message} ({place(error, file)})"
+        raise ConfigError(doing, expected, error_text, "Correct the code there.") from error
 
 
 def file_of(function: Any) -> str | None:
@@ -230,8 +230,8 @@ def _import_file(path: Path, doing: str) -> ModuleType:
         beside = [other.name for other in path.parent.glob("*.py") if other.is_file()]
         match = get_close_matches(path.name, beside, n=1)
         do = f"Did you mean {match[0]!r}?" if match else "Name an existing file; paths start in the current folder."
-        found = "a folder" if path.is_dir() else "another file" if path.exists() else "nothing there"
-        raise ConfigError(doing, f"a Python file {path}", found, do)
+        what_is_there = "a folder" if path.is_dir() else "another file" if path.exists() else "nothing there"
+        raise ConfigError(doing, f"a Python file {path}", what_is_there, do)
     status = path.stat()
     mark = (str(path), status.st_mtime_ns, status.st_size)
     present = sys.modules.get(path.stem)

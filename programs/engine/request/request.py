@@ -316,8 +316,8 @@ class Request:
         """This request, if one process can have all of it; ConfigError for islands of several."""
         if self.run.devices_min:
             do = "Leave --transport out, or run.devices_min."
-            found = f"run.devices_min = {self.run.devices_min}"
-            raise ConfigError("Reading --transport inproc", "learners of one process each", found, do)
+            setting_text = f"run.devices_min = {self.run.devices_min}"
+            raise ConfigError("Reading --transport inproc", "learners of one process each", setting_text, do)
         if max(self.run.processes, default=1) > 1:
             do = "Leave --transport out, or run.processes."
             raise ConfigError(
@@ -342,8 +342,8 @@ class Request:
 
         ConfigError if it cannot be made.
         """
-        made = new_folder.create(self.run_dir, self.config_text, is_given=self.is_run_dir_given)
-        return replace(self, run_dir=made)
+        folder = new_folder.create(self.run_dir, self.config_text, is_given=self.is_run_dir_given)
+        return replace(self, run_dir=folder)
 
     @property
     def config_text(self) -> str:
@@ -358,18 +358,18 @@ def prepare(
     run: Mapping[str, Any] = _NOTHING,
     task_settings: Mapping[str, Any] = _NOTHING,
     run_dir: str | Path | None = None,
-    found: Iterable[Fault] = (),
+    known_faults: Iterable[Fault] = (),
     computes: bool = True,
 ) -> Request:
     """The request to train `task` (None: the shipped one, with `task_settings`) by `program`.
 
     `run` has keys of section `run.`: tokens, seed, learners, slots_max, argv, which becomes `sys.argv`, as it was for
-    the script that made the task; `found` are faults that are known already; `computes`: a first loss may be computed
+    the script that made the task; `known_faults` are those of the caller; `computes`: a first loss may be computed
     in this process. The environment of this process is made ready for the learners. ConfigError with all faults of the
     request, GraphError for a graph that breaks a rule.
     """
     program = Program(program) if isinstance(program, str) else program
-    parts = _gather(program, task, run, task_settings, run_dir, list(found))
+    parts = _gather(program, task, run, task_settings, run_dir, list(known_faults))
     job = _job(program, parts)
     warnings = () if task is None else _first_step(parts, computes=computes)
     reference.bind(job.task, parts.subject.task)
@@ -377,7 +377,13 @@ def prepare(
     if "learners" not in run and (fitting := _nearest_learners(graph, job.learners)) != job.learners:
         run = dict(run, learners=fitting)
         return prepare(
-            program, task, run=run, task_settings=task_settings, run_dir=run_dir, found=found, computes=computes
+            program,
+            task,
+            run=run,
+            task_settings=task_settings,
+            run_dir=run_dir,
+            known_faults=known_faults,
+            computes=computes,
         )
     chosen = derived(graph, parts.settings)
     parts = parts._replace(settings={**parts.settings, **chosen})
@@ -468,25 +474,27 @@ def find_task(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunS
     """The task that was given or named, or the shipped one, with the defaults for section `run.` if that is given."""
     if task is None:
         schema = Schema.of("task", language_model.task)
-        known = schema.read(settings)
-        known["data"] = tuple(os.path.abspath(path) for path in known["data"])
-        chosen = language_model.chosen(known, run.tokens, run.learners) if run is not None else {}
-        known |= chosen
+        section = schema.read(settings)
+        section["data"] = tuple(os.path.abspath(path) for path in section["data"])
+        chosen = language_model.chosen(section, run.tokens, run.learners) if run is not None else {}
+        section |= chosen
         named = {f"task.{key}": value for key, value in chosen.items()}
-        return Subject(Reference(reference.called(SHIPPED_TASK, known)), language_model.task(**known), known, named)
+        return Subject(
+            Reference(reference.called(SHIPPED_TASK, section)), language_model.task(**section), section, named
+        )
     if settings:
-        given = ", ".join(f"task.{name}" for name in settings)
+        keys_text = ", ".join(f"task.{name}" for name in settings)
         do = "Leave these out, or leave --task out: they belong to the shipped task."
-        raise ConfigError("Reading section [task]", "no settings beside a task of your own", given, do)
+        raise ConfigError("Reading section [task]", "no settings beside a task of your own", keys_text, do)
     if isinstance(task, AnyTask):
         return Subject(_name_of(task), task, {})
     text = reference.absolute(task)
     doing = f"Loading the task {text!r}"
-    found = reference.load(text, doing)
-    if not isinstance(found, AnyTask):
+    loaded = reference.load(text, doing)
+    if not isinstance(loaded, AnyTask):
         do = "Name a Task, made with isthmus.Task(init, loss, batch, ...)."
-        raise ConfigError(doing, "a Task", reference.kind(found), do)
-    return Subject(Reference(text), found, {})
+        raise ConfigError(doing, "a Task", reference.kind(loaded), do)
+    return Subject(Reference(text), loaded, {})
 
 
 def _name_of(task: AnyTask) -> Reference:

@@ -131,10 +131,10 @@ class Spec:
         """The graph, built here; ConfigError if it is not the one that was submitted."""
         program = Program(self.job.program, **self.job.settings)
         graph = with_recorder(program.build(self.job).freeze(), self.job)
-        found = fingerprint(graph, self.job, program.builder())
-        if found != self.fingerprint:
+        own_fingerprint = fingerprint(graph, self.job, program.builder())
+        if own_fingerprint != self.fingerprint:
             do = "Use one version of the program and of isthmus everywhere, and do not edit them while a run starts."
-            raise ConfigError(f"Building the graph of {self.job.program!r}", self.fingerprint, found, do)
+            raise ConfigError(f"Building the graph of {self.job.program!r}", self.fingerprint, own_fingerprint, do)
         return graph
 
 
@@ -179,35 +179,35 @@ def of(
     }
 
 
-def write(folder: Path, told: Mapping[str, Any]) -> None:
+def write(folder: Path, fields: Mapping[str, Any]) -> None:
     """Write a spec into a run folder, for this boot of this machine."""
-    age = time.monotonic_ns() - int(told["zero_ns"])
+    age = time.monotonic_ns() - int(fields["zero_ns"])
     now = {"boot": boot_id().decode(), "wall_ns": time.time_ns() - age}
-    write_json(folder / SPEC, {**told, "here": {**told["here"], **now}})
+    write_json(folder / SPEC, {**fields, "here": {**fields["here"], **now}})
 
 
-def age(told: Mapping[str, Any], least_ns: int = 0) -> int:
+def age(fields: Mapping[str, Any], least_ns: int = 0) -> int:
     """The age of a run, from its spec as data, by the time of day, nanoseconds; never less than `least_ns`, because
     clocks of machines differ, and are set."""
-    return max(time.time_ns() - int(told["here"]["wall_ns"]), least_ns)
+    return max(time.time_ns() - int(fields["here"]["wall_ns"]), least_ns)
 
 
 def rebase_clock_after_reboot(folder: Path) -> None:
     """After a reboot, which restarts the clock, have the times of a run continue, by the time of day."""
-    told = json.loads((folder / SPEC).read_text())
-    if told["here"]["boot"] != boot_id().decode():
-        write(folder, {**told, "zero_ns": time.monotonic_ns() - age(told)})
+    fields = json.loads((folder / SPEC).read_text())
+    if fields["here"]["boot"] != boot_id().decode():
+        write(folder, {**fields, "zero_ns": time.monotonic_ns() - age(fields)})
 
 
 def rebase_clock(folder: Path, least_ns: int) -> None:
     """On another machine, have the times of a run continue by the time of day, and never from before `least_ns`."""
-    told = json.loads((folder / SPEC).read_text())
-    write(folder, {**told, "zero_ns": time.monotonic_ns() - age(told, least_ns)})
+    fields = json.loads((folder / SPEC).read_text())
+    write(folder, {**fields, "zero_ns": time.monotonic_ns() - age(fields, least_ns)})
 
 
 def archive(folder: Path) -> int:
     """Keep the spec of a run that goes on under another one, for the existing tapes; returns its number."""
-    tapes = sorted({known[0] for path in (folder / FOLDER).glob("*.tape") if (known := named(path.name))})
+    tapes = sorted({name_parts[0] for path in (folder / FOLDER).glob("*.tape") if (name_parts := named(path.name))})
     number = 1 + sum(1 for _ in formers(folder))
     write_json(folder / f"spec-{number}.json", {"spec": json.loads((folder / SPEC).read_text()), "tapes": tapes})
     return number
@@ -218,10 +218,10 @@ def formers(folder: Path) -> Iterator[tuple[Spec, frozenset[str]]]:
     each was put aside."""
     for number in count(1):
         try:
-            told = json.loads((folder / f"spec-{number}.json").read_text())
+            record = json.loads((folder / f"spec-{number}.json").read_text())
         except FileNotFoundError:
             return
-        yield read(told["spec"]), frozenset(told["tapes"])
+        yield read(record["spec"]), frozenset(record["tapes"])
 
 
 def load(folder: Path) -> Spec:
@@ -231,18 +231,18 @@ def load(folder: Path) -> Spec:
 
 def read(data: Mapping[str, Any]) -> Spec:
     """The spec that some data stand for; KeyError, TypeError or ValueError if they stand for none."""
-    told = dict(data)
-    work = dict(told.pop("job"))
+    fields = dict(data)
+    work = dict(fields.pop("job"))
     layout = tuple(TensorSpec(name, tuple(shape), *rest) for name, shape, *rest in work.pop("layout"))
     settings, by_slot = MappingProxyType(work.pop("settings")), tuple(work.pop("tokens_by_slot"))
-    computing, here = tuple(told.pop("computing")), told.pop("here")
-    run = _run_settings(told.pop("settings"))
+    computing, here = tuple(fields.pop("computing")), fields.pop("here")
+    run = _run_settings(fields.pop("settings"))
     here = Here(**{**here, "kinds": tuple(here.get("kinds", ()))})
-    told["tokens_of_step"] = tuple(told.get("tokens_of_step", ()))
-    told["elastic"] = tuple(map(tuple, told.get("elastic", ())))
+    fields["tokens_of_step"] = tuple(fields.get("tokens_of_step", ()))
+    fields["elastic"] = tuple(map(tuple, fields.get("elastic", ())))
     task = Reference(work.pop("task"))
     job = Job(layout=layout, task=task, settings=settings, tokens_by_slot=by_slot, **run.of_job(), **work)
-    return Spec(job=job, computing=computing, here=here, settings=run, **told)
+    return Spec(job=job, computing=computing, here=here, settings=run, **fields)
 
 
 def _run_settings(data: Mapping[str, Any]) -> RunSettings:
@@ -259,5 +259,5 @@ def _computing(graph: Template) -> tuple[str, ...]:
 
 
 def _imports(node: Node) -> bool:
-    given = [*node.arguments, *node.keywords.values()]
-    return any(isinstance(value, Reference) and value not in OF_RUN for value in given)
+    arguments = [*node.arguments, *node.keywords.values()]
+    return any(isinstance(value, Reference) and value not in OF_RUN for value in arguments)

@@ -37,13 +37,13 @@ def check_importable(task: AnyTask, text: str, seed: int) -> None:
     """ConfigError unless importing the reference `text` gives a task that trains like `task`."""
     where, _, name = text.partition(":")
     do = what_to_do(where)
-    found = reference.load_in_child(text, _DOING, do)
-    if found is task:
+    imported = reference.load_in_child(text, _DOING, do)
+    if imported is task:
         return
     expected = f"{name!r} in {where} to be the task that train() was given"
-    if not isinstance(found, AnyTask):
-        raise ConfigError(_DOING, expected, reference.kind(found), do)
-    if others := list(differences(task, found, seed)):
+    if not isinstance(imported, AnyTask):
+        raise ConfigError(_DOING, expected, reference.kind(imported), do)
+    if others := list(differences(task, imported, seed)):
         raise ConfigError(_DOING, expected, f"one with another {', another '.join(others)}", do)
 
 

@@ -160,8 +160,10 @@ class ChaosPlan:
     def in_folder(self, folder: Path, absolute: Callable[..., Mapping[tuple[str, str], Any]]) -> ChaosPlan:
         """The same with the paths of its sections made `absolute`, from the plan's own folder."""
         keys = {(name, key): value for name in ("run", "task") for key, value in getattr(self, name).items()}
-        found = absolute(keys, folder)
-        run, task = ({key: value for (of, key), value in found.items() if of == name} for name in ("run", "task"))
+        absolute_keys = absolute(keys, folder)
+        run, task = (
+            {key: value for (of, key), value in absolute_keys.items() if of == name} for name in ("run", "task")
+        )
         return replace(self, run=run, task=task)
 
     @property
@@ -179,17 +181,17 @@ def read(document: Mapping[str, Any], where: str) -> ChaosPlan:
     """The plan that a TOML document is; ConfigError with everything that is wrong with it by itself."""
     doing, wrong = f"Reading the plan {where}", list[Fault]()
     try:
-        told = msgspec.convert(document, _Document)
+        tables = msgspec.convert(document, _Document)
     except msgspec.ValidationError as error:
         expected = "tables [run], [program.NAME], [task], [links], [[fault]] and [random]"
         raise ConfigError(doing, expected, str(error), _DO) from None
-    if told.fault and told.random is not None:
+    if tables.fault and tables.random is not None:
         wrong.append(Fault(doing, "[[fault]] or [random]", "both", "Leave one of them out."))
-    wrong += _out_of_range(told, doing)
-    if len(told.fault) > FAULTS_MAX:
-        wrong.append(Fault(doing, f"at most {FAULTS_MAX} faults", str(len(told.fault)), _DO))
+    wrong += _out_of_range(tables, doing)
+    if len(tables.fault) > FAULTS_MAX:
+        wrong.append(Fault(doing, f"at most {FAULTS_MAX} faults", str(len(tables.fault)), _DO))
     faults = []
-    for number, table in enumerate(told.fault[:FAULTS_MAX], 1):
+    for number, table in enumerate(tables.fault[:FAULTS_MAX], 1):
         try:
             faults.append(msgspec.convert(table, Planned, strict=True))
         except msgspec.ValidationError as error:
@@ -199,23 +201,23 @@ def read(document: Mapping[str, Any], where: str) -> ChaosPlan:
         else:
             wrong += _of_fault(faults[-1], table, f"{doing}, fault {number}")
     drawn = None
-    if told.random is not None:
+    if tables.random is not None:
         try:
-            drawn = msgspec.convert(told.random, DrawnFaults, strict=True)
+            drawn = msgspec.convert(tables.random, DrawnFaults, strict=True)
             wrong += _of_drawn(drawn, f"{doing}, [random]")
         except msgspec.ValidationError as error:
             wrong.append(Fault(f"{doing}, [random]", "seed, count, mean_seconds, kinds and hosts", str(error), _DO))
     links = None
-    if told.links is not None:
+    if tables.links is not None:
         try:
-            links = msgspec.convert(told.links, SlowLinks, strict=True)
+            links = msgspec.convert(tables.links, SlowLinks, strict=True)
             wrong += _of_links(links, f"{doing}, [links]")
         except msgspec.ValidationError as error:
             wrong.append(Fault(f"{doing}, [links]", "kbits, a list of numbers, and latency", str(error), _DO))
     if wrong:
         raise ConfigError.of(wrong)
     faults.sort(key=lambda fault: fault.at)
-    return ChaosPlan(tuple(faults), drawn, links, told.run, told.program, told.task, told.machines)
+    return ChaosPlan(tuple(faults), drawn, links, tables.run, tables.program, tables.task, tables.machines)
 
 
 def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[Fault]:
@@ -283,19 +285,19 @@ def check_hosts(plan: ChaosPlan, there: Collection[str]) -> None:
         expected = f"at most as many machines as learners, {learners}"
         raise ConfigError("Preparing the plan", expected, str(plan.machines), do)
     named = [fault.host for fault in plan.faults] + list(plan.drawn.hosts if plan.drawn else ())
-    known = [*there, DAEMON, FORK_SERVER, *machine_hosts(plan.machines)]
+    names = [*there, DAEMON, FORK_SERVER, *machine_hosts(plan.machines)]
     wrong = [
-        Fault("Preparing the plan", f"one of {', '.join(known)}", repr(host), nearest(host, known))
+        Fault("Preparing the plan", f"one of {', '.join(names)}", repr(host), nearest(host, names))
         for host in dict.fromkeys(named)
-        if host not in known
+        if host not in names
     ]
     if wrong:
         raise ConfigError.of(wrong)
 
 
-def check_programs(plan: ChaosPlan, known: Sequence[str]) -> None:
+def check_programs(plan: ChaosPlan, programs: Sequence[str]) -> None:
     """ConfigError if the plan has a section for a program that is none of these."""
-    names = list(dict.fromkeys(known))
+    names = list(dict.fromkeys(programs))
     wrong = [
         Fault("Reading the plan", "[program.NAME] of a program that there is", repr(name), nearest(name, names))
         for name in plan.program
@@ -307,12 +309,12 @@ def check_programs(plan: ChaosPlan, known: Sequence[str]) -> None:
 
 def faults_of(plan: ChaosPlan, hosts: Sequence[str], seconds: float) -> tuple[Planned, ...]:
     """The faults of a plan in runs of `hosts`, ordered by time; `seconds`: the duration of an undisturbed run."""
-    found = plan.faults
+    faults = plan.faults
     if plan.drawn is not None:
-        found = tuple(_drawn(plan.drawn, hosts, LONGER_MAX * seconds))
+        faults = tuple(_drawn(plan.drawn, hosts, LONGER_MAX * seconds))
     elif plan.is_built_in:
-        found = tuple(_built_in(hosts, seconds))
-    return found
+        faults = tuple(_built_in(hosts, seconds))
+    return faults
 
 
 def _drawn(drawn: DrawnFaults, hosts: Sequence[str], seconds_max: float) -> Iterator[Planned]:
@@ -350,5 +352,5 @@ def _built_in(hosts: Sequence[str], seconds: float) -> Iterator[Planned]:
         {"kind": "pause", "host": learners[2 % len(learners)], "seconds": lasts},
         {"kind": "slow", "host": learners[3 % len(learners)], "seconds": lasts},
     ]
-    for number, told in enumerate(story, 1):
-        yield Planned(at=round(0.9 * seconds * number / (len(story) + 1), 3), **told)
+    for number, fields in enumerate(story, 1):
+        yield Planned(at=round(0.9 * seconds * number / (len(story) + 1), 3), **fields)
