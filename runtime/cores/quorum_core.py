@@ -350,7 +350,8 @@ class QuorumCore:
             )
         if len(self._live) >= MEMBERS_MAX:
             raise _illegal(f"{member} joining", f"at most {MEMBERS_MAX} voters", "one more", "Lower slots_max.")
-        self._live[member.replica] = member.incarnation  # Before its rounds settle, which count the live.
+        # After the checks, which leave the state as it was; before its rounds settle, which count the live.
+        self._live[member.replica] = member.incarnation
         return self._settle_rounds_of(member, now)
 
     def _leave(self, member: Member, now: Instant) -> list[QuorumCommand]:
@@ -411,7 +412,7 @@ class QuorumCore:
 
     def _closure(self, key: int) -> Refusal | None:
         """Why votes for a key that is not open are refused; None if it may open yet and there is room to hold them."""
-        if key in self._ended:
+        if key in self._ended:  # First: a withdrawn round that is remembered may come back, also below a forgotten key.
             return "late" if self._ended[key].has_closed or not self._held.has_room(key, self._rounds) else None
         if self._forgotten is not None and key <= self._forgotten:
             return "late"

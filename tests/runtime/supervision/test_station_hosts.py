@@ -81,7 +81,7 @@ def test_a_host_that_speaks_before_its_process_is_known_is_heard_later() -> None
     assert story.tell(spoke("learner/0")) == []
     story.tell(LivesNoted((LEARNER,)))
     assert story.tell(spoke("learner/0"), spoke("learner/0#7")) == []
-    assert story.core.refused["too early"] == 3
+    assert story.core.refused == {"too early": 3}
     story.tell(ProcessStarted(LEARNER, 4711))
     assert story.tell(spoke("learner/0")) == [tell("learner/0"), report(there("learner/0", 1))]
 
