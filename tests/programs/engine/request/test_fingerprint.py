@@ -71,7 +71,7 @@ def test_processes_agree_whatever_their_hash_seed_and_folder(folder: Path) -> No
         "from isthmus.runtime.graph.template import Job, Reference, TensorSpec\n"
         f"job = {JOB!r}\n"
         "program = Program(job.program)\n"
-        "print(fingerprint(program.build(job), job, program.builder()))\n"
+        "print(fingerprint(program.build(job).freeze(), job, program.builder()))\n"
     )
     other = folder / "other"
     other.mkdir()
