@@ -19,7 +19,7 @@ import pytest
 
 from tests.programs.page_blocks import Block, blocks_of, comes
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.process]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = Path("docs", "examples")

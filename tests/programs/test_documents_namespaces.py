@@ -17,7 +17,7 @@ from tests.programs.engine.machine.namespaces import Namespaces, why_not
 from tests.programs.page_blocks import Block, blocks_of
 
 WHY_NOT = why_not()
-pytestmark = [pytest.mark.soak, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+pytestmark = [pytest.mark.soak, pytest.mark.process, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 README = Path(__file__).parents[2] / "README.md"
 MARK = "test_documents_namespaces.py"
 STAYS = ("daemon", "train", "join")
