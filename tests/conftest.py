@@ -13,12 +13,18 @@ from hypothesis.internal.conjecture import providers
 
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.environment import prepare_environment
+from tests.effort import examples
 
 # Hypothesis also tries constants of whatever modules are loaded: other examples in every order of tests, and failures
 # that nobody finds again.
 providers._get_local_constants = providers.Constants
 settings.register_profile(
-    "isthmus", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "isthmus",
+    max_examples=examples(100),
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("isthmus")
 # Tests, and the processes that they start, compile most programs alike: where users' runs keep them, they are found.

@@ -14,22 +14,22 @@ import pytest
 
 SHARE: Final = int(os.environ.get("TESTS_EFFORT", "10")) / 100
 LEAST: Final = 20
-"""What is tried at least, if there is so much: examples of a property are few where each is long."""
+"""What is tried at least, if there is so much and each is short."""
 EXAMPLES_MAX: Final = int(os.environ.get("TESTS_EXAMPLES_MAX", sys.maxsize))
 
 
-def examples(everything: int) -> int:
-    """So many examples of a property, of `everything` that `make soak` tries."""
-    return min(_part(everything), EXAMPLES_MAX)
+def examples(everything: int, least: int = LEAST) -> int:
+    """So many examples of a property, of `everything` that `make soak` tries; `least` where each takes long."""
+    return min(_part(everything, least), EXAMPLES_MAX)
 
 
 def seeds(everything: int) -> range:
     """Seeds from 0, of `everything` that `make soak` tries."""
-    return range(_part(everything))
+    return range(_part(everything, LEAST))
 
 
-def _part(everything: int) -> int:
-    return min(everything, max(LEAST, round(SHARE * everything)))
+def _part(everything: int, least: int) -> int:
+    return min(everything, max(least, round(SHARE * everything)))
 
 
 def every(moments: range) -> range:

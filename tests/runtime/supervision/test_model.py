@@ -211,9 +211,9 @@ class Elastic(Gangs):
     cast = msgspec.structs.replace(Gangs.cast, elastic=((1, 2), (), (2, 3)))
 
 
-Runs.TestCase.settings = settings(max_examples=examples(100) * 2 // 3, stateful_step_count=40)
+Runs.TestCase.settings = settings(max_examples=examples(66, least=10), stateful_step_count=40)
 TestRuns = Runs.TestCase
-Gangs.TestCase.settings = settings(max_examples=examples(100) // 3, stateful_step_count=25)
+Gangs.TestCase.settings = settings(max_examples=examples(33, least=5), stateful_step_count=25)
 TestGangs = pytest.mark.slow(Gangs.TestCase)
 Elastic.TestCase.settings = Gangs.TestCase.settings
 TestElastic = pytest.mark.slow(Elastic.TestCase)

@@ -89,6 +89,7 @@ def test_a_folder_in_use_is_refused_until_its_process_is_gone_however_it_ends(tm
     assert new_folder.make(new_folder.choose(tmp_path, "ring", NOW), "", is_given=True) == tmp_path
 
 
+@pytest.mark.process
 def test_a_lock_is_not_left_to_what_its_process_starts(tmp_path: Path) -> None:
     with RunLock(tmp_path) as lock:
         with subprocess.Popen(["sleep", "60"], close_fds=False) as child:

@@ -58,7 +58,7 @@ deaths = st.builds(Death, hosts, st.floats(50, 800), st.floats(30, 400))
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(15, least=5), deadline=None)
 @given(
     shards=st.integers(1, FRAGMENTS),
     speeds=st.lists(st.floats(0.4, 1.0), min_size=LEARNERS, max_size=LEARNERS),
