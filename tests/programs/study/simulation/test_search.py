@@ -68,6 +68,7 @@ def _die_at_five(seed: int) -> Outcome:
     return Outcome(seed, None)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_process_that_dies_is_told_with_its_seed_and_the_others_go_on() -> None:
     outcomes = sorted(searches.outcomes(_die_at_five, range(3, 12), apart_min=1), key=lambda outcome: outcome.seed)
