@@ -120,7 +120,9 @@ def test_what_soaks_have_found_stays_mended(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, soaked(3), soaked(6)])
-@pytest.mark.parametrize("program", ["streaming-diloco", soaked("diloco"), "elastic-data-parallel", "data-parallel"])
+@pytest.mark.parametrize(
+    "program", ["streaming-diloco", soaked("diloco"), soaked("elastic-data-parallel"), "data-parallel"]
+)
 def test_other_programs_live_under_the_faults_that_they_can_survive(program: str, first: int) -> None:
     faults: Counter[str] = Counter()
     for seed in range(first, first + 3):
