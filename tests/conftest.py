@@ -49,10 +49,16 @@ _in_one_process: list[str] = []
 """The test that runs now, if it may start no process."""
 
 
-def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
-    if event in STARTS and _in_one_process:
+def _refuse_processes(
+    event: str,
+    arguments: tuple[object, ...],
+    starts: frozenset[str] = STARTS,
+    in_one_process: list[str] = _in_one_process,
+) -> None:
+    """Its defaults are there even when the interpreter shuts down, and audits go on."""
+    if event in starts and in_one_process:
         raise AssertionError(
-            f"Running {_in_one_process[0]}: expected a test in one process, found {event} of {arguments[:1]}. "
+            f"Running {in_one_process[0]}: expected a test in one process, found {event} of {arguments[:1]}. "
             "Mark it `process`, or call what it tests in this process."
         )
 

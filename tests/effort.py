@@ -23,9 +23,9 @@ def examples(everything: int, least: int = LEAST) -> int:
     return min(_part(everything, least), EXAMPLES_MAX)
 
 
-def seeds(everything: int) -> range:
-    """Seeds from 0, of `everything` that `make soak` tries."""
-    return range(_part(everything, LEAST))
+def seeds(everything: int, least: int = LEAST) -> range:
+    """Seeds from 0, of `everything` that `make soak` tries; `least` where each takes long."""
+    return range(_part(everything, least))
 
 
 def _part(everything: int, least: int) -> int:

@@ -144,6 +144,7 @@ def test_the_graph_shows_who_holds_up_a_step(tmp_path: Path, name: str, holds: s
     assert request.proof["record"].free_running
 
 
+@pytest.mark.process
 def test_building_a_graph_needs_neither_jax_nor_numba() -> None:
     script = """
 import sys

@@ -22,6 +22,7 @@ def test_settings_follow_the_number_of_sweeps(sweeps: float, expected: tuple[flo
     assert outer_default(sweeps, OUTER_DECOUPLED) == expected
 
 
+@pytest.mark.process
 def test_building_the_graph_needs_neither_jax_nor_numba() -> None:
     script = """
 import sys

@@ -29,6 +29,7 @@ print(len(windows.corpus.train) + len(windows.corpus.evaluation), resident("VmHW
 """
 
 
+@pytest.mark.process
 @pytest.mark.soak
 def test_a_file_of_some_gibibytes_is_trained_on_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"

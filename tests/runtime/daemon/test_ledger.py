@@ -256,6 +256,7 @@ def test_a_ledger_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_process_that_is_stopped_is_seen_to_be() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert not is_stopped(process.pid)

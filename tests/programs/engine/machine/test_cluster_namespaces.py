@@ -14,7 +14,6 @@ from tests.programs.engine.machine.namespaces import Namespaces, why_not
 WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.soak,
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 

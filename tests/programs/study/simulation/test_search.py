@@ -68,6 +68,7 @@ def _die_at_five(seed: int) -> Outcome:
     return Outcome(seed, None)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_process_that_dies_is_told_with_its_seed_and_the_others_go_on() -> None:
     outcomes = sorted(searches.outcomes(_die_at_five, range(3, 12), apart_min=1), key=lambda outcome: outcome.seed)
@@ -119,7 +120,9 @@ def test_what_soaks_have_found_stays_mended(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, soaked(3), soaked(6)])
-@pytest.mark.parametrize("program", ["streaming-diloco", soaked("diloco"), "elastic-data-parallel", "data-parallel"])
+@pytest.mark.parametrize(
+    "program", ["streaming-diloco", soaked("diloco"), soaked("elastic-data-parallel"), "data-parallel"]
+)
 def test_other_programs_live_under_the_faults_that_they_can_survive(program: str, first: int) -> None:
     faults: Counter[str] = Counter()
     for seed in range(first, first + 3):

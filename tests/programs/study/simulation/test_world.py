@@ -114,6 +114,7 @@ def _run_in_a_process(folder: Path, hash_seed: str, seed: int) -> str:
     return done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.soak
 def test_the_same_seed_gives_the_same_losses_and_tape_under_any_hash_seed(tmp_path: Path) -> None:
     first, second = (_run_in_a_process(tmp_path, hash_seed, 7) for hash_seed in ("1", "4242"))
