@@ -68,7 +68,7 @@ def test_packages_are_imported_by_their_full_name_alone() -> None:
     """From the root of a clone `import runtime` finds a second copy of everything, with other classes."""
     files = [file for top in ("runtime", "ops", "programs", "tests", "docs") for file in (ROOT / top).rglob("*.py")]
     assert len(files) > 600
-    line = re.compile(rf"^ *(?:from|import) +(?:{'|'.join(sorted(BARE))})\\b", re.MULTILINE)
+    line = re.compile(rf"^ *(?:from|import) +(?:{'|'.join(sorted(BARE))})\b", re.MULTILINE)
     assert line.search("def f():\n    from runtime.ids import Member")
     assert [file for file in files if line.search(file.read_text())] == []
     for name in sorted(BARE):
