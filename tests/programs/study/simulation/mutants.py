@@ -52,13 +52,19 @@ def pulls_before_updates(patch: pytest.MonkeyPatch) -> None:
     call = inner_step.InnerStep.__call__
 
     def broken(
-        self: Any, batch: Any, update: Any = None, pull: Any = None, control: Any = None, cursor: Any = None
+        self: Any,
+        batch: Any,
+        update: Any = None,
+        pull: Any = None,
+        control: Any = None,
+        cursor: Any = None,
+        loan: Any = None,
     ) -> Any:
         if pull and update and self._phase == "stepping":
             answers = self._answer(pull)
             yield answers
-            return (yield from call(self, batch, update, None, control, cursor))
-        return (yield from call(self, batch, update, pull, control, cursor))
+            return (yield from call(self, batch, update, None, control, cursor, loan))
+        return (yield from call(self, batch, update, pull, control, cursor, loan))
 
     patch.setattr(inner_step.InnerStep, "__call__", broken)
 
