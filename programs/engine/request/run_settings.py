@@ -69,7 +69,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = "same"
     argv: Annotated[tuple[str, ...], Setting("What `sys.argv` is for a task's own file.")] = ()
     evaluate_on: Annotated[
-        Literal["cpu", "island"], Setting("Where the evaluator computes: on the CPU, or on an island of its own.")
+        Literal["cpu", "island"],
+        Setting("Where the evaluator computes: on the CPU, or on the first accelerators of its machine."),
     ] = "cpu"
     snapshot_every_seconds: Annotated[
         float, Setting("Seconds between two snapshots.", ge=0.1, le=_DAY, remedy="The default is 15.")
