@@ -48,8 +48,8 @@ def refusal(**changed: Any) -> str:
 
 def test_layout_names_tensors_by_their_path_in_the_order_of_the_leaves() -> None:
     assert layout(make(merge={"w": "average", "**": "rda"})) == (
-        TensorSpec("layers/0/b", (1,), "float32"),
-        TensorSpec("layers/1/b", (1,), "float32"),
+        TensorSpec("layers/0/b", (1,), "float32", "rda"),
+        TensorSpec("layers/1/b", (1,), "float32", "rda"),
         TensorSpec("w", (32, 1), "float32", "average"),
     )
 
