@@ -144,7 +144,7 @@ def batch(at):
 
 task = Task(init, loss, batch, tokens_per_batch=16, optimizer=optax.adamw(1e-2))
 if __name__ == "__main__":
-    result = train(decoupled_diloco(interval=6), task, learners=2, tokens=4800)
+    result = train(decoupled_diloco(interval=6), task, learners=2, tokens=12000)
     print("result", result.eval_loss > 0, sorted(result.parameters))
 """
 
