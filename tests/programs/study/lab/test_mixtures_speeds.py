@@ -14,7 +14,7 @@ from isthmus.programs.command.main import app
 @pytest.mark.slow
 def test_lock_step_waits_for_the_slower_and_grace_keeps_their_work(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    told = json.loads(command("--slower", "0.5", "--steps", "40", "--json", "--page", str(page)).stdout)
+    told = json.loads(command("--slower", "0.5", "--steps", "60", "--json", "--page", str(page)).stdout)
     lock_step, alone, grace = told["cases"]
     assert lock_step["goodput"] == pytest.approx(0.75, abs=0.04)
     assert min(alone["goodput"], grace["goodput"]) >= 0.99
