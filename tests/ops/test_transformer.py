@@ -167,6 +167,7 @@ def test_logits_and_loss_are_the_closed_form(tied: bool) -> None:
     assert ("head" in params) is not tied
 
 
+@pytest.mark.slow
 def test_gradient_is_that_of_finite_differences() -> None:
     params = large(init(TINY, jax.random.key(1)))
     windows = np.random.default_rng(1).integers(0, 11, (1, 6))

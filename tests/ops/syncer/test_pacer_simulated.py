@@ -35,6 +35,7 @@ def test_fragments_are_staggered(speeds):
         assert min(late, 24 - late) <= 4, (time, item)
 
 
+@pytest.mark.slow
 def test_without_limits_of_latency_everybody_contributes_and_without_grace_few_do():
     assert World(speeds=UNEVEN).run(80 * 24).contributors_mean(since=480) >= 3.5
     assert World(speeds=UNEVEN, grace=False).run(80 * 24).contributors_mean(since=480) <= 2.5

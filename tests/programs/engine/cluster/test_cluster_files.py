@@ -236,6 +236,7 @@ def test_a_module_that_others_could_have_written_is_refused(
     assert not {"mine", "package", "package.part"} & set(sys.modules), "it is looked at, and not imported"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "told"),
     [

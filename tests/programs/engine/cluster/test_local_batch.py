@@ -140,6 +140,7 @@ def test_the_command_gives_batches_by_pace(tmp_path: Path) -> None:
 # -- tasks whose slots differ ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_shipped_task_has_a_batch_for_each_slot(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"It is a truth universally acknowledged. " * 500)
     task = language_model(batch=(4, 16, 8), data=(str(tmp_path / "text"),))

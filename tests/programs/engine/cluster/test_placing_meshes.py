@@ -88,6 +88,7 @@ def test_machines_that_cannot_be_one_island_are_refused_together(tmp_path: Path)
     ]
 
 
+@pytest.mark.slow
 def test_more_devices_than_an_island_has_are_refused_where_it_is_placed(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text(pod(alpha={"address": '"tcp://127.0.0.1:7400"'}, beta={"address": '"tcp://127.0.0.1:7401"'}))

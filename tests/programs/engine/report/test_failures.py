@@ -154,6 +154,7 @@ def test_close_ups_show_single_steps_around_death_and_return(folder: Path) -> No
     assert boxes == len(record.timeline.between("learner/0", "inner-step", *goes))
 
 
+@pytest.mark.slow
 def test_absences_that_meet_share_a_picture(folder: Path) -> None:
     found = windows(load(folder))
     hosts = [[item.host for item in absences] for _, absences in found]
@@ -355,6 +356,7 @@ def test_many_deaths_stay_small(tmp_path: Path) -> None:
     assert len(write_report(run).read_bytes()) < 2_000_000
 
 
+@pytest.mark.slow
 def test_an_empty_window_is_no_accident(folder: Path) -> None:
     record = load(folder)
     chart = ET.fromstring(draw_absence(record, TimeWindow(5.0, 6.0), [], 530))

@@ -79,6 +79,7 @@ def test_the_final_model_is_written_as_soon_as_the_disk_takes_it(made: Any) -> N
     assert outcome.status["unsaved"] == {"fragments": 0, "error": None}
 
 
+@pytest.mark.slow
 def test_a_model_that_is_never_written_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "SAVE_TRIES_MAX", 4)
     outcome = survive(BreakDisk(HOME, 1.0, 100.0, at_phase="final"), late=10.0)
