@@ -54,7 +54,7 @@ QUICK = {
     *("quorum_off_by_one", "counters_not_reset", "pulls_before_updates", "merged_as_they_arrive", "end_told_once"),
     *("stale_incarnation_accepted", "lost_machine_waited_for", "ledger_believed"),
     *("equal_weights", "merged_twice", "window_ignored", "begun_from_zero", "begun_after_one_fragment"),
-    *("connection_number_ignored", "credit_leaked", "item_credit_leaked"),
+    *("connection_number_ignored", "credit_leaked", "item_credit_leaked", "strangers_dropped"),
 }
 """Those that `make test` tries: of each mechanism one, among them those that its own tests do not notice."""
 VARIANTS = [
