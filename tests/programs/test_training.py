@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,7 +219,8 @@ def test_every_key_of_section_run_is_a_keyword(tmp_path: Path) -> None:
         snapshots=str(tmp_path / "store"),
         snapshot_every_seconds=0.5,
     )
-    assert list((tmp_path / "store").iterdir())
+    config = tomllib.loads((result.run_dir / "config.toml").read_text())["run"]
+    assert (config["snapshots"], config["snapshot_every_seconds"]) == (str(tmp_path / "store"), 0.5)
     assert json.loads((result.run_dir / "summary.json").read_text()).keys() == Summary.__annotations__.keys()
     for learner in result.summary["per_learner"]:
         assert learner.keys() == LearnerSummary.__annotations__.keys()

@@ -49,6 +49,7 @@ def test_memory_returns_when_the_last_view_goes() -> None:
     assert where in [address(each) for each in [empty(LARGE) for _ in range(8)]]
 
 
+@pytest.mark.slow
 def test_a_large_block_that_nothing_takes_goes_to_the_kernel() -> None:
     """Though malloc has room for it. Smaller ones stay: they are taken from the shelf, where the large one is not."""
     np.empty(31 << 20, np.uint8)[:] = 1  # Freed, it lets malloc keep blocks of up to 31 MiB in its heap from now on.

@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from tests.programs.command.wrong_requests import CLUSTERS, COMMANDS, MACHINES, PLANS, RECORDED, all_faults
 
 
-def test_every_wrong_request_is_answered_as_it_was_recorded():
+@pytest.mark.slow
+def test_every_wrong_request_is_answered_as_it_was_recorded() -> None:
     recorded = json.loads(RECORDED.read_text())
     assert len(recorded) == len({*COMMANDS, *MACHINES, *CLUSTERS, *PLANS}) >= 60
     different = {

@@ -115,6 +115,7 @@ def test_the_caller_is_the_machine_whose_key_it_is(place: Place) -> None:
     assert place.server.caller is None
 
 
+@pytest.mark.slow
 def test_who_is_not_admitted_waits_until_it_is(place: Place) -> None:
     client = place.client(STRANGER)
     client.say("early")
