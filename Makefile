@@ -47,13 +47,13 @@ train: .venv/installed
 
 # A file of tests is one worker's, so that what its fixtures start is started once; tests/conftest.py puts long ones first.
 # Bytecode is kept: without it every process that a test starts compiles the sources anew, and every worker all tests.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --dist
 
 test: .venv/installed-test
-	$(PYTEST) -m "not soak"
+	$(PYTEST) loadfile -m "not soak"
 
 quick: .venv/installed-test
-	TESTS_EFFORT=5 $(PYTEST) -m "not process and not slow and not soak"
+	TESTS_EFFORT=5 $(PYTEST) worksteal -m "not process and not slow and not soak"
 
 # mypy and mkdocstrings do not see an editable installation; the links show them the packages under their import name.
 .typing/isthmus: $(SOURCES)
@@ -70,7 +70,7 @@ check: .venv/installed-check .typing/isthmus
 
 # All examples and seeds, and then what takes longer than `make test` may, one at a time.
 soak: .venv/installed-test
-	TESTS_EFFORT=100 $(PYTEST) -m "not process and not soak"
+	TESTS_EFFORT=100 $(PYTEST) loadfile -m "not process and not soak"
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m tests.programs.study.simulation.mutants
 	$(BIN)/isthmus simulate world --seeds 10000 --each 20

@@ -75,6 +75,7 @@ def test_a_run_with_deaths_goes_on_and_is_the_same_again(world: Worlds) -> None:
     assert (first.eval_loss, first.tapes) == (second.eval_loss, second.tapes)
 
 
+@pytest.mark.slow
 def test_scalars_are_in_every_file_with_a_curve_each(world: Worlds) -> None:
     folder = world.run("decoupled-diloco", task=TASK, learners=2, steps=STEPS).folder
     told = [line["metrics"]["accuracy"] for line in lines(folder, "metrics") if "metrics" in line]

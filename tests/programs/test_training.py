@@ -204,6 +204,7 @@ def test_a_model_with_a_tensor_missing_is_refused(tmp_path: Path) -> None:
 # -- what the command knows, too ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_key_of_section_run_is_a_keyword(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run.learner: .*\n.*Did you mean 'learners'"):
         train(decoupled_diloco(), task(), learner=2, transport="inproc")

@@ -142,6 +142,7 @@ class OwnHead(SmallTask):
         return of_loss(self.init, self.loss, optax.adam(1e-2), rules=(("inner/b", LOCAL), ("**", "rda")))
 
 
+@pytest.mark.slow
 def test_of_parameters_that_are_local_nothing_is_lent() -> None:
     task = OwnHead()
     names = [leaf for leaf in task.recipe().leaves() if leaf.kind != LOCAL]

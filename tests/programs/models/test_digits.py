@@ -34,6 +34,7 @@ def test_held_out_images_are_never_trained_on() -> None:
     assert {image.tobytes() for image in shown} <= inner
 
 
+@pytest.mark.slow
 def test_statistics_are_merged_as_means_and_moments_stay() -> None:
     kinds = {spec.name: spec.merge for spec in layout(task)}
     assert {name for name, kind in kinds.items() if kind == "mean"} == {

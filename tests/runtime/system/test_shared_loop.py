@@ -190,6 +190,7 @@ def test_a_timer_set_in_another_threads_turn_comes_on_the_loop_and_not_before_it
 
 @pytest.mark.parametrize("is_set_on_loop", [True, False])
 @pytest.mark.parametrize("is_cancelled_on_loop", [True, False])
+@pytest.mark.slow
 def test_a_timer_may_be_cancelled_in_any_turn(
     running: Running, is_set_on_loop: bool, is_cancelled_on_loop: bool
 ) -> None:

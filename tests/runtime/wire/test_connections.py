@@ -69,6 +69,7 @@ def test_a_receiver_that_pauses_holds_one_window_over_all_connections(world: Wor
     assert [item[0] for item in syncer.got(1)] == list(range(40))
 
 
+@pytest.mark.slow
 def test_a_silent_cable_is_given_up_and_what_it_held_is_sent_again(world: World) -> None:
     syncer, learner, cable = connected(world, HASTY)
     cable.stall("control", "data")
@@ -80,6 +81,7 @@ def test_a_silent_cable_is_given_up_and_what_it_held_is_sent_again(world: World)
     assert learner.ups == [SYNCER] * 2
 
 
+@pytest.mark.slow
 def test_no_socket_gets_to_its_high_water_mark(world: World) -> None:
     """A message a turn, to a peer that reads nothing: credit ends long before libzmq's patience does."""
     syncer, learner, cable = connected(world)
@@ -142,6 +144,7 @@ def test_a_peer_that_is_not_there_yet_is_dialled_until_it_is(world: World) -> No
     world.until(lambda: syncer.got(1) == ["patience"])
 
 
+@pytest.mark.slow
 def test_a_peer_that_accepts_and_says_nothing_is_given_up(world: World) -> None:
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
@@ -246,6 +249,7 @@ def test_there_are_not_more_peers_than_allowed(world: World) -> None:
         syncer.channel.expect(LEARNERS[3])
 
 
+@pytest.mark.slow
 def test_of_two_that_dial_each_other_one_connection_stays(world: World) -> None:
     one, other = world.end(LEARNERS[0], PATIENT), world.end(LEARNERS[1], PATIENT)
     one.channel.connect(LEARNERS[1], other.channel.bind("tcp://127.0.0.1:0"))

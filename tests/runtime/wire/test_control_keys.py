@@ -152,6 +152,7 @@ def test_who_is_expelled_is_not_heard_again_even_if_another_takes_the_name(place
     place.until(lambda: len(client.answers) == 2)
 
 
+@pytest.mark.slow
 def test_a_command_is_told_what_is_wrong_with_keys(place: Place) -> None:
     plain = place.listen(None)
     mine, other = Keyring(BETA), Keyring(STRANGER)

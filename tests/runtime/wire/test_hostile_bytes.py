@@ -57,6 +57,7 @@ def context() -> Iterator[Any]:
     context.destroy(linger=0)
 
 
+@pytest.mark.slow
 def test_a_host_outlives_ten_thousand_hostile_messages(world: World, context: Any) -> None:
     siege = Siege(world, context)
     rng = random.Random(20261120)

@@ -130,6 +130,7 @@ def test_another_machine_cannot_attach_to_a_connection(world: World, keyed_synce
         each.close()
 
 
+@pytest.mark.slow
 def test_who_dials_is_told_what_is_wrong_with_keys(world: World, keyed_syncer: Keyed) -> None:
     unknown = keyed_syncer.learner(0, keys=Keyring(STRANGER))
     mistaken = world.end(LEARNERS[1], PATIENT, **keyed(LEARNERS[1], EVERYBODY))

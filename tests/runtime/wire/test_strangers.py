@@ -95,6 +95,7 @@ def halves(open_socket: Callable[[], socket.socket]) -> None:
 
 
 @pytest.mark.usefixtures("_impatience")
+@pytest.mark.slow
 def test_half_handshakes_end_and_cost_a_host_nothing_that_stays(world: World, context: Any) -> None:
     siege = Siege(world, context, has_keys=True)
     with ExitStack() as stack:
@@ -196,6 +197,7 @@ def dealer(context: Any, post: Post, keys: Keyring | None, expected: str | None 
 
 
 @pytest.mark.usefixtures("_impatience")
+@pytest.mark.slow
 def test_half_handshakes_end_and_cost_a_daemon_nothing_that_stays(world: World, post: Post) -> None:
     memory = resident()
     port = int(post.server.endpoint.rpartition(":")[2])

@@ -242,6 +242,7 @@ def followed() -> Iterator[Followed]:
     followed.loop.close()
 
 
+@pytest.mark.slow
 def test_a_keyring_follows_its_file_while_the_daemon_lives(followed: Followed) -> None:
     admissions.admit("alpha", "gamma", GAMMA.public)
     followed.until(lambda: followed.ring.name_of(GAMMA.public) == "gamma")

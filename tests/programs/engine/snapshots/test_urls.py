@@ -167,6 +167,7 @@ def test_a_place_that_cannot_be_written_is_said(port: int, tmp_path: Path, monke
         check(StorePlace(f"s3://{BUCKET}/x"), DISK)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_said(way: Way) -> None:
     way.close()
     with pytest.raises(ConfigError, match=r"(?i)connect"):

@@ -85,6 +85,7 @@ def there_and_back(client: socket.socket, data: bytes) -> tuple[bytes, float]:
         (WayConditions(share=0.3), 0.2),
     ],
 )
+@pytest.mark.slow
 def test_what_passes_is_whole_in_order_and_as_late_as_it_has_to_be(
     links: LinkProxy, echo: Echo, conditions: WayConditions, seconds_min: float
 ) -> None:

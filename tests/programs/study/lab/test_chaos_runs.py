@@ -236,6 +236,7 @@ def works_in(process: Path, folder: Path) -> bool:
         (["plan.toml"], '[[fault]]\nkind = "tc"\nhost = "learner/0"\nat = 1', "There is: clog, kill"),
     ],
 )
+@pytest.mark.slow
 def test_what_is_wrong_starts_nothing(
     tmp_path: Path, typed: Callable[..., Result], words: list[str], plan: str, found: str
 ) -> None:
