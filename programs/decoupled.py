@@ -40,6 +40,7 @@ from isthmus.programs.update_settings import (
     fragment_faults,
     fragments_of,
     outer_settings,
+    setting_fault,
     subject,
     to_learner,
     updates_in,
@@ -53,20 +54,20 @@ NAME: Final = "decoupled-diloco"
 def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
     """Faults of settings that depend on the model, the learners, or each other."""
 
-    def fault(name: str, expected: str, remedy: str) -> Fault:
-        return Fault(subject(NAME).format(name), expected, repr(values[name]), remedy)
-
-    yield from fragment_faults(job, values["fragments"], subject(NAME))
-    interval, overlap = _interval(job, values["interval"], values["overlap"]), values["overlap"]
+    yield from fragment_faults(job, values["fragments"], NAME)
+    overlap, quorum, shards = values["overlap"], values["quorum"], values["shards"]
+    interval = _interval(job, values["interval"], overlap)
     if (interval == AUTO or interval >= 1) and overlap != AUTO and not 0 <= overlap <= first_interval(interval):
         expected = f"0 to interval = {first_interval(interval)} inner steps, or 'auto'"
-        yield fault("overlap", expected, "Lower the overlap, or raise the interval.")
-    if not 1 <= values["quorum"] <= job.learners:
-        yield fault("quorum", f"1 to the number of learners, {job.learners}", "Lower the quorum, or add learners.")
+        yield setting_fault(NAME, "overlap", overlap, expected, "Lower the overlap, or raise the interval.")
+    if not 1 <= quorum <= job.learners:
+        expected = f"1 to the number of learners, {job.learners}"
+        yield setting_fault(NAME, "quorum", quorum, expected, "Lower the quorum, or add learners.")
     parts, units = fragments_of(job, values["fragments"]), units_max(job.layout)
     shards_max = parts if 1 <= parts <= units else count_default(job.layout)
-    if not 1 <= values["shards"] <= shards_max:
-        yield fault("shards", f"1 to the number of fragments, {shards_max}", "A shard needs a fragment to serve.")
+    if not 1 <= shards <= shards_max:
+        expected = f"1 to the number of fragments, {shards_max}"
+        yield setting_fault(NAME, "shards", shards, expected, "A shard needs a fragment to serve.")
 
 
 @checked(subject(NAME), _rules)

@@ -41,6 +41,7 @@ from isthmus.programs.update_settings import (
     fragments_of,
     hold_whole,
     outer_settings,
+    setting_fault,
     subject,
     to_learner,
     updates_in,
@@ -55,19 +56,16 @@ NAME: Final = "streaming-diloco"
 def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
     """Faults of settings that depend on the model or each other."""
 
-    def fault(name: str, expected: str, remedy: str) -> Fault:
-        value = interval if name == "interval" else values[name]
-        return Fault(subject(NAME).format(name), expected, repr(value), remedy)
-
-    yield from fragment_faults(job, values["fragments"], subject(NAME))
-    interval = _interval(job, values["interval"], values["fragments"], values["overlap"])
+    yield from fragment_faults(job, values["fragments"], NAME)
+    overlap = values["overlap"]
+    interval = _interval(job, values["interval"], values["fragments"], overlap)
     parts = fragments_of(job, values["fragments"])
     if 1 <= interval < parts <= units_max(job.layout):
         expected = f"at least the number of fragments, {parts}: one of them leaves at a time"
-        yield fault("interval", expected, "Raise the interval, or ask for fewer fragments.")
-    if not 0 <= values["overlap"] < max(interval, 1):
+        yield setting_fault(NAME, "interval", interval, expected, "Raise the interval, or ask for fewer fragments.")
+    if not 0 <= overlap < max(interval, 1):
         expected = f"0 or more, and below interval = {interval} inner steps"
-        yield fault("overlap", expected, "Lower the overlap, or raise the interval.")
+        yield setting_fault(NAME, "overlap", overlap, expected, "Lower the overlap, or raise the interval.")
 
 
 def _interval(job: Job, interval: int | None, fragments: Cut | None, overlap: int) -> int:

@@ -160,12 +160,17 @@ def fragments_of(job: Job, cut: Cut | None) -> int:
     return count_default(job.layout) if cut is None else fragments_count(job.layout, cut)
 
 
-def fragment_faults(job: Job, cut: Cut | None, subject: str) -> Iterator[Fault]:
+def setting_fault(program: str, name: str, value: Any, expected: str, remedy: str) -> Fault:
+    """The fault of a setting that does not go with others, or with the model."""
+    return Fault(subject(program).replace("{}", name), expected, repr(value), remedy)
+
+
+def fragment_faults(job: Job, cut: Cut | None, program: str) -> Iterator[Fault]:
     """The fault of a number of fragments that the model cannot have."""
     units = units_max(job.layout)
     if isinstance(cut, int) and not 1 <= cut <= units:
         expected = f"1 to {units}, the units of this model, or 'layer' or 'tensor'"
-        yield Fault(subject.format("fragments"), expected, repr(cut), "Choose one of these, or leave it out.")
+        yield setting_fault(program, "fragments", cut, expected, "Choose one of these, or leave it out.")
 
 
 def outer_settings(

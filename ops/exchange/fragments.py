@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeAlias
 
-from isthmus.ops.exchange.merge_rules import DEFAULT, RULES, Rule
+from isthmus.ops.exchange.merge_rules import DEFAULT, RULES
 
 COUNT_DEFAULT: Final = 8
 SIZE_DEFAULT_MAX: Final = 1 << 29
@@ -43,7 +43,7 @@ class Tensor(Protocol):
         """The dtype in which the learner computes; payloads are float32 regardless."""
 
     @property
-    def merge(self) -> Rule:
+    def merge(self) -> str:
         """The name of the rule of its merge (`merge_rules`); empty for the default."""
 
     @property
@@ -63,7 +63,7 @@ class Unit:
     start: int
     stop: int
     shape: tuple[int, ...]
-    merge: Rule = DEFAULT
+    merge: str = DEFAULT
     dtype: str = "float32"
 
     @property

@@ -47,11 +47,12 @@ def _radial(weights: Float64, lengths: Float64, mean_length: Float64) -> Float64
     return coefficients
 
 
+# The weighted average of outer gradients, for embeddings and output heads, and for directions that nearly cancel.
+AVERAGE: Final = MergeRule("average", cuts_rows=True)
 _ENTRIES: Final = (
     # Radial-directional averaging of outer gradients (arXiv 2604.21428).
     MergeRule("rda", coefficients=_radial, keeps_length=True, follows_method=True),
-    # The weighted average of outer gradients, for embeddings and output heads.
-    MergeRule("average", cuts_rows=True),
+    AVERAGE,
     # The weighted mean of values, for statistics.
     MergeRule("mean", steps=False),
 )
@@ -62,13 +63,11 @@ METHODS: Final = tuple(rule.name for rule in _ENTRIES if rule.steps)
 """The rules that a program may choose for the units that follow its method."""
 
 if TYPE_CHECKING:
-    Rule: TypeAlias = str
     Method: TypeAlias = str
 else:
-    Rule = Literal[tuple(RULES)]
-    Method = Literal[METHODS]
+    Method = Literal[METHODS]  # As the type of a setting it lists the valid names.
 
 
-def rule_of(rule: Rule, method: Method) -> MergeRule:
+def rule_of(rule: str, method: Method) -> MergeRule:
     """What happens to a unit with a rule, in a program with a method; KeyError if there is none of that name."""
     return RULES[method if RULES[rule].follows_method else rule]

@@ -10,19 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.exchange.merge_rules import DEFAULT, METHODS, Float64, MergeRule, Method, rule_of
+from isthmus.ops.exchange.merge_rules import AVERAGE, DEFAULT, METHODS, Float64, MergeRule, Method, rule_of
 from isthmus.ops.kernels import sweeps
 from isthmus.ops.kernels.buffers import Float32, empty
 from isthmus.ops.kernels.coding import Coded, Values, is_whole, kernel_inputs, largest, places
 from isthmus.ops.kernels.stripes import Stripes, share, stripes
-
-AVERAGE: Final = MergeRule("")
-"""What happens to a unit whose directions nearly cancel."""
 
 # Unrelated (orthogonal) directions add up to sqrt(sum w^2); below a fifth of that, gradients oppose each other and the
 # rest is their noise. At four equal weights the bound is 0.1, and random directions in 100 dimensions fall below it at

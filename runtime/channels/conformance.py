@@ -34,7 +34,7 @@ QUEUE, OTHER_QUEUE, LATEST, OTHER_LATEST = 0, 1, 2, 3
 KIB, MIB = 1 << 10, 1 << 20
 
 
-class Recorder:
+class RecordingReceiver:
     """A receiver that remembers what it got; `on_item` is called after each item."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Ends(ABC):
     """Channels of members that know each other."""
 
     @abstractmethod
-    def join(self, member: Member, receiver: Recorder | None) -> Channel:
+    def join(self, member: Member, receiver: RecordingReceiver | None) -> Channel:
         """The channel of a new member, which everybody knows from now on; opened if there is a receiver."""
 
     @abstractmethod
@@ -116,12 +116,12 @@ def arrays(item: Any) -> list[np.ndarray[Any, Any]]:
     return [array for each in within for array in arrays(each)]
 
 
-class Pair:
+class ConnectedPair:
     """Members A and B, with what each got."""
 
     def __init__(self, ends: Ends) -> None:
         self.ends = ends
-        self.at_a, self.at_b = Recorder(), Recorder()
+        self.at_a, self.at_b = RecordingReceiver(), RecordingReceiver()
         self.a, self.b = ends.join(A, self.at_a), ends.join(B, self.at_b)
 
     def queue(self, number: int, size_bytes: int = 64 * KIB, edge: int = QUEUE) -> None:
@@ -171,7 +171,7 @@ class ChannelConformance:
 
     @pytest.mark.parametrize("name", ITEMS)
     def test_an_item_arrives_as_it_was_and_cannot_be_written(self, ends: MakeEnds, name: str) -> None:
-        pair = Pair(ends(64 * MIB))
+        pair = ConnectedPair(ends(64 * MIB))
         sent = parcel(QUEUE, {"item": ITEMS[name]} if name != "array" else ITEMS[name], None, {"key": 1, "list": [[1]]})
         pair.a.send(B, sent, replaces=False)
         pair.arrive(1)
@@ -184,14 +184,14 @@ class ChannelConformance:
 
     @pytest.mark.parametrize("key", [None, 0, -5, "", "a key"])
     def test_keys_arrive(self, ends: MakeEnds, key: int | str | None) -> None:
-        pair = Pair(ends(MIB))
+        pair = ConnectedPair(ends(MIB))
         pair.latest(1, key)
         pair.arrive(1)
         assert pair.at_b.items[0][1].key == key
         assert type(pair.at_b.items[0][1].key) is type(key)
 
     def test_an_item_may_be_larger_than_the_window(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(4 * MIB))
+        pair = ConnectedPair(ends(4 * MIB))
         data = np.arange(16 * MIB, dtype=np.float32)
         pair.queue(1)
         pair.a.send(B, parcel(QUEUE, {"number": 2, "data": data}), replaces=False)
@@ -203,7 +203,7 @@ class ChannelConformance:
     # -- order ---------------------------------------------------------------------------------------------------------
 
     def test_queue_items_arrive_once_and_in_order(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(256 * KIB))
+        pair = ConnectedPair(ends(256 * KIB))
         for number in range(600):
             pair.queue(number, (number * 7919) % 5000)
         pair.arrive(600)
@@ -211,7 +211,7 @@ class ChannelConformance:
         assert pair.at_b.numbers() == list(range(600))
 
     def test_queue_items_keep_their_order_on_each_edge_and_in_both_directions(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(256 * KIB))
+        pair = ConnectedPair(ends(256 * KIB))
         for number in range(200):
             pair.queue(number, 3000, edge=(QUEUE, OTHER_QUEUE)[number % 2])
             pair.b.send(A, parcel(QUEUE, block(number, 100)), replaces=False)
@@ -224,8 +224,8 @@ class ChannelConformance:
 
     def test_items_that_are_sent_before_the_receiver_opens_wait(self, ends: MakeEnds) -> None:
         channels = ends(MIB)
-        at_b = Recorder()
-        a = channels.join(A, Recorder())
+        at_b = RecordingReceiver()
+        a = channels.join(A, RecordingReceiver())
         b = channels.join(B, None)
         for number in range(3):
             a.send(B, parcel(QUEUE, block(number)), replaces=False)
@@ -235,7 +235,7 @@ class ChannelConformance:
         assert at_b.numbers() == [0, 1, 2]
 
     def test_what_a_receiver_sends_from_within_arrives(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(MIB))
+        pair = ConnectedPair(ends(MIB))
         pair.at_b.on_item = lambda source, got: pair.b.send(source, parcel(got.edge, got.item), replaces=False)
         for number in range(20):
             pair.queue(number)
@@ -245,7 +245,7 @@ class ChannelConformance:
     # -- credit --------------------------------------------------------------------------------------------------------
 
     def test_credit_arrives_in_full_for_each_edge(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(MIB))
+        pair = ConnectedPair(ends(MIB))
         pair.queue(0)
         pair.arrive(1)
         for _ in range(10):
@@ -259,7 +259,7 @@ class ChannelConformance:
         assert pair.at_b.credits == []
 
     def test_credit_passes_items_that_are_stalled_on_the_way_back(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(128 * KIB))
+        pair = ConnectedPair(ends(128 * KIB))
         pair.b.pause()
         for number in range(8):
             pair.queue(number)
@@ -269,7 +269,7 @@ class ChannelConformance:
     # -- latest --------------------------------------------------------------------------------------------------------
 
     def test_a_newer_item_supersedes_one_that_waits(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(128 * KIB))
+        pair = ConnectedPair(ends(128 * KIB))
         pair.stall()
         for number in range(10):
             pair.latest(number)
@@ -285,8 +285,8 @@ class ChannelConformance:
 
     def test_keys_edges_and_targets_do_not_supersede_each_other(self, ends: MakeEnds) -> None:
         channels = ends(128 * KIB)
-        pair = Pair(channels)
-        at_c = Recorder()
+        pair = ConnectedPair(channels)
+        at_c = RecordingReceiver()
         c = channels.join(C, at_c)
         pair.stall()
         c.pause()
@@ -304,7 +304,7 @@ class ChannelConformance:
         assert pair.a.statistics()["superseded"] == 0
 
     def test_a_transfer_that_has_begun_is_finished(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(4 * MIB))
+        pair = ConnectedPair(ends(4 * MIB))
         pair.b.pause()
         pair.latest(1, size_bytes=16 * MIB)
         pair.ends.until(lambda: pair.a.statistics()["items_sent"] == 1)
@@ -317,7 +317,7 @@ class ChannelConformance:
         assert all(same(item["data"], block(item["number"], 16 * MIB)["data"]) for item in pair.at_b.values())
 
     def test_sending_never_waits_for_a_receiver_that_takes_nothing(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(128 * KIB))
+        pair = ConnectedPair(ends(128 * KIB))
         pair.stall()
         for number in range(3000):
             pair.latest(number, number % 3, size_bytes=8)
@@ -327,7 +327,7 @@ class ChannelConformance:
     # -- fairness ------------------------------------------------------------------------------------------------------
 
     def test_a_key_that_is_always_new_starves_no_other(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(128 * KIB))
+        pair = ConnectedPair(ends(128 * KIB))
         pair.stall()
         count = 0
 
@@ -349,7 +349,7 @@ class ChannelConformance:
         assert [key for key in keys if key != "hot"] == [0, 1, 2, 3, 4]
 
     def test_an_edge_that_is_always_full_starves_no_other(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(128 * KIB))
+        pair = ConnectedPair(ends(128 * KIB))
         count = 0
 
         def refill(source: Member, got: Parcel) -> None:
@@ -371,8 +371,8 @@ class ChannelConformance:
 
     def test_a_peer_that_takes_nothing_holds_up_no_other(self, ends: MakeEnds) -> None:
         channels = ends(128 * KIB)
-        pair = Pair(channels)
-        at_c = Recorder()
+        pair = ConnectedPair(channels)
+        at_c = RecordingReceiver()
         channels.join(C, at_c)
         pair.stall()
         for number in range(20):
@@ -383,7 +383,7 @@ class ChannelConformance:
         assert pair.at_b.items == []
 
     def test_what_is_beyond_the_pace_of_a_link_waits_where_it_is_superseded(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(64 * MIB))
+        pair = ConnectedPair(ends(64 * MIB))
         pair.queue(0)
         pair.arrive(1)
         pair.ends.rest()
@@ -400,7 +400,7 @@ class ChannelConformance:
     # -- the window ----------------------------------------------------------------------------------------------------
 
     def test_no_more_is_under_way_than_the_window_allows(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(256 * KIB))
+        pair = ConnectedPair(ends(256 * KIB))
         pair.b.pause()
         for number in range(20):
             pair.queue(number)
@@ -412,7 +412,7 @@ class ChannelConformance:
         assert pair.at_b.numbers() == list(range(20))
 
     def test_nothing_arrives_while_a_receiver_pauses(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(MIB))
+        pair = ConnectedPair(ends(MIB))
         pair.queue(0)
         pair.arrive(1)
         pair.b.pause()
@@ -425,7 +425,7 @@ class ChannelConformance:
         assert sorted(pair.at_b.numbers()) == [0, 1, 2]
 
     def test_a_receiver_may_pause_at_any_item(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(256 * KIB))
+        pair = ConnectedPair(ends(256 * KIB))
         pair.at_b.on_item = lambda source, got: pair.b.pause()
         for number in range(5):
             pair.queue(number)
@@ -438,7 +438,7 @@ class ChannelConformance:
     # -- coming and going ----------------------------------------------------------------------------------------------
 
     def test_nothing_arrives_at_a_member_that_has_left(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(256 * KIB))
+        pair = ConnectedPair(ends(256 * KIB))
         pair.b.pause()
         for number in range(8):
             pair.queue(number)
@@ -450,7 +450,7 @@ class ChannelConformance:
         assert pair.a.statistics()["dropped"] == 9
 
     def test_nothing_arrives_from_a_member_that_has_left(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(256 * KIB))
+        pair = ConnectedPair(ends(256 * KIB))
         pair.queue(0)
         pair.arrive(1)
         pair.b.pause()
@@ -468,8 +468,8 @@ class ChannelConformance:
 
     def test_the_others_go_on_when_a_member_leaves(self, ends: MakeEnds) -> None:
         channels = ends(256 * KIB)
-        pair = Pair(channels)
-        at_c = Recorder()
+        pair = ConnectedPair(channels)
+        at_c = RecordingReceiver()
         channels.join(C, at_c)
         for number in range(6):
             pair.queue(number)
@@ -481,7 +481,7 @@ class ChannelConformance:
         assert at_c.numbers() == list(range(12))
 
     def test_a_receiver_may_leave_at_any_item(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(256 * KIB))
+        pair = ConnectedPair(ends(256 * KIB))
         pair.at_b.on_item = lambda source, got: pair.ends.leave(B)
         for number in range(8):
             pair.queue(number)
@@ -491,13 +491,13 @@ class ChannelConformance:
         assert pair.a.statistics()["dropped"] >= 4
 
     def test_a_new_incarnation_gets_only_what_is_meant_for_it(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(256 * KIB))
+        pair = ConnectedPair(ends(256 * KIB))
         pair.b.pause()
         for number in range(8):
             pair.queue(number)
         pair.ends.until(lambda: pair.a.statistics()["items_sent"] >= 1)
         pair.ends.leave(B)
-        again, got = Member(B.replica, 2), Recorder()
+        again, got = Member(B.replica, 2), RecordingReceiver()
         back = pair.ends.join(again, got)
         pair.queue(8)
         pair.a.send(again, parcel(QUEUE, block(9)), replaces=False)
@@ -510,7 +510,7 @@ class ChannelConformance:
         assert pair.at_b.items == []
 
     def test_an_item_for_nobody_is_dropped_and_counted(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(MIB))
+        pair = ConnectedPair(ends(MIB))
         pair.a.send(_STRANGER, parcel(QUEUE, block(1)), replaces=False)
         pair.a.grant(_STRANGER, QUEUE, 1)
         pair.queue(2)
@@ -519,7 +519,7 @@ class ChannelConformance:
         assert pair.a.statistics()["dropped"] == 1
 
     def test_a_closed_channel_does_nothing(self, ends: MakeEnds) -> None:
-        pair = Pair(ends(MIB))
+        pair = ConnectedPair(ends(MIB))
         pair.ends.leave(A)
         pair.a.close()
         pair.queue(1)
@@ -534,8 +534,8 @@ class ChannelConformance:
 
     def test_statistics_add_up(self, ends: MakeEnds) -> None:
         channels = ends(128 * KIB)
-        pair = Pair(channels)
-        at_c = Recorder()
+        pair = ConnectedPair(channels)
+        at_c = RecordingReceiver()
         c = channels.join(C, at_c)
         pair.stall()
         for number in range(10):

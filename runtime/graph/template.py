@@ -330,7 +330,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldModelPorts:
     """The ports by which a model that shards publish is held outside of them; `Graph.hold` says what each carries."""
 
     state: Port
@@ -345,7 +345,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class KeptStatePorts:
     """The ports by which a state that all learners have is kept; `Graph.keep` says what each carries."""
 
     state: Port
@@ -362,8 +362,8 @@ class Template:
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     training: Training
-    holding: Holding | None
-    keeping: Keeping | None
+    holding: HeldModelPorts | None
+    keeping: KeptStatePorts | None
     chosen: Mapping[str, Any]
 
     def role_of(self, name: str) -> Role:
@@ -388,8 +388,8 @@ class Graph:
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.training = Training()
-        self.holding: Holding | None = None
-        self.keeping: Keeping | None = None
+        self.holding: HeldModelPorts | None = None
+        self.keeping: KeptStatePorts | None = None
         self.chosen: dict[str, Any] = {}
 
     @classmethod
@@ -580,7 +580,7 @@ class Graph:
         - `cut`, `own`: outputs of shards and learners, of a state that is kept as of one step, parts of learners
           included; `wanted`: inputs that are told which; `restored`: the learners' input for what is given back.
         """
-        self.holding = Holding(
+        self.holding = HeldModelPorts(
             self._required("state", state),
             self._required("kept", kept, is_input=True),
             self._required("published", published),
@@ -595,7 +595,7 @@ class Graph:
     def keep(self, state: Port, kept: Port) -> None:
         """Declare that the recorder keeps a state that all learners have: the newest of output `state`, which it gives
         to the input `kept`."""
-        self.keeping = Keeping(self._required("state", state), self._required("kept", kept, is_input=True))
+        self.keeping = KeptStatePorts(self._required("state", state), self._required("kept", kept, is_input=True))
 
     def chose(self, **settings: Any) -> None:
         """Note what the builder chose for settings that may be None: a run shows it, and writes it into its

@@ -100,13 +100,6 @@ class Context:
     folder: Path | None = None
 
 
-class Body(Protocol):
-    """An opened body."""
-
-    def __call__(self, **inputs: Any) -> Any:
-        """Fire once."""
-
-
 class Executor(Protocol):
     """Runs the firings of one host; the scheduler never submits two of one node at a time.
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from isthmus.ops.exchange.fragments import Fragment, partition
-from isthmus.ops.exchange.merge_rules import Rule
 from isthmus.ops.syncer.schedule import Schedule
 from isthmus.ops.transformer import ModelConfig, tensors
 
@@ -45,7 +44,7 @@ class Named(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    merge: Rule
+    merge: str
     dtype: str = "float32"
     is_stacked: bool = False
 

@@ -12,7 +12,6 @@ import optax
 
 from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import Fragment, partition
-from isthmus.ops.exchange.merge_rules import Rule
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Recipe, of_loss
 
@@ -22,7 +21,7 @@ class Spec:
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
-    merge: Rule = "rda"
+    merge: str = "rda"
     is_stacked: bool = False
 
 

@@ -30,9 +30,9 @@ from isthmus.runtime.graph.template import (
     AnyOf,
     Every,
     Graph,
-    Holding,
+    HeldModelPorts,
     Job,
-    Keeping,
+    KeptStatePorts,
     Latest,
     Node,
     Port,
@@ -184,7 +184,7 @@ def least_replicas(graph: Template) -> dict[str, int]:
     return least
 
 
-def _add_hold(graph: Graph, role: Role, holding: Holding, record: Node) -> None:
+def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node) -> None:
     """Add a node that holds what an outer step publishes, in the recorder also on disk.
 
     It gives copies to learners when no other host has them.
@@ -210,7 +210,7 @@ def _add_hold(graph: Graph, role: Role, holding: Holding, record: Node) -> None:
     connect(graph, hold["held"], record["held"], Latest("holder"))
 
 
-def _connect_whole(graph: Graph, hold: Node, holding: Holding) -> None:
+def _connect_whole(graph: Graph, hold: Node, holding: HeldModelPorts) -> None:
     """Have a hold node keep what only learners have, too, as of one step."""
     cut, own, restored = holding.cut, holding.own, holding.restored
     assert cut is not None
@@ -223,7 +223,7 @@ def _connect_whole(graph: Graph, hold: Node, holding: Holding) -> None:
     graph.edge(hold["restored"], restored, Latest("slot"), to=graph.role_of(restored.node.role).at("slot"))
 
 
-def _add_keep(graph: Graph, role: Role, keeping: Keeping, record: Node) -> None:
+def _add_keep(graph: Graph, role: Role, keeping: KeptStatePorts, record: Node) -> None:
     """Have the recorder keep the states that learners send, and give the newest to a node that goes on from it."""
     keep = role.node(KEEP, partial(KeptState, *OF_RUN), fires=Every(Duration(2 * PERIOD)))
     connect(graph, keeping.state, keep["state"], Latest())

@@ -19,13 +19,13 @@ from isthmus.ops.exchange.fragments import (
     units,
     units_max,
 )
-from isthmus.ops.exchange.merge_rules import RULES, Rule
+from isthmus.ops.exchange.merge_rules import RULES
 
 
 class Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
-    merge: Rule = "rda"
+    merge: str = "rda"
     dtype: str = "float32"
     is_stacked: bool = False
 

@@ -15,7 +15,7 @@ from isthmus.runtime.channels.conformance import (
     ChannelConformance,
     Ends,
     MakeEnds,
-    Recorder,
+    RecordingReceiver,
     block,
     parcel,
 )
@@ -34,7 +34,7 @@ class InprocEnds(Ends):
     def __init__(self, clock: Clock, window_bytes: int, delay: Duration) -> None:
         self.network = Network(clock, window_bytes=window_bytes, delay=lambda edge, source, target, size: delay)
 
-    def join(self, member: Member, receiver: Recorder | None) -> Channel:
+    def join(self, member: Member, receiver: RecordingReceiver | None) -> Channel:
         end = self.network.join(member)
         if receiver is not None:
             end.open(receiver)
@@ -101,7 +101,7 @@ def test_a_transfer_takes_as_long_as_its_delay_says_and_none_overtakes_another()
         return milliseconds(size / KIB)
 
     network = Network(clock, delay=delay, window_bytes=128 * KIB, watch=lambda *transfer: seen.append(transfer))
-    a, b, got = network.join(A), network.join(B), Recorder()
+    a, b, got = network.join(A), network.join(B), RecordingReceiver()
     b.open(got)
     arrivals: list[int] = []
     got.on_item = lambda source, parcel_: arrivals.append(clock.now() // milliseconds(1))
@@ -123,7 +123,7 @@ def test_a_transfer_takes_as_long_as_its_delay_says_and_none_overtakes_another()
 def test_credit_takes_the_delay_of_an_empty_item() -> None:
     clock = VirtualClock()
     network = Network(clock, delay=lambda edge, source, target, size: milliseconds(7 + size))
-    a, b, got = network.join(A), network.join(B), Recorder()
+    a, b, got = network.join(A), network.join(B), RecordingReceiver()
     a.open(got)
     b.grant(A, QUEUE, 2)
     clock.run(lambda: bool(got.credits), Instant(seconds(1)))
@@ -142,7 +142,7 @@ def test_closing_an_old_end_leaves_a_newer_one_of_the_same_member_alone() -> Non
     network = Network(clock)
     old = network.join(A)
     old.close()
-    new, got = network.join(A), Recorder()
+    new, got = network.join(A), RecordingReceiver()
     new.open(got)
     old.close()
     network.join(B).send(A, parcel(QUEUE, block(1)), replaces=False)
@@ -153,7 +153,7 @@ def test_closing_an_old_end_leaves_a_newer_one_of_the_same_member_alone() -> Non
 def test_what_waits_and_what_is_under_way_is_dropped_and_counted_when_the_sender_leaves() -> None:
     clock = VirtualClock()
     network = Network(clock, window_bytes=256 * KIB, delay=lambda edge, source, target, size: milliseconds(5))
-    a, b, got = network.join(A), network.join(B), Recorder()
+    a, b, got = network.join(A), network.join(B), RecordingReceiver()
     b.open(got)
     for number in range(8):
         a.send(B, parcel(QUEUE, block(number)), replaces=False)

@@ -18,7 +18,7 @@ from isthmus.runtime.channels.conformance import (
     ChannelConformance,
     Ends,
     MakeEnds,
-    Recorder,
+    RecordingReceiver,
     block,
     parcel,
 )
@@ -68,7 +68,7 @@ class EtherEnds(Ends):
         self.ends: dict[Member, tuple[WireChannel, Endpoints]] = {}
         if who_dials == "hub":
             self.hub, self.at_hub = self.make(HUB)
-            self.hub.open(Recorder())
+            self.hub.open(RecordingReceiver())
 
     def make(self, member: Member) -> tuple[WireChannel, Endpoints]:
         sockets = EtherSockets(self.ether, MACHINES[member.replica], at_once, random.Random(str(member)))
@@ -77,7 +77,7 @@ class EtherEnds(Ends):
         )
         return made, made.bind(f"tcp://{MACHINES[member.replica]}:0")
 
-    def join(self, member: Member, receiver: Recorder | None) -> Channel:
+    def join(self, member: Member, receiver: RecordingReceiver | None) -> Channel:
         made, where = self.make(member)
         if self.who_dials == "hub":
             made.connect(HUB, self.at_hub)
@@ -134,7 +134,7 @@ class Storm:
         self.rng = random.Random(seed)
         self.sky = Sky(seed, latency_ms=2.0, jitter_ms=8.0)
         self.ends = EtherEnds(self.sky, 256 * 1024, who_dials)
-        self.got = {A: Recorder(), B: Recorder()}
+        self.got = {A: RecordingReceiver(), B: RecordingReceiver()}
         self.channels = {member: self.ends.join(member, self.got[member]) for member in (A, B)}
         self.sent = dict.fromkeys((A, B), 0)
         self.faults: Counter[str] = Counter()
@@ -279,10 +279,10 @@ def test_what_a_stranger_has_sent_waits_until_somebody_speaks_of_it() -> None:
         fingerprint="fingerprint-1",
         holds_strangers=True,
     )
-    got = Recorder()
+    got = RecordingReceiver()
     careful.open(got)
     stranger, _ = ends.make(B)
-    stranger.open(Recorder())
+    stranger.open(RecordingReceiver())
     stranger.connect(A, careful.bind(f"tcp://{MACHINES[A.replica]}:0"))
     stranger.send(A, parcel(QUEUE, block(0, 1000)), replaces=False)
     stranger.send(A, parcel(LATEST, block(1, 10), 1), replaces=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.runtime.channels.conformance import A, B, C, ChannelConformance, Ends, MakeEnds, Recorder
+from isthmus.runtime.channels.conformance import A, B, C, ChannelConformance, Ends, MakeEnds, RecordingReceiver
 from isthmus.runtime.channels.contract import Channel, Endpoints, Parcel
 from isthmus.runtime.clock import milliseconds, seconds
 from isthmus.runtime.errors import LocalProtocolError
@@ -53,7 +53,7 @@ class WireEnds(Ends):
         self.hub = world.end(HUB, PATIENT, **self.keyed(HUB)) if who_dials == "hub" else None
         self.at_hub = self.hub.channel.bind("tcp://127.0.0.1:0") if self.hub else None
 
-    def join(self, member: Member, receiver: Recorder | None) -> Channel:
+    def join(self, member: Member, receiver: RecordingReceiver | None) -> Channel:
         made = self.world.channel(member, self.limits, **self.keyed(member))
         where = made.bind("tcp://127.0.0.1:0")
         if self.at_hub is not None:
