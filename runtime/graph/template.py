@@ -374,10 +374,6 @@ class Template:
         """The edges that end at an input port, in the order in which they were added."""
         return [edge for edge in self.edges if edge.target.node is node and edge.target.name == port]
 
-    def edges_out_of(self, node: Node) -> list[Edge]:
-        """The edges that begin at a node, in the order in which they were added."""
-        return [edge for edge in self.edges if edge.source.node is node]
-
 
 class Graph:
     """A graph under construction: `role`, then `role.node`, then `edge`, and `train` for one that can be trained."""
