@@ -124,7 +124,8 @@ AT_END: Final = (*OVER, "report.html", "trace.json")
 def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     """A run that was cut off, ready to continue in its folder; ConfigError, with nothing changed, if it cannot.
 
-    `request` makes today's request.
+    `request` makes today's request. This process has the lock on the folder from then on, so that of two commands that
+    resume a run one is refused.
 
     A run that failed before its end had begun, as it does where its command is gone, counts as interrupted; one with a
     part of its final model written does not. The former spec stays beside the new one, for the tapes that were written
@@ -134,7 +135,12 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     _check_folder(folder, doing)
     run_spec = spec.load(folder)
     files = in_child(lambda: _files(folder, run_spec, request, doing))
-    with _lock(folder, doing):
+    lock = _lock(folder, doing)
+    try:
+        _check_unfinished(folder, doing)
+        if spec.load(folder) != run_spec:
+            do = f"Look at it: isthmus status {folder}"
+            raise ConfigError(doing, "a run that only this command resumes", "one that another has resumed", do)
         if files:
             spec.archive(folder)
             _change(folder, files)
@@ -142,7 +148,10 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
         _reopen(folder)
         for name in AT_END:
             (folder / name).unlink(missing_ok=True)
-    return submitted(folder, folder.name)
+    except BaseException:
+        lock.close()
+        raise
+    return submitted(folder, folder.name, lock)
 
 
 def is_store(text: str) -> bool:
@@ -319,13 +328,17 @@ def check_cut_off(folder: Path, doing: str) -> None:
     if user := user_of(folder):
         do = f"Look at it: isthmus status {folder}"
         raise ConfigError(doing, "a run that was cut off", f"one that goes on there, of process {user}", do)
+    _check_unfinished(folder, doing)
+    if not has_snapshot(folder):
+        do = "It was cut off before the first one, or its program gives no model to keep. Start it again."
+        raise ConfigError(doing, f"a snapshot in {folder / FOLDER}", "none", do)
+
+
+def _check_unfinished(folder: Path, doing: str) -> None:
     memory = lines.load(folder, DISK)
     outcomes = [json.loads((folder / name).read_text())["outcome"] for name in OVER if (folder / name).exists()]
     if outcomes and (outcomes[0] != "failed" or memory is None or memory.final):
         raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcomes[0]}", "Start a new run.")
-    if not has_snapshot(folder):
-        do = "It was cut off before the first one, or its program gives no model to keep. Start it again."
-        raise ConfigError(doing, f"a snapshot in {folder / FOLDER}", "none", do)
 
 
 def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> None:
