@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,14 @@ def open_files(pid: int | str = "self") -> set[str]:
         with suppress(FileNotFoundError):
             found.add(str(path.readlink()))
     return found
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has the loopback address of IPv6."""
+    with suppress(OSError), socket.socket(socket.AF_INET6) as test:
+        test.bind(("::1", 0))
+        return True
+    return False
 
 
 class Thread(NamedTuple):

@@ -53,6 +53,7 @@ def ask(
             security_curve.secure_client(socket, keys, server_key)
             monitor = security_curve.watched(socket, context, security_curve.FAILURES)
             try:
+                security_curve.allow_ipv6(socket, endpoint)
                 socket.connect(endpoint)
                 # A handshake may have failed already, so that sending is impossible; the monitor reports the reason.
                 with suppress(zmq.Again):
@@ -159,6 +160,7 @@ class ControlClient:
         if self._keys is not None:
             security_curve.secure_client(self._socket, self._keys, self._server_key)
             self._handshakes = Handshakes(self._loop, self._context, self._socket, self._failed)
+        security_curve.allow_ipv6(self._socket, endpoint)
         self._socket.connect(endpoint)
         self._file = self._socket.fileno()
         self._loop.add_reader(self._file, self._drain)

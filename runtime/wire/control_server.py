@@ -55,6 +55,7 @@ class ControlServer:
         if keys is not None:
             self._handshakes = Handshakes(loop, self._context, self._socket, self._count)
         try:
+            security_curve.allow_ipv6(self._socket, endpoint)
             self._socket.bind(endpoint)
         except zmq.ZMQError:
             self._end()

@@ -64,6 +64,16 @@ def secure_client(socket: zmq.Socket[bytes], keys: Keyring | None, server_key: s
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.pair.secret.encode())
 
 
+def allow_ipv6(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Make a socket take addresses of IPv6, where `endpoint` is one or has a name that may have one.
+
+    Others stay sockets of IPv4, which is what they then tell of themselves.
+    """
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    if host.startswith("[") or any(each.isalpha() for each in host):
+        socket.setsockopt(zmq.IPV6, 1)
+
+
 def user_id(frame: Any) -> str | None:
     """The public key of a frame's sender (received with copy=False); None where there is none."""
     try:

@@ -116,6 +116,7 @@ class ZmqSocket:
         if self._keys is not None:
             security_curve.secure_server(self._socket, self._keys, self._domain)
             self._handshakes = Handshakes(self._loop, self._context, self._socket, self._count)
+        security_curve.allow_ipv6(self._socket, endpoint)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -135,6 +136,7 @@ class ZmqSocket:
         self._monitor = security_curve.watched(self._socket, self._context, events | security_curve.FAILURES)
         self._listen(self._monitor, self._watch)
         try:
+            security_curve.allow_ipv6(self._socket, endpoint)
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             raise OSError(str(error)) from error

@@ -21,7 +21,7 @@ from isthmus.runtime.items.layout import CHUNK_BYTES
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.peers import AcceptedLink, DialledLink, Limits
 from isthmus.runtime.wire.zmq_sockets import ZmqSocket
-from tests.procfs import listening, open_files
+from tests.procfs import has_ipv6, listening, open_files
 from tests.runtime.wire.cables import LEARNERS, MIB, PATIENT, SYNCER, End, World, connected, floats, pair
 from tests.runtime.wire.key_rings import keyed
 
@@ -182,6 +182,17 @@ def test_items_wait_for_a_peer_that_is_not_there_yet_and_the_older_of_a_mailbox_
     world.until(lambda: len(learner.items) == 4)
     assert (learner.got(1), learner.got(2)) == ([0, 1, 2], [2])
     assert (syncer.count("superseded"), syncer.count("dropped")) == (2, 1)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_hosts_meet_over_ipv6(world: World) -> None:
+    syncer, learner = world.end(SYNCER), world.end(LEARNERS[0])
+    endpoints = syncer.channel.bind("tcp://[::1]:0")
+    assert endpoints.control.startswith("tcp://[::1]:")
+    learner.channel.connect(SYNCER, endpoints)
+    syncer.channel.expect(LEARNERS[0])
+    learner.send(SYNCER, 1, "over IPv6")
+    world.until(lambda: syncer.got(1) == ["over IPv6"])
 
 
 def test_item_credit_gets_to_the_producer(world: World) -> None:

@@ -18,6 +18,7 @@ from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.loops import run_until
 from tests.patience import PATIENCE
+from tests.procfs import has_ipv6
 
 LOOPBACK = "tcp://127.0.0.1:*"
 ALPHA, BETA, GAMMA, STRANGER = (KeyPair.make() for _ in range(4))
@@ -34,10 +35,10 @@ class Place:
         self.open: list[Any] = []
         self.server = self.listen(self.ring)
 
-    def listen(self, ring: Keyring | None) -> ControlServer:
+    def listen(self, ring: Keyring | None, endpoint: str = LOOPBACK) -> ControlServer:
         server = ControlServer(
             self.loop,
-            LOOPBACK,
+            endpoint,
             lambda peer, message: self.hear(server, peer, message),
             keys=ring,
             on_unknown=lambda key, address: self.unknown.append((key, address)),
@@ -169,6 +170,13 @@ def test_a_command_is_told_what_is_wrong_with_keys(place: Place) -> None:
     # libzmq may close this connection before it has heard that there are no keys, and then a wrong one is as likely.
     with pytest.raises(ConfigError, match=r"found one without|found one that has another key, or none"):
         place.ask(plain, mine, ALPHA.public)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_a_daemon_is_asked_over_ipv6(place: Place) -> None:
+    server = place.listen(place.ring, "tcp://[::1]:*")
+    assert server.endpoint.startswith("tcp://[::1]:")
+    assert place.ask(server, Keyring(BETA), ALPHA.public)["caller"] == "beta"
 
 
 def test_nothing_leaves_the_machine_without_keys(place: Place) -> None:

@@ -244,6 +244,8 @@ def test_a_module_that_others_could_have_written_is_refused(
         ("tcp://*:7400", "Keys come first"),
         ("tcp://192.168.1.2:7400", "Keys come first"),
         ("tcp://machine.example:7400", "Keys come first"),
+        ("tcp://[2001:db8::1]:7400", "Keys come first"),
+        ("tcp://::1:7400", "expected tcp://ADDRESS:PORT"),
         ("tcp://127.0.0.1:65536", "expected tcp://ADDRESS:PORT"),
         ("tcp://127.0.0.1", "expected tcp://ADDRESS:PORT"),
         ("127.0.0.1:7400", "expected tcp://ADDRESS:PORT"),
@@ -258,6 +260,7 @@ def test_an_address_that_is_none_or_that_others_can_reach(text: str, told: str) 
 
 def test_a_port_is_free_for_a_daemon_only() -> None:
     assert cluster_file.checked_address("tcp://localhost:0", "", may_choose=True) == "tcp://127.0.0.1:*"
+    assert cluster_file.checked_address("tcp://[::1]:7461", "") == "tcp://[::1]:7461"
     with pytest.raises(ConfigError):
         cluster_file.checked_address("tcp://127.0.0.1:0", "")
 
