@@ -252,9 +252,15 @@ class Answer(TypedDict):
     former: NotRequired[list[list[int]]]
 
 
+MERGES_KEPT: Final = 1024
+"""Records of a shard that wait for the recorder, which takes all of them ten times a second, and may be away for some
+seconds: a small fast task merges some hundreds of times a second."""
+
+
 class Merging(TypedDict):
     """The public record of one merge: its contributors, and why it closed when it did.
 
+    `place` is its mailbox among the last MERGES_KEPT of the shard, so that none replaces another before it is taken.
     `version` is None where nothing was merged; `origin` is the version that this epoch of the shard began with, None
     before it has one; `momentum` the version whose momentum it continues, None where that began with zero. `refused`
     has [slot, why] of answers that did not count, `shortened` [slot, share] of those that were too long, `opposed`
@@ -267,6 +273,7 @@ class Merging(TypedDict):
     shard: int
     epoch: int
     round: int
+    place: int
     fragment: int
     kind: Kind
     version: Version | None

@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeAlias, cast, final
 
-from isthmus.ops.exchange.messages import Merging, StepReport
+from isthmus.ops.exchange.messages import MERGES_KEPT, Merging, StepReport
 from isthmus.ops.exchange.token_accounts import FATES, Totals
 from isthmus.ops.island.evaluate import Evaluated
 from isthmus.programs.engine.recorder.lines import BooksMemory, finite, mean_of, metrics_of
@@ -93,18 +93,33 @@ class ShardBooks:
         self._claimed: dict[tuple[int, int], int] = {}
         self._saved: dict[int, list[tuple[int, int]]] = {}
         """Fragment -> versions on disk, the newest last."""
+        self._rounds: dict[tuple[int, int], set[int]] = {}
+        """(shard, epoch) -> the rounds that were added, of the last MERGES_KEPT."""
 
     def add(self, merging: Merging) -> bool:
-        """Take in a merge; returns whether it is newer than the known ones of its fragment in this epoch."""
+        """Take in a merge; returns whether it is new. A shard's records may arrive in any order."""
         fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
-        last = self._newest.get((fragment, epoch))
-        if last is not None and last["round"] >= merging["round"]:
+        if not self._is_news(merging):
             return False
-        self._newest[fragment, epoch] = merging
+        last = self._newest.get((fragment, epoch))
+        if last is None or last["round"] < merging["round"]:
+            self._newest[fragment, epoch] = merging
         if merging["origin"] is not None:
             self._begun(fragment, epoch, merging["origin"])
         if version is not None and version[0] == epoch:
             self._keep(fragment, epoch, version[1], merging["merged_tokens"])
+        return True
+
+    def _is_news(self, merging: Merging) -> bool:
+        """Whether this merge was never added; a round behind the last MERGES_KEPT has no mailbox any more."""
+        of, number = (merging["shard"], merging["epoch"]), merging["round"]
+        rounds = self._rounds.setdefault(of, set())
+        if number in rounds or number <= max(rounds, default=0) - MERGES_KEPT:
+            return False
+        rounds.add(number)
+        if len(rounds) > 2 * MERGES_KEPT:
+            oldest = max(rounds) - MERGES_KEPT
+            self._rounds[of] = {each for each in rounds if each > oldest}
         return True
 
     def claimed(self, versions: Iterable[tuple[int, Sequence[int]]]) -> None:
@@ -671,7 +686,7 @@ class Books:
                 self.snapshot_faults.append(fault)
 
     def add_merge(self, merging: Merging) -> bool:
-        """Take in a merge; returns whether it is newer than the known ones of its fragment in this epoch."""
+        """Take in a merge; returns whether it is new."""
         fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
         self.totals.raise_to(merging["merged_tokens"])  # A lower bound for lives whose reports are missing or refused.
         if not self.shards.add(merging):

@@ -20,8 +20,9 @@ from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import Lines, write_bytes
 
 FILE: Final = "recorder.state"
-TAIL_BYTES: Final = 1 << 20
-"""Read from the end of each file of lines if there is a state: more than a second ever adds."""
+TAIL_BYTES: Final = 4 << 20
+"""Read from the end of each file of lines if there is a state: more than a second ever adds, and more than the lines of
+the MERGES_KEPT merges that a shard sends again."""
 
 
 class BooksMemory(msgspec.Struct):

@@ -150,6 +150,7 @@ MERGED: Final = {
     "shard": COUNT,
     "epoch": LIFE,
     "round": COUNT,
+    "place": COUNT,
     "fragment": COUNT,
     "kind": ("text", *KINDS),
     "version": ("optional", VERSION),
@@ -376,6 +377,9 @@ class Recorder:
             self._books.recall(memory)
         for name, lines in read.items():
             for line in lines:
+                self._books.recall_line(name, line, self._began_at)
+        for name, line in self._lines.early:
+            if name == "merges":  # They are in the memory, too, but not one by one.
                 self._books.recall_line(name, line, self._began_at)
         self._has_recalled = True
         return True

@@ -142,7 +142,7 @@ def with_recorder(program: Template, job: Job) -> Template:
     record = role.node(RECORD, recorder, fires=Every(PERIOD))
     listed = [
         (training.reports, "progress", Latest()),
-        (training.merges, "merged", Latest("fragment")),
+        (training.merges, "merged", Latest("place")),
         (training.held, "held", Latest("holder")),
         (training.changes, "changed", Latest("place")),
         *((port, "stop", Latest()) for port in training.stop),

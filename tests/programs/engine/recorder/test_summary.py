@@ -138,7 +138,14 @@ def report(slot: int, incarnation: int, accounts: list[list[int]], stepping: flo
 
 def merging(fragment: int, kind: str, epoch: int, tokens: list[list[int]]) -> dict[str, Any]:
     told = SimpleNamespace(
-        shard=0, epoch=epoch, round=1, fragment=fragment, kind=kind, version=[epoch, 1], origin=[epoch, 0], voters=[0]
+        shard=0,
+        epoch=epoch,
+        round=1 + fragment,
+        fragment=fragment,
+        kind=kind,
+        version=[epoch, 1],
+        origin=[epoch, 0],
+        voters=[0],
     )
     known = {
         "weights": [1.0],
