@@ -374,6 +374,7 @@ class HostProcess:
                 if not self._host.stop_requested:
                     self._host.request_stop()
             case "exit":
+                self._say("heartbeat")  # The last one has the whole of what this life has used.
                 self._loop.stop()
 
     def _take_roster(self, rows: list[list[Any]], keys: Mapping[str, str], forms: list[Any]) -> None:
@@ -410,6 +411,7 @@ class HostProcess:
                 for member, silence in reachability.missing[:MISSING_MAX]
             ],
             "refusals": [msgspec.to_builtins(each) for each in self._host.refusals.values()],
+            "flows": msgspec.to_builtins(self._host.flows),
         }
         self._daemon.send(
             {
@@ -488,7 +490,7 @@ class HostProcess:
     def _watch(
         self, edge: int, source: Member, target: Member, size_bytes: int, begun: Instant, arrived: Instant
     ) -> None:
-        self._host.links.carried(target, size_bytes, begun, arrived)
+        self._host.carried(edge, target, size_bytes, begun, arrived)
         name = self._plan.edges[edge].name if edge in self._plan.edges else str(edge)
         self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size_bytes))
 

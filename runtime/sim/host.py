@@ -290,7 +290,7 @@ class Life:
             busy=firings.busy,
             firing=firings.oldest,
             node=firings.node,
-            bytes_sent=self.host.traffic.bytes_sent,
+            flows=self.host.flows,
             peers=reachability.peers,
             unreached=len(reachability.missing),
             missing=tuple(Missing(*each) for each in reachability.missing[:MISSING_MAX]),
@@ -392,7 +392,7 @@ class Life:
         self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)
 
     def _watch(self, edge: int, source: Member, target: Member, size: int, begun: Instant, arrived: Instant) -> None:
-        self.host.links.carried(target, size, begun, arrived)
+        self.host.carried(edge, target, size, begun, arrived)
         if self._trace is not None:
             name = self.plan.edges[edge].name
             self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size))

@@ -397,7 +397,7 @@ def books(
 def _life(knowledge: Known, life: Life, tokens_of_step: Mapping[int, int]) -> dict[str, Any]:
     report = knowledge.reports.get(life, {})
     steps, reported = (
-        (int(report.get("accounted_steps", report["step"])) if report else None),
+        report.get("accounted_steps", report["step"]) if report else None,
         knowledge.reported_tokens(life),
     )
     by_steps = steps * tokens_of_step[life[0]] if life[0] in tokens_of_step and steps is not None else None
@@ -417,7 +417,9 @@ def _life(knowledge: Known, life: Life, tokens_of_step: Mapping[int, int]) -> di
 def _estimate(report: Mapping[str, Any], unreported: int) -> int:
     """The unreported tokens of a life after its last report, at a constant pace until it was known to be gone."""
     reported_at, gone_at = report.get("reported_at"), report.get("gone_at")
-    if report.get("phase") != "stepping" or not report.get("step_ms") or reported_at is None or gone_at is None:
+    if report.get("phase") != "stepping" or not report.get("step_ms") or report.get("step") is None:
+        return 0
+    if reported_at is None or gone_at is None:
         return 0
     steps = int(max(0, gone_at - reported_at) / 1e6 / report["step_ms"])
     return max(0, int(steps * report["tokens"] / max(report["step"], 1)) - unreported)
@@ -480,8 +482,9 @@ def allocated_seconds(status: Mapping[str, Any], learners: int) -> float:
 
 def goodput(
     lives: Sequence[Mapping[str, Any]], life_tokens: Sequence[LifeTokens], sizes: Sequence[int], allocated: float
-) -> float:
-    """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds.
+) -> float | None:
+    """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds; None where a body
+    does not report how long it waited.
 
     The entries `life_tokens` have the wasted tokens of each life.
     """
@@ -493,15 +496,18 @@ def goodput(
             wasted[life] = wasted.get(life, 0.0) + share
     good = 0.0
     for report in lives:
+        if report["waited"] is None:
+            return None
         stepped = max(0, report["stepping"] - report["waited"]) / 1e9
         good += (1.0 - wasted.get((report["slot"], report["incarnation"]), 0.0)) * stepped
     return min(1.0, good / allocated) if allocated > 0 else 0.0
 
 
-def uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float:
-    """The share of the time in which learners step (to the last step of any) at which some learner was up."""
+def uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float | None:
+    """The share of the time in which learners step (to the last step of any) at which some learner was up; None without
+    an inner step."""
     if zero is None:
-        return 0.0
+        return None
     ends: dict[str, list[int]] = {}
     for span in spans:
         if span.name == "inner-step" and not span.peer and span.host.startswith("learner/") and span.ended >= zero:
@@ -512,7 +518,7 @@ def uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float:
         reach = round(UPTIME_STEPS * median(gaps)) if gaps else 0
         covered.extend((instant, instant + reach) for instant in instants)
     if not covered:
-        return 0.0
+        return None
     last = min(ended, max(begin for begin, _ in covered))
     first = min(begin for begin, _ in covered)
     up, reached = 0, first
@@ -643,7 +649,7 @@ class Books:
     def add_report(self, report: StepReport, now: int) -> bool:
         """Take in a report; whether it is of the newest life of its slot."""
         self.totals.raise_to([[report["slot"], report["incarnation"], report["tokens"]]])
-        if self.zero is None and report["step"]:
+        if self.zero is None and report["tokens"]:
             self.zero = min(now - report["stepping"], self._zero_max or now)
         if report["phase"] == "stepping":
             self.stepping_until = now

@@ -308,18 +308,20 @@ def _content_of(report: StepReport) -> tuple[Any, ...]:
 
 _UNTOLD: Final[Mapping[str, Any]] = {
     "phase": "stepping",
+    "step": None,
     "step_time": 0,
     "delay_steps": 0,
     "loss": math.nan,
     "metrics": [],
-    "staleness": 0,
+    "staleness": None,
     "sick": False,
     "sick_step": 0,
-    "bytes_sent": 0,
-    "bytes_received": 0,
-    "waited": 0,
-    "device_kind": "",
+    "bytes_sent": None,
+    "bytes_received": None,
+    "waited": None,
+    "device_kind": None,
 }
+"""What a body need not report. None: it is not measured here, and nothing takes its place."""
 
 
 class Reports:
@@ -355,7 +357,6 @@ class Reports:
             **_UNTOLD,
             "slot": replica.slot,
             "incarnation": member.incarnation,
-            "step": int(tokens > 0),
             "stepping": now - began,
             "totals": [[replica.slot, member.incarnation, tokens]],
         }

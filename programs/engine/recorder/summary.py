@@ -33,9 +33,10 @@ from isthmus.programs.engine.recorder.accounts import (
     uptime,
 )
 from isthmus.programs.engine.recorder.lines import FILES
-from isthmus.runtime.graph.template import Template
+from isthmus.runtime.graph.template import Every, Template
 from isthmus.runtime.host.contract import Span
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import RECORDER, Replica
+from isthmus.runtime.supervision.flows import EdgeTotal, NodeTotal, RunFlows
 from isthmus.runtime.system.disk import DISK
 
 
@@ -116,14 +117,33 @@ class LearnerSummary(TypedDict):
     """One slot over all its lives."""
 
     learner: int
-    steps: int
+    steps: int | None
     tokens: int
     tokens_lost: float
-    stall_seconds: float
-    bytes_sent: int
-    bytes_received: int
+    stall_seconds: float | None
+    bytes_sent: int | None
+    bytes_received: int | None
     restarts: int
-    device_kind: str
+    device_kind: str | None
+
+
+class EdgeSummary(TypedDict):
+    """One edge of the graph, over all hosts: 'node.port' at both ends."""
+
+    source: str
+    target: str
+    items: int
+    bytes: int
+    wait_seconds: float
+
+
+class NodeSummary(TypedDict):
+    """One node of one replica, over all its lives; one that fires by a timer awaits nothing."""
+
+    name: str
+    replica: str
+    firings: int
+    wait_seconds: float | None
 
 
 class Summary(TypedDict):
@@ -150,9 +170,12 @@ class Summary(TypedDict):
     eval_metrics: dict[str, float]
     start_seconds: float
     wall_seconds: float
-    goodput: float
-    uptime: float
-    bytes_sent_total: int
+    goodput: float | None
+    uptime: float | None
+    bytes_sent_total: int | None
+    bytes_home_total: int | None
+    edges: list[EdgeSummary] | None
+    nodes: list[NodeSummary] | None
     lines_lost: int
     lines_torn: int
     disk_error: str | None
@@ -176,12 +199,14 @@ def summarise(
     fragment_sizes: Sequence[int],
     ended: int,
     cpu_seconds: float,
-    bytes_sent_by_shards: int,
+    graph: Template | None,
+    flows: RunFlows,
     merges_recorded: int | None = None,
     tokens_per_batch: int | Sequence[int] = (),
 ) -> dict[str, Any]:
     """All keys of `summary.json`. `status` is the recorder's last, `ended` the instant of the end; `merges_recorded`
-    counts the merges in merges.jsonl, `tokens_per_batch` is the task's, empty if unknown.
+    counts the merges in merges.jsonl, `tokens_per_batch` is the task's, empty if unknown; `graph` is None where it
+    cannot be built any more.
     """
     reports: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
     former: Sequence[Mapping[str, Any]] = status.get("former", ())
@@ -195,11 +220,14 @@ def summarise(
     has_batches = bool(fragment_sizes and tokens_per_batch)
     tokens_of_step = {slot: of_slot(tokens_per_batch, slot) for slot, _ in knowledge.trained} if has_batches else {}
     means = _means(accounts, fragment_sizes, tokens, status.get("tokens_final"))
-    bytes_sent = sum(life["bytes_sent"] for life in lives) + bytes_sent_by_shards
+    share_good = goodput(lives, life_tokens, fragment_sizes, allocated_seconds(status, status.get("slots", learners)))
+    if share_good is not None:
+        share_good *= 1.0 if accounts or not tokens else 1.0 - means["lost"] / tokens
+    share_up = uptime(spans, zero, ended)
     return {
         "program": program,
         "outcome": outcome,
-        "learners": learners,
+        "learners": status.get("slots", learners),
         "syncer_shards": shards,
         "fragments": len(fragment_sizes),
         "tokens_total": tokens,
@@ -214,13 +242,9 @@ def summarise(
         "eval_metrics": status.get("eval_metrics", {}),
         "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),
-        "goodput": round(
-            goodput(lives, life_tokens, fragment_sizes, allocated_seconds(status, status.get("slots", learners)))
-            * (1.0 if accounts or not tokens else 1.0 - means["lost"] / tokens),
-            6,
-        ),
-        "uptime": round(uptime(spans, zero, ended), 6),
-        "bytes_sent_total": bytes_sent,
+        "goodput": None if share_good is None else round(share_good, 6),
+        "uptime": None if share_up is None else round(share_up, 6),
+        **_moved(graph, flows),
         **lines_missing(status.get("files", {})),
         "snapshot_faults": status.get("snapshots", {}).get("faults", []),
         "snapshot_store": status.get("snapshots", {}).get("store"),
@@ -233,10 +257,63 @@ def summarise(
                 sum(trained for life, trained in knowledge.trained.items() if life[0] == slot),
                 [entry for entry in life_tokens if entry.learner == slot],
                 fragment_sizes,
+                None if graph is None else _of_reporting(graph, flows, slot),
             )
             for slot in sorted(reports)
         ],
     }
+
+
+def _moved(graph: Template | None, flows: RunFlows) -> dict[str, Any]:
+    """The keys about what hosts moved and awaited; None where the graph is unknown."""
+    if graph is None:
+        return dict.fromkeys(("bytes_sent_total", "bytes_home_total", "edges", "nodes"))
+    edges: list[EdgeSummary] = []
+    sent, home = 0, 0
+    apart = _roles_apart(graph)
+    for index, edge in enumerate(graph.edges):
+        total = flows.edges.get(index, EdgeTotal())
+        edges.append(
+            EdgeSummary(
+                source=f"{edge.source.node.name}.{edge.source.name}",
+                target=f"{edge.target.node.name}.{edge.target.name}",
+                items=total.items,
+                bytes=total.size_bytes,
+                wait_seconds=round(total.waited / 1e9, 6),
+            )
+        )
+        if apart.isdisjoint((edge.source.node.role, edge.target.node.role)):
+            sent += total.size_bytes
+        else:
+            home += total.size_bytes
+    nodes = [
+        NodeSummary(
+            name=graph.nodes[index].name,
+            replica=replica,
+            firings=total.firings,
+            wait_seconds=None if isinstance(graph.nodes[index].fires, Every) else round(total.waited / 1e9, 6),
+        )
+        for (replica, index), total in sorted(flows.nodes.items())
+        if index < len(graph.nodes)
+    ]
+    return {"bytes_sent_total": sent, "bytes_home_total": home, "edges": edges, "nodes": nodes}
+
+
+def _roles_apart(graph: Template) -> set[str]:
+    """The roles that neither train nor merge: the recorder's, and one that only evaluates."""
+    training = graph.training
+    working = {port.node.role for port in (training.reports, training.model, training.merges) if port is not None}
+    evaluating = set() if training.evaluation is None else {training.evaluation.node.role}
+    return {RECORDER, *(evaluating - working)}
+
+
+def _of_reporting(graph: Template, flows: RunFlows, slot: int) -> NodeTotal | None:
+    """What the node that reports for a slot has awaited."""
+    reports = graph.training.reports
+    if reports is None:
+        return None
+    index = next(number for number, node in enumerate(graph.nodes) if node is reports.node)
+    return flows.nodes.get((f"{reports.node.role}/{slot}", index))
 
 
 def lines_missing(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -268,19 +345,32 @@ def _means(
 
 
 def _learner(
-    lives: Sequence[Mapping[str, Any]], tokens: int, life_tokens: Sequence[LifeTokens], sizes: Sequence[int]
+    lives: Sequence[Mapping[str, Any]],
+    tokens: int,
+    life_tokens: Sequence[LifeTokens],
+    sizes: Sequence[int],
+    reporting: NodeTotal | None,
 ) -> dict[str, Any]:
-    """One slot over all its lives, the present one last."""
+    """One slot over all its lives, the present one last; what its body does not report is measured, or None."""
     tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens)
-    total = {name: sum(life[name] for life in lives) for name in ("step", "bytes_sent", "bytes_received")}
+    names = ("step", "bytes_sent", "bytes_received", "waited")
+    total = {name: _sum(life[name] for life in lives) for name in names}
+    if total["waited"] is None and reporting is not None:
+        total["waited"] = reporting.waited
     return {
         "learner": lives[-1]["slot"],
         "steps": total["step"],
         "tokens": tokens,
         "tokens_lost": tokens_lost / sum(sizes) if sizes else 0.0,
-        "stall_seconds": round(sum(life["waited"] for life in lives) / 1e9, 6),
+        "stall_seconds": None if total["waited"] is None else round(total["waited"] / 1e9, 6),
         "bytes_sent": total["bytes_sent"],
         "bytes_received": total["bytes_received"],
         "restarts": lives[-1]["incarnation"] - 1,
         "device_kind": lives[-1]["device_kind"],
     }
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    """The sum; None if any of them is unknown."""
+    known = list(numbers)
+    return None if None in known else sum(number for number in known if number is not None)

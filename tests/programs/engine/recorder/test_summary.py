@@ -14,6 +14,7 @@ from isthmus.programs.engine.recorder.accounts import allocated_seconds, entries
 from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.programs.engine.recorder.summary import summarise
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.system.disk import DISK, Disk
 
 SECOND = 1_000_000_000
@@ -81,7 +82,8 @@ def figures(status: dict[str, Any]) -> dict[str, Any]:
         fragment_sizes=SIZES,
         ended=9 * SECOND,
         cpu_seconds=1.0,
-        bytes_sent_by_shards=0,
+        graph=None,
+        flows=RunFlows(),
     )
 
 
