@@ -214,6 +214,13 @@ def failure(
             "The report says which learners ended; the model has what was merged until then."
         )
     merged, refused = (_weighted(accounts, sizes, part) for part in ("merged", "refused"))
+    sick = [report["sick_step"] for report in figures["learners"].values()]
+    is_lost = refused > merged or (loss is not None and not math.isfinite(loss))
+    if is_lost and sick and all(sick):  # First: refusals, and the loss of the model, follow from it.
+        return (
+            f"the loss of all learners was not finite, first at step {min(sick)}. "
+            "Lower the learning rates (task.lr, program.outer_lr), or look at the data."
+        )
     if refused > merged:
         return (
             f"more was refused than merged: {refused:.0f} tokens against {merged:.0f}, of {tokens} trained. "
