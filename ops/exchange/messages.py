@@ -450,7 +450,8 @@ class StepReport(Progress):
     fragment, [merged, overlapped, refused, lost, pending]; `began`, of a later life, is the source of its learner's own
     state: ["copy", life, step] of that life's copy on its machine, ["snapshot", life, merges], as that life was after
     so many merges, ["anew", 0, 0], or, also of a first life, ["peer", slot, step] of another learner that lent its
-    moments; None where nothing of it is lost, or known.
+    moments; None where nothing of it is lost, or known; `in_model`, in programs that average gradients, are the tokens
+    of each slot in the model that it has: [slot, tokens].
     """
 
     stepping: int
@@ -466,6 +467,7 @@ class StepReport(Progress):
     waited: int
     device_kind: str
     began: list[Any] | None
+    in_model: list[list[int]]
 
 
 class Held(TypedDict):

@@ -161,6 +161,7 @@ REPORT: Final = {
     "bytes_received?": COUNT,
     "waited?": COUNT,
     "device_kind?": "text",
+    "in_model?": ("list", ("row", COUNT, COUNT)),
     "links?": LINKS,
     "began?": ("optional", ("row", ("text", "copy", "snapshot", "anew", "peer"), COUNT, COUNT)),
 }

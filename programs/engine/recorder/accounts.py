@@ -755,6 +755,7 @@ class Books:
         if self._live is not None:
             status["gone"] = self._unheard(self._live)
         life_tokens = entries(status, len(self._sizes))
+        last = next((each for each in self.evaluations if each["kind"] == "final"), None)
         return {
             **status,
             "tokens": self.totals.trained,
@@ -763,9 +764,11 @@ class Books:
             "merged_share": merged_share(fragment_accounts(life_tokens, len(self._sizes)), self._sizes),
             "goodput": goodput(lives, life_tokens, self._sizes, allocated_seconds(status, learners)),
             "eval_loss": finite(self.evaluations[-1]["loss"]) if self.evaluations else None,
+            "eval_tokens": self.evaluations[-1]["tokens"] if self.evaluations else None,
+            "eval_loss_final": None if last is None else finite(last["loss"]),
             "eval_loss_initial": finite(self.evaluations[0]["loss"]) if self.evaluations else None,
             "evaluations": len(self.evaluations),
-            "tokens_final": next((each["tokens"] for each in self.evaluations if each["kind"] == "final"), None),
+            "tokens_final": None if last is None else last["tokens"],
             "metrics": metrics_of(mean_of(present.values()).items()),
             "eval_metrics": metrics_of(self.evaluations[-1]["metrics"] if self.evaluations else []),
             "epochs": self._epochs(),
@@ -822,5 +825,5 @@ def _learner(report: StepReport) -> dict[str, Any]:
     fields: Mapping[str, Any] = {**report}
     noted = {name: fields[name] for name in _NOTED_FIELDS if name in fields}
     fields_shown = {name: fields[name] for name in _LEARNER_FIELDS}
-    began = {"began": fields["began"]} if fields.get("began") else {}
-    return {**fields_shown, **began, "metrics": dict(report["metrics"]), **noted, "step_ms": report["step_time"] / 1e6}
+    more = {name: fields[name] for name in ("began", "in_model") if fields.get(name)}
+    return {**fields_shown, **more, "metrics": dict(report["metrics"]), **noted, "step_ms": report["step_time"] / 1e6}

@@ -360,7 +360,7 @@ class Reports:
             "stepping": now - began,
             "totals": [[replica.slot, member.incarnation, tokens]],
         }
-        lists: dict[str, list[Any]] = {"epochs": [], "accounts": [], "versions": []}
+        lists: dict[str, list[Any]] = {"epochs": [], "accounts": [], "versions": [], "in_model": []}
         return cast(StepReport, {**defaults, **lists, **item})
 
 

@@ -119,7 +119,7 @@ class LearnerSummary(TypedDict):
     learner: int
     steps: int | None
     tokens: int
-    tokens_lost: float
+    tokens_lost: float | None
     stall_seconds: float | None
     bytes_sent: int | None
     bytes_received: int | None
@@ -166,6 +166,8 @@ class Summary(TypedDict):
     cpu_seconds_total: float
     eval_loss_initial: float | None
     eval_loss_final: float | None
+    eval_loss_last: float | None
+    eval_tokens_last: int | None
     metrics: dict[str, float]
     eval_metrics: dict[str, float]
     start_seconds: float
@@ -237,9 +239,11 @@ def summarise(
         "merged_share": merged_share(accounts, fragment_sizes),
         "cpu_seconds_total": round(cpu_seconds, 3),
         "eval_loss_initial": status.get("eval_loss_initial"),
-        "eval_loss_final": status.get("eval_loss"),
+        "eval_loss_final": status.get("eval_loss_final"),
+        "eval_loss_last": status.get("eval_loss"),
+        "eval_tokens_last": status.get("eval_tokens"),
         "metrics": status.get("metrics", {}),
-        "eval_metrics": status.get("eval_metrics", {}),
+        "eval_metrics": {} if status.get("tokens_final") is None else status.get("eval_metrics", {}),
         "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),
         "goodput": None if share_good is None else round(share_good, 6),
@@ -257,6 +261,7 @@ def summarise(
                 sum(trained for life, trained in knowledge.trained.items() if life[0] == slot),
                 [entry for entry in life_tokens if entry.learner == slot],
                 fragment_sizes,
+                _in_model(reports.values()),
                 None if graph is None else _of_reporting(graph, flows, slot),
             )
             for slot in sorted(reports)
@@ -349,25 +354,35 @@ def _learner(
     tokens: int,
     life_tokens: Sequence[LifeTokens],
     sizes: Sequence[int],
+    in_model: Mapping[int, int] | None,
     reporting: NodeTotal | None,
 ) -> dict[str, Any]:
     """One slot over all its lives, the present one last; what its body does not report is measured, or None."""
-    tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens)
+    slot = lives[-1]["slot"]
+    tokens_lost = None if in_model is None else float(max(0, tokens - in_model.get(slot, 0)))
+    if sizes:
+        tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens) / sum(sizes)
     names = ("step", "bytes_sent", "bytes_received", "waited")
     total = {name: _sum(life[name] for life in lives) for name in names}
     if total["waited"] is None and reporting is not None:
         total["waited"] = reporting.waited
     return {
-        "learner": lives[-1]["slot"],
+        "learner": slot,
         "steps": total["step"],
         "tokens": tokens,
-        "tokens_lost": tokens_lost / sum(sizes) if sizes else 0.0,
+        "tokens_lost": tokens_lost,
         "stall_seconds": None if total["waited"] is None else round(total["waited"] / 1e9, 6),
         "bytes_sent": total["bytes_sent"],
         "bytes_received": total["bytes_received"],
         "restarts": lives[-1]["incarnation"] - 1,
         "device_kind": lives[-1]["device_kind"],
     }
+
+
+def _in_model(reports: Iterable[Mapping[str, Any]]) -> dict[int, int] | None:
+    """The tokens of each slot in the final model, as the learner says that has most; None where none says so."""
+    said = [dict(report["in_model"]) for report in reports if report.get("in_model")]
+    return max(said, key=lambda tokens: sum(tokens.values()), default=None)
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:

@@ -45,7 +45,16 @@ from isthmus.programs.engine.results.changes import step, why
 from isthmus.programs.engine.results.record import RunRecord, as_number, slot_of, while_stepping, without_loss
 from isthmus.programs.engine.results.why import facts_of_many
 from isthmus.programs.engine.results.why_merge_facts import MergeFacts
-from isthmus.programs.engine.results.words import book_lines, decimal, percent, scaled, seconds, size, whole
+from isthmus.programs.engine.results.words import (
+    book_lines,
+    decimal,
+    not_evaluated,
+    percent,
+    scaled,
+    seconds,
+    size,
+    whole,
+)
 
 _OUTCOMES: Final = ("done", "stopped", "failed")
 _BYTES_A_VALUE: Final = 4
@@ -103,7 +112,8 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         return SummaryFigure(name, record.number(name), write)
 
     losses = (figure("eval_loss_initial", decimal), " → ", figure("eval_loss_final", decimal))
-    yield Tile("Evaluation loss", losses, ["global model on held-out data, first → final"])
+    meaning = not_evaluated({**record.summary}) or "global model on held-out data, first → final"
+    yield Tile("Evaluation loss", losses, [meaning])
     tokens = figure("tokens_total", scaled)
     if record.number("outer_steps"):
         mean = figure("contributors_mean", partial(decimal, digits=2))

@@ -170,6 +170,18 @@ def book_lines(books: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def not_evaluated(summary: Mapping[str, Any]) -> str:
+    """Why a run that was evaluated has no loss of its final model; '' where it has, or is never evaluated."""
+    last, at = summary.get("eval_loss_last"), summary.get("eval_tokens_last")
+    if at is None or summary.get("eval_loss_final") is not None:
+        return ""
+    if last is None:
+        return "the last loss was not finite"
+    total = summary.get("tokens_total")
+    share = percent(at / total) if total else UNKNOWN
+    return f"the final model was not evaluated; the last evaluation was {decimal(last)}, at {share} of the tokens"
+
+
 def snapshot_lines(faults: Sequence[str]) -> list[str]:
     """Lines about snapshots that could not be read."""
     return [f"damaged, an older one was taken, or none: {fault}" for fault in faults]

@@ -210,6 +210,8 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     rows.append((summary["outcome"], f"{words.scaled(summary['tokens_total'])} tokens in {wall} by {people}"))
     losses = [words.decimal(summary[name]) for name in ("eval_loss_initial", "eval_loss_final")]
     rows.append(("eval loss", " -> ".join(losses)))
+    if missing := words.not_evaluated(summary):
+        rows.append(("eval loss", missing))
     rows += eval_metrics(summary)
     if summary["outer_steps"]:
         share = words.percent(summary["merged_share"])
@@ -224,8 +226,9 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         rows.append(("waits", waits))
     restarts = sum(learner.get("restarts", 0) for learner in summary["per_learner"])
     if restarts:
-        lost = sum(learner.get("tokens_lost", 0.0) for learner in summary["per_learner"])
-        rows.append(("restarts", f"{restarts}; {words.scaled(round(lost))} tokens died with learners"))
+        losses_known = [learner.get("tokens_lost", 0.0) for learner in summary["per_learner"]]
+        lost = None if None in losses_known else round(sum(losses_known))
+        rows.append(("restarts", f"{restarts}; {words.scaled(lost)} tokens died with learners"))
     rows += [("books", line) for line in book_lines(summary.get("books", {}))]
     if lost := summary.get("lines_lost", 0):
         rows.append(("disk", f"{_lines(lost)} of metrics, merges or evaluations lost: {summary['disk_error']}"))
