@@ -94,6 +94,12 @@ class Busy:
         if self._begun.pop(node, None) is not None and not self._begun:
             self._before += now - self._since
 
+    def suspended(self, duration: Duration, now: Instant) -> None:
+        """This process did not run for `duration` up to `now`: that is no time in which a firing made no progress."""
+        for node, begun in list(self._begun.items()):
+            self._begun[node] = min(now, Instant(begun + duration))
+        self._since = min(now, Instant(self._since + duration))
+
     def firings(self, now: Instant) -> Firings:
         """The firings under way at `now`."""
         under_way = sorted((begun, node) for node, begun in list(self._begun.items()))

@@ -30,6 +30,7 @@ from isthmus.runtime.host.own_process import (
     is_searching,
     phase,
     steps,
+    suspended,
 )
 from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock
 from isthmus.runtime.ids import Member, Replica
@@ -381,6 +382,7 @@ class Life:
     def _beat(self) -> None:
         self.host.links.look(self.channel.under_way, self.clock.now())
         silence = self._silence.beat(self.clock.now() / 1e9)
+        self.host.busy.suspended(suspended(self._silence.late, 0.0), self.clock.now())
         if is_searching(silence):
             daemon = self._setting.daemon_of(self)
             if is_orphan(silence, has_daemon=daemon is not None):

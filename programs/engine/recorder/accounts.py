@@ -421,7 +421,9 @@ def _estimate(report: Mapping[str, Any], unreported: int) -> int:
         return 0
     if reported_at is None or gone_at is None:
         return 0
-    steps = int(max(0, gone_at - reported_at) / 1e6 / report["step_ms"])
+    # Where everything was stopped, the life was, too.
+    paused = max(0, report.get("gone_paused", 0) - report.get("reported_paused", 0))
+    steps = int(max(0, gone_at - reported_at - paused) / 1e6 / report["step_ms"])
     return max(0, int(steps * report["tokens"] / max(report["step"], 1)) - unreported)
 
 
@@ -539,9 +541,9 @@ _LEARNER_FIELDS: Final = (
 )
 SNAPSHOT_FAULTS_MAX: Final = 16
 """A life of the recorder reads two snapshots."""
-_NOTED_FIELDS: Final = ("reported_at", "gone_at", "accounted", "accounted_steps")
-"""Noted beside a report: when it arrived, and when its life was known to be gone; and its own tokens and steps, where
-lines of metrics.jsonl have more."""
+_NOTED_FIELDS: Final = ("reported_at", "reported_paused", "gone_at", "gone_paused", "accounted", "accounted_steps")
+"""Noted beside a report: when it arrived, and when its life was known to be gone, and how long this recorder had been
+paused by then; and its own tokens and steps, where lines of metrics.jsonl have more."""
 
 
 class Books:
@@ -572,6 +574,8 @@ class Books:
         self._recalled: Set[tuple[int, int]] = frozenset()
         """Lives of which only the recorder before this one has heard, which heard of any until `_heard_until`."""
         self._heard_until = 0
+        self.paused = 0
+        """For how long this recorder was stopped, in nanoseconds, with all else that was."""
         self.shards = ShardBooks()
         self.changes = Changes()
         self._sizes = tuple(sizes)
@@ -661,7 +665,8 @@ class Books:
             self.former.append(last)
         if last is not None and last["incarnation"] == report["incarnation"] and not report["metrics"]:
             report = cast(StepReport, {**report, "metrics": last["metrics"]})
-        self.reports[report["slot"]] = cast(StepReport, {**report, "reported_at": now})
+        noted = {"reported_at": now, "reported_paused": self.paused}
+        self.reports[report["slot"]] = cast(StepReport, {**report, **noted})
         self._recalled -= {(report["slot"], report["incarnation"])}
         self.shards.claimed(enumerate(report["versions"]))
         return True
@@ -673,7 +678,8 @@ class Books:
             self.since.setdefault(slot, now)
         for slot, report in self.reports.items():
             if (slot, report["incarnation"]) in lives:
-                cast(dict[str, Any], report).pop("gone_at", None)
+                for name in ("gone_at", "gone_paused"):
+                    cast(dict[str, Any], report).pop(name, None)
             else:
                 self._note_gone(report, now)
 
@@ -683,7 +689,9 @@ class Books:
         A life that only an earlier recorder heard may have died with all others: it is gone since that heard any.
         """
         is_recalled = (report["slot"], report["incarnation"]) in self._recalled
-        cast(dict[str, Any], report).setdefault("gone_at", self._heard_until if is_recalled else now)
+        noted = cast(dict[str, Any], report)
+        noted.setdefault("gone_at", self._heard_until if is_recalled else now)
+        noted.setdefault("gone_paused", self.paused)
 
     def note_snapshots(self, faults: Iterable[str]) -> None:
         """Note faults of snapshots, the first SNAPSHOT_FAULTS_MAX."""

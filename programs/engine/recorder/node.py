@@ -313,7 +313,7 @@ class Recorder:
     def open(self, context: Any) -> None:
         """Open the files, and continue from the memory of an earlier recorder."""
         self._context = context
-        self._began_at = context.now()
+        self._began_at = self._fired_at = context.now()
         self._disk: Disk = context.disk
         self._lines = RecordLines(self._folder, self._disk)
         self._metrics = MetricLines(self._lines)
@@ -340,6 +340,9 @@ class Recorder:
     ) -> dict[str, Control] | None:
         """Record the new inputs; signal stop if it was requested, or this recorder keeps the budget and it is spent."""
         now = self._context.now()
+        if now - self._fired_at >= GAP:  # It fires ten times a second.
+            self._books.paused += now - self._fired_at
+        self._fired_at = now
         came = {"progress": progress, "merged": merged, "evaluation": evaluation, "final": final, "held": held}
         for port, items in {**came, "changed": changed, "stop": stop}.items():
             self._arrived.setdefault(port, {}).update(items or {})

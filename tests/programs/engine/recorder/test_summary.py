@@ -309,3 +309,18 @@ def test_tokens_that_a_step_back_lost_are_told_by_learner() -> None:
     )
     assert told["tokens_lost"] == 20.0
     assert [row["tokens_lost"] for row in told["per_learner"]] == [20.0, 0.0]
+
+
+def test_a_pause_of_everything_is_no_time_in_which_a_life_that_ended_could_train(
+    recorder: tuple[Recorder, Context],
+) -> None:
+    record, context = recorder
+    context.live = {Member(Replica("learner", 0), 1)}
+    context.seconds = 4.0
+    record(progress={_learner(0): report(0, 1, FORMER["accounts"], 1.0)})
+    context.seconds, context.live = 44.0, set()
+    record()
+    gone = context.status["learners"][0]
+    assert (gone["gone_paused"] - gone["reported_paused"], gone["gone_at"]) == (40 * SECOND, 44 * SECOND)
+    assert figures(context.status)["books"]["unreported_estimate"] == 0
+    record.close()
