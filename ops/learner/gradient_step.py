@@ -401,13 +401,14 @@ class GradientStep:
         if self._slot or self._phase == "final" or not self._is_due(self._context.now()):
             return []
         steps, leaves = self._steps_before + self._reporter.step, list(self._learner.state())
-        totals = [
+        state = WholeState(
+            tokens=self._trained, steps=steps, totals=self._totals(), positions=[], streams=[], leaves=leaves
+        )
+        return [("state", state)]
+
+    def _totals(self) -> list[list[int]]:
+        """The tokens of the present lives, which have all made the same steps."""
+        return [
             [slot, incarnation, self._reporter.step * of_slot(self._task.tokens_per_batch, slot)]
             for slot, incarnation in self._greeting["lives"]
-        ]
-        return [
-            (
-                "state",
-                WholeState(tokens=self._trained, steps=steps, totals=totals, positions=[], streams=[], leaves=leaves),
-            )
         ]

@@ -12,6 +12,7 @@ are their means, weighted by the sizes of the fragments.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -154,6 +155,7 @@ class Summary(TypedDict):
     learners: int
     syncer_shards: int
     fragments: int
+    tokens_budget: int | None
     tokens_total: int
     tokens_merged: float
     tokens_overlapped: float
@@ -216,7 +218,12 @@ def summarise(
     zero = status.get("zero")
     wall = 0.0 if zero is None else max(0.0, (ended - zero) / 1e9)
     knowledge = Known.of(status)
-    tokens = sum(knowledge.trained.values())
+    in_model = _in_model(reports.values())
+    by_slot = {
+        slot: max(sum(trained for life, trained in knowledge.trained.items() if life[0] == slot), in_model.get(slot, 0))
+        for slot in sorted({*(slot for slot, _ in knowledge.trained), *in_model})
+    }
+    tokens = sum(by_slot.values())
     life_tokens = entries(status, len(fragment_sizes))
     accounts = fragment_accounts(life_tokens, len(fragment_sizes))
     has_batches = bool(fragment_sizes and tokens_per_batch)
@@ -232,6 +239,7 @@ def summarise(
         "learners": status.get("slots", learners),
         "syncer_shards": shards,
         "fragments": len(fragment_sizes),
+        "tokens_budget": status.get("tokens_budget"),
         "tokens_total": tokens,
         **{f"tokens_{part}": means[part] for part in FATES},
         "outer_steps": status.get("outer_steps", 0),
@@ -258,10 +266,10 @@ def summarise(
         "per_learner": [
             _learner(
                 [life for life in lives if life["slot"] == slot],
-                sum(trained for life, trained in knowledge.trained.items() if life[0] == slot),
+                by_slot.get(slot, 0),
                 [entry for entry in life_tokens if entry.learner == slot],
                 fragment_sizes,
-                _in_model(reports.values()),
+                in_model,
                 None if graph is None else _of_reporting(graph, flows, slot),
             )
             for slot in sorted(reports)
@@ -354,12 +362,12 @@ def _learner(
     tokens: int,
     life_tokens: Sequence[LifeTokens],
     sizes: Sequence[int],
-    in_model: Mapping[int, int] | None,
+    in_model: Mapping[int, int],
     reporting: NodeTotal | None,
 ) -> dict[str, Any]:
     """One slot over all its lives, the present one last; what its body does not report is measured, or None."""
     slot = lives[-1]["slot"]
-    tokens_lost = None if in_model is None else float(max(0, tokens - in_model.get(slot, 0)))
+    tokens_lost = float(max(0, tokens - in_model.get(slot, 0))) if in_model else None
     if sizes:
         tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens) / sum(sizes)
     names = ("step", "bytes_sent", "bytes_received", "waited")
@@ -379,10 +387,12 @@ def _learner(
     }
 
 
-def _in_model(reports: Iterable[Mapping[str, Any]]) -> dict[int, int] | None:
-    """The tokens of each slot in the final model, as the learner says that has most; None where none says so."""
-    said = [dict(report["in_model"]) for report in reports if report.get("in_model")]
-    return max(said, key=lambda tokens: sum(tokens.values()), default=None)
+def _in_model(reports: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """The tokens of each slot in the final model, as most learners say, which may be more than a life that ended had
+    reported; empty where none says so."""
+    said = Counter(tuple((slot, tokens) for slot, tokens in report.get("in_model") or ()) for report in reports)
+    ordered = sorted(said, key=lambda rows: (said[rows], sum(tokens for _, tokens in rows)))
+    return dict(ordered[-1]) if ordered else {}
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:

@@ -53,6 +53,7 @@ from isthmus.programs.engine.results.words import (
     scaled,
     seconds,
     size,
+    untrained,
     whole,
 )
 
@@ -93,6 +94,7 @@ def header(record: RunRecord) -> Header:
     """The header above the figures; it names missing data, so that an empty chart does not pass for a result."""
     outcome = record.text("outcome")
     problems = list(record.problems)
+    problems += [f"Trained: {missing}." for missing in [untrained({**record.summary})] if missing]
     if not record.summary:
         problems.insert(0, "There is no summary: the run is still going on, or it ended before it could write one.")
     return Header(

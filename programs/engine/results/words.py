@@ -170,6 +170,14 @@ def book_lines(books: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def untrained(summary: Mapping[str, Any]) -> str:
+    """That a run that is done has trained less than its budget; '' where it has not."""
+    budget, total = summary.get("tokens_budget"), summary.get("tokens_total")
+    if summary.get("outcome") != "done" or not budget or total is None or total >= budget:
+        return ""
+    return f"{percent(total / budget)} of the budget: the rest was due to learners that ended in the last rounds"
+
+
 def not_evaluated(summary: Mapping[str, Any]) -> str:
     """Why a run that was evaluated has no loss of its final model; '' where it has, or is never evaluated."""
     last, at = summary.get("eval_loss_last"), summary.get("eval_tokens_last")

@@ -210,6 +210,8 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     rows.append((summary["outcome"], f"{words.scaled(summary['tokens_total'])} tokens in {wall} by {people}"))
     losses = [words.decimal(summary[name]) for name in ("eval_loss_initial", "eval_loss_final")]
     rows.append(("eval loss", " -> ".join(losses)))
+    if missing := words.untrained(summary):
+        rows.append(("trained", missing))
     if missing := words.not_evaluated(summary):
         rows.append(("eval loss", missing))
     rows += eval_metrics(summary)

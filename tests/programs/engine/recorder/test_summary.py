@@ -292,7 +292,7 @@ def test_tokens_that_a_step_back_lost_are_told_by_learner() -> None:
     """As the last learner that says so has the model: what others trained after the snapshot is not in it."""
     lives = {
         slot: {**PRESENT[slot], "accounts": [], "tokens": tokens, "in_model": [[0, 100], [1, 90]]}
-        for slot, tokens in ((0, 120), (1, 90))
+        for slot, tokens in ((0, 120), (1, 80))
     }
     told = summarise(
         {"learners": lives, "former": [], "tokens_final": 190, "zero": SECOND, "stepping_until": 5 * SECOND},
@@ -309,6 +309,11 @@ def test_tokens_that_a_step_back_lost_are_told_by_learner() -> None:
     )
     assert told["tokens_lost"] == 20.0
     assert [row["tokens_lost"] for row in told["per_learner"]] == [20.0, 0.0]
+    assert [row["tokens"] for row in told["per_learner"]] == [120, 90], (
+        "more than learner 1 had reported is in the model"
+    )
+    assert "95" in words.untrained({**told, "tokens_budget": 221})
+    assert words.untrained({**told, "tokens_budget": 210}) == words.untrained({**told, "outcome": "stopped"}) == ""
 
 
 def test_a_pause_of_everything_is_no_time_in_which_a_life_that_ended_could_train(
