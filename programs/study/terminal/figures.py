@@ -209,7 +209,8 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     rows = [("error", str(summary["error"]))] if summary.get("error") else []
     rows.append((summary["outcome"], f"{words.scaled(summary['tokens_total'])} tokens in {wall} by {people}"))
     losses = [words.decimal(summary[name]) for name in ("eval_loss_initial", "eval_loss_final")]
-    rows.append(("eval loss", " -> ".join(losses)))
+    if summary["eval_loss_initial"] is not None or summary["eval_loss_final"] is not None:
+        rows.append(("eval loss", " -> ".join(losses)))
     if missing := words.untrained(summary):
         rows.append(("trained", missing))
     if missing := words.not_evaluated(summary):
@@ -224,7 +225,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         stalls = sum(learner["stall_seconds"] for learner in summary["per_learner"])
         goodput = words.percent(summary["goodput"])
         rows.append(("goodput", f"{goodput}; the learners waited {words.seconds(stalls)} in all"))
-    if waits := longest_waits(summary):
+    elif waits := longest_waits(summary):
         rows.append(("waits", waits))
     restarts = sum(learner.get("restarts", 0) for learner in summary["per_learner"])
     if restarts:
