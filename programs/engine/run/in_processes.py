@@ -31,6 +31,7 @@ import msgspec
 from isthmus.programs.engine.islands.elastic_sizes import sizes_here
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.environment import has_backend
+from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.in_process import RunOutcome, Watch
@@ -58,13 +59,24 @@ SECOND: Final = "ended at once by a second Ctrl-C"
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A request whose run folder exists, with its spec: everything that a watching command needs."""
+    """A request whose run folder exists, with its spec: everything that a watching command needs.
+
+    Of a run that is resumed, this process has the `lock` since it looked at the folder.
+    """
 
     name: str
     job: Job
     run_dir: Path
     warnings: tuple[Fault, ...] = ()
     chosen: Mapping[str, Any] = field(default_factory=dict)
+    lock: RunLock | None = None
+
+    def locked(self) -> RunLock:
+        """The lock on the run folder, taken now if it was not; RunError if another process has it."""
+        try:
+            return self.lock or RunLock(self.run_dir)
+        except InUseError as error:
+            raise RunError(f"expected {self.run_dir} to be this command's, found {error}") from None
 
 
 def submit(request: Request) -> Submitted:
@@ -186,9 +198,9 @@ def _on_cpu(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return work()
 
 
-def submitted(folder: Path, name: str) -> Submitted:
-    """The submitted request of a run folder."""
-    return Submitted(name, spec.load(folder).job, folder)
+def submitted(folder: Path, name: str, lock: RunLock | None = None) -> Submitted:
+    """The submitted request of a run folder, of which this process may have the lock."""
+    return Submitted(name, spec.load(folder).job, folder, lock=lock)
 
 
 def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -202,8 +214,8 @@ def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def run_processes(request: Submitted, *, watch: Watch | None) -> RunOutcome:
     """Train; RunError if the run failed, or after a second Ctrl-C."""
-    with interrupts() as interrupted:
-        _watch_until_over(request.run_dir, watch, interrupted)
+    with request.locked() as lock, interrupts() as interrupted:
+        _watch_until_over(request.run_dir, lock, watch, interrupted)
     return outcome_of(request.run_dir, watch)
 
 
@@ -231,7 +243,7 @@ def detach(request: Submitted) -> None:
 
     Until then it holds the pipe, so that an end of this command at any moment ends the run, too.
     """
-    daemon = private_daemon.start(request.run_dir)
+    daemon = private_daemon.start(request.run_dir, request.locked())  # The lock is released as this process ends.
     assert daemon.stdin is not None
     until = time.monotonic() + DAEMON_SECONDS
     try:
@@ -254,10 +266,10 @@ def _answers(folder: Path, pid: int) -> bool:
     return endpoint is not None and ask(endpoint, {"type": "status"}, seconds_max=1.0) is not None
 
 
-def _watch_until_over(folder: Path, watch: Watch | None, interrupted: Interrupts) -> None:
+def _watch_until_over(folder: Path, lock: RunLock, watch: Watch | None, interrupted: Interrupts) -> None:
     """Keep a daemon there, pass on Ctrl-C, and show how it goes, until the run is over; RunError if it cannot be
     brought to an end that can be read in its folder."""
-    daemon, seen, ending = PrivateDaemon(folder, _say), dict[str, Any](), _Ending(interrupted)
+    daemon, seen, ending = PrivateDaemon(folder, lock, _say), dict[str, Any](), _Ending(interrupted)
     try:
         while not (folder / OVER).exists():
             daemon.tend()
