@@ -392,6 +392,22 @@ class ShardState(Update):
     lengths: list[float]
 
 
+class CodedState(TypedDict):
+    """outer-step -> the hold node of the run's home, where updates are coded: a State without the published values.
+
+    The home has these from the updates. `momentum` and `theta` are codes of 8 bits with their scales: of the momentum,
+    where the program has any, and of what Theta differs from the published values of this version.
+    """
+
+    fragment: int
+    version: Version
+    momentum: NotRequired[npt.NDArray[Any]]
+    momentum_scales: NotRequired[Vector]
+    theta: npt.NDArray[Any]
+    theta_scales: Vector
+    lengths: list[float]
+
+
 class Kept(TypedDict):
     """the hold node of the run's home -> outer-step, in a new life of the shard: the `tensors` of a State."""
 

@@ -84,13 +84,13 @@ FRAGMENTS_NAMED_MAX = 16
 
 def fragment_sizes(graph: Template) -> list[int]:
     """The sizes of a program's fragments, in values; none if it exchanges whole trees."""
-    return [fragment.size for fragment in _fragments(graph)]
+    return [fragment.size for fragment in fragments_in(graph)]
 
 
 def fragments_of(graph: Template, shard: Replica) -> str:
     """The fragments that a syncer shard serves, for people: 'fragments 1 (head), 3 (norm and 2 more)'; '' if none."""
     shards = next((role.replicas_max for role in graph.roles if role.name == shard.role == "syncer"), 0)
-    own = [fragment for fragment in _fragments(graph) if shards and fragment.index % shards == shard.slot]
+    own = [fragment for fragment in fragments_in(graph) if shards and fragment.index % shards == shard.slot]
     named = [f"{fragment.index} ({_first([unit.name for unit in fragment.units], 1)})" for fragment in own]
     return f"fragment{'s' if len(own) > 1 else ''} {_first(named, FRAGMENTS_NAMED_MAX)}" if own else ""
 
@@ -100,7 +100,8 @@ def _first(names: Sequence[str], count: int) -> str:
     return ", ".join(names[:count]) + more
 
 
-def _fragments(graph: Template) -> Sequence[Fragment]:
+def fragments_in(graph: Template) -> Sequence[Fragment]:
+    """A program's fragments; none if it exchanges whole trees."""
     for node in graph.nodes:
         if node.role == "learner" and node.keywords.get("fragments"):
             fragments: Sequence[Fragment] = node.keywords["fragments"]
