@@ -30,6 +30,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes, write_json
 from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.wire.control_messages import DETACH
 
 END_SECONDS_MAX: Final = 90.0
 """Time limit for a daemon to kill its hosts and write the last files, for which a full disk has a minute."""
@@ -84,6 +85,15 @@ class PrivateDaemon:
                 self._process = start(self._folder, self._lock)
             except RunError as error:
                 self._put_off(f"before it began: {error}")
+
+    def detach(self) -> bool:
+        """Let the daemon and its run go on without this process; whether there is a daemon that can."""
+        if self._process is None or self._process.poll() is not None or self.endpoint is None:
+            return False
+        assert self._process.stdin is not None
+        self._process.stdin.write(DETACH)
+        _let_go(self._process)
+        return True
 
     def kill(self) -> None:
         """Kill it, and every process of the run."""

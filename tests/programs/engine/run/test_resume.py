@@ -59,6 +59,16 @@ def one_that_goes_on(rivals: list[subprocess.Popen[str]]) -> subprocess.Popen[st
     return other
 
 
+def leave_without_reader(command: subprocess.Popen[str]) -> None:
+    """Close what reads a command's output, as `| head` does: the command ends, and the run goes on by itself."""
+    assert command.stdout is not None
+    assert command.stderr is not None
+    command.stdout.close()
+    error = command.stderr.read()
+    assert command.wait(PATIENCE) == 0, error
+    assert "standard output was closed" in error
+
+
 Refusal = Callable[..., str]
 
 
@@ -148,7 +158,9 @@ def test_it_may_go_on_with_other_learners_and_another_budget_and_its_accounts_ad
     assert json.loads(found.stdout)["identical"] is True, found.stdout
 
 
-def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run, refusal: Refusal) -> None:
+def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(
+    dead: Run, refusal: Refusal, typed: Callable[..., Result]
+) -> None:
     run = shallow(dead)
     run.folder = copy(dead, "again")
     merged, told = run.merges(), json.loads((run.folder / FOLDER / BEFORE).read_text())
@@ -160,7 +172,11 @@ def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run, r
         run.wait_for(lambda: run.epochs()[-1:] == [2])
         os.kill(run.daemon()["pid"], signal.SIGKILL)
         assert "of process" in refusal(folder="again")  # Whether or not the next daemon is there.
-        summary = run.stop()
+        leave_without_reader(run.command)
+        assert "of process" in refusal(folder="again")  # Its daemon has the lock now.
+        assert typed(run.here, "stop", "again").exit_code == 0
+        run.wait_until_gone()
+        summary = run.summary()
     finally:
         run.close()
     assert run.merges() > merged
