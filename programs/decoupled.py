@@ -215,7 +215,11 @@ def build(
         held=pacer["held"],
         loans=(step["moments"], step["loan"]),
     )
-    graph.hold(state=outer["state"], kept=outer["kept"], published=published, copies=[arriving], held=[pacer["held"]])
+    coded_state = None if update == "float32" else outer["coded_state"]
+    held, kept = [pacer["held"]], outer["kept"]
+    graph.hold(
+        state=outer["state"], coded_state=coded_state, kept=kept, published=published, copies=[arriving], held=held
+    )
     graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)
     return graph
 

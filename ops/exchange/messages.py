@@ -252,9 +252,15 @@ class Answer(TypedDict):
     former: NotRequired[list[list[int]]]
 
 
+MERGES_KEPT: Final = 1024
+"""Records of a shard that wait for the recorder, which takes all of them ten times a second, and may be away for some
+seconds: a small fast task merges some hundreds of times a second."""
+
+
 class Merging(TypedDict):
     """The public record of one merge: its contributors, and why it closed when it did.
 
+    `place` is its mailbox among the last MERGES_KEPT of the shard, so that none replaces another before it is taken.
     `version` is None where nothing was merged; `origin` is the version that this epoch of the shard began with, None
     before it has one; `momentum` the version whose momentum it continues, None where that began with zero. `refused`
     has [slot, why] of answers that did not count, `shortened` [slot, share] of those that were too long, `opposed`
@@ -267,6 +273,7 @@ class Merging(TypedDict):
     shard: int
     epoch: int
     round: int
+    place: int
     fragment: int
     kind: Kind
     version: Version | None
@@ -385,6 +392,22 @@ class ShardState(Update):
     lengths: list[float]
 
 
+class CodedState(TypedDict):
+    """outer-step -> the hold node of the run's home, where updates are coded: a State without the published values.
+
+    The home has these from the updates. `momentum` and `theta` are codes of 8 bits with their scales: of the momentum,
+    where the program has any, and of what Theta differs from the published values of this version.
+    """
+
+    fragment: int
+    version: Version
+    momentum: NotRequired[npt.NDArray[Any]]
+    momentum_scales: NotRequired[Vector]
+    theta: npt.NDArray[Any]
+    theta_scales: Vector
+    lengths: list[float]
+
+
 class Kept(TypedDict):
     """the hold node of the run's home -> outer-step, in a new life of the shard: the `tensors` of a State."""
 
@@ -443,7 +466,8 @@ class StepReport(Progress):
     fragment, [merged, overlapped, refused, lost, pending]; `began`, of a later life, is the source of its learner's own
     state: ["copy", life, step] of that life's copy on its machine, ["snapshot", life, merges], as that life was after
     so many merges, ["anew", 0, 0], or, also of a first life, ["peer", slot, step] of another learner that lent its
-    moments; None where nothing of it is lost, or known.
+    moments; None where nothing of it is lost, or known; `in_model`, in programs that average gradients, are the tokens
+    of each slot in the model that it has: [slot, tokens].
     """
 
     stepping: int
@@ -459,6 +483,7 @@ class StepReport(Progress):
     waited: int
     device_kind: str
     began: list[Any] | None
+    in_model: list[list[int]]
 
 
 class Held(TypedDict):

@@ -161,6 +161,7 @@ REPORT: Final = {
     "bytes_received?": COUNT,
     "waited?": COUNT,
     "device_kind?": "text",
+    "in_model?": ("list", ("row", COUNT, COUNT)),
     "links?": LINKS,
     "began?": ("optional", ("row", ("text", "copy", "snapshot", "anew", "peer"), COUNT, COUNT)),
 }
@@ -202,6 +203,16 @@ def vector(name: str, fragments: Sequence[Fragment]) -> dict[str, Rule]:
         name: ("either", *(("array", dtype, (size,)) for dtype, size in formats)),
         "scales?": ("array", "float32", (("of", "fragment", blocks),)),
     }
+
+
+def coded_state(fragments: Sequence[Fragment]) -> Rule:
+    """The schema of a shard's state beside its coded updates."""
+    whole = ("of", "fragment", tuple(fragment.size for fragment in fragments))
+    counts = tuple(sum(-(-unit.size // CODE_BLOCK) for unit in fragment.units) for fragment in fragments)
+    codes: Rule = ("array", "int8", (whole,))
+    scales: Rule = ("array", "float32", (("of", "fragment", counts),))
+    theirs = {"momentum?": codes, "momentum_scales?": scales, "theta": codes, "theta_scales": scales}
+    return {"fragment": COUNT, "version": VERSION, **theirs, "lengths": LENGTHS}
 
 
 def coded_update(fragments: Sequence[Fragment]) -> Rule:

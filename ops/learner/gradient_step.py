@@ -7,6 +7,7 @@ and take the same means, so they hold the same bytes and agree, without further 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -22,7 +23,7 @@ Phase = Literal["ready", "stepping", "final"]
 
 
 class Reporter:
-    """The counts of one life of a learner. `totals` are [slot, incarnation, tokens] of the lives that it knows.
+    """The counts of one life of a learner. `in_model` are [slot, tokens] in the model that it has now.
 
     The first report is due at once, then one at every change of phase, and every 100 ms.
     """
@@ -34,6 +35,7 @@ class Reporter:
         self._step_time = self._began_at = self._first_at = self._stepping = self._reported_at = 0
         self._phase: Phase | None = None
         self._scalars: list[Mapping[str, float]] = []
+        self.in_model: list[list[int]] = []
 
     def begins(self) -> None:
         """Record the start of a step."""
@@ -86,6 +88,7 @@ class Reporter:
             waited=traffic.waited.get(self._context.node, 0),
             device_kind=self._device_kind,
             began=None,
+            in_model=self.in_model,
         )
         return [("progress", report)]
 
@@ -182,6 +185,10 @@ class ElasticStep:
         self._learner.apply(mean, min(1.0, call["trained_before"] / self._budget))
         if [self._slot, self._incarnation] in call["voters"]:
             self._reporter.trained(self._task.tokens_per_batch, self._scalars)
+        by_slot = Counter[int]()
+        for slot, _, tokens in call["totals"]:
+            by_slot[slot] += tokens
+        self._reporter.in_model = [[slot, tokens] for slot, tokens in sorted(by_slot.items())]
         if call["is_last"]:
             self._phase = "final"
 
@@ -362,6 +369,9 @@ class GradientStep:
             self._learner.apply(mean["values"], min(1.0, self._trained / self._budget))
             self._trained += mean["tokens"]
             self._reporter.trained(of_slot(self._task.tokens_per_batch, self._slot), self._scalars)
+            steps = self._steps_before + self._reporter.step  # All take part in each.
+            batches = (of_slot(self._task.tokens_per_batch, slot) for slot in range(self._learners))
+            self._reporter.in_model = [[slot, steps * tokens] for slot, tokens in enumerate(batches)]
             if mean["stop"] or self._trained >= self._budget:
                 self._phase = "final"
         emitted = [*self._model(), *self._state()]
@@ -391,13 +401,14 @@ class GradientStep:
         if self._slot or self._phase == "final" or not self._is_due(self._context.now()):
             return []
         steps, leaves = self._steps_before + self._reporter.step, list(self._learner.state())
-        totals = [
+        state = WholeState(
+            tokens=self._trained, steps=steps, totals=self._totals(), positions=[], streams=[], leaves=leaves
+        )
+        return [("state", state)]
+
+    def _totals(self) -> list[list[int]]:
+        """The tokens of the present lives, which have all made the same steps."""
+        return [
             [slot, incarnation, self._reporter.step * of_slot(self._task.tokens_per_batch, slot)]
             for slot, incarnation in self._greeting["lives"]
-        ]
-        return [
-            (
-                "state",
-                WholeState(tokens=self._trained, steps=steps, totals=totals, positions=[], streams=[], leaves=leaves),
-            )
         ]

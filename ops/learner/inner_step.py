@@ -451,6 +451,7 @@ class InnerStep:
             "waited": traffic.waited.get(self._context.node, 0),
             "device_kind": self._learner.device_kind,
             "began": self._inheritance.began,
+            "in_model": [],
         }
         self._watched_at = self._reported_at
         return report

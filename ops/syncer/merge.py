@@ -21,7 +21,7 @@ from isthmus.ops.data.batches import by_slot, of_slot, position_of
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import Method
-from isthmus.ops.exchange.messages import Answer, Gradient, Merging, ReachedPositions, Round
+from isthmus.ops.exchange.messages import MERGES_KEPT, Answer, Gradient, Merging, ReachedPositions, Round
 from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
 from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
 from isthmus.ops.kernels.buffers import Float32
@@ -423,6 +423,7 @@ class Merge:
             shard=self._shard,
             epoch=self._epoch,
             round=round["round"],
+            place=round["round"] % MERGES_KEPT,
             fragment=round["fragment"],
             kind=round["kind"],
             version=None,

@@ -17,8 +17,8 @@ import numpy as np
 
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import FinalFragment as FinalItem
 from isthmus.ops.exchange.messages import (
+    CodedState,
     Format,
     Gradient,
     Kept,
@@ -31,6 +31,7 @@ from isthmus.ops.exchange.messages import (
     WantedCut,
     copied,
 )
+from isthmus.ops.exchange.messages import FinalFragment as FinalItem
 from isthmus.ops.exchange.schemas import KEPT, WANTED
 from isthmus.ops.syncer.merge import KEPT_MAX
 
@@ -47,7 +48,7 @@ class KeyFrames:
     its own. `frame` is the key of a fragment's mailbox.
     """
 
-    outputs = ("learner", "evaluator")
+    outputs = ("learner", "evaluator", "recorder")
     collects = ("state", "need")
     schemas: ClassVar = {"need": schemas.NEED}
 
@@ -120,12 +121,14 @@ class OuterStep:
     """Gradient in; Update to all hosts, State to the hold node of the home, Merging to pacer and recorder; once, Final.
 
     `update` is the format of updates; "auto" takes the one that the round asks for. The State of a version that is
-    `wanted` leaves a second time (`cut`), on a port where no later one replaces it. Final leaves at the end.
+    `wanted` leaves a second time (`cut`), on a port where no later one replaces it. Final leaves at the end. Where
+    updates are coded, a home that has them decoded takes the rest of a State in codes, too (`coded_state`): whole ones
+    of all versions would be more than learners and shards exchange.
     """
 
-    outputs = ("update", "state", "merged", "final", "cut")
+    outputs = ("update", "state", "coded_state", "merged", "final", "cut")
     collects = ("kept", "wanted")
-    determined: ClassVar = ("update", "state", "final")
+    determined: ClassVar = ("update", "state", "coded_state", "final")
     schemas: ClassVar = {"kept": KEPT, "wanted": WANTED}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}
 
@@ -161,7 +164,8 @@ class OuterStep:
             coding.warm_updates()
         self._is_finite, self._largest = coding.is_finite, coding.largest
         self._nesterov: ModuleType = nesterov
-        self._now = context.now
+        self._coding: ModuleType = coding
+        self._now, self._codes_state = context.now, "coded_state" in context.connected
 
     def __call__(
         self,
@@ -188,6 +192,8 @@ class OuterStep:
             published = self._publications.get(p)
             emitted["update"] = update if published is None else published.item(update)
             emitted["state"] = ShardState(**update, tensors=self._tensors(p), lengths=gradient["lengths"])
+            if self._codes_state and published is not None:
+                emitted["coded_state"] = self._coded_state(p, emitted["state"])
             if self._wanted[p : p + 1] == [update["version"][1]]:
                 emitted["cut"] = emitted["state"]
             if gradient["kind"] == "final":
@@ -270,6 +276,21 @@ class OuterStep:
         """The tensors that a new life of this shard needs of a fragment beside its published values."""
         tensors = {"momentum": self._velocity[p]} if self._momentum else {}
         return {**tensors, "theta": self._theta[p]} if p in self._publications else tensors
+
+    def _coded_state(self, p: int, state: ShardState) -> CodedState:
+        """A state without the values: its error of momentum is 1/254 of the largest value of a block of 256."""
+        theta, _ = self._coding.advance(state["tensors"]["theta"], state["values"], self._fragments[p], "int8")
+        coded = CodedState(
+            fragment=p,
+            version=state["version"],
+            theta=theta.codes,
+            theta_scales=theta.scales,
+            lengths=state["lengths"],
+        )
+        if self._momentum:
+            momentum = self._coding.encode(state["tensors"]["momentum"], self._fragments[p], "int8")
+            coded["momentum"], coded["momentum_scales"] = momentum.codes, momentum.scales
+        return coded
 
     def _is_sound(self, kept: Kept) -> bool:
         """Whether its tensors fit its fragment: a file may be damaged in ways that no digest shows."""

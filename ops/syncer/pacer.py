@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
-from isthmus.ops.data.batches import Place
+from isthmus.ops.data.batches import Place, of_slot
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.adaptive import FollowedSettings, Steps, WantedSettings
 from isthmus.ops.exchange.messages import Change, Control, Held, Kind, Merging, Progress, ReachedPositions, Round
@@ -26,10 +26,12 @@ from isthmus.ops.syncer.schedule import (
     learners_live,
     rounds_in_flight_max,
 )
-from isthmus.ops.syncer.terms import Conditions, Terms
+from isthmus.ops.syncer.terms import EDGE_WAIT, Conditions, Terms
 
 START_WAIT: Final = 60_000_000_000
 """Nanoseconds from the first report after which a run starts with the learners that there are."""
+EDGE_INTERVALS: Final = 2
+"""The last rounds are those that open within so many intervals of the end of the budget: reports are late."""
 TRIES_MAX: Final = 16
 """Rounds in which the first version of a fragment may fail to come before the run fails."""
 
@@ -115,13 +117,15 @@ the versions that they hold. Only the newest version includes everything in the 
 class PacedRound:
     """A round whose merge has not been reported yet, opened at `opened_at` (nanoseconds).
 
-    `item` is its newest attempt, `first` its first, `seen` the roster's list with which its members were compared last.
+    `item` is its newest attempt, `first` its first, `seen` the roster's list with which its members were compared last;
+    `is_at_edge`: it waits for every live learner, so that its duration says nothing of other rounds.
     """
 
     item: Round
     first: Round
     opened_at: int
     seen: Sequence[LearnerReport] = ()
+    is_at_edge: bool = False
 
 
 class Pacer:
@@ -205,6 +209,9 @@ class Pacer:
         """Who was live when they were counted."""
         self._rounds: dict[int, PacedRound] = {}  # By fragment.
         self._born: set[int] = set()
+        self._merged: set[int] = set()
+        """The fragments that this life has merged."""
+        self._step_tokens = step_tokens
         self._ended: set[int] = set()
         self._round_last = 0
         self._recovers_at: int | None = None
@@ -344,12 +351,13 @@ class Pacer:
     def _end_merge(self, paced: PacedRound, merging: Merging, answered: list[int]) -> None:
         if not answered:
             return
+        self._merged.add(merging["fragment"])
         self._terms.observe(
             merging,
             answered,
             paced.item["required"],
             self._roster.stepping(),
-            is_usual=paced.first["grace"] is not None,
+            is_usual=paced.first["grace"] is not None and not paced.is_at_edge,
             is_late=self._is_late(),
             sweep=len(self._own),
         )
@@ -486,16 +494,28 @@ class Pacer:
 
     def _open_round(self, fragment: int, kind: Kind, members: list[list[int]]) -> Round:
         self._round_last += 1
-        item = self._round(self._round_last, fragment, 1, kind, members)
-        self._rounds[fragment] = PacedRound(item, item, self._context.now())
+        is_at_edge = kind == "merge" and self._is_at_edge(fragment)
+        item = self._round(self._round_last, fragment, 1, kind, members, is_at_edge=is_at_edge)
+        self._rounds[fragment] = PacedRound(item, item, self._context.now(), is_at_edge=is_at_edge)
         return item
+
+    def _is_at_edge(self, fragment: int) -> bool:
+        """Whether a round of a fragment that opens now is its first in this life, or may be its last before the end."""
+        if not self._counts_late:  # As published: an answer that is too late is refused in any case.
+            return False
+        a_step = sum(of_slot(self._step_tokens, learner.slot) for learner in self._roster.stepping())
+        left = self._tokens - self._totals.trained
+        return fragment not in self._merged or left <= EDGE_INTERVALS * self.interval * a_step
 
     def _renew(self, paced: PacedRound, members: list[list[int]]) -> Round:
         item = paced.item
-        paced.item = self._round(item["round"], item["fragment"], item["attempt"] + 1, item["kind"], members)
+        at, edge = (item["round"], item["fragment"], item["attempt"] + 1, item["kind"]), paced.is_at_edge
+        paced.item = self._round(*at, members, is_at_edge=edge)
         return paced.item
 
-    def _round(self, number: int, fragment: int, attempt: int, kind: Kind, members: list[list[int]]) -> Round:
+    def _round(
+        self, number: int, fragment: int, attempt: int, kind: Kind, members: list[list[int]], *, is_at_edge: bool
+    ) -> Round:
         """The item of one attempt, on the present terms."""
         match kind:
             case "initial":
@@ -504,6 +524,8 @@ class Pacer:
                 conditions = Conditions(1, RECOVERY_GRACE, [], None)
             case "merge":
                 conditions = self._terms.of(fragment, self._roster.stepping())
+                if is_at_edge and conditions.grace is not None:
+                    conditions = conditions._replace(required=[slot for slot, _ in members], deadline=EDGE_WAIT)
             case "final":
                 conditions = self._terms.final(len(self._own), self._roster.stepping())
         item = Round(

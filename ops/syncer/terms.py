@@ -223,6 +223,12 @@ class Fairness:
         return min(int(max(own)), interval * step)
 
 
+EDGE_WAIT: Final = 1_000_000_000
+"""Nanoseconds for which the first round of a fragment in a life of its shard, and the last ones of a run, wait for
+every live learner: of an answer that comes too late for the first the work is stale by then, because learners have
+stepped since before that life began, and after the last there is no next round in which it could count."""
+
+
 class Conditions(NamedTuple):
     """The fields of a round that its quorum reads, as in `messages.Round`."""
 

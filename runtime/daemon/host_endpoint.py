@@ -16,6 +16,7 @@ import msgspec
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import PHASES
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.incidents import raised_of, starved_of
 from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Heartbeat, ItemRefusal, Missing, Over
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
@@ -128,7 +129,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
         Duration(_count(figures, "firing_ns")),
         str(figures.get("firing_node", "")),
         max(0.0, float(figures.get("cpu_seconds", 0.0))),
-        _count(figures, "bytes_sent"),
+        msgspec.convert(figures.get("flows", Flows()), Flows),
         starved_of(figures.get("starved")),
         _count(figures, "peers"),
         _count(figures, "unreached"),

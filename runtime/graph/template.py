@@ -338,6 +338,7 @@ class HeldModelPorts:
     published: Port
     copies: tuple[Port, ...]
     held: tuple[Port, ...]
+    coded_state: Port | None = None
     cut: Port | None = None
     wanted: tuple[Port, ...] = ()
     own: Port | None = None
@@ -562,6 +563,7 @@ class Graph:
         published: Port,
         copies: Sequence[Port],
         held: Sequence[Port],
+        coded_state: Port | None = None,
         cut: Port | None = None,
         wanted: Sequence[Port] = (),
         own: Port | None = None,
@@ -570,7 +572,8 @@ class Graph:
         """Declare how a model that shards publish is held by recorder and evaluator, in case shards and learners die
         together, and kept on disk.
 
-        - `state`: an output of the shards; what they go on from. `kept`: their input for what is given back.
+        - `state`: an output of the shards; what they go on from. `coded_state`: the same in codes, without the
+          published values, which the recorder then has from its updates. `kept`: their input for what is given back.
         - `published`: an output, the versions as they come to the evaluator. `copies`: inputs of learners, which are
           given copies when no other host has any. `held`: inputs that are told what is held.
         - `cut`, `own`: outputs of shards and learners, of a state that is kept as of one step, parts of learners
@@ -582,6 +585,7 @@ class Graph:
             self._required("published", published),
             tuple(self._required("copies", port, is_input=True) for port in copies),
             tuple(self._required("held", port, is_input=True) for port in held),
+            self._declared("coded_state", coded_state),
             self._declared("cut", cut),
             tuple(self._required("wanted", port, is_input=True) for port in wanted),
             self._declared("own", own),

@@ -38,19 +38,30 @@ STORY_SIZE_MAX: Final = 1 << 16
 
 
 @dataclass(slots=True)
+class EdgeTraffic:
+    """Items that have passed on an edge from this host, their bytes between hosts, and waits of its nodes for it."""
+
+    items: int = 0
+    size_bytes: int = 0
+    waited: int = 0
+
+
+@dataclass(slots=True)
 class Traffic:
-    """Transfers and waits of a host so far; bytes are those of items that cross between hosts.
+    """Transfers and waits of a host so far; bytes are those of items that have crossed between hosts.
 
     `waited` is the time that a missing item or credit kept a node from firing, in waits longer than 1 ms, by node name,
-    `spent` the time of its firings, `emitted` the number of items that they emitted. `goodput` is the learned goodput
-    of the links to others, by (role, slot).
+    `spent` the time of its firings, `fired` their number, `emitted` the number of items that they emitted. `edges` are
+    by index in the graph. `goodput` is the learned goodput of the links to others, by (role, slot).
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
     waited: dict[str, Duration] = field(default_factory=dict)
     spent: dict[str, Duration] = field(default_factory=dict)
+    fired: dict[str, int] = field(default_factory=dict)
     emitted: dict[str, int] = field(default_factory=dict)
+    edges: dict[int, EdgeTraffic] = field(default_factory=dict)
     goodput: dict[tuple[str, int], Rate] = field(default_factory=dict)
 
 

@@ -52,10 +52,11 @@ from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemotePro
 from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 from isthmus.runtime.graph.template import Every, Quorum, Reference
 from isthmus.runtime.host.bodies import Bodies, Emission, FiringResult, Payload, Payloads
-from isthmus.runtime.host.contract import Executor, Island, Span, Trace, Traffic, raised, story
+from isthmus.runtime.host.contract import EdgeTraffic, Executor, Island, Span, Trace, Traffic, raised, story
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.schemas import Mismatch, compiled
+from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.supervision.messages import ItemRefusal
 from isthmus.runtime.system.disk import DISK, Disk
@@ -92,6 +93,12 @@ class Busy:
         """The firing of a node has ended."""
         if self._begun.pop(node, None) is not None and not self._begun:
             self._before += now - self._since
+
+    def suspended(self, duration: Duration, now: Instant) -> None:
+        """This process did not run for `duration` up to `now`: that is no time in which a firing made no progress."""
+        for node, begun in list(self._begun.items()):
+            self._begun[node] = min(now, Instant(begun + duration))
+        self._since = min(now, Instant(self._since + duration))
 
     def firings(self, now: Instant) -> Firings:
         """The firings under way at `now`."""
@@ -210,6 +217,16 @@ class Host:
         self._checks = {edge: compiled(each.schema) for edge, each in plan.edges.items() if each.schema is not None}
         self._timers: dict[int, Callable[[], None]] = {}
         self._waiting: dict[int, Instant] = {}
+        self._cause: Event | None = None
+        """The event whose commands are carried out."""
+        self._between: dict[tuple[int, int], int] = {
+            (edge.source, edge.target): index for index, edge in plan.edges.items() if edge.route == "local"
+        }
+        self._local_edges: dict[tuple[int, int], tuple[int, ...]] = {
+            (node.index, port): tuple(edge for edge in output.edges if plan.edges[edge].route == "local")
+            for node in plan.nodes
+            for port, output in enumerate(node.outputs)
+        }
         self._now = Instant(0)
         self._input_policy = InputPolicy(plan)
         self._is_closed = False
@@ -244,10 +261,26 @@ class Host:
 
         Only in a turn, like every call of a host.
         """
-        for command in self._decide(event, self._clock.now() if at is None else at):
+        commands, self._cause = self._decide(event, self._clock.now() if at is None else at), event
+        for command in commands:
             self._perform[type(command)](command)
         while self._deferred:
             self._deferred.popleft()()
+
+    @property
+    def flows(self) -> Flows:
+        """What this host has moved and awaited so far."""
+        traffic = self.traffic
+        return Flows(
+            tuple(
+                EdgeFlow(index, each.items, each.size_bytes, Duration(each.waited))
+                for index, each in sorted(traffic.edges.items())
+            ),
+            tuple(
+                NodeFlow(node.index, traffic.fired.get(node.name, 0), traffic.waited.get(node.name, Duration(0)))
+                for node in self.plan.nodes
+            ),
+        )
 
     @property
     def is_open(self) -> bool:
@@ -282,6 +315,14 @@ class Host:
         for cancel in self._timers.values():
             cancel()
         self._timers.clear()
+
+    def carried(self, edge: int, target: Member, size_bytes: int, begun: Instant, arrived: Instant) -> None:
+        """An item of this host has arrived at another, over the channel."""
+        self.links.carried(target, size_bytes, begun, arrived)
+        self.traffic.bytes_sent += size_bytes
+        on_edge = self._on_edge(edge)
+        on_edge.items += 1
+        on_edge.size_bytes += size_bytes
 
     def item_arrived(self, source: Member, parcel: Parcel) -> None:
         """An item arrived over the channel; one that violates the schema of its body goes no further."""
@@ -365,12 +406,32 @@ class Host:
         since = self._waiting.pop(command.node, None)
         if since is not None and (waited := self._now - since) > WAIT_MIN:
             self.traffic.waited[node.name] = Duration(self.traffic.waited.get(node.name, 0) + waited)
+            awaited = self._awaited(node.index)
+            if awaited is not None:
+                on_edge = self._on_edge(awaited)
+                on_edge.waited += waited
         inputs = self._inputs(node, command)
         work = partial(self.bodies.fire, node, inputs)
         if not node.body_may_wait:
             self.busy.began(node.name, self._now)
         self._input_policy.began(node.index)
         self._executor.submit(node.index, work, partial(self._fired, node))
+
+    def _awaited(self, node: int) -> int | None:
+        """The edge of a node whose item, or room, is the cause of its firing; None if it fires for another reason."""
+        match self._cause:
+            case ItemArrived(edge=edge) if self.plan.edges[edge].target == node:
+                return edge
+            case CreditGranted(edge=edge) if self.plan.edges[edge].source == node:
+                return edge
+            case FiringEnded(node=other) | ItemsEmitted(node=other):
+                # An item first: a consumer that ends takes the next item, and so makes room for this node's.
+                return self._between.get((other, node), self._between.get((node, other)))
+            case _:
+                return None
+
+    def _on_edge(self, index: int) -> EdgeTraffic:
+        return self.traffic.edges.setdefault(index, EdgeTraffic())
 
     def _inputs(self, node: NodePlan, command: RunBody) -> dict[str, Any]:
         """The keywords of a firing: items by port, None for required ports of an idle node."""
@@ -396,11 +457,14 @@ class Host:
 
     def _emitted(self, node: NodePlan, emissions: list[Emission]) -> None:
         with self._executor.turn:
-            self.handle(ItemsEmitted(node.index, self._outputs(emissions)))
+            self.handle(ItemsEmitted(node.index, self._outputs(node, emissions)))
 
-    def _outputs(self, emissions: list[Emission]) -> tuple[Output, ...]:
+    def _outputs(self, node: NodePlan, emissions: list[Emission]) -> tuple[Output, ...]:
         """Emissions as the core sees them; their payloads are kept."""
         keep = self._payloads.keep
+        for each in emissions:
+            for edge in self._local_edges[node.index, each.port]:
+                self._on_edge(edge).items += 1
         return tuple([Output(each.port, keep(each.payload), each.fields, each.payload.digest) for each in emissions])
 
     def _fired(self, node: NodePlan, ended: FiringResult | None, error: BaseException | None) -> None:
@@ -421,6 +485,7 @@ class Host:
         if ended is None or error is not None:
             return self._body_failed(node, error)
         traffic, took = self.traffic, ended.ended - ended.begun
+        traffic.fired[node.name] = traffic.fired.get(node.name, 0) + 1
         traffic.spent[node.name] = Duration(traffic.spent.get(node.name, 0) + took)
         traffic.emitted[node.name] = traffic.emitted.get(node.name, 0) + len(ended.emissions)
         if self._trace is not None:
@@ -428,7 +493,7 @@ class Host:
             self._trace.add(Span(self._name, node.name, ended.begun, until))
         if not ended.is_idle and not ended.is_finished and not isinstance(node.fires, Every):
             self._waiting[node.index] = now
-        outputs = self._outputs(ended.emissions) if ended.emissions else ()
+        outputs = self._outputs(node, ended.emissions) if ended.emissions else ()
         return FiringEnded(node.index, outputs, ended.is_idle, ended.is_finished)
 
     def _forget(self, event: Event) -> None:
@@ -449,7 +514,6 @@ class Host:
 
     def _send(self, command: SendItem | ResendItem, payload: Payload) -> None:
         edge: EdgePlan = self.plan.edges[command.edge]
-        self.traffic.bytes_sent += payload.size_bytes
         encoding = payload.digest, payload.size_bytes, payload.encoded
         parcel = Parcel(command.edge, command.key, payload.item, command.fields, *encoding)
         self._deferred.append(partial(self._channel.send, command.target, parcel, replaces=edge.kind == "latest"))

@@ -66,7 +66,7 @@ class LocalRun:
         self.clock = LoopClock(self.loop)
         self.trace = trace
         self._edges = {index: edge for plan in plans.values() for index, edge in plan.edges.items()}
-        network = Network(self.clock, watch=self._watch if trace is not None else None)
+        network = Network(self.clock, watch=self._watch)
         members = [Member(Replica(role, slot), 1) for role in plans for slot in range(counts[role])]
         self._executors: list[ThreadExecutor] = []
         self.hosts: dict[Replica, Host] = {}
@@ -181,9 +181,10 @@ class LocalRun:
     def _watch(
         self, edge: int, source: Member, target: Member, size_bytes: int, begun: Instant, arrived: Instant
     ) -> None:
-        assert self.trace is not None
-        name = self._edges[edge].name
-        self.trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size_bytes))
+        self.hosts[source.replica].carried(edge, target, size_bytes, begun, arrived)
+        if self.trace is not None:
+            name = self._edges[edge].name
+            self.trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size_bytes))
 
     def _flush_for_ever(self) -> None:
         while not self._is_closing.wait(FLUSH_SECONDS):

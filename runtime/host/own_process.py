@@ -232,11 +232,12 @@ class DaemonSilence:
     """The time for which a daemon has sent nothing that could have been received; all in seconds of one clock.
 
     If a beat is late, this process was suspended for that long, and messages of the daemon may lie unread: that time
-    does not count as silence. A daemon that is silent but alive is no reason to end.
+    does not count as silence. A daemon that is silent but alive is no reason to end. `late`: by how much the last beat.
     """
 
     def __init__(self, now: float, period: float) -> None:
         self._period, self._heard_at, self._due = period, now, now + period
+        self.late = 0.0
 
     def heard(self, now: float) -> None:
         """A message of the daemon arrived."""
@@ -244,9 +245,20 @@ class DaemonSilence:
 
     def beat(self, now: float) -> float:
         """The silence at a beat, which comes a period after the one before, or late."""
-        self._heard_at = min(now, self._heard_at + max(0.0, now - self._due))
+        self.late = max(0.0, now - self._due)
+        self._heard_at = min(now, self._heard_at + self.late)
         self._due = now + self._period
         return now - self._heard_at
+
+
+SUSPENDED_SECONDS: Final = 1.0
+"""A beat that is so late, without computation meanwhile, comes from a process that was stopped, or got no core."""
+
+
+def suspended(late: float, computed: float) -> Duration:
+    """How long a process was suspended whose beat is `late`, and which `computed` since its last; both in seconds."""
+    idle = late - computed
+    return seconds(idle) if idle >= SUSPENDED_SECONDS else Duration(0)
 
 
 def is_searching(silence: float) -> bool:
@@ -344,6 +356,7 @@ class HostProcess:
         self._on_roster, self._elastic = on_roster, elastic
         self._supply = Supply(plan)
         self._silence = DaemonSilence(time.monotonic(), HEARTBEAT_SECONDS)
+        self._computed = time.process_time()
         self._error: str | None = None
         self._is_over = self._gives_way = False
         self._daemon = ControlClient(self._loop, daemon, self._on_message)
@@ -374,6 +387,7 @@ class HostProcess:
                 if not self._host.stop_requested:
                     self._host.request_stop()
             case "exit":
+                self._say("heartbeat")  # The last one has the whole of what this life has used.
                 self._loop.stop()
 
     def _take_roster(self, rows: list[list[Any]], keys: Mapping[str, str], forms: list[Any]) -> None:
@@ -410,6 +424,7 @@ class HostProcess:
                 for member, silence in reachability.missing[:MISSING_MAX]
             ],
             "refusals": [msgspec.to_builtins(each) for each in self._host.refusals.values()],
+            "flows": msgspec.to_builtins(self._host.flows),
         }
         self._daemon.send(
             {
@@ -439,6 +454,9 @@ class HostProcess:
         self._loop.poll()  # While the loop does not listen, a firing may last longer than those before it.
         self._host.links.look(self._channel.under_way, self._clock.now())
         silence = self._silence.beat(time.monotonic())
+        computed, self._computed = time.process_time() - self._computed, time.process_time()
+        # Before the heartbeat: a pause of everything is no stall of a firing.
+        self._host.busy.suspended(suspended(self._silence.late, computed), self._clock.now())
         if is_searching(silence) and is_orphan(silence, has_daemon=self._find_daemon()):
             self._error = f"no daemon for {ORPHAN_SECONDS:.0f} s"
             self._loop.stop()
@@ -488,7 +506,7 @@ class HostProcess:
     def _watch(
         self, edge: int, source: Member, target: Member, size_bytes: int, begun: Instant, arrived: Instant
     ) -> None:
-        self._host.links.carried(target, size_bytes, begun, arrived)
+        self._host.carried(edge, target, size_bytes, begun, arrived)
         name = self._plan.edges[edge].name if edge in self._plan.edges else str(edge)
         self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size_bytes))
 

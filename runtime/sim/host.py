@@ -30,6 +30,7 @@ from isthmus.runtime.host.own_process import (
     is_searching,
     phase,
     steps,
+    suspended,
 )
 from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock
 from isthmus.runtime.ids import Member, Replica
@@ -290,7 +291,7 @@ class Life:
             busy=firings.busy,
             firing=firings.oldest,
             node=firings.node,
-            bytes_sent=self.host.traffic.bytes_sent,
+            flows=self.host.flows,
             peers=reachability.peers,
             unreached=len(reachability.missing),
             missing=tuple(Missing(*each) for each in reachability.missing[:MISSING_MAX]),
@@ -381,6 +382,7 @@ class Life:
     def _beat(self) -> None:
         self.host.links.look(self.channel.under_way, self.clock.now())
         silence = self._silence.beat(self.clock.now() / 1e9)
+        self.host.busy.suspended(suspended(self._silence.late, 0.0), self.clock.now())
         if is_searching(silence):
             daemon = self._setting.daemon_of(self)
             if is_orphan(silence, has_daemon=daemon is not None):
@@ -392,7 +394,7 @@ class Life:
         self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)
 
     def _watch(self, edge: int, source: Member, target: Member, size: int, begun: Instant, arrived: Instant) -> None:
-        self.host.links.carried(target, size, begun, arrived)
+        self.host.carried(edge, target, size, begun, arrived)
         if self._trace is not None:
             name = self.plan.edges[edge].name
             self._trace.add(Span(str(source.replica), name, begun, arrived, str(target.replica), size))

@@ -66,6 +66,7 @@ class World:
         edges = {index: edge.name for plan in plans.values() for index, edge in plan.edges.items()}
 
         def watch(edge: int, source: Member, target: Member, size: int, begun: Instant, arrived: Instant) -> None:
+            self.hosts[source.replica].carried(edge, target, size, begun, arrived)
             if trace is not None:
                 trace.add(Span(str(source.replica), edges[edge], begun, arrived, str(target.replica), size))
 

@@ -54,7 +54,7 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state that outlives a daemon: decisions that were confirmed.
 
     (replica, machine) of all that are not where they were placed, machines `away`, (replica, how) of those `retired`,
-    and what ended lives had `used`, by 'ROLE.cpu_seconds' and 'ROLE.bytes_sent'; numbers of lives are above
+    and what ended lives had `used`, by 'ROLE.cpu_seconds' and as in `flows.as_used`; numbers of lives are above
     `number_least`; orders were given in `epoch` of `term`; `forms` are the newest of elastic islands.
     """
 

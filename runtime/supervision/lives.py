@@ -19,6 +19,7 @@ from isthmus.runtime.cores.membership_messages import HostAnnounced, HostEnded
 from isthmus.runtime.ids import LEARNER, Member, Replica
 from isthmus.runtime.supervision import incidents, watch
 from isthmus.runtime.supervision.fleet import MachineLives
+from isthmus.runtime.supervision.flows import as_used
 from isthmus.runtime.supervision.home_events import DAEMON, HomeBegan, Journal
 from isthmus.runtime.supervision.home_state import GangEnd, RunState
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS
@@ -104,8 +105,7 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     member, replica = gone.member, gone.member.replica
     machine.forget(member)  # First: the next life starts only where none is tracked.
     life = run.lives.pop(replica, None)
-    for name, value in (("cpu_seconds", gone.cpu_seconds), ("bytes_sent", float(gone.bytes_sent))):
-        key = f"{replica.role}.{name}"
+    for key, value in ((f"{replica.role}.cpu_seconds", gone.cpu_seconds), *as_used(replica, gone.flows)):
         run.used[key] = run.used.get(key, 0.0) + value
     run.adopting.discard(replica)
     run.has_changed = run.has_news = True
@@ -150,7 +150,7 @@ def end_all_lives_on(run: RunState, machine: MachineLives, end: incidents.End) -
     for member in machine.members():
         life = run.lives.get(member.replica)
         seen = life.seen if life is not None and life.member == member else Seen(member, 0)
-        end_life(run, machine, Gone(member, end, seen.error, seen.heartbeat.cpu_seconds, seen.heartbeat.bytes_sent))
+        end_life(run, machine, Gone(member, end, seen.error, seen.heartbeat.cpu_seconds, seen.heartbeat.flows))
 
 
 def _has_learner(run: RunState) -> bool:

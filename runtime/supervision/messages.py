@@ -16,6 +16,7 @@ import msgspec
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import Phase
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.incidents import End, Raised, Starved
 
 
@@ -89,7 +90,7 @@ class Heartbeat(Part, frozen=True):
 
     `starved`: its data arrive too slowly. Of its `peers` hosts it has no data connection with `unreached`, of which
     `missing` are the first. `refusals` are the items that it has refused, a record for each sender and edge. `formed`
-    is set by the leader of an elastic island.
+    is set by the leader of an elastic island. `flows`: what it has moved and awaited.
     """
 
     phase: Phase = "starting"
@@ -99,7 +100,7 @@ class Heartbeat(Part, frozen=True):
     firing: Duration = Duration(0)
     node: str = ""
     cpu_seconds: float = 0.0
-    bytes_sent: int = 0
+    flows: Flows = Flows()
     starved: Starved | None = None
     peers: int = 0
     unreached: int = 0
@@ -134,13 +135,13 @@ class Seen(Part, frozen=True):
 
 
 class Gone(Part, frozen=True):
-    """A life that has ended, with its CPU time and bytes sent."""
+    """A life that has ended, with its CPU time and what it has moved."""
 
     member: Member
     end: End
     error: Raised | None = None
     cpu_seconds: float = 0.0
-    bytes_sent: int = 0
+    flows: Flows = Flows()
 
 
 class Stamp(Part, frozen=True, order=True):
@@ -201,11 +202,11 @@ class Orders(Part, frozen=True):
 def report_of(plain: Any) -> Report:
     """The report decoded from plain data; ValueError if it is not one, or has counts out of range."""
     report: Report = _converted(plain, Report)
-    used = [
-        (each.heartbeat.cpu_seconds, each.heartbeat.bytes_sent, each.heartbeat.steps, each.beats)
+    used: list[tuple[float, ...]] = [
+        (each.heartbeat.cpu_seconds, each.heartbeat.steps, each.beats, *each.heartbeat.flows.numbers())
         for each in report.lives
     ]
-    used += [(each.cpu_seconds, each.bytes_sent, 0, 0) for each in report.ended]
+    used += [(each.cpu_seconds, *each.flows.numbers()) for each in report.ended]
     if not all(isfinite(number) and 0 <= number <= COUNT_MAX for row in used for number in row):
         raise ValueError(f"a report that counts below 0, or beyond {COUNT_MAX}")
     return report

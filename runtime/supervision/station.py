@@ -277,7 +277,7 @@ class Station:
             return []
         del self.lives[event.member.replica]  # Before the report, which would list it as running.
         used = life.heartbeat.cpu_seconds if event.cpu_seconds is None else event.cpu_seconds
-        self._ended[event.member.replica] = Gone(event.member, event.end, life.error, used, life.heartbeat.bytes_sent)
+        self._ended[event.member.replica] = Gone(event.member, event.end, life.error, used, life.heartbeat.flows)
         return [self._report(event.member.replica), *self._close_if_alone()]
 
     # -- hosts ---------------------------------------------------------------------------------------------------------

@@ -169,3 +169,35 @@ def with_own_evaluator(job: Job) -> Graph:
     graph = _graph(job, DeafModel)
     graph.role("evaluator", replicas=(1, 1)).node("judge", Watches, fires=Every(milliseconds(50)))
     return graph
+
+
+class Teacher:
+    """Sends a value of 8 kB a firing."""
+
+    outputs = ("lesson",)
+
+    def __call__(self) -> Any:
+        return {"lesson": np.zeros(1000)}
+
+
+class Student:
+    """Trains on each lesson, and reports nothing but that."""
+
+    outputs = ("progress",)
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def __call__(self, lesson: Any) -> Any:
+        self.tokens += TOKENS
+        return {"progress": {"tokens": self.tokens}}
+
+
+def school(job: Job) -> Graph:
+    """A student that waits for its teacher, without a role of learners."""
+    graph = Graph("school")
+    desk, bench = graph.role("desk", replicas=(1, 1)), graph.role("bench", replicas=(1, 1))
+    teach, study = desk.node("teach", Teacher), bench.node("study", Student)
+    graph.edge(teach["lesson"], study["lesson"], Queue(2), to=bench.all)
+    graph.train(reports=study["progress"])
+    return graph

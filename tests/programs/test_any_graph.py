@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from isthmus.runtime.clock import Instant, milliseconds, seconds
 from isthmus.runtime.errors import GraphError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.world import World
+from isthmus.runtime.supervision.flows import RunFlows
 from tests.effort import soaked
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -40,7 +41,7 @@ class Ended:
 
     def __init__(self, world: World, summary: dict[str, Any]) -> None:
         self.status = world.hosts[Replica("recorder", 0)].published["record"]
-        self.summary, self.seconds = summary, world.clock.now() / 1e9
+        self.summary, self.seconds, self.world = summary, world.clock.now() / 1e9, world
 
 
 @pytest.fixture
@@ -48,7 +49,15 @@ def run(tmp_path: Path) -> Any:
     """Runs a program; `stop_at`: the virtual second at which every host is asked to stop."""
     worlds: list[World] = []
 
-    def go(program: str, *, tokens: int, learners: int = 2, stop_at: float | None = None, **settings: Any) -> Ended:
+    def go(
+        program: str,
+        *,
+        tokens: int,
+        learners: int = 2,
+        stop_at: float | None = None,
+        paces: Mapping[str, float] | None = None,
+        **settings: Any,
+    ) -> Ended:
         program = program if ":" in program else f"{ODD}:{program}"
         budget = {"tokens": tokens, "learners": learners}
         request = prepare(Program(program, **settings), "mine.py:task", run=budget, run_dir=tmp_path / "run")
@@ -59,7 +68,7 @@ def run(tmp_path: Path) -> Any:
             counts,
             seed=0,
             resolve=resolving(request.run_dir, resolve, request.run.snapshot_every_seconds),
-            duration=lambda replica, node: milliseconds(1000 * STEP),
+            duration=lambda replica, node: milliseconds(1000 * (paces or {}).get(node, STEP)),
             delay=lambda edge, size_bytes: milliseconds(1),
         )
         worlds.append(world)
@@ -70,7 +79,8 @@ def run(tmp_path: Path) -> Any:
         status = world.hosts[Replica("recorder", 0)].published["record"]
         told: dict[str, Any] = {"program": "odd", "outcome": "done", "learners": learners, "shards": 0}
         told |= {"fragment_sizes": fragment_sizes(request.graph), "ended": world.clock.now(), "cpu_seconds": 0.0}
-        return Ended(world, summarise(status, [], **told, bytes_sent_by_shards=0))
+        told |= {"flows": RunFlows.of((replica, host.flows) for replica, host in world.hosts.items())}
+        return Ended(world, summarise(status, [], **told, graph=request.graph))
 
     yield go
     for world in worlds:
@@ -93,7 +103,7 @@ def test_bodies_that_hear_nothing_are_ended_after_a_while(run: Run, program: str
     assert spent.status["error"] is None
     assert spent.summary["tokens_total"] >= 64 * 200
     assert [each["tokens"] > 0 for each in spent.summary["per_learner"]] == [True] * trains
-    assert 0.5 < spent.summary["goodput"] <= 1.0
+    assert (spent.summary["goodput"], spent.summary["uptime"]) == (None, None), "their bodies report tokens alone"
 
 
 @pytest.mark.slow
@@ -139,6 +149,38 @@ def test_edges_of_ones_own_on_progress_take_nothing_away(run: Run, replicas: int
     assert ended.seconds <= (stop_at or 300 / replicas * STEP) + SLACK
     assert ended.summary["eval_loss_final"] < ended.summary["eval_loss_initial"]
     assert [each["steps"] > 0 for each in ended.summary["per_learner"]] == [True] * replicas
+
+
+# -- what is measured of any graph -------------------------------------------------------------------------------------
+
+
+def test_waits_and_bytes_of_edges_are_measured_and_nothing_is_made_up(run: Run) -> None:
+    lesson, study, lessons = 0.02, 0.002, 60
+    ended = run("school", tokens=64 * lessons, learners=4, paces={"teach": lesson, "study": study})
+    summary = ended.summary
+    [edge] = [each for each in summary["edges"] if each["target"] == "study.lesson"]
+    [student] = [each for each in summary["nodes"] if each["replica"] == "bench/0"]
+    [teacher] = [each for each in summary["nodes"] if each["replica"] == "desk/0"]
+    assert student["firings"] >= lessons
+    outside = (lesson - study) * (student["firings"] - 1)  # By the clock of the world: from each firing to the next.
+    assert student["wait_seconds"] == pytest.approx(outside, rel=0.05)
+    assert edge["wait_seconds"] == pytest.approx(student["wait_seconds"])
+    assert teacher["wait_seconds"] == 0.0
+    sent = ended.world.hosts[Replica("desk", 0)]._channel.statistics()  # type: ignore[attr-defined]
+    assert edge["items"] == pytest.approx(student["firings"], abs=2)
+    assert edge["bytes"] == pytest.approx(sent["bytes_sent"], rel=0.05) == pytest.approx(8000 * edge["items"], rel=0.05)
+    assert summary["bytes_sent_total"] == edge["bytes"]
+    assert summary["learners"] == 1
+    unmeasured = (summary["goodput"], summary["uptime"], summary["per_learner"][0]["steps"])
+    assert unmeasured == (None, None, None)
+    assert summary["per_learner"][0]["stall_seconds"] == student["wait_seconds"]
+
+
+def test_waits_for_room_count_for_the_edge_that_is_full(run: Run) -> None:
+    summary = run("school", tokens=64 * 40, paces={"teach": 0.002, "study": 0.02}).summary
+    [edge] = [each for each in summary["edges"] if each["target"] == "study.lesson"]
+    [teacher] = [each for each in summary["nodes"] if each["replica"] == "desk/0"]
+    assert edge["wait_seconds"] == teacher["wait_seconds"] == pytest.approx(0.018 * teacher["firings"], rel=0.05)
 
 
 # -- the examples ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeAlias, cast, final
 
-from isthmus.ops.exchange.messages import Merging, StepReport
+from isthmus.ops.exchange.messages import MERGES_KEPT, Merging, StepReport
 from isthmus.ops.exchange.token_accounts import FATES, Totals
 from isthmus.ops.island.evaluate import Evaluated
 from isthmus.programs.engine.recorder.lines import BooksMemory, finite, mean_of, metrics_of
@@ -93,18 +93,33 @@ class ShardBooks:
         self._claimed: dict[tuple[int, int], int] = {}
         self._saved: dict[int, list[tuple[int, int]]] = {}
         """Fragment -> versions on disk, the newest last."""
+        self._rounds: dict[tuple[int, int], set[int]] = {}
+        """(shard, epoch) -> the rounds that were added, of the last MERGES_KEPT."""
 
     def add(self, merging: Merging) -> bool:
-        """Take in a merge; returns whether it is newer than the known ones of its fragment in this epoch."""
+        """Take in a merge; returns whether it is new. A shard's records may arrive in any order."""
         fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
-        last = self._newest.get((fragment, epoch))
-        if last is not None and last["round"] >= merging["round"]:
+        if not self._is_news(merging):
             return False
-        self._newest[fragment, epoch] = merging
+        last = self._newest.get((fragment, epoch))
+        if last is None or last["round"] < merging["round"]:
+            self._newest[fragment, epoch] = merging
         if merging["origin"] is not None:
             self._begun(fragment, epoch, merging["origin"])
         if version is not None and version[0] == epoch:
             self._keep(fragment, epoch, version[1], merging["merged_tokens"])
+        return True
+
+    def _is_news(self, merging: Merging) -> bool:
+        """Whether this merge was never added; a round behind the last MERGES_KEPT has no mailbox any more."""
+        of, number = (merging["shard"], merging["epoch"]), merging["round"]
+        rounds = self._rounds.setdefault(of, set())
+        if number in rounds or number <= max(rounds, default=0) - MERGES_KEPT:
+            return False
+        rounds.add(number)
+        if len(rounds) > 2 * MERGES_KEPT:
+            oldest = max(rounds) - MERGES_KEPT
+            self._rounds[of] = {each for each in rounds if each > oldest}
         return True
 
     def claimed(self, versions: Iterable[tuple[int, Sequence[int]]]) -> None:
@@ -382,7 +397,7 @@ def books(
 def _life(knowledge: Known, life: Life, tokens_of_step: Mapping[int, int]) -> dict[str, Any]:
     report = knowledge.reports.get(life, {})
     steps, reported = (
-        (int(report.get("accounted_steps", report["step"])) if report else None),
+        report.get("accounted_steps", report["step"]) if report else None,
         knowledge.reported_tokens(life),
     )
     by_steps = steps * tokens_of_step[life[0]] if life[0] in tokens_of_step and steps is not None else None
@@ -402,9 +417,13 @@ def _life(knowledge: Known, life: Life, tokens_of_step: Mapping[int, int]) -> di
 def _estimate(report: Mapping[str, Any], unreported: int) -> int:
     """The unreported tokens of a life after its last report, at a constant pace until it was known to be gone."""
     reported_at, gone_at = report.get("reported_at"), report.get("gone_at")
-    if report.get("phase") != "stepping" or not report.get("step_ms") or reported_at is None or gone_at is None:
+    if report.get("phase") != "stepping" or not report.get("step_ms") or report.get("step") is None:
         return 0
-    steps = int(max(0, gone_at - reported_at) / 1e6 / report["step_ms"])
+    if reported_at is None or gone_at is None:
+        return 0
+    # Where everything was stopped, the life was, too.
+    paused = max(0, report.get("gone_paused", 0) - report.get("reported_paused", 0))
+    steps = int(max(0, gone_at - reported_at - paused) / 1e6 / report["step_ms"])
     return max(0, int(steps * report["tokens"] / max(report["step"], 1)) - unreported)
 
 
@@ -465,8 +484,9 @@ def allocated_seconds(status: Mapping[str, Any], learners: int) -> float:
 
 def goodput(
     lives: Sequence[Mapping[str, Any]], life_tokens: Sequence[LifeTokens], sizes: Sequence[int], allocated: float
-) -> float:
-    """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds.
+) -> float | None:
+    """Inner-step wall time whose tokens were neither lost nor refused, over the `allocated` seconds; None where a body
+    does not report how long it waited.
 
     The entries `life_tokens` have the wasted tokens of each life.
     """
@@ -478,15 +498,18 @@ def goodput(
             wasted[life] = wasted.get(life, 0.0) + share
     good = 0.0
     for report in lives:
+        if report["waited"] is None:
+            return None
         stepped = max(0, report["stepping"] - report["waited"]) / 1e9
         good += (1.0 - wasted.get((report["slot"], report["incarnation"]), 0.0)) * stepped
     return min(1.0, good / allocated) if allocated > 0 else 0.0
 
 
-def uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float:
-    """The share of the time in which learners step (to the last step of any) at which some learner was up."""
+def uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float | None:
+    """The share of the time in which learners step (to the last step of any) at which some learner was up; None without
+    an inner step."""
     if zero is None:
-        return 0.0
+        return None
     ends: dict[str, list[int]] = {}
     for span in spans:
         if span.name == "inner-step" and not span.peer and span.host.startswith("learner/") and span.ended >= zero:
@@ -497,7 +520,7 @@ def uptime(spans: Iterable[Span], zero: int | None, ended: int) -> float:
         reach = round(UPTIME_STEPS * median(gaps)) if gaps else 0
         covered.extend((instant, instant + reach) for instant in instants)
     if not covered:
-        return 0.0
+        return None
     last = min(ended, max(begin for begin, _ in covered))
     first = min(begin for begin, _ in covered)
     up, reached = 0, first
@@ -518,9 +541,9 @@ _LEARNER_FIELDS: Final = (
 )
 SNAPSHOT_FAULTS_MAX: Final = 16
 """A life of the recorder reads two snapshots."""
-_NOTED_FIELDS: Final = ("reported_at", "gone_at", "accounted", "accounted_steps")
-"""Noted beside a report: when it arrived, and when its life was known to be gone; and its own tokens and steps, where
-lines of metrics.jsonl have more."""
+_NOTED_FIELDS: Final = ("reported_at", "reported_paused", "gone_at", "gone_paused", "accounted", "accounted_steps")
+"""Noted beside a report: when it arrived, and when its life was known to be gone, and how long this recorder had been
+paused by then; and its own tokens and steps, where lines of metrics.jsonl have more."""
 
 
 class Books:
@@ -551,6 +574,8 @@ class Books:
         self._recalled: Set[tuple[int, int]] = frozenset()
         """Lives of which only the recorder before this one has heard, which heard of any until `_heard_until`."""
         self._heard_until = 0
+        self.paused = 0
+        """For how long this recorder was stopped, in nanoseconds, with all else that was."""
         self.shards = ShardBooks()
         self.changes = Changes()
         self._sizes = tuple(sizes)
@@ -628,7 +653,7 @@ class Books:
     def add_report(self, report: StepReport, now: int) -> bool:
         """Take in a report; whether it is of the newest life of its slot."""
         self.totals.raise_to([[report["slot"], report["incarnation"], report["tokens"]]])
-        if self.zero is None and report["step"]:
+        if self.zero is None and report["tokens"]:
             self.zero = min(now - report["stepping"], self._zero_max or now)
         if report["phase"] == "stepping":
             self.stepping_until = now
@@ -640,7 +665,8 @@ class Books:
             self.former.append(last)
         if last is not None and last["incarnation"] == report["incarnation"] and not report["metrics"]:
             report = cast(StepReport, {**report, "metrics": last["metrics"]})
-        self.reports[report["slot"]] = cast(StepReport, {**report, "reported_at": now})
+        noted = {"reported_at": now, "reported_paused": self.paused}
+        self.reports[report["slot"]] = cast(StepReport, {**report, **noted})
         self._recalled -= {(report["slot"], report["incarnation"])}
         self.shards.claimed(enumerate(report["versions"]))
         return True
@@ -652,7 +678,8 @@ class Books:
             self.since.setdefault(slot, now)
         for slot, report in self.reports.items():
             if (slot, report["incarnation"]) in lives:
-                cast(dict[str, Any], report).pop("gone_at", None)
+                for name in ("gone_at", "gone_paused"):
+                    cast(dict[str, Any], report).pop(name, None)
             else:
                 self._note_gone(report, now)
 
@@ -662,7 +689,9 @@ class Books:
         A life that only an earlier recorder heard may have died with all others: it is gone since that heard any.
         """
         is_recalled = (report["slot"], report["incarnation"]) in self._recalled
-        cast(dict[str, Any], report).setdefault("gone_at", self._heard_until if is_recalled else now)
+        noted = cast(dict[str, Any], report)
+        noted.setdefault("gone_at", self._heard_until if is_recalled else now)
+        noted.setdefault("gone_paused", self.paused)
 
     def note_snapshots(self, faults: Iterable[str]) -> None:
         """Note faults of snapshots, the first SNAPSHOT_FAULTS_MAX."""
@@ -671,7 +700,7 @@ class Books:
                 self.snapshot_faults.append(fault)
 
     def add_merge(self, merging: Merging) -> bool:
-        """Take in a merge; returns whether it is newer than the known ones of its fragment in this epoch."""
+        """Take in a merge; returns whether it is new."""
         fragment, epoch, version = merging["fragment"], merging["epoch"], merging["version"]
         self.totals.raise_to(merging["merged_tokens"])  # A lower bound for lives whose reports are missing or refused.
         if not self.shards.add(merging):
@@ -734,6 +763,7 @@ class Books:
         if self._live is not None:
             status["gone"] = self._unheard(self._live)
         life_tokens = entries(status, len(self._sizes))
+        last = next((each for each in self.evaluations if each["kind"] == "final"), None)
         return {
             **status,
             "tokens": self.totals.trained,
@@ -742,9 +772,11 @@ class Books:
             "merged_share": merged_share(fragment_accounts(life_tokens, len(self._sizes)), self._sizes),
             "goodput": goodput(lives, life_tokens, self._sizes, allocated_seconds(status, learners)),
             "eval_loss": finite(self.evaluations[-1]["loss"]) if self.evaluations else None,
+            "eval_tokens": self.evaluations[-1]["tokens"] if self.evaluations else None,
+            "eval_loss_final": None if last is None else finite(last["loss"]),
             "eval_loss_initial": finite(self.evaluations[0]["loss"]) if self.evaluations else None,
             "evaluations": len(self.evaluations),
-            "tokens_final": next((each["tokens"] for each in self.evaluations if each["kind"] == "final"), None),
+            "tokens_final": None if last is None else last["tokens"],
             "metrics": metrics_of(mean_of(present.values()).items()),
             "eval_metrics": metrics_of(self.evaluations[-1]["metrics"] if self.evaluations else []),
             "epochs": self._epochs(),
@@ -801,5 +833,5 @@ def _learner(report: StepReport) -> dict[str, Any]:
     fields: Mapping[str, Any] = {**report}
     noted = {name: fields[name] for name in _NOTED_FIELDS if name in fields}
     fields_shown = {name: fields[name] for name in _LEARNER_FIELDS}
-    began = {"began": fields["began"]} if fields.get("began") else {}
-    return {**fields_shown, **began, "metrics": dict(report["metrics"]), **noted, "step_ms": report["step_time"] / 1e6}
+    more = {name: fields[name] for name in ("began", "in_model") if fields.get(name)}
+    return {**fields_shown, **more, "metrics": dict(report["metrics"]), **noted, "step_ms": report["step_time"] / 1e6}

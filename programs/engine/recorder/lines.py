@@ -20,8 +20,9 @@ from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import Lines, write_bytes
 
 FILE: Final = "recorder.state"
-TAIL_BYTES: Final = 1 << 20
-"""Read from the end of each file of lines if there is a state: more than a second ever adds."""
+TAIL_BYTES: Final = 4 << 20
+"""Read from the end of each file of lines if there is a state: more than a second ever adds, and more than the lines of
+the MERGES_KEPT merges that a shard sends again."""
 
 
 class BooksMemory(msgspec.Struct):
@@ -307,18 +308,20 @@ def _content_of(report: StepReport) -> tuple[Any, ...]:
 
 _UNTOLD: Final[Mapping[str, Any]] = {
     "phase": "stepping",
+    "step": None,
     "step_time": 0,
     "delay_steps": 0,
     "loss": math.nan,
     "metrics": [],
-    "staleness": 0,
+    "staleness": None,
     "sick": False,
     "sick_step": 0,
-    "bytes_sent": 0,
-    "bytes_received": 0,
-    "waited": 0,
-    "device_kind": "",
+    "bytes_sent": None,
+    "bytes_received": None,
+    "waited": None,
+    "device_kind": None,
 }
+"""What a body need not report. None: it is not measured here, and nothing takes its place."""
 
 
 class Reports:
@@ -354,11 +357,10 @@ class Reports:
             **_UNTOLD,
             "slot": replica.slot,
             "incarnation": member.incarnation,
-            "step": int(tokens > 0),
             "stepping": now - began,
             "totals": [[replica.slot, member.incarnation, tokens]],
         }
-        lists: dict[str, list[Any]] = {"epochs": [], "accounts": [], "versions": []}
+        lists: dict[str, list[Any]] = {"epochs": [], "accounts": [], "versions": [], "in_model": []}
         return cast(StepReport, {**defaults, **lists, **item})
 
 

@@ -150,6 +150,7 @@ MERGED: Final = {
     "shard": COUNT,
     "epoch": LIFE,
     "round": COUNT,
+    "place": COUNT,
     "fragment": COUNT,
     "kind": ("text", *KINDS),
     "version": ("optional", VERSION),
@@ -213,6 +214,13 @@ def failure(
             "The report says which learners ended; the model has what was merged until then."
         )
     merged, refused = (_weighted(accounts, sizes, part) for part in ("merged", "refused"))
+    sick = [report["sick_step"] for report in figures["learners"].values()]
+    is_lost = refused > merged or (loss is not None and not math.isfinite(loss))
+    if is_lost and sick and all(sick):  # First: refusals, and the loss of the model, follow from it.
+        return (
+            f"the loss of all learners was not finite, first at step {min(sick)}. "
+            "Lower the learning rates (task.lr, program.outer_lr), or look at the data."
+        )
     if refused > merged:
         return (
             f"more was refused than merged: {refused:.0f} tokens against {merged:.0f}, of {tokens} trained. "
@@ -305,7 +313,7 @@ class Recorder:
     def open(self, context: Any) -> None:
         """Open the files, and continue from the memory of an earlier recorder."""
         self._context = context
-        self._began_at = context.now()
+        self._began_at = self._fired_at = context.now()
         self._disk: Disk = context.disk
         self._lines = RecordLines(self._folder, self._disk)
         self._metrics = MetricLines(self._lines)
@@ -332,6 +340,9 @@ class Recorder:
     ) -> dict[str, Control] | None:
         """Record the new inputs; signal stop if it was requested, or this recorder keeps the budget and it is spent."""
         now = self._context.now()
+        if now - self._fired_at >= GAP:  # It fires ten times a second.
+            self._books.paused += now - self._fired_at
+        self._fired_at = now
         came = {"progress": progress, "merged": merged, "evaluation": evaluation, "final": final, "held": held}
         for port, items in {**came, "changed": changed, "stop": stop}.items():
             self._arrived.setdefault(port, {}).update(items or {})
@@ -376,6 +387,9 @@ class Recorder:
             self._books.recall(memory)
         for name, lines in read.items():
             for line in lines:
+                self._books.recall_line(name, line, self._began_at)
+        for name, line in self._lines.early:
+            if name == "merges":  # They are in the memory, too, but not one by one.
                 self._books.recall_line(name, line, self._began_at)
         self._has_recalled = True
         return True

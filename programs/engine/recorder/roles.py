@@ -20,10 +20,10 @@ from isthmus.ops.island.evaluate import EvaluateMean
 from isthmus.ops.recovery.hold import HOLDERS, Hold
 from isthmus.ops.recovery.lend import Lend
 from isthmus.programs.engine.recorder.node import Recorder
-from isthmus.programs.engine.recorder.summary import fragment_sizes
-from isthmus.programs.engine.snapshots.holds import KeptHold, KeptState, WholeHold
+from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_in
+from isthmus.programs.engine.snapshots.holds import CodedHold, KeptHold, KeptState, WholeHold
 from isthmus.programs.engine.snapshots.stored import StorePlace
-from isthmus.programs.update_settings import connect
+from isthmus.programs.update_settings import connect, updates_in
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import Fault, GraphError
 from isthmus.runtime.graph.template import (
@@ -142,7 +142,7 @@ def with_recorder(program: Template, job: Job) -> Template:
     record = role.node(RECORD, recorder, fires=Every(PERIOD))
     listed = [
         (training.reports, "progress", Latest()),
-        (training.merges, "merged", Latest("fragment")),
+        (training.merges, "merged", Latest("place")),
         (training.held, "held", Latest("holder")),
         (training.changes, "changed", Latest("place")),
         *((port, "stop", Latest()) for port in training.stop),
@@ -193,12 +193,19 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node) -
     every, shards = Every(Duration(2 * PERIOD)), shard.replicas_max
     name, sizes = f"hold-{role.name}", tuple(parts)
     is_home, is_whole = role.name == RECORDER, holding.restored is not None
-    if is_home:
-        body = WholeHold if is_whole else KeptHold
-        hold = role.node(name, partial(body, *OF_RUN, role=shard.name, shards=shards, sizes=sizes), fires=every)
+    published = holding.published
+    if is_home and holding.coded_state is not None:
+        body = partial(CodedHold, *OF_RUN, role=shard.name, shards=shards, fragments=fragments_in(graph.freeze()))
+        hold = role.node(name, body, fires=every)
+        published = updates_in(graph, role, holding.state.node)
+        connect(graph, holding.coded_state, hold["coded_state"], Latest("fragment"))
+    elif is_home:
+        kind = WholeHold if is_whole else KeptHold
+        hold = role.node(name, partial(kind, *OF_RUN, role=shard.name, shards=shards, sizes=sizes), fires=every)
+        published = holding.state
     else:
         hold = role.node(name, partial(Hold, role=shard.name, shards=shards), fires=every)
-    connect(graph, holding.state if is_home else holding.published, hold["update"], Latest("fragment"))
+    connect(graph, published, hold["update"], Latest("fragment"))
     if is_home:
         graph.edge(hold["kept"], holding.kept, Latest("fragment"), to=shard.at("fragment"))
     if is_home and is_whole:

@@ -12,6 +12,7 @@ are their means, weighted by the sizes of the fragments.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -33,9 +34,10 @@ from isthmus.programs.engine.recorder.accounts import (
     uptime,
 )
 from isthmus.programs.engine.recorder.lines import FILES
-from isthmus.runtime.graph.template import Template
+from isthmus.runtime.graph.template import Every, Template
 from isthmus.runtime.host.contract import Span
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import RECORDER, Replica
+from isthmus.runtime.supervision.flows import EdgeTotal, NodeTotal, RunFlows
 from isthmus.runtime.system.disk import DISK
 
 
@@ -82,13 +84,13 @@ FRAGMENTS_NAMED_MAX = 16
 
 def fragment_sizes(graph: Template) -> list[int]:
     """The sizes of a program's fragments, in values; none if it exchanges whole trees."""
-    return [fragment.size for fragment in _fragments(graph)]
+    return [fragment.size for fragment in fragments_in(graph)]
 
 
 def fragments_of(graph: Template, shard: Replica) -> str:
     """The fragments that a syncer shard serves, for people: 'fragments 1 (head), 3 (norm and 2 more)'; '' if none."""
     shards = next((role.replicas_max for role in graph.roles if role.name == shard.role == "syncer"), 0)
-    own = [fragment for fragment in _fragments(graph) if shards and fragment.index % shards == shard.slot]
+    own = [fragment for fragment in fragments_in(graph) if shards and fragment.index % shards == shard.slot]
     named = [f"{fragment.index} ({_first([unit.name for unit in fragment.units], 1)})" for fragment in own]
     return f"fragment{'s' if len(own) > 1 else ''} {_first(named, FRAGMENTS_NAMED_MAX)}" if own else ""
 
@@ -98,7 +100,8 @@ def _first(names: Sequence[str], count: int) -> str:
     return ", ".join(names[:count]) + more
 
 
-def _fragments(graph: Template) -> Sequence[Fragment]:
+def fragments_in(graph: Template) -> Sequence[Fragment]:
+    """A program's fragments; none if it exchanges whole trees."""
     for node in graph.nodes:
         if node.role == "learner" and node.keywords.get("fragments"):
             fragments: Sequence[Fragment] = node.keywords["fragments"]
@@ -116,14 +119,33 @@ class LearnerSummary(TypedDict):
     """One slot over all its lives."""
 
     learner: int
-    steps: int
+    steps: int | None
     tokens: int
-    tokens_lost: float
-    stall_seconds: float
-    bytes_sent: int
-    bytes_received: int
+    tokens_lost: float | None
+    stall_seconds: float | None
+    bytes_sent: int | None
+    bytes_received: int | None
     restarts: int
-    device_kind: str
+    device_kind: str | None
+
+
+class EdgeSummary(TypedDict):
+    """One edge of the graph, over all hosts: 'node.port' at both ends."""
+
+    source: str
+    target: str
+    items: int
+    bytes: int
+    wait_seconds: float
+
+
+class NodeSummary(TypedDict):
+    """One node of one replica, over all its lives; one that fires by a timer awaits nothing."""
+
+    name: str
+    replica: str
+    firings: int
+    wait_seconds: float | None
 
 
 class Summary(TypedDict):
@@ -134,6 +156,7 @@ class Summary(TypedDict):
     learners: int
     syncer_shards: int
     fragments: int
+    tokens_budget: int | None
     tokens_total: int
     tokens_merged: float
     tokens_overlapped: float
@@ -146,13 +169,18 @@ class Summary(TypedDict):
     cpu_seconds_total: float
     eval_loss_initial: float | None
     eval_loss_final: float | None
+    eval_loss_last: float | None
+    eval_tokens_last: int | None
     metrics: dict[str, float]
     eval_metrics: dict[str, float]
     start_seconds: float
     wall_seconds: float
-    goodput: float
-    uptime: float
-    bytes_sent_total: int
+    goodput: float | None
+    uptime: float | None
+    bytes_sent_total: int | None
+    bytes_home_total: int | None
+    edges: list[EdgeSummary] | None
+    nodes: list[NodeSummary] | None
     lines_lost: int
     lines_torn: int
     disk_error: str | None
@@ -176,12 +204,14 @@ def summarise(
     fragment_sizes: Sequence[int],
     ended: int,
     cpu_seconds: float,
-    bytes_sent_by_shards: int,
+    graph: Template | None,
+    flows: RunFlows,
     merges_recorded: int | None = None,
     tokens_per_batch: int | Sequence[int] = (),
 ) -> dict[str, Any]:
     """All keys of `summary.json`. `status` is the recorder's last, `ended` the instant of the end; `merges_recorded`
-    counts the merges in merges.jsonl, `tokens_per_batch` is the task's, empty if unknown.
+    counts the merges in merges.jsonl, `tokens_per_batch` is the task's, empty if unknown; `graph` is None where it
+    cannot be built any more.
     """
     reports: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
     former: Sequence[Mapping[str, Any]] = status.get("former", ())
@@ -189,19 +219,28 @@ def summarise(
     zero = status.get("zero")
     wall = 0.0 if zero is None else max(0.0, (ended - zero) / 1e9)
     knowledge = Known.of(status)
-    tokens = sum(knowledge.trained.values())
+    in_model = _in_model(reports.values())
+    by_slot = {
+        slot: max(sum(trained for life, trained in knowledge.trained.items() if life[0] == slot), in_model.get(slot, 0))
+        for slot in sorted({*(slot for slot, _ in knowledge.trained), *in_model})
+    }
+    tokens = sum(by_slot.values())
     life_tokens = entries(status, len(fragment_sizes))
     accounts = fragment_accounts(life_tokens, len(fragment_sizes))
     has_batches = bool(fragment_sizes and tokens_per_batch)
     tokens_of_step = {slot: of_slot(tokens_per_batch, slot) for slot, _ in knowledge.trained} if has_batches else {}
     means = _means(accounts, fragment_sizes, tokens, status.get("tokens_final"))
-    bytes_sent = sum(life["bytes_sent"] for life in lives) + bytes_sent_by_shards
+    share_good = goodput(lives, life_tokens, fragment_sizes, allocated_seconds(status, status.get("slots", learners)))
+    if share_good is not None:
+        share_good *= 1.0 if accounts or not tokens else 1.0 - means["lost"] / tokens
+    share_up = uptime(spans, zero, ended)
     return {
         "program": program,
         "outcome": outcome,
-        "learners": learners,
+        "learners": status.get("slots", learners),
         "syncer_shards": shards,
         "fragments": len(fragment_sizes),
+        "tokens_budget": status.get("tokens_budget"),
         "tokens_total": tokens,
         **{f"tokens_{part}": means[part] for part in FATES},
         "outer_steps": status.get("outer_steps", 0),
@@ -209,18 +248,16 @@ def summarise(
         "merged_share": merged_share(accounts, fragment_sizes),
         "cpu_seconds_total": round(cpu_seconds, 3),
         "eval_loss_initial": status.get("eval_loss_initial"),
-        "eval_loss_final": status.get("eval_loss"),
+        "eval_loss_final": status.get("eval_loss_final"),
+        "eval_loss_last": status.get("eval_loss"),
+        "eval_tokens_last": status.get("eval_tokens"),
         "metrics": status.get("metrics", {}),
-        "eval_metrics": status.get("eval_metrics", {}),
+        "eval_metrics": {} if status.get("tokens_final") is None else status.get("eval_metrics", {}),
         "start_seconds": round((zero or 0) / 1e9, 6),
         "wall_seconds": round(wall, 3),
-        "goodput": round(
-            goodput(lives, life_tokens, fragment_sizes, allocated_seconds(status, status.get("slots", learners)))
-            * (1.0 if accounts or not tokens else 1.0 - means["lost"] / tokens),
-            6,
-        ),
-        "uptime": round(uptime(spans, zero, ended), 6),
-        "bytes_sent_total": bytes_sent,
+        "goodput": None if share_good is None else round(share_good, 6),
+        "uptime": None if share_up is None else round(share_up, 6),
+        **_moved(graph, flows),
         **lines_missing(status.get("files", {})),
         "snapshot_faults": status.get("snapshots", {}).get("faults", []),
         "snapshot_store": status.get("snapshots", {}).get("store"),
@@ -230,13 +267,67 @@ def summarise(
         "per_learner": [
             _learner(
                 [life for life in lives if life["slot"] == slot],
-                sum(trained for life, trained in knowledge.trained.items() if life[0] == slot),
+                by_slot.get(slot, 0),
                 [entry for entry in life_tokens if entry.learner == slot],
                 fragment_sizes,
+                in_model,
+                None if graph is None else _of_reporting(graph, flows, slot),
             )
             for slot in sorted(reports)
         ],
     }
+
+
+def _moved(graph: Template | None, flows: RunFlows) -> dict[str, Any]:
+    """The keys about what hosts moved and awaited; None where the graph is unknown."""
+    if graph is None:
+        return dict.fromkeys(("bytes_sent_total", "bytes_home_total", "edges", "nodes"))
+    edges: list[EdgeSummary] = []
+    sent, home = 0, 0
+    apart = _roles_apart(graph)
+    for index, edge in enumerate(graph.edges):
+        total = flows.edges.get(index, EdgeTotal())
+        edges.append(
+            EdgeSummary(
+                source=f"{edge.source.node.name}.{edge.source.name}",
+                target=f"{edge.target.node.name}.{edge.target.name}",
+                items=total.items,
+                bytes=total.size_bytes,
+                wait_seconds=round(total.waited / 1e9, 6),
+            )
+        )
+        if apart.isdisjoint((edge.source.node.role, edge.target.node.role)):
+            sent += total.size_bytes
+        else:
+            home += total.size_bytes
+    nodes = [
+        NodeSummary(
+            name=graph.nodes[index].name,
+            replica=replica,
+            firings=total.firings,
+            wait_seconds=None if isinstance(graph.nodes[index].fires, Every) else round(total.waited / 1e9, 6),
+        )
+        for (replica, index), total in sorted(flows.nodes.items())
+        if index < len(graph.nodes)
+    ]
+    return {"bytes_sent_total": sent, "bytes_home_total": home, "edges": edges, "nodes": nodes}
+
+
+def _roles_apart(graph: Template) -> set[str]:
+    """The roles that neither train nor merge: the recorder's, and one that only evaluates."""
+    training = graph.training
+    working = {port.node.role for port in (training.reports, training.model, training.merges) if port is not None}
+    evaluating = set() if training.evaluation is None else {training.evaluation.node.role}
+    return {RECORDER, *(evaluating - working)}
+
+
+def _of_reporting(graph: Template, flows: RunFlows, slot: int) -> NodeTotal | None:
+    """What the node that reports for a slot has awaited."""
+    reports = graph.training.reports
+    if reports is None:
+        return None
+    index = next(number for number, node in enumerate(graph.nodes) if node is reports.node)
+    return flows.nodes.get((f"{reports.node.role}/{slot}", index))
 
 
 def lines_missing(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -268,19 +359,44 @@ def _means(
 
 
 def _learner(
-    lives: Sequence[Mapping[str, Any]], tokens: int, life_tokens: Sequence[LifeTokens], sizes: Sequence[int]
+    lives: Sequence[Mapping[str, Any]],
+    tokens: int,
+    life_tokens: Sequence[LifeTokens],
+    sizes: Sequence[int],
+    in_model: Mapping[int, int],
+    reporting: NodeTotal | None,
 ) -> dict[str, Any]:
-    """One slot over all its lives, the present one last."""
-    tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens)
-    total = {name: sum(life[name] for life in lives) for name in ("step", "bytes_sent", "bytes_received")}
+    """One slot over all its lives, the present one last; what its body does not report is measured, or None."""
+    slot = lives[-1]["slot"]
+    tokens_lost = float(max(0, tokens - in_model.get(slot, 0))) if in_model else None
+    if sizes:
+        tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens) / sum(sizes)
+    names = ("step", "bytes_sent", "bytes_received", "waited")
+    total = {name: _sum(life[name] for life in lives) for name in names}
+    if total["waited"] is None and reporting is not None:
+        total["waited"] = reporting.waited
     return {
-        "learner": lives[-1]["slot"],
+        "learner": slot,
         "steps": total["step"],
         "tokens": tokens,
-        "tokens_lost": tokens_lost / sum(sizes) if sizes else 0.0,
-        "stall_seconds": round(sum(life["waited"] for life in lives) / 1e9, 6),
+        "tokens_lost": tokens_lost,
+        "stall_seconds": None if total["waited"] is None else round(total["waited"] / 1e9, 6),
         "bytes_sent": total["bytes_sent"],
         "bytes_received": total["bytes_received"],
         "restarts": lives[-1]["incarnation"] - 1,
         "device_kind": lives[-1]["device_kind"],
     }
+
+
+def _in_model(reports: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """The tokens of each slot in the final model, as most learners say, which may be more than a life that ended had
+    reported; empty where none says so."""
+    said = Counter(tuple((slot, tokens) for slot, tokens in report.get("in_model") or ()) for report in reports)
+    ordered = sorted(said, key=lambda rows: (said[rows], sum(tokens for _, tokens in rows)))
+    return dict(ordered[-1]) if ordered else {}
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    """The sum; None if any of them is unknown."""
+    known = list(numbers)
+    return None if None in known else sum(number for number in known if number is not None)

@@ -117,8 +117,8 @@ def step_rates(part: Sequence[ReportLine]) -> list[Place]:
     """Inner steps a second between each two reports of one life."""
     return [
         ((earlier.time + later.time) / 2, max(later.step - earlier.step, 0.0) / (later.time - earlier.time))
-        for earlier, later in pairwise(part)
-        if later.time > earlier.time
+        for earlier, later in pairwise([report for report in part if report.step is not None])
+        if later.time > earlier.time and later.step is not None and earlier.step is not None
     ]
 
 

@@ -542,9 +542,13 @@ def _vote(scene: _Scene, item: RoundSpan, journey: Journey, y: float) -> Markup:
 
 
 def longest_pause(timeline: Timeline, host: str, window: TimeWindow) -> float | None:
-    """Seconds, the longest between two inner steps of a learner in `window`; None if it made fewer than two."""
+    """Seconds, the longest time in `window` without an inner step of a learner under way; None if it never steps."""
+    if not timeline.firings.get((host, "inner-step")):
+        return None
     steps = timeline.between(host, "inner-step", *window)
-    return max((max(later.begun - earlier.ended, 0.0) for earlier, later in pairwise(steps)), default=None)
+    ends = [window.begin, *(step.ended for step in steps)]
+    begins = [*(step.begun for step in steps), window.end]
+    return max(0.0, *(begun - ended for ended, begun in zip(ends, begins, strict=True)))
 
 
 def visible_rounds(record: RunRecord, window: TimeWindow) -> Sequence[RoundSpan]:

@@ -45,7 +45,17 @@ from isthmus.programs.engine.results.changes import step, why
 from isthmus.programs.engine.results.record import RunRecord, as_number, slot_of, while_stepping, without_loss
 from isthmus.programs.engine.results.why import facts_of_many
 from isthmus.programs.engine.results.why_merge_facts import MergeFacts
-from isthmus.programs.engine.results.words import book_lines, decimal, percent, scaled, seconds, size, whole
+from isthmus.programs.engine.results.words import (
+    book_lines,
+    decimal,
+    not_evaluated,
+    percent,
+    scaled,
+    seconds,
+    size,
+    untrained,
+    whole,
+)
 
 _OUTCOMES: Final = ("done", "stopped", "failed")
 _BYTES_A_VALUE: Final = 4
@@ -84,6 +94,7 @@ def header(record: RunRecord) -> Header:
     """The header above the figures; it names missing data, so that an empty chart does not pass for a result."""
     outcome = record.text("outcome")
     problems = list(record.problems)
+    problems += [f"Trained: {missing}." for missing in [untrained({**record.summary})] if missing]
     if not record.summary:
         problems.insert(0, "There is no summary: the run is still going on, or it ended before it could write one.")
     return Header(
@@ -103,7 +114,8 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         return SummaryFigure(name, record.number(name), write)
 
     losses = (figure("eval_loss_initial", decimal), " → ", figure("eval_loss_final", decimal))
-    yield Tile("Evaluation loss", losses, ["global model on held-out data, first → final"])
+    meaning = not_evaluated({**record.summary}) or "global model on held-out data, first → final"
+    yield Tile("Evaluation loss", losses, [meaning])
     tokens = figure("tokens_total", scaled)
     if record.number("outer_steps"):
         mean = figure("contributors_mean", partial(decimal, digits=2))
@@ -113,15 +125,19 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         yield Tile("Merged", [share], ("of ", tokens, " trained tokens are in the global model"))
     else:
         yield Tile("Trained", [tokens], ["tokens; no fragment was merged"])
-        stalls = [as_number(row.get("stall_seconds")) or 0.0 for row in record.per_learner]
-        yield Tile("Waited", [seconds(sum(stalls))], ["all learners together, for an item or a credit"])
-    kept = ("of learner time trained tokens that were kept; uptime ", figure("uptime", percent))
-    yield Tile("Goodput", [figure("goodput", percent)], kept)
+        stalls = [as_number(row.get("stall_seconds")) for row in record.per_learner]
+        waited = seconds(sum(stall for stall in stalls if stall is not None) if None not in stalls else None)
+        yield Tile("Waited", [waited], ["all learners together, for an item or a credit"])
+    if record.number("goodput") is not None:
+        uptime = () if record.number("uptime") is None else ("; uptime ", figure("uptime", percent))
+        kept = ("of learner time trained tokens that were kept", *uptime)
+        yield Tile("Goodput", [figure("goodput", percent)], kept)
     total, wall = record.number("tokens_total"), record.number("wall_seconds")
     speed = f"{scaled(round(total / wall))} tokens/s; " if total is not None and wall else ""
     cpu = figure("cpu_seconds_total", seconds)
     yield Tile("Wall time", [figure("wall_seconds", seconds)], (speed, cpu, " of processor time"))
-    yield Tile("Sent", [figure("bytes_sent_total", size)], [_sent_instead(record)])
+    home = (". For evaluation and records: ", figure("bytes_home_total", size))
+    yield Tile("Sent", [figure("bytes_sent_total", size)], [_sent_instead(record), *home])
 
 
 def data_parallel_bytes(record: RunRecord) -> float | None:
@@ -142,7 +158,7 @@ def steps_total(record: RunRecord) -> float:
     rows = [as_number(row.get("steps")) or 0.0 for row in record.per_learner]
     if rows:
         return sum(rows)
-    last = {(report.learner, report.incarnation): report.step for report in record.reports}
+    last = {(report.learner, report.incarnation): report.step or 0.0 for report in record.reports}
     return sum(last.values())
 
 
@@ -330,7 +346,11 @@ def graph(record: RunRecord) -> PagePart:
     drawn = parse_graph(record.graph)
     if drawn is None:
         return PagePart("graph", "The graph", None, "There is no graph.json that could be drawn.")
-    return PagePart("graph", "The graph", {"chart": draw_graph(drawn, WIDE), "edges": drawn.edges})
+    flows = [row for row in record.summary.get("edges") or () if isinstance(row, dict)]
+    moved = {(row.get("source"), row.get("target")): row for row in flows}
+    edges = [(edge, moved.get((edge.source, edge.target), {})) for edge in drawn.edges]
+    nodes = [row for row in record.summary.get("nodes") or () if isinstance(row, dict)]
+    return PagePart("graph", "The graph", {"chart": draw_graph(drawn, WIDE), "edges": edges, "nodes": nodes})
 
 
 def configuration(record: RunRecord) -> PagePart:
@@ -350,9 +370,7 @@ def _window_facts(record: RunRecord, window: TimeWindow) -> str:
     """The contents of the window, in words and numbers."""
     timeline = record.timeline
     assert timeline is not None, "a window is chosen from a trace"
-    hosts = [
-        host for host in timeline.hosts if slot_of(host) is not None and timeline.between(host, "inner-step", *window)
-    ]
+    hosts = [host for host in timeline.hosts if (host, "inner-step") in timeline.firings and slot_of(host) is not None]
     steps = sum(len(timeline.between(host, "inner-step", *window)) for host in hosts)
     pauses = [pause for pause in (longest_pause(timeline, host, window) for host in hosts) if pause is not None]
     moved = sum(transfer.size_bytes for transfer in timeline.transfers_between(*window))
@@ -363,7 +381,7 @@ def _window_facts(record: RunRecord, window: TimeWindow) -> str:
     parts.append(f", while {size(moved)} travelled between hosts")
     parts.append(f" and {_rounds(rounds)} opened, answered and merged" if rounds else "")
     if pauses:
-        parts += [". The longest pause between two steps of a learner was ", seconds(max(pauses))]
+        parts += [". The longest time without a step of a learner was ", seconds(max(pauses))]
     stalls = [as_number(row.get("stall_seconds")) for row in record.per_learner]
     if stalls and None not in stalls:
         waited = sum(stall for stall in stalls if stall is not None)

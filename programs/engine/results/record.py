@@ -161,12 +161,12 @@ class ReportLine(msgspec.Struct, frozen=True):
     learner: int = 0
     incarnation: int = 1
     phase: str = ""
-    step: float = 0.0
+    step: float | None = None
     tokens: float = 0.0
     loss: float | None = None
     staleness: float | None = None
-    bytes_sent: float = 0.0
-    bytes_received: float = 0.0
+    bytes_sent: float | None = None
+    bytes_received: float | None = None
     sick: bool = False
     metrics: dict[str, float | None] = {}
 
@@ -372,8 +372,9 @@ def without_loss(reports: Sequence[ReportLine]) -> int:
     count = 0
     for report in while_stepping(reports):
         life = (report.learner, report.incarnation)
-        count += report.loss is None and report.step > steps.get(life, 0.0) + 1
-        steps[life] = report.step
+        if report.step is not None:
+            count += report.loss is None and report.step > steps.get(life, 0.0) + 1
+            steps[life] = report.step
     return count
 
 

@@ -416,7 +416,7 @@ def _grace(terms: RoundTerms) -> str:
 
 def _deadline(terms: RoundTerms) -> str:
     until = "without end" if terms.deadline_ms is None else f"until {_ms(terms.deadline_ms)} after the opening"
-    return f"{_learners(terms.required)} waited for, {until}: left out too often before"
+    return f"{_learners(terms.required)} waited for, {until}"
 
 
 def _learners(slots: Sequence[int]) -> str:

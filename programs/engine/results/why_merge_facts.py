@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from isthmus.ops.syncer.terms import OBSERVATIONS
+from isthmus.ops.syncer.terms import EDGE_WAIT, OBSERVATIONS
 from isthmus.programs.engine.results.changes import ChangeRecord, in_use
 from isthmus.runtime.cores.scheduler_events import (
     DropItem,
@@ -261,7 +261,8 @@ def _close(
     received = [answers[handle] for handle in handles if handle in answers]
     opened_at, quorum_at = decision["opened_at"], decision["quorum_at"]
     opening = first[closed]
-    if received and opening.get("grace") is not None and opening.get("chain") is not None:
+    is_usual = opening.get("grace") is not None and opening.get("deadline") != EDGE_WAIT
+    if received and is_usual and opening.get("chain") is not None:
         quorums[closed] = quorum_at - opened_at
     if closed in taped:
         taped[closed].closing = Closing(opened_at, quorum_at, decision["closed_at"], received)

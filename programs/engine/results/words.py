@@ -157,12 +157,8 @@ LINES_MAX: Final = 4
 
 
 def book_lines(books: Mapping[str, Any]) -> list[str]:
-    """Lines about the books of a summary; none if they agree, and every token was reported.
-
-    A recorder samples ten times a second, so `merges.jsonl` may have fewer merges than were made: summary.json has the
-    difference.
-    """
-    differences = [each for each in books.get("differences", []) if each["kind"] != "merges"]
+    """Lines about the books of a summary; none if they agree, and every token was reported."""
+    differences = books.get("differences", [])
     lines = [_difference(each) for each in differences[:LINES_MAX]]
     if more := len(differences) - len(lines):
         lines.append(f"{more} more differences between the books are in summary.json")
@@ -174,12 +170,34 @@ def book_lines(books: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def untrained(summary: Mapping[str, Any]) -> str:
+    """That a run that is done has trained less than its budget; '' where it has not."""
+    budget, total = summary.get("tokens_budget"), summary.get("tokens_total")
+    if summary.get("outcome") != "done" or not budget or total is None or total >= budget:
+        return ""
+    return f"{percent(total / budget)} of the budget: the rest was due to learners that ended in the last rounds"
+
+
+def not_evaluated(summary: Mapping[str, Any]) -> str:
+    """Why a run that was evaluated has no loss of its final model; '' where it has, or is never evaluated."""
+    last, at = summary.get("eval_loss_last"), summary.get("eval_tokens_last")
+    if at is None or summary.get("eval_loss_final") is not None:
+        return ""
+    if last is None:
+        return "the last loss was not finite"
+    total = summary.get("tokens_total")
+    share = percent(at / total) if total else UNKNOWN
+    return f"the final model was not evaluated; the last evaluation was {decimal(last)}, at {share} of the tokens"
+
+
 def snapshot_lines(faults: Sequence[str]) -> list[str]:
     """Lines about snapshots that could not be read."""
     return [f"damaged, an older one was taken, or none: {fault}" for fault in faults]
 
 
 def _difference(difference: Mapping[str, Any]) -> str:
+    if difference["kind"] == "merges":
+        return f"merges.jsonl has {difference['recorded']} of {difference['shards']} merges"
     count = abs(difference["difference"] or difference.get("gap", 0))
     who = f"learner {difference['learner']}, life {difference['incarnation']}"
     if difference["kind"] == "steps":

@@ -41,6 +41,7 @@ from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Template
 from isthmus.runtime.host.contract import Span, as_perfetto, spans_file
 from isthmus.runtime.ids import LEARNER, Replica
+from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.system.files import insist, write_bytes, write_json
 
 SUMMARY_SECONDS_MAX: Final = 60.0
@@ -81,15 +82,16 @@ seconds to read."""
 class RunEnd:
     """How a run ended.
 
-    `record`: the recorder's last status; `cpu_seconds`: of daemon and hosts; `ended_ns`: on the machine's monotonic
-    clock; `lost`: the replica that could not be restarted; `retired`: slots of learners that left with their machines.
+    `record`: the recorder's last status; `cpu_seconds`: of daemon and hosts; `used`: by ended lives; `ended_ns`: on the
+    machine's monotonic clock; `lost`: the replica that could not be restarted; `retired`: slots of learners that left
+    with their machines.
     """
 
     outcome: str
     error: str | None
     record: dict[str, Any]
     cpu_seconds: float
-    bytes_sent_by_shards: int
+    used: dict[str, float]
     ended_ns: int
     lost: str | None
     retired: list[int]
@@ -101,12 +103,12 @@ class RunEnd:
         What hosts used the home knows, of those that daemons before this one have started, too.
         """
         by_hosts = sum(value for name, value in daemon.home.used.items() if name.endswith(".cpu_seconds"))
-        sent = round(daemon.home.used.get("syncer.bytes_sent", 0))
         record = daemon.status_last
         lost = None if daemon.lost is None else str(daemon.lost)
         retired = [replica.slot for replica in daemon.home.fleet.retired if replica.role == LEARNER]
-        used = by_hosts + cpu_seconds
-        return cls(daemon.outcome, error_of(daemon), record, used, sent, time.monotonic_ns(), lost, retired)
+        used = dict(daemon.home.used)
+        total = by_hosts + cpu_seconds
+        return cls(daemon.outcome, error_of(daemon), record, total, used, time.monotonic_ns(), lost, retired)
 
 
 def error_of(daemon: Daemon) -> str | None:
@@ -147,7 +149,8 @@ def finish(folder: Path, ending: RunEnd) -> None:
         fragment_sizes=sizes,
         ended=ending.ended_ns - run_spec.zero_ns,
         cpu_seconds=run_spec.cpu_seconds + ending.cpu_seconds,
-        bytes_sent_by_shards=ending.bytes_sent_by_shards,
+        graph=graph,
+        flows=RunFlows.of_used(ending.used),
         merges_recorded=recorded.merges(folder),
         tokens_per_batch=run_spec.tokens_of_step,
     )

@@ -34,6 +34,7 @@ from isthmus.runtime.errors import RunError
 from isthmus.runtime.host.contract import Island, Trace
 from isthmus.runtime.host.one_process import LocalRun
 from isthmus.runtime.ids import LEARNER, Replica
+from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.system.files import write_json
 
 STATUS_SECONDS: Final = 0.25
@@ -110,7 +111,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         ended = run.clock.now()
         is_killed = interrupted.count > 1
         status = run.status().get(RECORD, {})
-        sent = sum(host.traffic.bytes_sent for replica, host in run.hosts.items() if replica.role == "syncer")
+        flows = RunFlows.of((replica, host.flows) for replica, host in run.hosts.items())
         run.close(1.0 if is_killed else 10.0)
     failure = _failure(run, folder) or status.get("error")
     is_stopped = was_stopped or status.get("stop_reason") is not None
@@ -125,7 +126,8 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         fragment_sizes=fragment_sizes(request.graph),
         ended=ended,
         cpu_seconds=at.cpu_seconds + _cpu_seconds() - cpu_before,
-        bytes_sent_by_shards=sent,
+        graph=request.graph,
+        flows=flows,
         merges_recorded=recorded.merges(folder),
         tokens_per_batch=request.task.tokens_per_batch,
     )

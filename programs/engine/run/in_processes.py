@@ -26,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, final
 
+import msgspec
+
 from isthmus.programs.engine.islands.elastic_sizes import sizes_here
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.environment import has_backend
@@ -37,6 +39,8 @@ from isthmus.programs.engine.run.interrupts import Interrupts, ignore, interrupt
 from isthmus.programs.engine.run.private_daemon import PrivateDaemon
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
 from isthmus.runtime.graph.template import Job
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.supervision.flows import Flows, as_used
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import DETACH
@@ -366,9 +370,11 @@ def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
     if private_daemon.refusal_of(folder):
         return False
     hosts = seen.get("hosts", [])
-    sent = sum(host.get("bytes_sent", 0) for host in hosts if host["role"] == "syncer")
-    used = sum(host.get("cpu_seconds", 0.0) for host in hosts)
-    ending = RunEnd("failed", error, seen.get("training", {}), used, sent, time.monotonic_ns(), None, [])
+    used: dict[str, float] = {}
+    for host in hosts:
+        used.update(as_used(Replica.parse(host["name"]), msgspec.convert(host.get("flows", Flows()), Flows)))
+    cpu = sum(host.get("cpu_seconds", 0.0) for host in hosts)
+    ending = RunEnd("failed", error, seen.get("training", {}), cpu, used, time.monotonic_ns(), None, [])
     with suppress(OSError, subprocess.SubprocessError):
         if not (folder / SUMMARY).exists():
             finish_apart(folder, ending)

@@ -13,8 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast, final
 
+import numpy as np
+
+from isthmus.ops.exchange import schemas
+from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     BEGINNING,
+    CodedState,
     Held,
     Kept,
     Own,
@@ -179,6 +184,69 @@ class KeptHold(Hold):
 
     def _of_disk(self) -> dict[str, Any]:
         return {"totals": self._recalled.rows(), **self._keeping.of_disk()}
+
+
+class CodedHold(KeptHold):
+    """A `KeptHold` in a home that has published values from updates, and the rest of a shard's state in codes.
+
+    A version is held once both have arrived; until then the one before it is. They leave in one firing of the shard.
+    """
+
+    collects = ("update", "coded_state")
+
+    @staticmethod
+    def schemas(*_: Any, fragments: Sequence[Fragment], **__: Any) -> dict[str, Any]:  # type: ignore[override]
+        """The forms of updates, which the receive node of this host has decoded, and of coded states."""
+        return {"update": schemas.UPDATE, "coded_state": schemas.coded_state(fragments)}
+
+    def __init__(
+        self,
+        folder: Path,
+        seconds: float,
+        place: StorePlace | None,
+        *,
+        role: str,
+        shards: int,
+        fragments: Sequence[Fragment],
+    ) -> None:
+        sizes = [fragment.size for fragment in fragments]
+        super().__init__(folder, seconds, place, role=role, shards=shards, sizes=sizes)
+        self._fragments = fragments
+        self._updates: dict[int, Update] = {}
+        self._codes: dict[int, CodedState] = {}
+
+    def open(self, context: Any) -> None:
+        """Load the last snapshot, and the kernel that decodes."""
+        from isthmus.ops.kernels import coding
+
+        coding.warm_updates()
+        self._coding = coding
+        super().open(context)
+
+    def __call__(
+        self, update: Mapping[Any, Update] | None = None, coded_state: Mapping[Any, CodedState] | None = None
+    ) -> list[tuple[str, Any]] | None:
+        """Act as a `KeptHold` for the versions of which everything has arrived."""
+        for item in (update or {}).values():
+            self._updates[item["fragment"]] = item
+        for codes in (coded_state or {}).values():
+            self._codes[codes["fragment"]] = codes
+        arrived = [*(update or {}).values(), *(coded_state or {}).values()]
+        news = sorted({item["fragment"] for item in arrived})
+        return super().__call__({p: state for p in news if (state := self._state(p)) is not None})
+
+    def _state(self, p: int) -> ShardState | None:
+        """The state of a fragment, where its update and the rest are of one version."""
+        update, codes = self._updates.get(p), self._codes.get(p)
+        if update is None or codes is None or list(update["version"]) != list(codes["version"]):
+            return None
+        fragment = self._fragments[p]
+        theta = self._coding.Coded(codes["theta"], codes["theta_scales"])
+        tensors = {"theta": self._coding.add(update["values"], theta, fragment)}
+        if "momentum" in codes:
+            momentum = self._coding.Coded(codes["momentum"], codes["momentum_scales"])
+            tensors["momentum"] = self._coding.add(np.zeros(fragment.size, np.float32), momentum, fragment)
+        return ShardState(**update, tensors=tensors, lengths=codes["lengths"])
 
 
 class KeptState:

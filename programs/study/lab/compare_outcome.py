@@ -117,7 +117,7 @@ def _places(record: RunRecord, *, is_alone: bool) -> list[EvaluatedPlace]:
     has_syncer = bool(record.number("syncer_shards"))
 
     def moved(report: ReportLine) -> float:
-        return 0.0 if is_alone else report.bytes_sent + (report.bytes_received if has_syncer else 0.0)
+        return 0.0 if is_alone else (report.bytes_sent or 0.0) + ((report.bytes_received or 0.0) if has_syncer else 0.0)
 
     passed = _totals(record.reports, moved)
     places = []

@@ -30,6 +30,7 @@ from isthmus.runtime.sim.faults import Fault as SimulatedFault
 from isthmus.runtime.sim.faults import Join
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.sim.universe import BOOT_SECONDS, Universe
+from isthmus.runtime.supervision.flows import RunFlows
 
 
 @final
@@ -88,7 +89,8 @@ def measured(
             fragment_sizes=fragment_sizes(graph),
             ended=universe.clock.now(),
             cpu_seconds=0.0,
-            bytes_sent_by_shards=0,
+            graph=graph,
+            flows=RunFlows.of((replica, host.flows) for replica, host in universe.hosts.items()),
             tokens_per_batch=toy_task.TOY.tokens_per_batch,
         )
         return Measured(summary, list(trace.spans), dict(universe.injector.counts))

@@ -110,7 +110,7 @@ class Worlds:
         return WorldResult(
             summary=ran.summary,
             eval_loss=ran.summary["eval_loss_final"],
-            waits=sum(report["waited"] for report in status["learners"].values()),
+            waits=sum(report["waited"] for report in status["learners"].values() if report["waited"] is not None),
             slots=_slots(status["learners"]),
             tapes=world.tape(),
             spans=list(ran.trace.spans),

@@ -23,6 +23,7 @@ from isthmus.runtime.sim.faults import Fault as SimulatedFault
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.sim.universe import HOME, Universe
 from isthmus.runtime.sim.world import World
+from isthmus.runtime.supervision.flows import RunFlows
 
 AnyWorld: TypeAlias = World | Universe
 SECONDS_MAX: Final = 3600.0
@@ -84,7 +85,8 @@ class VirtualRun:
             fragment_sizes=fragment_sizes(request.graph),
             ended=world.clock.now(),
             cpu_seconds=0.0,
-            bytes_sent_by_shards=sum(h.traffic.bytes_sent for r, h in hosts.items() if r.role == "syncer"),
+            graph=request.graph,
+            flows=RunFlows.of((replica, host.flows) for replica, host in hosts.items()),
             merges_recorded=summary.merges(request.run_dir),
             tokens_per_batch=request.task.tokens_per_batch,
         )

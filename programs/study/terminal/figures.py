@@ -223,28 +223,53 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     rows = [("error", str(summary["error"]))] if summary.get("error") else []
     rows.append((summary["outcome"], f"{words.scaled(summary['tokens_total'])} tokens in {wall} by {people}"))
     losses = [words.decimal(summary[name]) for name in ("eval_loss_initial", "eval_loss_final")]
-    rows.append(("eval loss", " -> ".join(losses)))
+    if summary["eval_loss_initial"] is not None or summary["eval_loss_final"] is not None:
+        rows.append(("eval loss", " -> ".join(losses)))
+    if missing := words.untrained(summary):
+        rows.append(("trained", missing))
+    if missing := words.not_evaluated(summary):
+        rows.append(("eval loss", missing))
     rows += eval_metrics(summary)
     if summary["outer_steps"]:
         share = words.percent(summary["merged_share"])
         mean = words.decimal(summary["contributors_mean"], 2)
         merges = f"{summary['outer_steps']} outer steps by {mean} learners each"
         rows.append(("merged", f"{share} of the tokens, in {merges}"))
-    stalls = sum(learner["stall_seconds"] for learner in summary["per_learner"])
-    goodput = words.percent(summary["goodput"])
-    rows.append(("goodput", f"{goodput}; the learners waited {words.seconds(stalls)} in all"))
+    if summary["goodput"] is not None:
+        stalls = sum(learner["stall_seconds"] for learner in summary["per_learner"])
+        goodput = words.percent(summary["goodput"])
+        rows.append(("goodput", f"{goodput}; the learners waited {words.seconds(stalls)} in all"))
+    elif waits := longest_waits(summary):
+        rows.append(("waits", waits))
     restarts = sum(learner.get("restarts", 0) for learner in summary["per_learner"])
     if restarts:
-        lost = sum(learner.get("tokens_lost", 0.0) for learner in summary["per_learner"])
-        rows.append(("restarts", f"{restarts}; {words.scaled(round(lost))} tokens died with learners"))
+        losses_known = [learner.get("tokens_lost", 0.0) for learner in summary["per_learner"]]
+        lost = None if None in losses_known else round(sum(losses_known))
+        rows.append(("restarts", f"{restarts}; {words.scaled(lost)} tokens died with learners"))
     rows += [("books", line) for line in book_lines(summary.get("books", {}))]
     if lost := summary.get("lines_lost", 0):
         rows.append(("disk", f"{_lines(lost)} of metrics, merges or evaluations lost: {summary['disk_error']}"))
     rows += [("snapshot", line) for line in snapshot_lines(summary.get("snapshot_faults", ()))]
     rows += [("snapshot", line) for line in [store_line(summary.get("snapshot_store"))] if line]
-    rows.append(("sent", words.size(summary["bytes_sent_total"])))
+    if summary.get("bytes_sent_total") is not None:
+        home = f"; for evaluation and records {words.size(summary['bytes_home_total'])}"
+        rows.append(("sent", words.size(summary["bytes_sent_total"]) + home))
     rows.append(("report", str(Path(folder, "report.html"))))
     return rows
+
+
+WAITS_NAMED_MAX: Final = 3
+"""Nodes whose waits are named after a run; summary.json and the report have all."""
+
+
+def longest_waits(summary: Mapping[str, Any]) -> str:
+    """The nodes that waited for a tenth of the run and more, the longest wait first; '' without any."""
+    wall = summary["wall_seconds"]
+    nodes = [node for node in summary.get("nodes") or () if node["wait_seconds"]]
+    waiting = sorted((node for node in nodes if node["wait_seconds"] > 0.1 * wall), key=lambda n: -n["wait_seconds"])
+    named = [f"{node['replica']} {node['name']} {words.seconds(node['wait_seconds'])}" for node in waiting]
+    more = f" and {len(named) - WAITS_NAMED_MAX} more" if len(named) > WAITS_NAMED_MAX else ""
+    return ", ".join(named[:WAITS_NAMED_MAX]) + more
 
 
 def short(path: Path) -> str:

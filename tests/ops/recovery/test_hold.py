@@ -270,3 +270,18 @@ def test_a_gate_leaves_copies_aside_while_its_learner_steps() -> None:
         assert gate(update={KEY: left_aside}, pull={KEY: turn(0, 2, 1)}) == [], "the update is waited for still"
     (port, permit), *_ = gate(update={KEY: update(PARTS[0], 1, 1.0)})
     assert (port, [each["kind"] for each in permit["updates"]]) == ("permit", ["merge"])
+
+
+def test_a_final_version_that_is_said_again_is_still_final_and_says_whose_answers_did_not_count() -> None:
+    """Learners end by it, wherever they have it from; of any other version a copy is no news."""
+    final = {**published(0, 1, 4, kind="final"), "refused": [[1, 1]]}
+    for again in (copied(final), copied(copied(final))):
+        assert (again["kind"], again["refused"]) == ("final", [[1, 1]])
+    merged = copied({**published(0, 1, 3), "refused": [[1, 1]]})
+    assert (merged["kind"], merged["refused"]) == ("copy", [])
+    holder = Holder()
+    holder.lives(1)
+    holder.fire(final)
+    holder.lives(2)
+    copies, _ = holder.fire()
+    assert copies[0]["kind"] == "final"

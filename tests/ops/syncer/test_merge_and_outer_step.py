@@ -361,3 +361,15 @@ def test_codes_of_any_other_size_follow_no_schema() -> None:
     for change in ({"gradient": vote["gradient"][1:]}, {"gradient": b"x"}, {"scales": np.ones(99, np.float32)}):
         wrong = {**vote, **change}
         assert check(wrong, wrong, sender) is not None
+
+
+def test_positions_and_states_of_streams_never_go_back() -> None:
+    """A later life of a slot begins at them: from an older one it would train batches again."""
+    syncer = Syncer()
+    ahead = {**answer(0, 0.1), "positions": [[0, 10]], "state": [9, [1]]}
+    behind = {**answer(0, 0.1, base=(1, 1), begin=80, end=160), "positions": [[0, 4]], "state": [3, [2]]}
+    syncer.fire(ahead)
+    syncer.round += 1
+    votes = {(Replica("learner", 0), syncer.round): behind}
+    reached: Any = syncer.merge(round=pull(0, syncer.round), answer=votes, decision=DECISION)["reached"]
+    assert (reached["positions"], reached["states"]) == ([[0, 10]], [[0, 9, [1]]])

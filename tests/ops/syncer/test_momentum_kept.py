@@ -145,3 +145,23 @@ def test_theta_is_gone_on_with_where_what_is_published_is_coded() -> None:
     np.testing.assert_allclose(
         told["tensors"]["momentum"], uninterrupted[-1]["state"]["tensors"]["momentum"], atol=1e-5
     )
+
+
+def test_a_theta_that_comes_after_a_step_takes_nothing_back() -> None:
+    """It is of the version before that step: to go on from it would lose the step."""
+
+    def back() -> OuterStep:
+        outer = OuterStep(PARTS, lr=0.25, momentum=0.0, update="int4")
+        outer.open(Context("syncer", incarnation=2))
+        return outer
+
+    former_life = OuterStep(PARTS, lr=0.25, momentum=0.0, update="int4")
+    former_life.open(Context("syncer", incarnation=1))
+    former_life(gradient=gradient("initial", [1, 0], 1.0))
+    state = [step(former_life, 1, count)["state"] for count in (1, 2)][-1]
+    without, late = back(), back()
+    for outer in (without, late):
+        outer(gradient=gradient("recover", [1, 2], state["values"]))
+        step(outer, 2, 3)
+    told, expected = step(late, 2, 4, kept_of(state)), step(without, 2, 4)
+    assert told["state"]["tensors"]["theta"].tobytes() == expected["state"]["tensors"]["theta"].tobytes()

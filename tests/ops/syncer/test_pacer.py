@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.ops.syncer.terms import EDGE_WAIT
 from tests.ops.syncer.pacer_shard import ALL, MS, SECOND, Shard, control, lost, numbers, ready, stepping, told
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def test_the_quorum_is_at_most_the_members():
 def test_grace_in_closed_form():
     """Slowest 1.5 ms, tau 2: 3 ms; quorum 0.5, publication 0.1; delays of 2 steps are 1.5 and 2.25 ms, in the median
     1.875: without publication and half the grace of 0.4 these are 1.575 of transfer, half of it for the update."""
-    shard = Shard()
+    shard = Shard(late="refuse")
     (item,) = shard.started(stepping(0, delay_steps=2), stepping(1, step_time=3 * MS // 2, delay_steps=2))
     merging = told(item, 77 * SECOND, quorum=MS // 2, waited=4 * MS // 10, publishing=MS // 10)
     (item,) = shard.fire(stepping(0, 6, delay_steps=2), merged=[merging])
@@ -125,7 +126,7 @@ def test_grace_in_closed_form():
 
 def test_grace_is_never_negative_and_without_grace_it_is_nothing():
     for grace in (True, False):
-        shard = Shard(grace=grace)
+        shard = Shard(grace=grace, late="refuse")
         (item,) = shard.started(stepping(0), stepping(1))
         assert item["grace"] == (int(1.6 * MS) if grace else 0)
         (item,) = shard.fire(stepping(0, 6), merged=[told(item, quorum=9 * MS)])
@@ -148,7 +149,7 @@ def test_rounds_that_waited_for_all_teach_nothing_about_the_rest():
 
 
 def test_who_was_left_out_four_times_is_required_in_the_fifth_round():
-    shard = Shard(fragments=1)
+    shard = Shard(fragments=1, late="refuse")
     (item,) = shard.started(stepping(0), stepping(1))
     for step in (24, 48, 72, 96):
         assert (item["required"], item["deadline"]) == ([], None)
@@ -166,6 +167,28 @@ def test_a_new_life_is_not_required_for_what_the_former_missed():
     assert shard.fire(merged=[told(item, voters=[0], left_out=[1])]) == []
     (item,) = shard.fire(stepping(0, 96), stepping(1, incarnation=2))
     assert (item["members"], item["required"]) == ([[0, 1], [1, 2]], [])
+
+
+def test_first_and_last_rounds_of_a_fragment_wait_for_all_for_a_while_and_teach_nothing():
+    """Late answers to the first would be stale, and after the last there is no round in which they could count."""
+    shard = Shard(fragments=1, tokens=240)
+    (item,) = shard.started(stepping(0), stepping(1))
+    assert (item["required"], item["deadline"], item["grace"]) == ([0, 1], EDGE_WAIT, int(1.6 * MS))
+    (item,) = shard.fire(stepping(0, 24), stepping(1, 24), merged=[told(item, quorum=9 * MS)])
+    assert (item["required"], item["deadline"], item["grace"]) == ([], None, int(1.6 * MS)), "the grace of before"
+    assert shard.fire(stepping(1, 72), stepping(0, 71)) == []
+    (item,) = shard.fire(merged=[told(item)])
+    assert item["required"] == [], "97 tokens are left, of which two intervals of both take 96"
+    (item,) = shard.fire(stepping(0, 96), stepping(1, 96), merged=[told(item)])
+    assert (item["required"], item["deadline"]) == ([0, 1], EDGE_WAIT)
+
+
+def test_the_first_round_after_a_shard_came_back_waits_for_all():
+    shard = Shard(incarnation=2, fragments=1)
+    opened = shard.fire(stepping(0, 90, epochs=(1,)), stepping(1, 90, epochs=(1,)), held=[("recorder", [0])])
+    while opened and opened[0]["kind"] != "merge":
+        opened = shard.fire(stepping(0, 120, epochs=(2,)), merged=[told(opened[0])])
+    assert opened[0]["required"] == [0, 1]
 
 
 def test_an_answer_that_is_refused_is_an_answer():
@@ -187,6 +210,7 @@ def test_a_learner_that_begins_to_step_is_let_into_the_open_round():
     assert renewed == item | {
         "attempt": 2,
         "members": [[0, 1], [1, 1], [2, 1]],
+        "required": [0, 1, 2],
         "totals": [[0, 1, 0], [1, 1, 0], [2, 1, 0]],
     }
     assert shard.fire(stepping(2, 1)) == []

@@ -3,6 +3,7 @@
 import pytest
 
 from isthmus.ops.syncer.terms import FINAL_MIN
+from isthmus.runtime.ids import Member, Replica
 from tests.ops.syncer.pacer_shard import ALL, SECOND, Shard, control, lost, numbers, ready, stepping, told
 
 # -- the start ---------------------------------------------------------------------------------------------------------
@@ -233,3 +234,14 @@ def test_a_recovery_that_nobody_answered_is_tried_again():
     shard = Shard(**ALL)
     opened = shard.fire(stepping(0, 90, epochs=[1] * 4))
     assert [item["kind"] for item in shard.fire(merged=[lost(opened[1])])] == ["recover"]
+
+
+def test_a_shard_that_comes_back_believes_no_single_learner_that_the_run_is_over():
+    """It has heard of one of three so far: the others have work to do, and would lose it."""
+    shard = Shard(incarnation=2, fragments=2)
+    shard.members = lambda: frozenset(Member(Replica("learner", slot), 1) for slot in range(3))
+    shard.pacer._context.members = shard.members
+    shard.fire(stepping(0, 9, phase="final", epochs=(1, 1)))
+    assert not shard.pacer.statistics()["is_stopping"]
+    shard.fire(stepping(1, 9, phase="final", epochs=(1, 1)))
+    assert shard.pacer.statistics()["is_stopping"], "two of three are more than half"

@@ -10,7 +10,7 @@ from isthmus.runtime.daemon.outpost import of_orders, of_report, over, read_orde
 from isthmus.runtime.supervision.incidents import Exited, MachineLost
 from isthmus.runtime.supervision.messages import Orders, Over, Report, Stamp
 from isthmus.runtime.wire.control_messages import Message, decode, encode
-from tests.runtime.supervision.supervision_stories import BOOM, gone, life, lives, rows, seen, wanted
+from tests.runtime.supervision.supervision_stories import BOOM, gone, life, lives, moved, rows, seen, wanted
 
 ORDERS: Final = (
     Orders(),
@@ -27,7 +27,7 @@ REPORTS: Final = (
     Report(),
     Report(
         (seen("learner/0#2", is_stopped=True, error=BOOM), seen("recorder/0", over=Over("no space"))),
-        (gone("syncer/0", Exited(3), BOOM, 1.5, 7), gone("learner/1", MachineLost("beta", 5))),
+        (gone("syncer/0", Exited(3), BOOM, 1.5, moved(7)), gone("learner/1", MachineLost("beta", 5))),
         lives("learner/0#2 syncer/0"),
         Stamp(2, 3, 77),
     ),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.host.driver import Busy, Firings
+from isthmus.runtime.host.own_process import suspended
 
 
 def firings(busy: Busy, now: int) -> tuple[int, int, str]:
@@ -29,3 +30,20 @@ def test_the_end_of_a_firing_that_was_not_counted_counts_nothing() -> None:
     busy = Busy()
     busy.ended("blocks", Instant(9))
     assert busy.firings(Instant(10)) == Firings(Duration(0), Duration(0), "")
+
+
+def test_time_in_which_the_process_was_stopped_is_no_part_of_a_firing() -> None:
+    """A learner that was paused with everything else is not stuck in its step."""
+    busy = Busy()
+    busy.began("step", Instant(seconds(10)))
+    paused = suspended(late=40.0, computed=0.25)
+    assert paused == seconds(39.75)
+    busy.suspended(paused, Instant(seconds(52)))
+    assert firings(busy, seconds(52)) == (seconds(2.25), seconds(2.25), "step")
+    busy.suspended(seconds(60), Instant(seconds(53)))
+    assert firings(busy, seconds(53)) == (0, 0, "step"), "no firing begins in the future"
+
+
+def test_a_late_beat_of_a_process_that_computes_or_that_is_hardly_late_is_no_suspension() -> None:
+    assert suspended(late=5.0, computed=4.5) == 0
+    assert suspended(late=0.9, computed=0.0) == 0

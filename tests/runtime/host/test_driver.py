@@ -225,7 +225,7 @@ def test_payloads_of_an_event_that_the_core_refuses_are_let_go(feeding: tuple[Ho
     failures: list[str] = []
     host._on_failed = lambda host, node, error: failures.append(error)
     host.start([life("here/0"), life("there/0")])
-    outputs = host._outputs([Emission(0, Payload({"key": 1}), {"key": 1})])
+    outputs = host._outputs(host.plan.nodes[0], [Emission(0, Payload({"key": 1}), {"key": 1})])
     for event in (FiringEnded(0, outputs), ItemsEmitted(0, outputs)):
         host.handle(event)
         assert host._payloads._items == {}

@@ -13,6 +13,7 @@ from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.cores.membership_messages import Phase, Silence
 from isthmus.runtime.cores.membership_suspicion import phi, quantile
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
     HomeBeat,
@@ -81,11 +82,14 @@ def over(text: str, beats: int = 9, error: str | None = None) -> Seen:
     return seen(text, beats, "final", over=Over(error))
 
 
+NOTHING = Flows()
+
+
 def gone(
-    text: str, end: End = KILLED, error: Raised | None = None, cpu_seconds: float = 0.0, bytes_sent: int = 0
+    text: str, end: End = KILLED, error: Raised | None = None, cpu_seconds: float = 0.0, flows: Flows = NOTHING
 ) -> Gone:
     """A life that has ended."""
-    return Gone(life(text), end, error, cpu_seconds, bytes_sent)
+    return Gone(life(text), end, error, cpu_seconds, flows)
 
 
 def rows(text: str) -> tuple[Row, ...]:
@@ -112,11 +116,12 @@ def journal(**more: Any) -> NoteJournal:
 
 def used(**seconds_used: float) -> dict[str, float]:
     """What ended lives of roles had used, of CPU seconds alone."""
-    return {
-        f"{role}.{name}": value * (name == "cpu_seconds")
-        for role, value in seconds_used.items()
-        for name in ("cpu_seconds", "bytes_sent")
-    }
+    return {f"{role}.cpu_seconds": value for role, value in seconds_used.items()}
+
+
+def moved(items: int, waited: int = 0) -> Flows:
+    """What a life has moved on edge 3, ten bytes an item, and awaited in its node 1."""
+    return Flows((EdgeFlow(3, items, 10 * items, Duration(waited)),), (NodeFlow(1, items, Duration(waited)),))
 
 
 def silence(seconds_silent: float) -> Silence:

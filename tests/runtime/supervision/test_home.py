@@ -10,6 +10,7 @@ from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.cores.membership_suspicion import quantile
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica
+from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.supervision.home_events import HomeBeat, HomeTimerFired, ReportCame, SetHomeTimer
 from isthmus.runtime.supervision.home_state import TrackedLife
 from isthmus.runtime.supervision.incidents import BodyRaised, Delayed, Ended, Exited, Restarted
@@ -25,6 +26,7 @@ from tests.runtime.supervision.supervision_stories import (
     journal,
     life,
     lives,
+    moved,
     seen,
     used,
     written,
@@ -168,9 +170,9 @@ def test_what_went_wrong_before_a_station_was_new_is_not_written_down_again() ->
 def test_an_end_is_followed_by_the_next_life_once() -> None:
     story = HomeStory()
     story.serve(1)
-    told = gone("learner/0", KILLED, BOOM, 3.0, 5)
+    told = gone("learner/0", KILLED, BOOM, 3.0)
     assert story.hears(2, "alpha", told) == [
-        journal(used={"learner.cpu_seconds": 3.0, "learner.bytes_sent": 5.0}),
+        journal(used={"learner.cpu_seconds": 3.0}),
         ended("learner/0", KILLED, error=BOOM),
         NoteLives(lives("learner/0#2")),
         story.orders("recorder/0", roster=REST, back=1),
@@ -179,7 +181,7 @@ def test_an_end_is_followed_by_the_next_life_once() -> None:
     assert story.core.state(LEARNER) == "gone"
     assert story.core.reason(LEARNER) == Ended(KILLED, None, BOOM)
     assert story.hears(2, "alpha", told) == []  # The station says so until it is asked no more.
-    assert story.core.used == {"learner.cpu_seconds": 3.0, "learner.bytes_sent": 5.0}
+    assert story.core.used == {"learner.cpu_seconds": 3.0}
 
 
 def test_a_next_life_is_written_down_when_its_process_is_there() -> None:
@@ -194,11 +196,15 @@ def test_a_next_life_is_written_down_when_its_process_is_there() -> None:
     assert (story.core.state(LEARNER), story.core.reason(LEARNER)) == ("alive", None)
 
 
-def test_what_ended_lives_had_used_is_summed_by_role() -> None:
+def test_what_ended_lives_had_used_is_summed_by_role_edge_and_replica() -> None:
     story = HomeStory()
-    story.hears(1, "alpha", gone("learner/0", cpu_seconds=1.0, bytes_sent=10))
-    story.hears(1, "beta", gone("learner/1", cpu_seconds=2.0, bytes_sent=20), gone("syncer/0", cpu_seconds=4.0))
-    assert story.core.used == {**used(learner=3.0, syncer=4.0), "learner.bytes_sent": 30.0}
+    story.hears(1, "alpha", gone("learner/0", cpu_seconds=1.0, flows=moved(2, 70)))
+    others = gone("learner/1", cpu_seconds=2.0, flows=moved(5, 30)), gone("syncer/0", cpu_seconds=4.0)
+    story.hears(1, "beta", *others)
+    assert used(learner=3.0, syncer=4.0).items() <= story.core.used.items()
+    flows = RunFlows.of_used(story.core.used)
+    assert flows.edges == {3: (7, 70, 100)}
+    assert flows.nodes == {("learner/0", 1): (2, 70), ("learner/1", 1): (5, 30)}
 
 
 def test_a_life_that_ended_before_anything_was_seen_of_it_is_followed_as_well() -> None:

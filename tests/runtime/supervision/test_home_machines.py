@@ -9,6 +9,7 @@ import pytest
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.fleet import LOST_BEATS
+from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.supervision.home_events import HomeBeat, MachineJoined, MachineTakenAway, Places, RunRoles, Taken
 from isthmus.runtime.supervision.incidents import (
     Ended,
@@ -30,6 +31,7 @@ from tests.runtime.supervision.supervision_stories import (
     journal,
     life,
     lives,
+    moved,
     seen,
     used,
     written,
@@ -77,17 +79,13 @@ def test_a_machine_that_is_silent_for_twenty_seconds_is_lost_with_its_lives() ->
 def test_what_is_known_of_the_lives_of_a_lost_machine_is_kept() -> None:
     story = HomeStory()
     told = seen("learner/1").heartbeat
-    spoken = type(told)("serving", cpu_seconds=3.0, bytes_sent=7)
+    spoken = type(told)("serving", cpu_seconds=3.0, flows=moved(7))
     story.hears(1, "beta", type(seen("learner/1"))(life("learner/1"), 4711, 1, error=BOOM, heartbeat=spoken))
     silent(story, 2, "gamma")
     commands = story.does(2, HomeBeat())
     assert commands[1] == ended("learner/1", LOST, error=BOOM)
-    assert story.core.used == {
-        "learner.cpu_seconds": 3.0,
-        "learner.bytes_sent": 7.0,
-        "syncer.cpu_seconds": 0.0,
-        "syncer.bytes_sent": 0.0,
-    }
+    assert used(learner=3.0, syncer=0.0).items() <= story.core.used.items()
+    assert RunFlows.of_used(story.core.used).edges == {3: (7, 70, 0)}
 
 
 def test_a_word_from_it_begins_its_silence_anew() -> None:

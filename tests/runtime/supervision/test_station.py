@@ -41,7 +41,7 @@ from tests.runtime.supervision.station_stories import (
     tell,
     there,
 )
-from tests.runtime.supervision.supervision_stories import BOOM, CRASHED, KILLED, gone, life, lives
+from tests.runtime.supervision.supervision_stories import BOOM, CRASHED, KILLED, gone, life, lives, moved
 
 # -- orders ------------------------------------------------------------------------------------------------------------
 
@@ -173,12 +173,14 @@ def test_an_end_that_nobody_asks_for_is_forgotten() -> None:
 
 def test_an_end_has_what_the_life_had_used_and_the_error_that_it_told_of() -> None:
     story = begun()
-    told = Heartbeat("final", cpu_seconds=3.0, bytes_sent=7)
+    told = Heartbeat("final", cpu_seconds=3.0, flows=moved(7))
     story.tell(HostSpoke(LEARNER, 4711, told, error=BOOM), HostSpoke(LEARNER, 4711, told))
-    assert story.tell(ProcessEnded(LEARNER, Exited(1), 4.5)) == [report(gone("learner/0", Exited(1), BOOM, 4.5, 7))]
+    assert story.tell(ProcessEnded(LEARNER, Exited(1), 4.5)) == [
+        report(gone("learner/0", Exited(1), BOOM, 4.5, moved(7)))
+    ]
     adopted = begun()
     adopted.tell(HostSpoke(LEARNER, 4711, told))
-    assert adopted.tell(ProcessEnded(LEARNER, Exited())) == [report(gone("learner/0", Exited(), None, 3.0, 7))]
+    assert adopted.tell(ProcessEnded(LEARNER, Exited())) == [report(gone("learner/0", Exited(), None, 3.0, moved(7)))]
 
 
 def test_a_process_that_cannot_be_started_is_told_like_an_end() -> None:

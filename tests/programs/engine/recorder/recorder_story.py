@@ -123,6 +123,7 @@ def merging(fragment: int, number: int, at: int, *, epoch: int = 1, kind: str = 
         "shard": 0,
         "epoch": epoch,
         "round": ((epoch - 1) << 32) + 2 * number + fragment + 1,
+        "place": ((epoch - 1) * 100 + 2 * number + fragment + 1) % 1024,
         "fragment": fragment,
         "kind": kind,
         "version": [epoch, number],
@@ -171,7 +172,7 @@ def story() -> Iterator[tuple[int, dict[str, dict[Any, Any]]]]:
             kind = {5: "initial", 33: "recover", 45: "final"}.get(tick, "merge")
             for fragment in range(2):
                 told = merging(fragment, count, at - 50, epoch=epoch, kind=kind)
-                sent["merged"][Replica("syncer", 0), fragment] = told
+                sent["merged"][Replica("syncer", 0), told["place"]] = told
         if tick in (6, 24, 38, 46):
             kind = {6: "initial", 46: "final"}.get(tick, "during")
             sent["evaluation"][Replica("evaluator", 0), 100 * tick] = evaluated(kind, 100 * tick, 5.0 - tick / 10)

@@ -168,6 +168,9 @@ def test_what_nobody_has_heard_of_is_estimated_by_the_pace() -> None:
     found = books(told, entries(told, 1), None, {})
     assert [each["unreported_estimate"] for each in found["lives"]] == [1000, 0]
     assert found["unreported_estimate"] == 1000
+    paused = {**ended, "reported_paused": SECOND, "gone_paused": SECOND + 3 * SECOND // 2}
+    told = status(paused, PRESENT, merged=[MERGED[:2]])
+    assert books(told, entries(told, 1), None, {})["unreported_estimate"] == 250, "it was stopped for the rest"
     assert found["differences"] == []
 
 

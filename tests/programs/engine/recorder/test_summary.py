@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from isthmus.ops.island.evaluate import Evaluated
 from isthmus.programs.engine.recorder import summary
-from isthmus.programs.engine.recorder.accounts import allocated_seconds, entries, goodput
+from isthmus.programs.engine.recorder.accounts import Books, allocated_seconds, entries, goodput
 from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.programs.engine.recorder.summary import summarise
+from isthmus.programs.engine.results import words
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.system.disk import DISK, Disk
 
 SECOND = 1_000_000_000
@@ -81,7 +84,8 @@ def figures(status: dict[str, Any]) -> dict[str, Any]:
         fragment_sizes=SIZES,
         ended=9 * SECOND,
         cpu_seconds=1.0,
-        bytes_sent_by_shards=0,
+        graph=None,
+        flows=RunFlows(),
     )
 
 
@@ -138,7 +142,14 @@ def report(slot: int, incarnation: int, accounts: list[list[int]], stepping: flo
 
 def merging(fragment: int, kind: str, epoch: int, tokens: list[list[int]]) -> dict[str, Any]:
     told = SimpleNamespace(
-        shard=0, epoch=epoch, round=1, fragment=fragment, kind=kind, version=[epoch, 1], origin=[epoch, 0], voters=[0]
+        shard=0,
+        epoch=epoch,
+        round=1 + fragment,
+        fragment=fragment,
+        kind=kind,
+        version=[epoch, 1],
+        origin=[epoch, 0],
+        voters=[0],
     )
     known = {
         "weights": [1.0],
@@ -261,3 +272,60 @@ def test_an_evaluator_that_begins_again_goes_on_with_the_curve(
     found = [(line["kind"], line["tokens"], line["eval_loss"]) for line in lines]
     assert found == [("initial", 0, 5.5), ("during", 400, 3.0), ("during", 600, 2.5), ("final", 1000, 2.0)]
     assert context.status["eval_loss_initial"] == 5.5
+
+
+def test_of_a_final_model_that_was_not_evaluated_there_is_no_loss_and_a_line_that_says_so() -> None:
+    books = Books(SIZES)
+    books.add_evaluation(Evaluated(kind="initial", loss=5.5, tokens=0, metrics=[]))
+    books.add_evaluation(Evaluated(kind="during", loss=4.5, tokens=60, metrics=[["accuracy", 0.1]]))
+    lives = {"learners": {0: PRESENT[0], 1: PRESENT[1]}, "former": [FORMER], "merges_whole": {0: True, 1: True}}
+    given_up = figures({**books.figures(2), **lives})
+    assert (given_up["eval_loss_initial"], given_up["eval_loss_final"], given_up["eval_metrics"]) == (5.5, None, {})
+    assert (given_up["eval_loss_last"], given_up["eval_tokens_last"]) == (4.5, 60)
+    assert "not evaluated" in words.not_evaluated(given_up)
+    books.add_evaluation(Evaluated(kind="final", loss=2.5, tokens=400, metrics=[]))
+    evaluated = figures({**books.figures(2), **lives})
+    assert (evaluated["eval_loss_final"], words.not_evaluated(evaluated)) == (2.5, "")
+
+
+def test_tokens_that_a_step_back_lost_are_told_by_learner() -> None:
+    """As the last learner that says so has the model: what others trained after the snapshot is not in it."""
+    lives = {
+        slot: {**PRESENT[slot], "accounts": [], "tokens": tokens, "in_model": [[0, 100], [1, 90]]}
+        for slot, tokens in ((0, 120), (1, 80))
+    }
+    told = summarise(
+        {"learners": lives, "former": [], "tokens_final": 190, "zero": SECOND, "stepping_until": 5 * SECOND},
+        [],
+        program="data-parallel",
+        outcome="done",
+        learners=2,
+        shards=0,
+        fragment_sizes=(),
+        ended=9 * SECOND,
+        cpu_seconds=1.0,
+        graph=None,
+        flows=RunFlows(),
+    )
+    assert told["tokens_lost"] == 20.0
+    assert [row["tokens_lost"] for row in told["per_learner"]] == [20.0, 0.0]
+    assert [row["tokens"] for row in told["per_learner"]] == [120, 90], (
+        "more than learner 1 had reported is in the model"
+    )
+    assert "95" in words.untrained({**told, "tokens_budget": 221})
+    assert words.untrained({**told, "tokens_budget": 210}) == words.untrained({**told, "outcome": "stopped"}) == ""
+
+
+def test_a_pause_of_everything_is_no_time_in_which_a_life_that_ended_could_train(
+    recorder: tuple[Recorder, Context],
+) -> None:
+    record, context = recorder
+    context.live = {Member(Replica("learner", 0), 1)}
+    context.seconds = 4.0
+    record(progress={_learner(0): report(0, 1, FORMER["accounts"], 1.0)})
+    context.seconds, context.live = 44.0, set()
+    record()
+    gone = context.status["learners"][0]
+    assert (gone["gone_paused"] - gone["reported_paused"], gone["gone_at"]) == (40 * SECOND, 44 * SECOND)
+    assert figures(context.status)["books"]["unreported_estimate"] == 0
+    record.close()

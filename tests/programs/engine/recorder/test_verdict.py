@@ -20,8 +20,9 @@ def accounts(*parts: tuple[int, int]) -> list[dict[str, int]]:
 def failure(**more: Any) -> str | None:
     known: dict[str, Any] = {"tokens": 1000, "fragments": accounts((900, 10), (900, 10)), "sizes": SIZES}
     known |= {"budget": 1000, "is_stopped": False, "loss": 2.5, **more}
-    figures, fragments, sizes = {"tokens": known.pop("tokens")}, known.pop("fragments"), known.pop("sizes")
-    return node.failure(figures, fragments, sizes, **known)
+    reports = {slot: {"sick_step": step} for slot, step in enumerate(known.pop("sick", ()))}
+    figures = {"tokens": known.pop("tokens"), "learners": reports}
+    return node.failure(figures, known.pop("fragments"), known.pop("sizes"), **known)
 
 
 def test_a_run_that_trained_and_merged_is_done() -> None:
@@ -46,3 +47,11 @@ def test_more_refused_than_merged_is_a_failure_where_the_program_merges() -> Non
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_is_a_failure(loss: float) -> None:
     assert "not finite" in str(failure(loss=loss))
+
+
+def test_a_loss_of_all_learners_that_was_not_finite_is_told_before_what_followed_from_it() -> None:
+    refused = accounts((100, 900), (100, 900))
+    for told in (failure(sick=(70, 40), fragments=refused), failure(sick=(70, 40), loss=math.nan)):
+        assert "loss of all learners was not finite, first at step 40" in str(told)
+    assert "more was refused than merged" in str(failure(sick=(70, 0), fragments=refused))
+    assert failure(sick=(70, 40)) is None, "they were healed, and the model is sound"

@@ -192,6 +192,7 @@ class Invention:
             "goodput": 0.9841,
             "uptime": 1.0,
             "bytes_sent_total": sum(steps) * 44_000,
+            "bytes_home_total": sum(steps) * 4_000,
             "per_learner": rows,
         }
 

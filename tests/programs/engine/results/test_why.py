@@ -34,7 +34,8 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
 @pytest.fixture(scope="module")
 def hasty(worlds: Worlds) -> Path:
     """A run without grace, in which two of four answers close a round."""
-    return taped_run(worlds, Program(interval=24, grace=False, quorum=2), learners=4, speeds=(1, 1, 0.7, 0.5))
+    hasty = Program(interval=12, grace=False, quorum=2)
+    return taped_run(worlds, hasty, learners=4, steps=100, speeds=(1, 1, 0.7, 0.5))
 
 
 def isthmus(*arguments: str) -> Result:

@@ -373,6 +373,7 @@ def test_what_a_process_slept_itself_is_not_the_daemons_silence() -> None:
     assert silence.beat(0.25) == 0.25
     assert silence.beat(0.5) == 0.5
     assert silence.beat(100.75) == 0.75  # A hundred seconds late.
+    assert silence.late == 100.0
     assert silence.beat(101.0) == 1.0
     silence.heard(101.125)
     assert silence.beat(101.25) == 0.125

@@ -3,6 +3,7 @@ said to be there."""
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -415,3 +416,33 @@ def test_a_name_that_no_snapshot_has_becomes_no_file(tmp_path: Path, name: str) 
 def test_nothing_to_fetch_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="found none"):
         fetched(SimulatedDisk("empty"), tmp_path)
+
+
+def test_after_a_success_the_next_pause_is_a_short_one_again() -> None:
+    offers = Offers()
+    for number, now in ((1, 0), (2, PAUSE_NS), (3, 3 * PAUSE_NS)):
+        assert offers.offered(manifest(number), now) is not None
+        offers.ended("no", now)
+    assert offers.offered(manifest(4), 7 * PAUSE_NS) is not None
+    offers.ended(None, 8 * PAUSE_NS)
+    assert offers.offered(manifest(5), 8 * PAUSE_NS) is not None, "after a success there is none"
+    offers.ended("no", 8 * PAUSE_NS)
+    assert offers.offered(manifest(5), 9 * PAUSE_NS - 1) is None
+    assert offers.offered(manifest(5), 9 * PAUSE_NS) is not None
+
+
+def test_the_files_of_a_snapshot_that_is_being_stored_stay_until_it_is_there() -> None:
+    """However many are taken meanwhile: a store takes its time."""
+    disk = SimulatedDisk("seed")
+    hold = Hold(disk)
+    hold.fire(item(0, 0), item(1, 0))
+    told = hold.fire()
+    assert told["number"] == 0, "it is under way"
+    for count in range(1, 4):
+        hold.hold._held |= {p: item(p, count) for p in range(2)}
+        hold.hold._take_snapshot(0)
+    for _ in range(10):
+        told = hold.fire()
+    assert (told["number"], told["error"]) == (4, None)
+    lines = [json.loads(line) for line in disk.files()[RUN / LINES].splitlines()]
+    assert [(line["kind"], line["number"]) for line in lines] == [("stored", 1), ("stored", 4)]

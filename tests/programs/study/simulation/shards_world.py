@@ -31,6 +31,7 @@ from isthmus.runtime.cores.scheduler_events import ReplicaJoined, ReplicaLeft
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock, jittered
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.flows import RunFlows
 
 Version = tuple[int, int]
 STEP_MS = 10.0
@@ -194,7 +195,8 @@ class Mortals:
             fragment_sizes=fragment_sizes(self.request.graph),
             ended=self.clock.now(),
             cpu_seconds=0.0,
-            bytes_sent_by_shards=0,
+            graph=self.request.graph,
+            flows=RunFlows(),
         )
         for host in self.hosts.values():
             host.close()

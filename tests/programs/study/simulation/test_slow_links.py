@@ -34,7 +34,9 @@ def test_a_link_is_slower_than_one_fragment_an_interval() -> None:
         early, late = (
             [n for at, who, n in witness.held if who == life and a <= at < b] for a, b in ((2, 12), (12, 22))
         )
-        assert max(late) <= max(early) + 5
+        # Beside that a shard keeps the records of its last merges, for a recorder that comes back.
+        records = len(witness.merges_between(life, 2.0, end)) if life.startswith("syncer") else 0
+        assert max(late) <= max(early) + records + 5
     assert_exact(outcome)
 
 

@@ -56,6 +56,7 @@ SUMMARY = {
     "contributors_mean": 3.94,
     "goodput": 0.9912,
     "bytes_sent_total": 123_000_000,
+    "bytes_home_total": 23_000_000,
     "per_learner": [{"stall_seconds": 0.25}, {"stall_seconds": 0.5}],
 }
 
@@ -116,7 +117,8 @@ def test_books_that_disagree_are_told_at_the_end_and_the_reason_of_a_failure_com
     rows = live.FigureWords(watched).ending({**SUMMARY, "error": "no learner is left", "books": books})
     assert rows[0] == ("error", "no learner is left")
     assert [text for word, text in rows if word == "books"] == [
-        "learner 1, life 2: 48 tokens reported, its 5 steps make 40"
+        "merges.jsonl has 5 of 7 merges",
+        "learner 1, life 2: 48 tokens reported, its 5 steps make 40",
     ]
 
 
@@ -184,7 +186,7 @@ done       1.00 M tokens in 83.0 s by 4 learners
 eval loss  5.545 -> 1.625
 merged     94.1 % of the tokens, in 400 outer steps by 3.94 learners each
 goodput    99.1 %; the learners waited 750 ms in all
-sent       123 MB
+sent       123 MB; for evaluation and records 23.0 MB
 report     runs/a/report.html
 """
 

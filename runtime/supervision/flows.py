@@ -1,0 +1,120 @@
+"""What the hosts of a run have moved and awaited, by edge and by node: as a host reports it, and summed over all lives.
+
+Nodes and edges are named by their indices in the graph. Items and bytes of an edge are counted where they leave, once
+they have arrived; bytes are those between hosts, so an edge within a host has none. A wait is the time between two
+firings of a node, where longer than a millisecond; it counts for the edge whose item, or room, ended it. Nodes that
+fire by a timer await nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import msgspec
+
+from isthmus.runtime.clock import Duration
+from isthmus.runtime.ids import Replica
+
+
+class EdgeFlow(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """One edge, as far as one host has to do with it."""
+
+    edge: int
+    items: int
+    size_bytes: int
+    waited: Duration
+
+
+class NodeFlow(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """One node of one host."""
+
+    node: int
+    firings: int
+    waited: Duration
+
+
+class Flows(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The edges and nodes of one life so far, sorted by index."""
+
+    edges: tuple[EdgeFlow, ...] = ()
+    nodes: tuple[NodeFlow, ...] = ()
+
+    def numbers(self) -> Iterator[int]:
+        """Every count, for a check of their range."""
+        for edge in self.edges:
+            yield from (edge.edge, edge.items, edge.size_bytes, edge.waited)
+        for node in self.nodes:
+            yield from (node.node, node.firings, node.waited)
+
+
+class EdgeTotal(NamedTuple):
+    """One edge over all hosts."""
+
+    items: int = 0
+    size_bytes: int = 0
+    waited: int = 0
+
+
+class NodeTotal(NamedTuple):
+    """One node of one replica, over all its lives."""
+
+    firings: int = 0
+    waited: int = 0
+
+
+_EDGE: Final = "edge"
+
+
+@dataclass(slots=True)
+class RunFlows:
+    """The sums of a run: `edges` by index, `nodes` by (replica, index)."""
+
+    edges: dict[int, EdgeTotal] = field(default_factory=dict)
+    nodes: dict[tuple[str, int], NodeTotal] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, lives: Iterable[tuple[Replica, Flows]]) -> RunFlows:
+        """The sums over these lives."""
+        flows = cls()
+        for replica, each in lives:
+            flows.add(replica, each)
+        return flows
+
+    @classmethod
+    def of_used(cls, used: Mapping[str, float]) -> RunFlows:
+        """The sums in what ended lives have used: the counterpart of `as_used`."""
+        flows = cls()
+        for key, value in used.items():
+            name, *place = key.split(":")
+            if name == _EDGE:
+                index, part = int(place[0]), place[1]
+                total = flows.edges.get(index, EdgeTotal())
+                flows.edges[index] = total._replace(**{part: getattr(total, part) + round(value)})
+            elif len(place) == 2:
+                of, part = (name, int(place[0])), place[1]
+                node = flows.nodes.get(of, NodeTotal())
+                flows.nodes[of] = node._replace(**{part: getattr(node, part) + round(value)})
+        return flows
+
+    def add(self, replica: Replica, flows: Flows) -> None:
+        """Add those of a life of a replica."""
+        for edge in flows.edges:
+            total = self.edges.get(edge.edge, EdgeTotal())
+            self.edges[edge.edge] = EdgeTotal(
+                total.items + edge.items, total.size_bytes + edge.size_bytes, total.waited + edge.waited
+            )
+        for node in flows.nodes:
+            of = str(replica), node.node
+            before = self.nodes.get(of, NodeTotal())
+            self.nodes[of] = NodeTotal(before.firings + node.firings, before.waited + node.waited)
+
+
+def as_used(replica: Replica, flows: Flows) -> Iterator[tuple[str, float]]:
+    """A life's flows as names and numbers, which are summed by name over lives and kept with what else they used."""
+    totals = RunFlows.of([(replica, flows)])
+    for index, edge in totals.edges.items():
+        yield from ((f"{_EDGE}:{index}:{part}", float(value)) for part, value in edge._asdict().items())
+    for (name, index), node in totals.nodes.items():
+        yield from ((f"{name}:{index}:{part}", float(value)) for part, value in node._asdict().items())
