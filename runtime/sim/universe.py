@@ -172,6 +172,12 @@ class Universe:
                 least=dict(least),
                 processes=processes,
                 elastic=elastic,
+                edges={
+                    edge.name: (edge.source_role, edge.target_role)
+                    for plan in plans.values()
+                    for edge in plan.edges.values()
+                    if edge.route != "local"
+                },
             ),
             launch=self._launch,
             began=self._began,

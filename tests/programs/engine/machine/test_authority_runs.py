@@ -33,7 +33,7 @@ from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.home_events import Places, RunRoles
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import Gone, Orders, Report, Seen, Stamp, report_of
+from isthmus.runtime.supervision.messages import Gone, Orders, Report, ReportError, Seen, Stamp, report_of
 
 LEARNERS = [Replica("learner", slot) for slot in range(2)]
 
@@ -334,18 +334,24 @@ def test_a_machine_shows_only_its_own_hosts_and_not_without_bound(tmp_path: Path
     say(LEARNERS[0], forged=True)
     assert daemon.status()["training"] == {}
     assert shown("learner/0") is None
-    say(LEARNERS[1], step=7)
-    assert shown("learner/1") == {"step": 7}
-    say(LEARNERS[1], text="x" * SHOWN_BYTES_MAX)
+    say(LEARNERS[1], step={"step": 7})
+    assert shown("learner/1") == {"step": {"step": 7}}
+    say(LEARNERS[1], text={"text": "x" * SHOWN_BYTES_MAX})
     assert shown("learner/1") == {}
+    forged = of_report(Report(lives=(Seen(members[LEARNERS[1]], 1),)), {})
+    daemon.on_message("beta", {**forged, "shown": [[[["learner", 1], 1], {"cpu_seconds": []}, {}]]})
+    assert shown("learner/1") == {}
+    assert json.dumps(daemon.status())
     daemon.close()
+    [line] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert (line["kind"], line["machine"], line["field"]) == ("report-refused", "beta", "shown[0].figures.cpu_seconds")
     loop.close()
 
 
 @pytest.mark.parametrize("used", [float("nan"), float("inf"), -1.0, 1e300])
 def test_a_report_that_cannot_be_counted_is_none(used: float) -> None:
     ended = Gone(Member(LEARNERS[1], 1), Exited(1), None, used)
-    with pytest.raises(ValueError, match="counts"):
+    with pytest.raises(ReportError, match=r"no report: report.ended\[0\].cpu_seconds: expected `float` .= "):
         report_of(msgspec.to_builtins(Report(ended=(ended,))))
 
 
