@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import msgspec
 
@@ -28,6 +28,7 @@ from isthmus.runtime.supervision.messages import (
     Seen,
     ShownHost,
     Stamp,
+    hints_of,
     report_of,
 )
 from isthmus.runtime.wire.control_messages import Message
@@ -44,7 +45,7 @@ VALUES: Final[tuple[Any, ...]] = (
 def fields_of(kind: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The fields of a type, and of the types of these, by their names from the outside inwards."""
     of = _struct(kind)
-    for name, hint in {} if of is None else get_type_hints(of, include_extras=True).items():
+    for name, hint in {} if of is None else hints_of(of).items():
         yield (*names, name)
         yield from fields_of(hint, (*names, name))
 
@@ -81,7 +82,7 @@ def _replaced(plain: Any, kind: Any, names: Sequence[str], value: Any) -> Any:
     of = _struct(kind)
     if of is None or plain is None:
         return plain
-    name, hint = names[0], get_type_hints(of, include_extras=True)[names[0]]
+    name, hint = names[0], hints_of(of)[names[0]]
     if isinstance(plain, Mapping):
         return {**plain, name: _replaced(plain.get(name), hint, names[1:], value)}
     if not isinstance(plain, list | tuple):  # Another lie came before.

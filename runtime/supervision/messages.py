@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -316,7 +317,7 @@ def _place(plain: Any, kind: Any, path: Sequence[tuple[str, str]]) -> tuple[str,
         if struct is not None:
             names = struct.__struct_fields__
             name = key or names[int(index)]
-            field, kind = f"{field}.{name}", get_type_hints(struct, include_extras=True).get(name)
+            field, kind = f"{field}.{name}", hints_of(struct).get(name)
         else:
             field, kind = f"{field}[{key or index}]", _element(kind)
         try:
@@ -324,6 +325,12 @@ def _place(plain: Any, kind: Any, path: Sequence[tuple[str, str]]) -> tuple[str,
         except (LookupError, TypeError, ValueError):  # A key, or one that msgspec does not name.
             return field, plain
     return field, plain
+
+
+@cache
+def hints_of(record: type[msgspec.Struct]) -> dict[str, Any]:
+    """The types of the fields of a record, with their bounds."""
+    return get_type_hints(record, include_extras=True)
 
 
 def _element(kind: Any) -> Any:
