@@ -100,10 +100,10 @@ class DaemonView(Protocol):
 
 @dataclass(slots=True)
 class StartTrouble:
-    """A machine has no room for the next `count` processes; `struck` is called when it refuses one."""
+    """A machine has no room for the next `count` processes; `struck` is called with the replica of each refused one."""
 
     count: int
-    struck: Callable[[], None]
+    struck: Callable[[Replica], None]
 
 
 @dataclass(slots=True)
@@ -176,12 +176,12 @@ class SimulatedMachine:
         if self.daemon is not None:
             self.daemon.saw_end(process)
 
-    def refuses_start(self) -> bool:
-        """Whether there is no room for the next process."""
+    def refuses_start(self, replica: Replica) -> bool:
+        """Whether there is no room for the process of a replica."""
         for trouble in self.start_troubles.values():
             if trouble.count:
                 trouble.count -= 1
-                trouble.struck()
+                trouble.struck(replica)
                 return True
         return False
 
@@ -394,7 +394,7 @@ class SimulatedDaemon:
 
     def _start(self, member: Member) -> None:
         machine = self._machine
-        if machine.refuses_start():
+        if machine.refuses_start(member.replica):
             self._soon(self.stations, ProcessNotStarted(member, "no process left"))
             return
         self._shared.began(member)

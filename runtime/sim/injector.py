@@ -155,7 +155,7 @@ class Acts:
         struck = partial(self._struck, number)
         match fault:
             case faults.RefuseStarts():
-                trouble: Any = StartTrouble(fault.count, struck)
+                trouble: Any = StartTrouble(fault.count, partial(self._refused, struck))
             case faults.SlowStarts():
                 trouble = StartLag(fault.lag, struck)
             case faults.Lie():
@@ -192,6 +192,10 @@ class Acts:
             return self._universe.machines[fault.machine].lies
         disk = self._universe.disks[fault.machine]
         return disk.ambushes if isinstance(fault, faults.DieAll) else disk.troubles
+
+    def _refused(self, struck: Callable[[], None], replica: Replica) -> None:
+        self.touched.add(replica)
+        struck()
 
     def _began_to_lie(self, machine: str, struck: Callable[[], None]) -> None:
         self.liars.add(machine)
