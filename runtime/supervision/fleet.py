@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError
@@ -93,7 +93,8 @@ class MachineLives:
 
 
 class Fleet:
-    """The machines of one run, and its `replicas`; `retired` maps replicas that have no next life to the reason."""
+    """The machines of one run, and its `replicas`; `retired` maps replicas that have no next life to the reason, in the
+    order in which they were retired."""
 
     def __init__(self, cast: RunRoles, places: Places) -> None:
         self.home, self.term, self.former = places.home, places.term, places.former
@@ -247,16 +248,23 @@ class Fleet:
             self.place(replica, name)
 
     def join(self, name: str, islands: int) -> list[Replica]:
-        """Admit a machine, new or back again, with learners in the next free slots; returns these."""
+        """Admit a machine, new or back again, with learners in the next free slots; returns these.
+
+        Once every slot was taken, those of machines that no longer take part are free again, the longest free first.
+        """
         first = 1 + max((replica.slot for replica in self.replicas if replica.role == LEARNER), default=-1)
         last = min(first + islands, self.slots_max.get(LEARNER, 0))
         slots = [Replica(LEARNER, slot) for slot in range(first, last)]
+        again = [each for each, how in self.retired.items() if how in get_args(Taken) and len(self.gang(each)) == 1]
+        for replica in again[: islands - len(slots)]:
+            del self.retired[replica]
+            slots.append(replica)
         machine = self.machines.setdefault(name, MachineLives(name))
         machine.is_away = False
         machine.heard()
         for replica in slots:
             self.place(replica, name)
-        self.replicas += slots
+        self.know(slots)
         return slots
 
     def take_away(self, name: str, how: Taken) -> None:

@@ -274,7 +274,7 @@ def journal_of(run: RunState) -> Journal:
         failure=run.failure,
         machines=fleet.placed(),
         away=fleet.away,
-        retired=tuple((str(replica), how) for replica, how in sorted(fleet.retired.items())),
+        retired=tuple((str(replica), how) for replica, how in fleet.retired.items()),
         used=dict(run.used),
         number_least=run.floor,
         epoch=run.stamp.epoch,
