@@ -209,8 +209,8 @@ given up long before."""
 NUMBERS_REACH: Final = 100_000
 """How far above the numbers that the home has recorded itself one of a report may be: an order of magnitude more than
 lives begin between two writes of the incidents. Each lost ledger moves the numbers by at most so many more."""
-NUMBERS_OF_TERM: Final = 1_000_000_000
-"""Numbers of each term: enough for ten thousand lost ledgers. A former home that is still alive gives no number of a
+NUMBERS_OF_TERM: Final = 10_000_000
+"""Numbers of each term: enough for a hundred lost ledgers. A former home that is still alive gives no number of a
 later one."""
 
 
