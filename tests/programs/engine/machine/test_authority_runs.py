@@ -216,6 +216,9 @@ class FakeLink:
         """Note what is sent."""
         self.sent.append(message)
 
+    def close(self) -> None:
+        """Nothing to close."""
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
@@ -406,7 +409,7 @@ def test_a_machine_that_cannot_take_part_costs_a_run_its_islands_only(tmp_path: 
         caller=lambda: "beta",
         tell=lines.append,
         on_change=lambda: None,
-        on_expelled=lambda home: None,
+        on_expelled=lambda home, runs: None,
     )
     neighbours.links.record(b"beta", {"name": "beta", "instance": "1"})
     neighbours.links.record(b"gamma", {"name": "gamma", "instance": "2"})
@@ -416,4 +419,27 @@ def test_a_machine_that_cannot_take_part_costs_a_run_its_islands_only(tmp_path: 
             neighbours.handlers["unstationed"](peer, message)
     assert [run.taken for run in runs] == [[("beta", "left")], []]
     assert len(lines[-1]) < 1000
+    loop.close()
+
+
+def test_a_machine_that_is_expelled_learns_by_which_home_and_from_which_runs(tmp_path: Path) -> None:
+    loop, told = uvloop.new_event_loop(), list[tuple[str, list[str]]]()
+    neighbours = Neighbours(
+        loop,
+        "beta",
+        tmp_path,
+        MachineConfig(),
+        None,
+        runs=list,
+        send=lambda peer, message: None,
+        caller=lambda: None,
+        tell=lambda line: None,
+        on_change=lambda: None,
+        on_expelled=lambda home, runs: told.append((home, runs)),
+    )
+    held, link = {"run"}, FakeLink(HomeAddress("alpha", "tcp://127.0.0.1:1"))
+    neighbours.outposts = cast(Any, SimpleNamespace(runs=lambda home: sorted(held), end_of=lambda home: held.clear()))
+    neighbours._ordered(cast(HomeLink, link), {"type": "expelled"})
+    assert told == [("alpha", ["run"])]
+    assert held == set()
     loop.close()
