@@ -237,7 +237,7 @@ def test_a_life_that_is_replaced_while_it_stores_puts_no_head() -> None:
     former.store(1, 1)
     storing = former.bring(former.take(2, 2))
     next(storing)
-    later = Home(life=1, term=2, disk=former.far)  # The run goes on elsewhere between values and head.
+    later = Home(life=1, term=StoreTerm(2), disk=former.far)  # The run goes on elsewhere between values and head.
     later.store(5, 5)
     there = former.names(HEAD)
     with pytest.raises(OSError, match="goes on elsewhere"):
