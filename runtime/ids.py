@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Final, NewType
+from typing import Annotated, Final, NewType
 
 import msgspec
+from msgspec import Meta
 
 Handle = NewType("Handle", int)
 """A payload's number on its host. Cores see handles only; a negative handle names a constant of the graph."""
+
+COUNT_MAX: Final = 1 << 60
+"""Limit of counts and nanoseconds in messages: more than any host reaches, and sums of some fit into 64 bits."""
+NUMBER_MAX: Final = 1 << 48
+"""Limit of slots and incarnations in messages."""
+NAME_LENGTH_MAX: Final = 500
+"""Characters of a name in a message: of a role, a node or an edge."""
 
 
 class Replica(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True):
     """A numbered place in a role (`learner/2`); for learners the number is the slot."""
 
-    role: str
-    slot: int
+    role: Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
+    slot: Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 
     def __str__(self) -> str:
         return f"{self.role}/{self.slot}"
@@ -32,7 +40,7 @@ class Member(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True)
     """One incarnation (life) of a replica: incarnations count up from 1 and are never used again."""
 
     replica: Replica
-    incarnation: int
+    incarnation: Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 
     def __str__(self) -> str:
         return f"{self.replica}#{self.incarnation}"

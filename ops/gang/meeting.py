@@ -7,12 +7,13 @@ process that knows the token is admitted.
 from __future__ import annotations
 
 import hmac
+import selectors
 import socket
 import struct
 import sys
 import time
-from contextlib import ExitStack, suppress
-from typing import Any, Final
+from contextlib import ExitStack, closing, suppress
+from typing import Any, Final, NamedTuple, cast
 
 import jax
 
@@ -22,6 +23,9 @@ from isthmus.ops.gang.orders import Following, LeaderOrders
 MEETING_SECONDS: Final = 60.0
 """As long as a process may take for its first heartbeat: it imports and traces before."""
 HELLO_SECONDS: Final = 1.0
+"""For a whole hello, which is one packet."""
+HELLOS_MAX: Final = 64
+"""Connections that may be about to say who they are: more than an island has processes."""
 LOOK_SECONDS: Final = 0.05
 _HELLO: Final = struct.Struct("!IQQQ")
 """The number of a process, the form for which it comes, and the copy of the island's state that it has."""
@@ -33,36 +37,26 @@ class GangError(RuntimeError):
 
 def lead(gang: Gang) -> LeaderOrders:
     """Wait for the others, and start jax with them. GangError, with the names of those missing, if they do not come."""
-    door, others = gang.door, dict[int, socket.socket]()
-    copies = {0: gang.copy}
-    begun = time.monotonic()
-    while len(others) < gang.size - 1:
-        left = begun + MEETING_SECONDS - time.monotonic()
-        if left <= 0:
-            for other in others.values():
-                other.close()
-            missing = [gang.names[number] for number in range(1, gang.size) if number not in others]
-            raise GangError(
-                f"Opening an island of {gang.size} processes: expected all of them within {MEETING_SECONDS:.0f} s, "
-                f"found {1 + len(others)}; {', '.join(missing)} did not come. Look at the log and the machine of each."
-            )
-        door.settimeout(min(left, HELLO_SECONDS))
-        try:
-            other, _ = door.accept()
-        except OSError:
-            continue
-        came = _admitted(other, gang)
-        if came is None:
-            other.close()
-            continue
-        other.settimeout(None)
-        other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        number, copies[number] = came
-        if number in others:  # It has given up its earlier connection, and connects again.
-            others[number].close()
-        others[number] = other
+    others, copies = dict[int, socket.socket](), {0: gang.copy}
+    until = time.monotonic() + MEETING_SECONDS
+    with closing(Hellos(gang)) as hellos:
+        while len(others) < gang.size - 1:
+            came = hellos.next(until)
+            if came is None:
+                for other in others.values():
+                    other.close()
+                missing = [gang.names[number] for number in range(1, gang.size) if number not in others]
+                raise GangError(
+                    f"Opening an island of {gang.size} processes: expected all of them within {MEETING_SECONDS:.0f} s, "
+                    f"found {1 + len(others)}; {', '.join(missing)} did not come. Look at the log and the machine of "
+                    "each."
+                )
+            if came.number in others:  # It has given up its earlier connection, and connects again.
+                others[came.number].close()
+            others[came.number], copies[came.number] = came.connection, came.copy
     orders = LeaderOrders([others[number] for number in sorted(others)], [copies[number] for number in sorted(copies)])
-    coordinator = f"{door.getsockname()[0]}:{_free_port(door.getsockname()[0])}"
+    host = gang.door.getsockname()[0]
+    coordinator = f"{host}:{_free_port(host)}"
     orders.give("meet", coordinator)
     _start(coordinator, gang)
     return orders
@@ -97,18 +91,88 @@ def join(gang: Gang) -> Following:
     )
 
 
-def _admitted(other: socket.socket, gang: Gang) -> tuple[int, tuple[int, int]] | None:
-    """The number of a connecting process, and its copy.
+class Arrival(NamedTuple):
+    """A process that is let in: its connection, its number, and the copy of the island's state that it has."""
 
-    None for an unknown process, for one of another form, and for one that is gone again.
+    connection: socket.socket
+    number: int
+    copy: tuple[int, int]
+
+
+class Hellos:
+    """The connections to an island's door that have not shown yet who they are.
+
+    All are read at once, and each has HELLO_SECONDS in all: a slow stranger keeps no process waiting. Of more than
+    HELLOS_MAX the oldest goes.
     """
-    other.settimeout(HELLO_SECONDS)
-    data, length = b"", len(gang.token) + _HELLO.size
-    with suppress(OSError):
-        while part := other.recv(length - len(data)):
-            data += part
-    if len(data) < length:
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang, self._length = gang, len(gang.token) + _HELLO.size
+        self._waiting: dict[socket.socket, tuple[bytearray, float]] = {}
+        self._ready = selectors.DefaultSelector()
+        gang.door.setblocking(False)
+        self._ready.register(gang.door, selectors.EVENT_READ)
+
+    def next(self, until: float) -> Arrival | None:
+        """The next process that is let in; None at `until`, a time of the monotonic clock."""
+        while (now := time.monotonic()) < until:
+            for other in [other for other, (_, deadline) in self._waiting.items() if deadline <= now]:
+                self._drop(other)
+            due = min([until, *(deadline for _, deadline in self._waiting.values())])
+            for key, _ in self._ready.select(due - now):
+                if key.fileobj is self._gang.door:
+                    self._accept(now)
+                elif (came := self._read(cast(socket.socket, key.fileobj))) is not None:
+                    return came
         return None
+
+    def close(self) -> None:
+        """Hang up on all that are left; the door stays."""
+        for other in list(self._waiting):
+            self._drop(other)
+        self._ready.close()
+
+    def _accept(self, now: float) -> None:
+        with suppress(OSError):  # It is gone again.
+            other, _ = self._gang.door.accept()
+            if len(self._waiting) >= HELLOS_MAX:
+                self._drop(next(iter(self._waiting)))
+            other.setblocking(False)
+            self._waiting[other] = bytearray(), now + HELLO_SECONDS
+            self._ready.register(other, selectors.EVENT_READ)
+
+    def _read(self, other: socket.socket) -> Arrival | None:
+        """The process at the other end, once its hello is whole and right."""
+        data, _ = self._waiting[other]
+        try:
+            part = other.recv(self._length - len(data))
+        except BlockingIOError:
+            return None
+        except OSError:
+            part = b""
+        data += part
+        if part and len(data) < self._length:
+            return None
+        came = _known(bytes(data), self._gang) if part else None
+        if came is None:
+            self._drop(other)
+            return None
+        self._forget(other)
+        other.settimeout(None)
+        other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Arrival(other, *came)
+
+    def _drop(self, other: socket.socket) -> None:
+        self._forget(other)
+        other.close()
+
+    def _forget(self, other: socket.socket) -> None:
+        self._ready.unregister(other)
+        del self._waiting[other]
+
+
+def _known(data: bytes, gang: Gang) -> tuple[int, tuple[int, int]] | None:
+    """The number of a process, and its copy, by its hello; None for an unknown process, and for one of another form."""
     number, form, life, copy = _HELLO.unpack(data[-_HELLO.size :])
     is_known = hmac.compare_digest(data[: -_HELLO.size], gang.token.encode())
     return (number, (life, copy)) if is_known and form == gang.form and 0 < number < gang.size else None

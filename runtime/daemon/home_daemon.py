@@ -12,10 +12,11 @@ that were given up are tried again; those that get no more lives are retired.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, assert_never
@@ -25,13 +26,14 @@ import msgspec
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.daemon.host_endpoint import Shown
 from isthmus.runtime.daemon.ledger import FILE, Ledger, LedgerError, identity
-from isthmus.runtime.daemon.outpost import bounded, of_orders, over, read_report
+from isthmus.runtime.daemon.outpost import of_orders, over, read_report
 from isthmus.runtime.daemon.site import Launch, Site, now
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
     DAEMON,
+    BadReportCame,
     EndAsked,
     FinishRun,
     HomeBeat,
@@ -44,6 +46,7 @@ from isthmus.runtime.supervision.home_events import (
     NotBegun,
     NoteJournal,
     Places,
+    Recorded,
     ReportCame,
     RunRoles,
     SendOrders,
@@ -62,9 +65,10 @@ from isthmus.runtime.supervision.incidents import (
     RestartsExhausted,
     Unserved,
     as_line,
+    of_line,
 )
 from isthmus.runtime.supervision.liveness import PATIENCE
-from isthmus.runtime.supervision.messages import Report
+from isthmus.runtime.supervision.messages import Report, ReportError
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system.files import Lines
@@ -144,7 +148,9 @@ class Daemon:
             self.status_last = decode(training)["training"]
         former = None if journal is None else msgspec.msgpack.decode(journal, type=Journal)
         self._site.start()
-        began = HomeBegan(self._ledger.numbers(), former, self._ledger.is_lost("home"))
+        is_lost = self._ledger.is_lost("home")
+        recorded = Recorded.of(_incidents(self.folder / "events.jsonl")) if is_lost else Recorded()
+        began = HomeBegan(self._ledger.numbers(), former, is_lost, recorded)
         self._has_begun = True
         self._driver.feed(began)
         self._beat()
@@ -159,14 +165,19 @@ class Daemon:
         self._driver.feed(EndAsked(failure) if self._has_begun else NotBegun(failure))
 
     def on_message(self, machine: str, message: Message) -> None:
-        """Handle a message of an outpost; KeyError, TypeError or ValueError for one that no outpost sends.
+        """Handle a report of an outpost; one that no outpost of ours sends is dropped, before anything of it counts.
 
-        Status of hosts that are not on that machine, or that is too large, is dropped.
+        Status of hosts that are not on that machine is dropped.
         """
-        report, shown = read_report(message)
+        try:
+            report, shown = read_report(message)
+        except ReportError as error:
+            if not self._is_closed:
+                self._driver.feed(BadReportCame(machine, error.fault))
+            return
         fleet = self.home.fleet
         shown = {member: each for member, each in shown.items() if fleet.name(member.replica) == machine}
-        self._on_report(machine, report, {member: bounded(each) for member, each in shown.items()})
+        self._on_report(machine, report, shown)
 
     def join(self, machine: str, islands: int) -> list[Replica]:
         """Admit a machine, with learners in the next free slots; returns those that found room."""
@@ -345,6 +356,14 @@ class Daemon:
             "reason": None if reason is None else msgspec.to_builtins(reason),
             **figures,
         }
+
+
+def _incidents(path: Path) -> Iterator[Happened]:
+    """The incidents of a run, without lines that are torn."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for line in lines:
+        with suppress(ValueError):
+            yield of_line(json.loads(line))
 
 
 LEFT_OUT: Final = "left out"

@@ -123,7 +123,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
     figures, published = dict(message["figures"]), dict(message["published"])
     heartbeat = Heartbeat(
         phase,
-        tuple(map(str, message["endpoints"])),
+        _endpoints(message["endpoints"]),
         _count(figures, "steps"),
         Duration(_count(figures, "busy_ns")),
         Duration(_count(figures, "firing_ns")),
@@ -148,6 +148,14 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
 def _missing(plain: Any) -> Missing:
     replica, incarnation, silence = plain
     return Missing(Member(Replica.parse(replica), int(incarnation)), Duration(max(0, int(silence))))
+
+
+def _endpoints(plain: Any) -> tuple[str, str] | None:
+    """The endpoints of a host, for control and for data; None for one that does not listen."""
+    if not plain:
+        return None
+    control, data = map(str, plain)
+    return control, data
 
 
 def _count(figures: Mapping[str, Any], name: str) -> int:

@@ -15,8 +15,19 @@ import msgspec
 
 from isthmus.runtime.daemon.host_endpoint import Shown
 from isthmus.runtime.daemon.site import Launch, Site
-from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.messages import Orders, Report, Stamp, orders_of, report_of
+from isthmus.runtime.ids import Member
+from isthmus.runtime.supervision.messages import (
+    FOUND_LENGTH_MAX,
+    Orders,
+    Published,
+    Report,
+    ReportError,
+    ReportFault,
+    Stamp,
+    orders_of,
+    report_of,
+    shown_of,
+)
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.tape.writing import TAPE_BYTES
@@ -40,26 +51,36 @@ def read_orders(message: Mapping[str, Any]) -> tuple[Orders, dict[str, str]]:
 
 def of_report(report: Report, shown: Mapping[Member, Shown]) -> Message:
     """A message with a report, and the hosts' status for people."""
-    rows = [[str(member.replica), member.incarnation, dict(each)] for member, each in shown.items()]
+    rows = [[msgspec.to_builtins(member), *_fitting(each)] for member, each in shown.items()]
     return {"type": REPORT, "report": msgspec.to_builtins(report), "shown": rows}
 
 
 def read_report(message: Mapping[str, Any]) -> tuple[Report, dict[Member, Shown]]:
-    """The contents of such a message; KeyError, TypeError or ValueError for one that no outpost of ours sends."""
+    """The contents of such a message; ReportError for one that no outpost of ours sends.
+
+    Nothing else reads what another machine reports: the types of `messages` bound all of it.
+    """
     shown: dict[Member, Shown] = {
-        Member(Replica.parse(str(name)), int(incarnation)): {
-            "published": dict(each["published"]),
-            "figures": dict(each["figures"]),
-        }
-        for name, incarnation, each in message["shown"]
+        each.member: {"published": each.published, "figures": msgspec.to_builtins(each.figures)}
+        for each in shown_of(message.get("shown"))
     }
-    return report_of(message["report"]), shown
+    sizes = {member: len(encode({"type": "shown", **each})) for member, each in shown.items()}
+    if large := next((member for member, size in sizes.items() if size > SHOWN_BYTES_MAX), None):
+        expected, found = f"at most {SHOWN_BYTES_MAX} bytes for a host", f"{sizes[large]} of {large}"
+        raise ReportError(ReportFault("shown", expected, found[:FOUND_LENGTH_MAX]))
+    return report_of(message.get("report")), shown
 
 
-def bounded(shown: Shown) -> Shown:
-    """The status of a host of another machine, or an empty one where it is too large."""
-    size = len(encode({"type": "shown", **shown}))
-    return shown if size <= SHOWN_BYTES_MAX else {"published": {}, "figures": {}}
+def _fitting(shown: Shown) -> tuple[Any, Any]:
+    """The figures of a host and what its bodies publish, which is left out where it is too large, or of another form:
+    bodies are the user's."""
+    figures, published = dict(shown["figures"]), dict(shown["published"])
+    try:
+        msgspec.convert(published, Published)
+    except msgspec.ValidationError:
+        published = {}
+    is_small = len(encode({"type": "shown", "figures": figures, "published": published})) <= SHOWN_BYTES_MAX
+    return figures, published if is_small else {}
 
 
 def over(home: str, term: int) -> Message:

@@ -124,6 +124,12 @@ class Plan:
         raise KeyError(name)
 
 
+def roles_of_edges(graph: Template) -> dict[str, tuple[str, str]]:
+    """The roles of the source and the target of each edge that may cross between hosts, by its name."""
+    edges = [edge for plan in lower(graph).values() for edge in plan.edges.values()]
+    return {edge.name: (edge.source_role, edge.target_role) for edge in edges if edge.route != "local"}
+
+
 def lower(graph: Template) -> dict[str, Plan]:
     """One plan per role of a graph that `verify` has accepted."""
     indices = {id(node): index for index, node in enumerate(graph.nodes)}

@@ -237,6 +237,8 @@ class VerdictsChecker(Checker):
 
     def happened(self, universe: Universe, happened: Happened) -> None:
         member, incident = happened.member, happened.incident
+        if is_of_liar(universe, member.replica) and not isinstance(incident, Ended):
+            return  # It says what it likes of its own hosts.
         # At the end of a run nothing excuses a silence, neither a cut link nor a stopped process.
         is_ending = universe.phase == "final" or universe.injector.counts["stop"]
         match incident:
@@ -256,7 +258,8 @@ class VerdictsChecker(Checker):
                 if isinstance(incident.verdict, Stall) and not SLOWING & set(universe.injector.counts):
                     raise ViolationError(f"{member} is called stuck, and nothing was slow: {incident.verdict}")
             case ItemRefused():
-                if member.replica not in universe.injector.forgeries:
+                is_invented = is_of_liar(universe, Replica.parse(incident.refusal.by))
+                if member.replica not in universe.injector.forgeries and not is_invented:
                     raise ViolationError(f"an item of {member} is refused, and none was forged: {incident.refusal}")
             case GivenUp():
                 if not (universe.injector.counts["crash loop"] or member.replica in universe.injector.forgeries):
@@ -299,6 +302,12 @@ class EndChecker(Checker):
         left = [str(life.member) for life in universe.living()]
         if left:
             raise ViolationError(f"the run is over, and {', '.join(left)} are there")
+
+
+def is_of_liar(universe: Universe, replica: Replica) -> bool:
+    """Whether the last life of a replica was on a machine that has lied."""
+    life = universe.last(replica)
+    return life is not None and life.machine in universe.injector.liars
 
 
 def _is_cut_off(universe: Universe, replica: Replica) -> bool:

@@ -8,21 +8,24 @@ from when a daemon requests it, boots for a while, and is then a host.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
 from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.daemon.outpost import of_report, read_report
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.lies import Liar
 from isthmus.runtime.sim.machine import Book, HostClock, Mount, SimulatedDisk, SimulatedLedger
 from isthmus.runtime.sim.network import ControlLinks
 from isthmus.runtime.sim.world import SEGMENT_BYTES
 from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
+    BadReportCame,
     FinishRun,
     HomeBeat,
     HomeBegan,
@@ -31,6 +34,7 @@ from isthmus.runtime.supervision.home_events import (
     HomeTimerFired,
     NoteJournal,
     Places,
+    Recorded,
     ReportCame,
     RunRoles,
     SendOrders,
@@ -39,7 +43,7 @@ from isthmus.runtime.supervision.home_events import (
     WriteIncident,
 )
 from isthmus.runtime.supervision.incidents import Exited, Incident
-from isthmus.runtime.supervision.messages import Report
+from isthmus.runtime.supervision.messages import Report, ReportError, Row
 from isthmus.runtime.supervision.station import BEAT_SECONDS, Station
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
@@ -68,6 +72,7 @@ from isthmus.runtime.supervision.station_events import (
     WatchProcess,
 )
 from isthmus.runtime.tape.writing import Tape
+from isthmus.runtime.wire.control_messages import Message
 
 KILLED: Final = Exited(signal="SIGKILL")
 
@@ -83,7 +88,7 @@ class DaemonView(Protocol):
     def feed_home(self, event: HomeEvent) -> None:
         """Feed an event to the home, if it has one."""
 
-    def hear_report(self, machine: str, report: Report) -> None:
+    def hear_report(self, machine: str, message: Message) -> None:
         """Handle the report of a station elsewhere."""
 
     def saw_end(self, process: SimulatedProcess) -> None:
@@ -95,10 +100,10 @@ class DaemonView(Protocol):
 
 @dataclass(slots=True)
 class StartTrouble:
-    """A machine has no room for the next `count` processes; `struck` is called when it refuses one."""
+    """A machine has no room for the next `count` processes; `struck` is called with the replica of each refused one."""
 
     count: int
-    struck: Callable[[], None]
+    struck: Callable[[Replica], None]
 
 
 @dataclass(slots=True)
@@ -106,6 +111,14 @@ class StartLag:
     """A daemon learns of a started process `lag` seconds later; `struck` is called when one is started."""
 
     lag: float
+    struck: Callable[[], None]
+
+
+@dataclass(slots=True)
+class StationLie:
+    """The station of a machine lies; `struck` is called when it does."""
+
+    liar: Liar
     struck: Callable[[], None]
 
 
@@ -139,6 +152,7 @@ class SimulatedMachine:
     crashes: dict[Replica, int] = field(default_factory=dict)
     start_troubles: dict[int, StartTrouble] = field(default_factory=dict)
     start_lags: dict[int, StartLag] = field(default_factory=dict)
+    lies: dict[int, StationLie] = field(default_factory=dict)
     is_dark: bool = False
     places: Places | None = None
     follows: tuple[str, int] = ("", 1)
@@ -162,12 +176,12 @@ class SimulatedMachine:
         if self.daemon is not None:
             self.daemon.saw_end(process)
 
-    def refuses_start(self) -> bool:
-        """Whether there is no room for the next process."""
+    def refuses_start(self, replica: Replica) -> bool:
+        """Whether there is no room for the process of a replica."""
         for trouble in self.start_troubles.values():
             if trouble.count:
                 trouble.count -= 1
-                trouble.struck()
+                trouble.struck(replica)
                 return True
         return False
 
@@ -177,6 +191,15 @@ class SimulatedMachine:
         for each in lags:
             each.struck()
         return max((each.lag for each in lags), default=0.0)
+
+    def lied(self, message: Message, roster: Sequence[Row]) -> Message:
+        """A report as it leaves the machine: what its station says, or lies in its place."""
+        for each in list(self.lies.values()):
+            false = each.liar.lied(message, roster)
+            if false != message:
+                each.struck()
+            message = false
+        return message
 
     def stopped(self) -> tuple[Member, ...]:
         """The lives whose process is stopped by a signal."""
@@ -199,7 +222,7 @@ class Shared:
     """The objects and callbacks that all daemons of a universe share.
 
     `launch` starts a process; `began` and `wrote` are called for each start and incident, `finished` at the end of the
-    run, `died` when a daemon comes to the command at which it dies.
+    run, `died` when a daemon comes to the command at which it dies; `recorded` is what the incidents so far tell.
     """
 
     clock: VirtualClock
@@ -211,6 +234,7 @@ class Shared:
     wrote: Callable[[SimulatedMachine, Member, Incident], None]
     finished: Callable[[SimulatedMachine, Home], None]
     died: Callable[[SimulatedMachine], None]
+    recorded: Callable[[], Recorded]
 
 
 class SimulatedDaemon:
@@ -230,6 +254,8 @@ class SimulatedDaemon:
         self._station()
         self._cancel_timer: Callable[[], None] = lambda: None
         self._ended: set[int] = set()
+        self._roster: tuple[Row, ...] = ()
+        """The hosts of the run, as its station has learned last."""
         self._heard: set[str] = set()
         """The machines whose reports have arrived: they follow this home."""
         if machine.places is not None:
@@ -256,7 +282,9 @@ class SimulatedDaemon:
         self.feed(StationBegan(tuple(remembered), self._ledger.is_lost("station"), *self._following()))
         if self.homes is not None:
             journal = self._ledger.noted(JOURNAL)
-            began = HomeBegan(self._ledger.numbers(), journal, self._ledger.is_lost("home"))
+            is_lost = self._ledger.is_lost("home")
+            recorded = self._shared.recorded() if is_lost else Recorded()
+            began = HomeBegan(self._ledger.numbers(), journal, is_lost, recorded)
             takes = 0 if journal is None else TAKES_OVER_NS
             self.clock.call_at(Instant(self.clock.now() + takes), partial(self.feed_home, began))
         self._beat()
@@ -339,6 +367,7 @@ class SimulatedDaemon:
                     # The kernel ends it and reports that soon, not now.
                     self._shared.clock.call_soon(partial(machine.end, process))
             case TellHosts():
+                self._roster = command.roster or self._roster
                 for member in command.members:
                     if (process := machine.process(member)) is not None and process.life is not None:
                         roster, ends = command.roster, command.is_ending
@@ -365,7 +394,7 @@ class SimulatedDaemon:
 
     def _start(self, member: Member) -> None:
         machine = self._machine
-        if machine.refuses_start():
+        if machine.refuses_start(member.replica):
             self._soon(self.stations, ProcessNotStarted(member, "no process left"))
             return
         self._shared.began(member)
@@ -382,18 +411,24 @@ class SimulatedDaemon:
             self.homes.feed(ReportCame(self._machine.name, report))
             return
         name, home = self._machine.name, self._machine.follows[0]
+        message = self._machine.lied(of_report(report, {}), self._roster)
 
         def arrive() -> None:
             daemon = self._shared.machines[home].daemon
             if daemon is not None:
-                daemon.hear_report(name, report)
+                daemon.hear_report(name, message)
 
         self._shared.links.send(name, home, arrive)
 
-    def hear_report(self, machine: str, report: Report) -> None:
+    def hear_report(self, machine: str, message: Message) -> None:
         """Handle the report of a station elsewhere."""
         self._heard.add(machine)
-        self.feed_home(ReportCame(machine, report))
+        try:
+            report, _ = read_report(message)
+        except ReportError as error:
+            self.feed_home(BadReportCame(machine, error.fault))
+        else:
+            self.feed_home(ReportCame(machine, report))
 
     def _turn_away(self, command: TurnAway) -> None:
         """Tell the home here, or the machine that claims to be home, that another one is."""

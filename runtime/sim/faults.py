@@ -160,6 +160,21 @@ class SlowStarts(_Moment):
 
 
 @dataclass(frozen=True, slots=True)
+class Lie(_Moment):
+    """The station of a machine that is not the home lies in every report.
+
+    `claim` is one of `runtime.sim.lies.CLAIMS`, a field ('report.obeyed.epoch') that has another value, the `value`-th
+    of `VALUES` there, or 'any': a random value in a random field, each time. It happens once a report is false.
+    """
+
+    kind: ClassVar[str] = "lie"
+    machine: str
+    claim: str
+    value: int = 0
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
 class End(_Moment):
     """An immediate end of the run is requested, as by a second Ctrl-C."""
 
@@ -350,11 +365,11 @@ WayFault: TypeAlias = Cut | Mute | Clog | Lose | Throttle | Reset
 """Faults of the network paths of one machine."""
 TalkFault: TypeAlias = KillDaemon | PauseDaemon | LoseReports | RepeatReports
 """Faults by which a daemon sends nothing, too little or too much."""
-DaemonFault: TypeAlias = TalkFault | RefuseStarts | SlowStarts
+DaemonFault: TypeAlias = TalkFault | RefuseStarts | SlowStarts | Lie
 """Faults of the daemon of one machine."""
 HostFault: TypeAlias = Kill | Pause | Hang | Stick | Crash | Slow | Skew | Forge
 """Faults of one live host."""
-LurkingFault: TypeAlias = FillDisk | BreakDisk | RefuseStarts | SlowStarts | DieAll
+LurkingFault: TypeAlias = FillDisk | BreakDisk | RefuseStarts | SlowStarts | Lie | DieAll
 """Faults that lurk until they strike."""
 PromptFault: TypeAlias = HostFault | WayFault | TalkFault | Blackout | MoveHome | Join | Stop | End
 """Faults that happen at once, or not yet."""

@@ -195,7 +195,7 @@ class Life:
         self.factor = 1.0
         self.stuck: dict[str, float] = {}
         self._names = {node.index: node.name for node in self.plan.nodes}
-        self.endpoints: list[str] = []
+        self.endpoints: tuple[str, str] | None = None
         self.formed = Formed()
         self.clock = HostClock(setting.clock)
         self._setting = setting
@@ -242,7 +242,8 @@ class Life:
     def start(self, *, listens: bool) -> None:
         """Start, like a new process."""
         if listens:
-            self.endpoints = list(self.channel.bind(f"tcp://{self.address}:0")[:2])
+            control, data, _ = self.channel.bind(f"tcp://{self.address}:0")
+            self.endpoints = control, data
         self.host.start([self.member])
         self._silence = DaemonSilence(self.clock.now() / 1e9, HEARTBEAT_SECONDS)
         self.say()
@@ -286,7 +287,7 @@ class Life:
         reachability = self.channel.reachability()
         heartbeat = Heartbeat(
             phase=self.phase,
-            endpoints=tuple(self.endpoints),
+            endpoints=self.endpoints,
             steps=steps(published),
             busy=firings.busy,
             firing=firings.oldest,

@@ -17,7 +17,14 @@ from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim import faults
-from isthmus.runtime.sim.daemons import SimulatedDaemon, SimulatedMachine, SimulatedProcess, StartLag, StartTrouble
+from isthmus.runtime.sim.daemons import (
+    SimulatedDaemon,
+    SimulatedMachine,
+    SimulatedProcess,
+    StartLag,
+    StartTrouble,
+    StationLie,
+)
 from isthmus.runtime.sim.faults import (
     BreakDisk,
     DieAll,
@@ -25,11 +32,13 @@ from isthmus.runtime.sim.faults import (
     FillDisk,
     Forge,
     HostFault,
+    Lie,
     LurkingFault,
     RefuseStarts,
     SlowStarts,
 )
 from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.lies import Liar
 from isthmus.runtime.sim.machine import Ambush, SimulatedDisk, Trouble
 from isthmus.runtime.sim.network import ControlLinks, Ether, Weather
 
@@ -52,6 +61,7 @@ class Disturbed(Protocol):
     machines: dict[str, SimulatedMachine]
 
     home: str
+    edges: tuple[str, ...]
 
     @property
     def phase(self) -> str:
@@ -98,7 +108,8 @@ class Acts:
     """The acts of one universe.
 
     `last` is called with the duration of a fault and its end, `struck` with the number of a lurking one. `touched` are
-    the replicas whose hosts a fault concerned, `forgeries` the changes to the items that they send.
+    the replicas whose hosts a fault concerned, `forgeries` the changes to the items that they send, `liars` the
+    machines that have lied.
     """
 
     def __init__(
@@ -109,6 +120,7 @@ class Acts:
     ) -> None:
         self.touched: set[Replica] = set()
         self.forgeries: dict[Replica, list[faults.Forge]] = {}
+        self.liars: set[str] = set()
         self._universe, self._last, self._struck = universe, last, struck
         self._number = 0
         self._doomed: set[int] = set()
@@ -143,9 +155,13 @@ class Acts:
         struck = partial(self._struck, number)
         match fault:
             case faults.RefuseStarts():
-                trouble: Any = StartTrouble(fault.count, struck)
+                trouble: Any = StartTrouble(fault.count, partial(self._refused, struck))
             case faults.SlowStarts():
                 trouble = StartLag(fault.lag, struck)
+            case faults.Lie():
+                seed = f"{fault.machine} {number}"
+                lie = Liar(fault.claim, fault.value, seed, self._universe.edges)
+                trouble = StationLie(lie, partial(self._began_to_lie, fault.machine, struck))
             case faults.FillDisk():
                 trouble = Trouble(struck, room=fault.room)
             case faults.BreakDisk():
@@ -172,8 +188,19 @@ class Acts:
             return self._universe.machines[fault.machine].start_troubles
         if isinstance(fault, faults.SlowStarts):
             return self._universe.machines[fault.machine].start_lags
+        if isinstance(fault, faults.Lie):
+            return self._universe.machines[fault.machine].lies
         disk = self._universe.disks[fault.machine]
         return disk.ambushes if isinstance(fault, faults.DieAll) else disk.troubles
+
+    def _refused(self, struck: Callable[[], None], replica: Replica) -> None:
+        self.touched.add(replica)
+        struck()
+
+    def _began_to_lie(self, machine: str, struck: Callable[[], None]) -> None:
+        self.liars.add(machine)
+        self.touched.update(process.member.replica for process in self._universe.machines[machine].processes.values())
+        struck()
 
     # -- all machines --------------------------------------------------------------------------------------------------
 
@@ -395,6 +422,11 @@ class Injector:
         return self._acts.forgeries
 
     @property
+    def liars(self) -> set[str]:
+        """The machines whose stations have lied."""
+        return self._acts.liars
+
+    @property
     def is_calm(self) -> bool:
         """Whether no fault lasts."""
         return not self._ends
@@ -453,7 +485,7 @@ class Injector:
 
     def _begin(self, fault: Fault) -> bool:
         """Start a fault, or let it lurk; returns whether it does."""
-        if isinstance(fault, RefuseStarts | SlowStarts | FillDisk | BreakDisk | DieAll):
+        if isinstance(fault, RefuseStarts | SlowStarts | Lie | FillDisk | BreakDisk | DieAll):
             self._lurking[self._acts.lurk(fault)] = fault
             return True
         phase = self._universe.phase

@@ -33,7 +33,7 @@ from isthmus.runtime.sim.machine import Mount, SimulatedDisk
 from isthmus.runtime.sim.network import Climate, ControlLinks, Ether, Weather
 from isthmus.runtime.sim.world import DurationOf, a_millisecond
 from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.home_events import EndAsked, MachineJoined, Places, RunRoles, StopAsked
+from isthmus.runtime.supervision.home_events import EndAsked, MachineJoined, Places, Recorded, RunRoles, StopAsked
 from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Ordered, SupersededHome
 from isthmus.runtime.supervision.station_events import HostSpoke
 from isthmus.runtime.tape.writing import joined
@@ -162,6 +162,13 @@ class Universe:
         for replica in [*replicas, *joining]:
             slots[replica.role] = max(slots.get(replica.role, 0), replica.slot + 1)
         places = {replica: place(replica) for replica in replicas if place(replica) != HOME}
+        edges = {
+            edge.name: (edge.source_role, edge.target_role)
+            for plan in plans.values()
+            for edge in plan.edges.values()
+            if edge.route != "local"
+        }
+        self.edges = tuple(edges)
         self._shared = Shared(
             clock=self.clock,
             links=self.links,
@@ -172,12 +179,14 @@ class Universe:
                 least=dict(least),
                 processes=processes,
                 elastic=elastic,
+                edges=edges,
             ),
             launch=self._launch,
             began=self._began,
             wrote=self._wrote,
             finished=self._finished,
             died=self.kill_daemon,
+            recorded=lambda: Recorded.of(self.incidents),
         )
         self.home = HOME
         self.machines[HOME].places = Places(home=HOME, machines=places, home_offers=MOVABLE)

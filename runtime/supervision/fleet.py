@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
 
+from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import LEARNER, Member, Replica, follower, gang_number, leader
 from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken
@@ -29,7 +30,8 @@ class MachineLives:
     A life is `tracked` from when it is wanted until its end is known; one that is to be killed is also `condemned`; the
     `fresh` ones were numbered by this daemon. After LOST_BEATS beats of silence the machine is lost: its lives count as
     ended, even if they still run there, and are no longer wanted if it comes back. `is_away`: the machine no longer
-    takes part.
+    takes part. Orders for it are of `epoch`, if that is later than the home's: a home whose journal was lost learns it
+    there. `refused_at` is when a refused report of it was recorded last.
     """
 
     name: str
@@ -39,6 +41,8 @@ class MachineLives:
     silent_beats: int = 0
     is_lost: bool = False
     is_away: bool = False
+    epoch: int = 0
+    refused_at: Instant | None = None
 
     @property
     def is_silent(self) -> bool:
@@ -89,10 +93,12 @@ class MachineLives:
 
 
 class Fleet:
-    """The machines of one run, and its `replicas`; `retired` maps replicas that have no next life to the reason."""
+    """The machines of one run, and its `replicas`; `retired` maps replicas that have no next life to the reason, in the
+    order in which they were retired."""
 
     def __init__(self, cast: RunRoles, places: Places) -> None:
         self.home, self.term, self.former = places.home, places.term, places.former
+        self.edges = cast.edges
         self.slots_max = {**cast.roles, **cast.slots_max}
         self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
         self._processes = dict(enumerate(cast.processes))
@@ -138,6 +144,21 @@ class Fleet:
     def elastic(self) -> dict[Replica, tuple[int, ...]]:
         """Elastic islands, by their leaders: the numbers of processes that may train together."""
         return {Replica(LEARNER, slot): sizes for slot, sizes in self._elastic.items()}
+
+    def may_have(self, name: str, replica: Replica) -> bool:
+        """Whether a life of a replica may be on a machine: because that is its place, or offers its role."""
+        if replica.slot >= self.slots_max.get(replica.role, 0):
+            return False
+        offered = self._home_offers if name == self.home else self._offers.get(name, ())
+        return name == self.name(replica) or (leader(replica).role != LEARNER and replica.role in offered)
+
+    def is_believed(self, names: Iterable[str], about: Iterable[str]) -> bool:
+        """Whether what hosts on machines `names` say counts against those on machines `about`.
+
+        An admitted machine may lie, and harms itself only: home is believed, a machine about itself, and two together.
+        """
+        witnesses = set(names)
+        return self.home in witnesses or len(witnesses) > 1 or (bool(witnesses) and witnesses.issuperset(about))
 
     def together(self, replica: Replica) -> list[Replica]:
         """The replicas that begin and end with one: its gang, unless that is elastic."""
@@ -220,17 +241,30 @@ class Fleet:
         self.machines.setdefault(name, MachineLives(name))
         self._where[replica] = name
 
+    def place_joined(self, replica: Replica, name: str) -> None:
+        """Put a replica that joined on its machine, if this is not known yet."""
+        if replica not in self.replicas and replica.slot < self.slots_max.get(replica.role, 0):
+            self.know([replica])
+            self.place(replica, name)
+
     def join(self, name: str, islands: int) -> list[Replica]:
-        """Admit a machine, new or back again, with learners in the next free slots; returns these."""
+        """Admit a machine, new or back again, with learners in the next free slots; returns these.
+
+        Once every slot was taken, those of machines that no longer take part are free again, the longest free first.
+        """
         first = 1 + max((replica.slot for replica in self.replicas if replica.role == LEARNER), default=-1)
         last = min(first + islands, self.slots_max.get(LEARNER, 0))
         slots = [Replica(LEARNER, slot) for slot in range(first, last)]
+        again = [each for each, how in self.retired.items() if how in get_args(Taken) and len(self.gang(each)) == 1]
+        for replica in again[: islands - len(slots)]:
+            del self.retired[replica]
+            slots.append(replica)
         machine = self.machines.setdefault(name, MachineLives(name))
         machine.is_away = False
         machine.heard()
         for replica in slots:
             self.place(replica, name)
-        self.replicas += slots
+        self.know(slots)
         return slots
 
     def take_away(self, name: str, how: Taken) -> None:

@@ -10,43 +10,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from isthmus.runtime.clock import Duration
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import COUNT_MAX, Replica
+
+FLOWS_MAX: Final = 1 << 14
+"""Edges, and nodes, of a graph: a hundred times those of the largest program that is shipped."""
+_Index: TypeAlias = Annotated[int, Meta(ge=0, lt=FLOWS_MAX)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+_Lasting: TypeAlias = Annotated[Duration, Meta(ge=0, le=COUNT_MAX)]
 
 
 class EdgeFlow(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """One edge, as far as one host has to do with it."""
 
-    edge: int
-    items: int
-    size_bytes: int
-    waited: Duration
+    edge: _Index
+    items: _Count
+    size_bytes: _Count
+    waited: _Lasting
 
 
 class NodeFlow(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """One node of one host."""
 
-    node: int
-    firings: int
-    waited: Duration
+    node: _Index
+    firings: _Count
+    waited: _Lasting
 
 
 class Flows(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """The edges and nodes of one life so far, sorted by index."""
 
-    edges: tuple[EdgeFlow, ...] = ()
-    nodes: tuple[NodeFlow, ...] = ()
-
-    def numbers(self) -> Iterator[int]:
-        """Every count, for a check of their range."""
-        for edge in self.edges:
-            yield from (edge.edge, edge.items, edge.size_bytes, edge.waited)
-        for node in self.nodes:
-            yield from (node.node, node.firings, node.waited)
+    edges: Annotated[tuple[EdgeFlow, ...], Meta(max_length=FLOWS_MAX)] = ()
+    nodes: Annotated[tuple[NodeFlow, ...], Meta(max_length=FLOWS_MAX)] = ()
 
 
 class EdgeTotal(NamedTuple):

@@ -17,10 +17,11 @@ from typing import Final, assert_never
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.cores.membership_core import MembershipOptions
 from isthmus.runtime.cores.membership_messages import Stall
-from isthmus.runtime.ids import Member, Replica, gang_number
+from isthmus.runtime.ids import COUNT_MAX, Member, Replica, gang_number
 from isthmus.runtime.supervision import incidents, lives, watch
 from isthmus.runtime.supervision.fleet import Fleet, MachineLives, demand
 from isthmus.runtime.supervision.home_events import (
+    BadReportCame,
     EndAsked,
     HomeBeat,
     HomeBegan,
@@ -71,7 +72,7 @@ class Home:
         run = self._run
         if not self._has_begun and not isinstance(event, HomeBegan | NotBegun):
             # It knows of no life yet, and would have all of them killed. Stations repeat their reports.
-            if not isinstance(event, ReportCame | HomeBeat):
+            if not isinstance(event, ReportCame | BadReportCame | HomeBeat):
                 self._early.append(event)
             return []
         self._has_begun = True
@@ -98,6 +99,8 @@ class Home:
                 self._early.clear()
             case ReportCame():
                 self._on_report(event.machine, event.report)
+            case BadReportCame():
+                watch.refuse_report(run, event.machine, event.fault)
             case HomeBeat():
                 self._beat()
             case HomeTimerFired():
@@ -201,15 +204,17 @@ class Home:
         """Handle the report of a station."""
         run = self._run
         machine = run.fleet.machines.get(name)
-        if machine is None:  # It takes part, and the record of that is lost; or it no longer takes part.
-            machine = run.fleet.machines[name] = MachineLives(name, is_away=not run.is_unsure)
+        if machine is None:  # It no longer takes part, or never did.
+            machine = run.fleet.machines[name] = MachineLives(name, is_away=True)
             run.has_news = True
         if machine.is_away:  # It learns so from its orders; what it still runs is no part of the run.
             return
         machine.heard()
-        if report.obeyed.term == run.stamp.term and report.obeyed > run.stamp:  # An earlier daemon's journal was lost.
-            run.stamp = Stamp(run.stamp.term, report.obeyed.epoch + 1)
-            run.has_changed = run.has_news = True
+        # An earlier daemon's journal was lost. For this machine alone: what it says moves no other's orders.
+        epoch = max(run.stamp.epoch, machine.epoch)
+        if report.obeyed.term == run.stamp.term and report.obeyed > Stamp(run.stamp.term, epoch, run.stamp.number):
+            machine.epoch = min(report.obeyed.epoch + 1, COUNT_MAX)
+            run.has_news = True
         if run.is_unsure:  # Before the lives are read: those that it learns are tracked then.
             lives.learn(run, machine, report)
         for seen in report.lives:
@@ -290,7 +295,7 @@ class Home:
             if gang_number(member.replica):  # A follower has connections with its leader only.
                 continue
             life = self.lives.get(member.replica)
-            endpoints = () if life is None else life.seen.heartbeat.endpoints
+            endpoints = (None if life is None else life.seen.heartbeat.endpoints) or ()
             rows.append((str(member.replica), member.incarnation, endpoints, self.fleet.name(member.replica)))
         return tuple(rows)
 
@@ -304,7 +309,9 @@ class Home:
         machines = (fleet.home, *fleet.others)
         run.stamp = Stamp(run.stamp.term, run.stamp.epoch, run.stamp.number + 1)  # Stations ignore what is not newer.
         flags = run.is_stopping, run.is_ending
-        orders = SendOrders(fleet.wanted(), roster, machines, *flags, run.stamp, fleet.away, fleet.home, run.forms)
+        epochs = {name: each.epoch for name, each in fleet.machines.items() if each.epoch > run.stamp.epoch}
+        wanted, forms = fleet.wanted(), run.forms
+        orders = SendOrders(wanted, roster, machines, *flags, run.stamp, fleet.away, fleet.home, forms, epochs)
         run.commands.append(orders)
 
     # -- invariants ----------------------------------------------------------------------------------------------------

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.ids import Member, Record, Replica
-from isthmus.runtime.supervision.incidents import Failure, Incident
-from isthmus.runtime.supervision.messages import Form, Orders, Report, Row, Stamp, Wanted
+from isthmus.runtime.supervision.incidents import (
+    Ended,
+    Failure,
+    Happened,
+    Incident,
+    Joined,
+    MachineTaken,
+    NumbersLost,
+)
+from isthmus.runtime.supervision.messages import Form, Orders, Report, ReportFault, Row, Stamp, Wanted
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives
 
 DAEMON: Final = Member(Replica("daemon", 0), 1)
@@ -37,10 +45,11 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
 class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     """The replicas of a run: `roles` counts those of each role at its start.
 
-    `slots_max` and `least` are the largest and the smallest count of a role, where they differ from that: with fewer
-    replicas of a role the run cannot go on. `processes` counts those of each learner's island, by slot; one for a slot
-    beyond the end. `elastic` lists, by slot, how many of them may train without the others; empty where they live and
-    end together.
+    `edges` gives, by the name of each edge between hosts, the roles of its source and its target. `slots_max` and
+    `least` are the largest and the smallest count of a role, where they differ from that: with fewer replicas of a
+    role the run cannot go on. `processes` counts those of each learner's island, by slot; one for a slot beyond the
+    end. `elastic` lists, by slot, how many of them may train without the others; empty where they live and end
+    together.
     """
 
     roles: dict[str, int]
@@ -48,6 +57,31 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     least: dict[str, int] = {}
     processes: tuple[int, ...] = ()
     elastic: tuple[tuple[int, ...], ...] = ()
+    edges: dict[str, tuple[str, str]] = {}
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run's incidents tell a daemon whose ledger was lost: (replica, machine) of those that `joined`, and the
+    highest `number` of a life, or from which lives were numbered."""
+
+    joined: tuple[tuple[str, str], ...] = ()
+    number: int = 0
+
+    @classmethod
+    def of(cls, happened: Iterable[Happened]) -> Recorded:
+        """What these incidents tell."""
+        joined, number = dict[str, str](), 0
+        for each in happened:
+            replica, incident = str(each.member.replica), each.incident
+            number = max(number, each.member.incarnation)
+            match incident:
+                case Joined():
+                    joined[replica] = incident.machine
+                case Ended(end=MachineTaken()):
+                    joined.pop(replica, None)
+                case NumbersLost():
+                    number = max(number, incident.next_number)
+        return cls(joined=tuple(joined.items()), number=number)
 
 
 class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,12 +111,13 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HomeBegan(Record, frozen=True):
     """A daemon starts, or takes over: the newest recorded life of each replica, and the journal.
 
-    `is_lost`: there was a ledger, and it cannot be read.
+    `is_lost`: there was a ledger, and it cannot be read; then `recorded` counts.
     """
 
     newest: tuple[Member, ...] = ()
     journal: Journal | None = None
     is_lost: bool = False
+    recorded: Recorded = Recorded()
 
 
 class ReportCame(Record, frozen=True):
@@ -90,6 +125,13 @@ class ReportCame(Record, frozen=True):
 
     machine: str
     report: Report
+
+
+class BadReportCame(Record, frozen=True):
+    """A machine sent a report that cannot be counted."""
+
+    machine: str
+    fault: ReportFault
 
 
 class HomeBeat(Record, frozen=True):
@@ -141,6 +183,7 @@ HomeEvent: TypeAlias = (
     HomeBegan
     | NotBegun
     | ReportCame
+    | BadReportCame
     | HomeBeat
     | StopAsked
     | EndAsked
@@ -163,7 +206,10 @@ class NoteJournal(Record, frozen=True):
 
 
 class SendOrders(Record, frozen=True):
-    """Send each machine its wanted lives, and all the rest, as in Orders; machines that are `over` are not needed."""
+    """Send each machine its wanted lives, and all the rest, as in Orders; machines that are `over` are not needed.
+
+    `epochs` has those of machines that have obeyed orders of a later one than that of `stamp`.
+    """
 
     wanted: dict[str, tuple[Wanted, ...]]
     roster: tuple[Row, ...] | None
@@ -174,12 +220,14 @@ class SendOrders(Record, frozen=True):
     over: tuple[str, ...] = ()
     home: str = ""
     forms: tuple[Form, ...] = ()
+    epochs: dict[str, int] = msgspec.field(default_factory=dict)
 
     def by_machine(self) -> Iterator[tuple[str, Orders]]:
         """The orders of each machine."""
         rest = self.roster, self.machines, self.is_stopping, self.is_ending
         for machine, wanted in self.wanted.items():
-            yield machine, Orders(wanted, *rest, machine in self.over, self.stamp, self.home, self.forms)
+            stamp = Stamp(self.stamp.term, self.epochs.get(machine, self.stamp.epoch), self.stamp.number)
+            yield machine, Orders(wanted, *rest, machine in self.over, stamp, self.home, self.forms)
 
 
 class WriteIncident(Record, frozen=True):

@@ -27,6 +27,8 @@ class TrackedLife:
     verdict: incidents.Verdict | None = None
     refusals: dict[tuple[Replica, str], int] = field(default_factory=dict)
     """Counts of its refused items, by refusing replica and edge."""
+    accusers: set[str] = field(default_factory=set)
+    """The machines of hosts that have refused too many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,13 @@ class GangEnd:
 class RunState:
     """The state of one run.
 
-    Numbers of lives: the `newest` of each replica, those being recorded (`noting`), and the `floor` above which they
-    are taken. `is_unsure`: the ledger was lost, and the running lives are not known yet; `is_taking`: the ledger was
-    that of another home, which was lost. A daemon that took over waits until `adopt_until` for the replicas that it is
-    `adopting`. `due` is when the next life of a replica begins. `gang_ends`: the islands, by their leaders, whose last
-    processes are about to end. `islands` are the elastic ones. `has_given_way`: another machine is the home, and this
-    one knows. `has_news`: orders must be sent; `has_changed`: the journal must be written.
+    Numbers of lives: the `newest` of each replica, those being recorded (`noting`), the `floor` above which they
+    are taken, and the highest one that the home has recorded (`number_known`). `is_unsure`: the ledger was lost,
+    and the running lives are not known yet; `is_taking`: the ledger was that of another home, which was lost. A
+    daemon that took over waits until `adopt_until` for the replicas that it is `adopting`. `due` is when the next
+    life of a replica begins. `gang_ends`: the islands, by their leaders, whose last processes are about to end.
+    `islands` are the elastic ones. `has_given_way`: another machine is the home, and this one knows. `has_news`:
+    orders must be sent; `has_changed`: the journal must be written.
     """
 
     fleet: Fleet
@@ -61,6 +64,7 @@ class RunState:
     newest: dict[Replica, int] = field(default_factory=dict)
     noting: set[Replica] = field(default_factory=set)
     floor: int = 0
+    number_known: int = 0
     is_unsure: bool = False
     is_taking: bool = False
     adopting: set[Replica] = field(default_factory=set)
@@ -113,5 +117,9 @@ class RunState:
     @property
     def is_coming_to_its_end(self) -> bool:
         """Whether the last rounds are on: a stop was requested, or most learners or another host are `final`."""
-        final = [life.member.replica.role for life in self.lives.values() if life.seen.heartbeat.phase == "final"]
-        return self.is_stopping or len(set(final) - {LEARNER}) > 0 or 2 * final.count(LEARNER) > len(self.learners)
+        final = [life for life in self.lives.values() if life.seen.heartbeat.phase == "final"]
+        learners = [life.machine for life in final if life.member.replica.role == LEARNER]
+        others = [life.machine for life in final if life.member.replica.role != LEARNER]
+        is_told = self.fleet.is_believed(others, self.fleet.machines)
+        is_most = 2 * len(learners) > len(self.learners) and self.fleet.is_believed(learners, self.fleet.machines)
+        return self.is_stopping or is_told or is_most

@@ -8,13 +8,20 @@ nanoseconds where the name ends in `_ns`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.cores.membership_messages import Excuse, Finding, LongExcuse, Pace, Refusal, Silence, Stall
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import COUNT_MAX, NAME_LENGTH_MAX, Member, Replica
+
+TEXT_LENGTH_MAX: Final = 2000
+"""Characters of a text that a host reports, such as an error: four times the longest that a body's error has."""
+_Name: TypeAlias = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
+_Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_LENGTH_MAX)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
@@ -89,11 +96,11 @@ class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     `message` is one line; `file` and `line` are '' and 0 where the place is not known.
     """
 
-    node: str
-    exception: str
-    message: str
-    file: str
-    line: int
+    node: _Name
+    exception: _Text
+    message: _Text
+    file: _Text
+    line: _Count
 
     @property
     def mistake(self) -> tuple[str, ...]:
@@ -119,8 +126,8 @@ def raised_of(plain: Any) -> Raised:
 class Exited(Finding, frozen=True, tag="exited"):
     """Its process ended, with `status`, or by `signal` ('SIGKILL'); neither where the status is unknowable."""
 
-    status: int | None = None
-    signal: str = ""
+    status: Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)] | None = None
+    signal: _Name = ""
 
 
 class Unseen(Finding, frozen=True, tag="unseen"):
@@ -130,20 +137,20 @@ class Unseen(Finding, frozen=True, tag="unseen"):
 class NotStarted(Finding, frozen=True, tag="not-started"):
     """Its process could not be started: no memory, or no process left."""
 
-    error: str
+    error: _Text
 
 
 class MachineLost(Finding, frozen=True, tag="machine-lost"):
     """Its machine was silent for too long (`silence_ns`, 0 where silence was not the cause)."""
 
-    machine: str
-    silence_ns: int
+    machine: _Name
+    silence_ns: _Count
 
 
 class MachineTaken(Finding, frozen=True, tag="machine-taken"):
     """Its machine no longer takes part in the run."""
 
-    machine: str
+    machine: _Name
     how: Literal["left", "expelled"]
 
 
@@ -195,10 +202,10 @@ class SlowHost(Finding, frozen=True, tag="slow"):
 class Starved(Finding, frozen=True, tag="starved"):
     """Its node waits most of the time for node `source`: `made_ns` for each item, `rest_ns` for the rest of a step."""
 
-    node: str
-    source: str
-    made_ns: int
-    rest_ns: int
+    node: _Name
+    source: _Name
+    made_ns: _Count
+    rest_ns: _Count
 
 
 class KeepsUp(Finding, frozen=True, tag="keeps-up"):
@@ -322,6 +329,18 @@ class Superseded(Finding, frozen=True, tag="superseded"):
     was_term: int
 
 
+class ReportRefused(Finding, frozen=True, tag="report-refused"):
+    """A report of `machine` was dropped as a whole: at `field`, `expected` and `found` describe the difference.
+
+    While it sends no other, its hosts count as silent.
+    """
+
+    machine: str
+    field: str
+    expected: str
+    found: str
+
+
 class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
     """The daemon's ledger was deleted while in use, and was rewritten: no number is lost."""
 
@@ -352,6 +371,7 @@ Incident: TypeAlias = (
     | NumbersLost
     | HomeTaken
     | Superseded
+    | ReportRefused
     | LedgerRemoved
 )
 

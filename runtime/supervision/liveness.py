@@ -299,8 +299,13 @@ class Repeats:
         lives = before.lives if before is not None and before.error.mistake == error.mistake and not is_first else 0
         self._rows[replica] = Repeated(error, lives + 1)
 
-    def common(self, learners: Iterable[Replica]) -> Repeated | None:
-        """The error by which the last life of each of these learners ended, if it is the same and was repeated."""
+    def common(
+        self, learners: Collection[Replica], is_believed: Callable[[Iterable[Replica]], bool]
+    ) -> Repeated | None:
+        """The error by which the last life of each of these learners ended, if it is the same and was repeated.
+
+        `is_believed`: whether the learners that repeated it may be taken for witnesses.
+        """
         rows = [self._rows.get(learner) for learner in learners]
         repeated = [row for row in rows if row is not None]
         if (
@@ -309,8 +314,8 @@ class Repeats:
             or any(row.error.mistake != repeated[0].error.mistake for row in repeated)
         ):
             return None
-        lives = max(row.lives for row in repeated)
-        return Repeated(repeated[0].error, lives) if lives >= REPEATS_MIN else None
+        again = [learner for learner in learners if self._rows[learner].lives >= REPEATS_MIN]
+        return Repeated(repeated[0].error, max(row.lives for row in repeated)) if is_believed(again) else None
 
 
 UNSERVED_BEATS: Final = 1200

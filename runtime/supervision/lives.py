@@ -12,6 +12,7 @@ next term in the same way; the former home yields (`yield_home`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from isthmus.runtime.clock import seconds
@@ -121,7 +122,12 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     # Before the next life: where every learner ends by one error, none of them starts again.
     if first.replica.role == LEARNER:
         run.repeats.ended(first.replica, gang_end.ended.error, gang_end.served_at, run.now)
-    if not run.is_ending and (repeated := run.repeats.common(run.fleet.learners)) is not None:
+    learners = run.fleet.learners
+
+    def is_believed(replicas: Iterable[Replica]) -> bool:
+        return run.fleet.is_believed(map(run.fleet.name, replicas), map(run.fleet.name, learners))
+
+    if not run.is_ending and (repeated := run.repeats.common(learners, is_believed)) is not None:
         watch.end_run(run, "failed", incidents.ProgramFailed(repeated.error, repeated.lives))
     if not run.is_ending and not (run.is_stopping and first.replica.role == LEARNER and _has_learner(run)):
         _follow(run, first, gang_end)
@@ -200,7 +206,10 @@ than a station whose ledger was lost. Until then it sends no roster: a host that
 NUMBERS_SKIPPED: Final = 1000
 """Numbers skipped above the highest known one, after a ledger was lost: a replica whose lives end again and again is
 given up long before."""
-NUMBERS_OF_TERM: Final = 100_000
+NUMBERS_REACH: Final = 100_000
+"""How far above the numbers that the home has recorded itself one of a report may be: an order of magnitude more than
+lives begin between two writes of the incidents. Each lost ledger moves the numbers by at most so many more."""
+NUMBERS_OF_TERM: Final = 10_000_000
 """Numbers of each term: enough for a hundred lost ledgers. A former home that is still alive gives no number of a
 later one."""
 
@@ -217,6 +226,10 @@ def begin(run: RunState, event: HomeBegan) -> None:
     fleet.know(run.newest)
     run.has_changed = True
     run.is_unsure = event.is_lost
+    if run.is_unsure:
+        for text, name in event.recorded.joined:
+            fleet.place_joined(Replica.parse(text), name)
+        run.number_known = max(0, run.floor, event.recorded.number, *run.newest.values())
     expected = [replica for replica in fleet.replicas if fleet.is_expected(replica)]
     tracked = [] if run.is_unsure else [replica for replica in expected if replica in run.newest]
     for replica in tracked:
@@ -261,7 +274,7 @@ def journal_of(run: RunState) -> Journal:
         failure=run.failure,
         machines=fleet.placed(),
         away=fleet.away,
-        retired=tuple((str(replica), how) for replica, how in sorted(fleet.retired.items())),
+        retired=tuple((str(replica), how) for replica, how in fleet.retired.items()),
         used=dict(run.used),
         number_least=run.floor,
         epoch=run.stamp.epoch,
@@ -273,15 +286,22 @@ def journal_of(run: RunState) -> Journal:
 def learn(run: RunState, machine: MachineLives, report: Report) -> None:
     """Accept the lives that a station reports, while the home's own records are lost.
 
-    A late or repeated report does not bring a life back.
+    A late or repeated report does not bring a life back. A machine is believed about lives that it may have, with
+    numbers that the home may have given.
     """
-    for newest in (*report.newest, *(seen.member for seen in report.lives)):
+
+    number_max = NUMBERS_REACH + max(run.number_known, (run.stamp.term - 1) * NUMBERS_OF_TERM)
+
+    def may_be(member: Member) -> bool:
+        return member.incarnation <= number_max and run.fleet.may_have(machine.name, member.replica)
+
+    for newest in filter(may_be, (*report.newest, *(seen.member for seen in report.lives))):
         replica = newest.replica
         if newest.incarnation > run.newest.get(replica, 0):
             run.newest[replica] = newest.incarnation
             for former in [each for each in run.fleet.machines.values() if replica in each.tracked]:
                 end_life(run, former, Gone(Member(replica, former.tracked[replica]), incidents.Unseen()))
-    for seen in report.lives:
+    for seen in [each for each in report.lives if may_be(each.member)]:
         replica = seen.member.replica
         is_newest = seen.member.incarnation == run.newest[replica] and not run.liveness.has_ended(seen.member)
         if is_newest and not run.fleet.is_tracked(replica):
@@ -307,7 +327,7 @@ def adopted_all(run: RunState) -> None:
     run.adopt_until = None
     if run.is_unsure:
         run.is_unsure = False
-        least = NUMBERS_SKIPPED + max(run.newest.values(), default=0)
+        least = NUMBERS_SKIPPED + max(run.number_known, max(run.newest.values(), default=0))
         run.floor = max(least, (run.stamp.term - 1) * NUMBERS_OF_TERM)
         run.has_changed = True
         if not run.is_taking:

@@ -3,21 +3,42 @@
 Orders and reports carry the complete state each time: a lost one costs half a second, and a new daemon at either end
 needs only the next message. Orders are numbered, because a re-dialled link may deliver earlier messages after later
 ones.
+
+A report, and the status shown for people beside it, may come from a machine that lies. Its types bound every field, so
+that whatever `report_of` and `shown_of` return can be counted, stored and shown; they refuse the rest as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import isfinite
-from typing import Any, Final, TypeAlias
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import Phase
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import COUNT_MAX, NAME_LENGTH_MAX, Member, Replica
 from isthmus.runtime.supervision.flows import Flows
-from isthmus.runtime.supervision.incidents import End, Raised, Starved
+from isthmus.runtime.supervision.incidents import TEXT_LENGTH_MAX, End, Raised, Starved
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Lasting: TypeAlias = Annotated[Duration, Meta(ge=0, le=COUNT_MAX)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
+"""Of processors: 30,000 years."""
+Name: TypeAlias = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
+Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_LENGTH_MAX)]
+_PORT: Final = r"(6553[0-5]|655[0-2]\d|65[0-4]\d{2}|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
+Address: TypeAlias = Annotated[
+    str, Meta(pattern=rf"^tcp://(\[[0-9A-Fa-f:.]{{2,45}}\]|[A-Za-z0-9._-]{{1,253}}):{_PORT}$")
+]
+"""An endpoint that a socket can dial."""
+LIVES_MAX: Final = 4096
+"""Of one machine, in a report: a hundred times the islands of a large one."""
+REFUSALS_MAX: Final = 256
+"""Senders and edges of which one host keeps the refused items (`runtime.host.driver`)."""
 
 
 class ItemRefusal(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -30,19 +51,16 @@ class ItemRefusal(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     """
 
     member: Member
-    edge: str
-    field: str
-    expected: str
-    found: str
-    count: int = 1
+    edge: Name
+    field: Text
+    expected: Text
+    found: Text
+    count: Count = 1
     is_vote: bool = False
 
 
 HEARTBEAT_SECONDS: Final = 0.25
 """The interval of a host's heartbeats."""
-
-COUNT_MAX: Final = 1 << 62
-"""Limit of CPU seconds, bytes, steps and heartbeats: more than any host reaches, and sums of it fit everywhere."""
 
 Row: TypeAlias = tuple[str, int, tuple[str, ...], str]
 """A row of a roster: (replica, incarnation, endpoints, machine) of a live member."""
@@ -67,11 +85,11 @@ class Formed(Part, frozen=True):
     that has failed.
     """
 
-    number: int = 0
-    processes: int = 0
-    stall_ns: int = 0
-    again: int = 0
-    broken: int = 0
+    number: Count = 0
+    processes: Count = 0
+    stall_ns: Count = 0
+    again: Count = 0
+    broken: Count = 0
 
 
 MISSING_MAX: Final = 64
@@ -82,7 +100,7 @@ class Missing(Part, frozen=True):
     """A host without a data connection to the reporting one, last heard on one `silence` ago; 0 if never."""
 
     member: Member
-    silence: Duration = Duration(0)
+    silence: Lasting = Duration(0)
 
 
 class Heartbeat(Part, frozen=True):
@@ -90,44 +108,45 @@ class Heartbeat(Part, frozen=True):
 
     `starved`: its data arrive too slowly. Of its `peers` hosts it has no data connection with `unreached`, of which
     `missing` are the first. `refusals` are the items that it has refused, a record for each sender and edge. `formed`
-    is set by the leader of an elastic island. `flows`: what it has moved and awaited.
+    is set by the leader of an elastic island. `endpoints` are those for control and for data of a host that listens.
+    `flows`: what it has moved and awaited.
     """
 
     phase: Phase = "starting"
-    endpoints: tuple[str, ...] = ()
-    steps: int = 0
-    busy: Duration = Duration(0)
-    firing: Duration = Duration(0)
-    node: str = ""
-    cpu_seconds: float = 0.0
+    endpoints: tuple[Address, Address] | None = None
+    steps: Count = 0
+    busy: Lasting = Duration(0)
+    firing: Lasting = Duration(0)
+    node: Name = ""
+    cpu_seconds: Seconds = 0.0
     flows: Flows = Flows()
     starved: Starved | None = None
-    peers: int = 0
-    unreached: int = 0
-    missing: tuple[Missing, ...] = ()
-    refusals: tuple[ItemRefusal, ...] = ()
+    peers: Count = 0
+    unreached: Count = 0
+    missing: Annotated[tuple[Missing, ...], Meta(max_length=MISSING_MAX)] = ()
+    refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSALS_MAX)] = ()
     formed: Formed = Formed()
 
 
 class Over(Part, frozen=True):
     """The end of a recorder: all files are final, or it met an `error`; `is_stopped`: the program requested the end."""
 
-    error: str | None = None
+    error: Text | None = None
     is_stopped: bool = False
 
     @classmethod
     def of(cls, shown: Mapping[str, Any]) -> Over:
         """The Over in the status of a recorder."""
         error = shown.get("error")
-        return cls(None if error is None else str(error), shown.get("stop_reason") is not None)
+        return cls(None if error is None else str(error)[:TEXT_LENGTH_MAX], shown.get("stop_reason") is not None)
 
 
 class Seen(Part, frozen=True):
     """A life with a running process, of which `beats` heartbeats arrived. `error` is the failure that it reported."""
 
     member: Member
-    pid: int
-    beats: int = 0
+    pid: Count
+    beats: Count = 0
     is_stopped: bool = False
     error: Raised | None = None
     heartbeat: Heartbeat = Heartbeat()
@@ -140,8 +159,48 @@ class Gone(Part, frozen=True):
     member: Member
     end: End
     error: Raised | None = None
-    cpu_seconds: float = 0.0
+    cpu_seconds: Seconds = 0.0
     flows: Flows = Flows()
+
+
+Scalar: TypeAlias = bool | int | float | str | None
+Published: TypeAlias = dict[Name, dict[Name, Scalar | list[Scalar] | dict[Name | int, Scalar]]]
+"""The figures that the bodies of a host publish, by node."""
+
+
+class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The figures of a host for people; those that it did not measure are unset. The names are those of `Heartbeat`.
+
+    `refused` counts what it refused.
+    """
+
+    cpu_seconds: Seconds | UnsetType = UNSET
+    memory_bytes: Count | UnsetType = UNSET
+    bytes_sent: Count | UnsetType = UNSET
+    bytes_received: Count | UnsetType = UNSET
+    refused: Count | UnsetType = UNSET
+    steps: Count | UnsetType = UNSET
+    busy_ns: Count | UnsetType = UNSET
+    firing_ns: Count | UnsetType = UNSET
+    firing_node: Name | UnsetType = UNSET
+    starved: Starved | UnsetType | None = UNSET
+    peers: Count | UnsetType = UNSET
+    unreached: Count | UnsetType = UNSET
+    missing: Annotated[tuple[tuple[Name, Count, Count], ...], Meta(max_length=MISSING_MAX)] | UnsetType = UNSET
+    refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSALS_MAX)] | UnsetType = UNSET
+    formed: Formed | UnsetType = UNSET
+    flows: Flows | UnsetType = UNSET
+
+
+class ShownHost(Part, frozen=True):
+    """The status of a host for people."""
+
+    member: Member
+    figures: HostFigures = HostFigures()
+    published: Published = {}
+
+
+ShownHosts: TypeAlias = Annotated[tuple[ShownHost, ...], Meta(max_length=LIVES_MAX)]
 
 
 class Stamp(Part, frozen=True, order=True):
@@ -150,9 +209,9 @@ class Stamp(Part, frozen=True, order=True):
     A run has one home in each term; another machine that becomes its home begins the next term.
     """
 
-    term: int = 1
-    epoch: int = 0
-    number: int = 0
+    term: Count = 1
+    epoch: Count = 0
+    number: Count = 0
 
 
 class Report(Part, frozen=True):
@@ -162,9 +221,9 @@ class Report(Part, frozen=True):
     there; the stamp of the orders it has `obeyed` last.
     """
 
-    lives: tuple[Seen, ...] = ()
-    ended: tuple[Gone, ...] = ()
-    newest: tuple[Member, ...] = ()
+    lives: Annotated[tuple[Seen, ...], Meta(max_length=LIVES_MAX)] = ()
+    ended: Annotated[tuple[Gone, ...], Meta(max_length=LIVES_MAX)] = ()
+    newest: Annotated[tuple[Member, ...], Meta(max_length=LIVES_MAX)] = ()
     obeyed: Stamp = Stamp()
 
 
@@ -199,27 +258,85 @@ class Orders(Part, frozen=True):
     forms: tuple[Form, ...] = ()
 
 
+class ReportFault(msgspec.Struct, frozen=True):
+    """The first field of a report that is not as it has to be."""
+
+    field: str
+    expected: str
+    found: str
+
+
+class ReportError(ValueError):
+    """A report that cannot be counted, because of its `fault`."""
+
+    def __init__(self, fault: ReportFault) -> None:
+        super().__init__(f"no report: {fault.field or 'the whole'}: expected {fault.expected}, found {fault.found}")
+        self.fault = fault
+
+
 def report_of(plain: Any) -> Report:
-    """The report decoded from plain data; ValueError if it is not one, or has counts out of range."""
-    report: Report = _converted(plain, Report)
-    used: list[tuple[float, ...]] = [
-        (each.heartbeat.cpu_seconds, each.heartbeat.steps, each.beats, *each.heartbeat.flows.numbers())
-        for each in report.lives
-    ]
-    used += [(each.cpu_seconds, *each.flows.numbers()) for each in report.ended]
-    if not all(isfinite(number) and 0 <= number <= COUNT_MAX for row in used for number in row):
-        raise ValueError(f"a report that counts below 0, or beyond {COUNT_MAX}")
+    """The report decoded from plain data; ReportError if it is not one, or has a value out of range."""
+    report: Report = _checked(plain, Report, "report")
     return report
+
+
+def shown_of(plain: Any) -> tuple[ShownHost, ...]:
+    """The status of hosts decoded from plain data; ReportError if it is not one, or has a value out of range."""
+    shown: tuple[ShownHost, ...] = _checked(plain, ShownHosts, "shown")
+    return shown
 
 
 def orders_of(plain: Any) -> Orders:
     """The orders decoded from plain data; ValueError if they are not valid."""
-    orders: Orders = _converted(plain, Orders)
-    return orders
+    try:
+        return msgspec.convert(plain, Orders)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no orders: {error}") from None
 
 
-def _converted(plain: Any, kind: type[Any]) -> Any:
+FOUND_LENGTH_MAX: Final = 100
+"""Characters of a wrong value that a fault shows."""
+_STEP: Final = re.compile(r"\[(\d+|\.\.\.)\]|\.(\w+)")
+
+
+def _checked(plain: Any, kind: Any, name: str) -> Any:
+    """Plain data as `kind`; ReportError, with the name of the field, if they are not of this type."""
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(f"no {kind.__name__.lower()}: {error}") from None
+        # msgspec has no fields in its errors: 'Expected `int` >= 0 - at `$[0][2][5]`'.
+        what, _, path = str(error).partition(" - at `")
+        field, found = _place(plain, kind, _STEP.findall(path))
+        expected = what.removeprefix("Expected ").partition(", got ")[0]
+        raise ReportError(ReportFault(f"{name}{field}", expected, repr(found)[:FOUND_LENGTH_MAX])) from None
+
+
+def _place(plain: Any, kind: Any, path: Sequence[tuple[str, str]]) -> tuple[str, Any]:
+    """The field of `kind` to which a path leads, as in '.lives[3].heartbeat.steps', and what is there."""
+    field = ""
+    for index, key in path:
+        members = [each for each in (kind, *get_args(kind)) if isinstance(each, type)]
+        struct = next((each for each in members if issubclass(each, msgspec.Struct)), None)
+        if struct is not None:
+            names = struct.__struct_fields__
+            name = key or names[int(index)]
+            field, kind = f"{field}.{name}", hints_of(struct).get(name)
+        else:
+            field, kind = f"{field}[{key or index}]", _element(kind)
+        try:
+            plain = plain[key or int(index)]
+        except (LookupError, TypeError, ValueError):  # A key, or one that msgspec does not name.
+            return field, plain
+    return field, plain
+
+
+@cache
+def hints_of(record: type[msgspec.Struct]) -> dict[str, Any]:
+    """The types of the fields of a record, with their bounds."""
+    return get_type_hints(record, include_extras=True)
+
+
+def _element(kind: Any) -> Any:
+    """The type of the elements of a tuple, or of the values of a dict, which may be annotated, or may be missing."""
+    of = next((each for each in (kind, *get_args(kind)) if get_origin(each) in (tuple, dict)), None)
+    return None if of is None else get_args(of)[0 if get_origin(of) is tuple else 1]

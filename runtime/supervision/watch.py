@@ -14,15 +14,15 @@ from typing import Final
 
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.cores.membership_messages import Excuse, HeartbeatArrived, HostAnnounced, Phase
-from isthmus.runtime.ids import Member, gang_number
+from isthmus.runtime.ids import RECORDER, Member, gang_number, leader
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.elastic import MEET, Changed, ElasticIsland, TooFew
-from isthmus.runtime.supervision.fleet import MachineLives
-from isthmus.runtime.supervision.home_events import FinishRun, Outcome
+from isthmus.runtime.supervision.fleet import SILENT_BEATS, MachineLives
+from isthmus.runtime.supervision.home_events import DAEMON, FinishRun, Outcome
 from isthmus.runtime.supervision.home_state import RunState, TrackedLife
 from isthmus.runtime.supervision.incidents import Failure
 from isthmus.runtime.supervision.liveness import Findings
-from isthmus.runtime.supervision.messages import Formed, ItemRefusal, Seen
+from isthmus.runtime.supervision.messages import Formed, ItemRefusal, ReportFault, Seen
 
 EXIT: Final = seconds(10)
 """The time that hosts have to exit on request; then they are killed."""
@@ -111,10 +111,25 @@ def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
         _on_heartbeat(run, seen)
     for refusal in seen.heartbeat.refusals:
         _judge(run, member, refusal)
-    if seen.over is not None and not run.is_ending:
+    if seen.over is not None and replica.role == RECORDER and not run.is_ending:
         failure = None if seen.over.error is None else incidents.RecorderFailed(seen.over.error)
         is_stopped = run.is_stopping or seen.over.is_stopped
         settle(run, "failed" if failure else "stopped" if is_stopped else "done", failure)
+
+
+REFUSED_EVERY: Final = seconds(60)
+"""The interval at which refused reports of one machine are recorded: one that lies sends several a second."""
+
+
+def refuse_report(run: RunState, name: str, fault: ReportFault) -> None:
+    """Record that a report of a machine cannot be counted; its hosts are silent until one can."""
+    machine = run.fleet.machines.get(name)
+    if machine is None or machine.is_away:
+        return
+    machine.silent_beats = max(machine.silent_beats, SILENT_BEATS)
+    if machine.refused_at is None or run.now - machine.refused_at >= REFUSED_EVERY:
+        machine.refused_at = run.now
+        run.write(DAEMON, incidents.ReportRefused(name, fault.field, fault.expected, fault.found))
 
 
 def beat(run: RunState) -> None:
@@ -234,6 +249,8 @@ def _judge(run: RunState, by: Member, refusal: ItemRefusal) -> None:
     life = run.lives.get(accused.replica)
     if run.is_ending or life is None or life.member != accused:
         return
+    if run.fleet.edges.get(refusal.edge) != (leader(accused.replica).role, leader(by.replica).role):
+        return  # The graph has no such edge between them: this host is not of the program.
     count_before = life.refusals.get(place, 0)
     if refusal.count <= count_before:
         return
@@ -243,4 +260,6 @@ def _judge(run: RunState, by: Member, refusal: ItemRefusal) -> None:
     if not count_before:
         run.write(accused, incidents.ItemRefused(verdict))
     if refusal.count >= (1 if refusal.is_vote else REFUSALS_MAX):  # A refused vote would keep its round waiting.
-        condemn(run, accused, verdict)
+        life.accusers.add(run.fleet.name(by.replica))
+        if run.fleet.is_believed(life.accusers, (life.machine,)):
+            condemn(run, accused, verdict)

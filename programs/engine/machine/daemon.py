@@ -363,9 +363,10 @@ class MachineDaemon:
         self.tell(f"expels {name}, which took part in {_count(count)}")
         return {"type": "expelled", "runs": count, "was_linked": was_linked or count > 0}
 
-    def _expelled(self, home: str) -> None:
+    def _expelled(self, home: str, runs: list[str]) -> None:
         """Another machine has expelled this one from its runs."""
-        self.tell(f"expelled by {home}")
+        taken = f": taken away from {', '.join(runs)}, whose hosts end here" if runs else ""
+        self.tell(f"expelled by {home}{taken}")
         if self.ends_when_expelled:
             self.request_end()
 

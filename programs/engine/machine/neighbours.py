@@ -32,7 +32,7 @@ class Neighbours:
     `runs` returns the runs that have their home here; `send` sends a message to a peer of the control server; `caller`
     returns the machine whose message is being handled, by its key, None without keys. `tell` gets lines for people;
     `on_change` is called when an outpost is added or removed, `on_expelled` with the name of a home that has expelled
-    this machine.
+    this machine, and the runs that it is taken away from.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Neighbours:
         caller: Callable[[], str | None],
         tell: Callable[[str], None],
         on_change: Callable[[], None],
-        on_expelled: Callable[[str], None],
+        on_expelled: Callable[[str, list[str]], None],
     ) -> None:
         self.links = MachineLinks(loop, send)
         self.islands: int | None = None
@@ -115,8 +115,9 @@ class Neighbours:
 
     def _ordered(self, link: HomeLink, message: Message) -> None:
         if message["type"] == EXPELLED:
+            runs = self.outposts.runs(link.home)  # Before they end.
             self._part_from(link)
-            self._on_expelled(link.home.name)
+            self._on_expelled(link.home.name, runs)
         elif message["type"] == "refused":
             link.refuse([Fault(*fault) for fault in message["faults"]])
         elif message["type"] == "linked":

@@ -11,7 +11,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +26,7 @@ from isthmus.programs.engine.request.request import Program, Request, fingerprin
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.plans import Plan, lower
+from isthmus.runtime.graph.plans import Plan, lower, roles_of_edges
 from isthmus.runtime.graph.template import Job, Node, Reference, Template, TensorSpec
 from isthmus.runtime.ids import LEARNER, Replica, follower
 from isthmus.runtime.supervision.home_events import RunRoles
@@ -75,7 +75,7 @@ class Spec:
     - `tokens_of_step`: the tokens of a batch, by slot (`ops.data.batches.of_slot`).
     - `transport`: hosts are processes ("zmq") or all in one ("inproc").
     - `elastic`, by slot: how many of the processes of an island may train without the others; none if they live and end
-      together.
+      together. `edges`: the roles of source and target of each edge between hosts, because a daemon builds no graph.
     """
 
     run: str
@@ -92,6 +92,7 @@ class Spec:
     tokens_of_step: tuple[int, ...] = ()
     transport: str = "zmq"
     elastic: tuple[tuple[int, ...], ...] = ()
+    edges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def snapshot_place(self, folder: Path) -> StorePlace | None:
         """The store of snapshots beside the run folder, if any."""
@@ -106,6 +107,7 @@ class Spec:
             least=dict(self.least),
             processes=self.settings.processes,
             elastic=self.elastic,
+            edges=dict(self.edges),
         )
 
     def processes_of(self, slot: int) -> int:
@@ -161,6 +163,7 @@ def of(
         "settings": msgspec.to_builtins(msgspec.structs.replace(request.run, argv=tuple(sys.argv))),
         "transport": transport,
         "elastic": [list(sizes) for sizes in elastic],
+        "edges": {name: list(roles) for name, roles in roles_of_edges(request.graph).items()},
         "here": asdict(Here("127.0.0.1", counts.get("learner", 0) + sum(processes) - len(processes))),
         "job": {
             "program": job.program,
@@ -238,6 +241,7 @@ def read(data: Mapping[str, Any]) -> Spec:
     here = Here(**{**here, "kinds": tuple(here.get("kinds", ()))})
     fields["tokens_of_step"] = tuple(fields.get("tokens_of_step", ()))
     fields["elastic"] = tuple(map(tuple, fields.get("elastic", ())))
+    fields["edges"] = {name: (source, target) for name, (source, target) in fields.get("edges", {}).items()}
     task = Reference(work.pop("task"))
     job = Job(layout=layout, task=task, settings=settings, tokens_by_slot=by_slot, **run.of_job(), **work)
     return Spec(job=job, computing=computing, here=here, settings=run, **fields)

@@ -36,6 +36,7 @@ from isthmus.runtime.supervision.incidents import (
     ProcessMissing,
     Raised,
     Reformed,
+    ReportRefused,
     Restarted,
     SlowHost,
     Starved,
@@ -386,7 +387,7 @@ def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
             return _remark(fact, what, "given up", "bad", _OTHERS_GO_ON)
         case ItemRefused():
             return _remark(fact, what, "items", "bad")
-        case HomeTaken() | Superseded():
+        case HomeTaken() | Superseded() | ReportRefused():
             return Remark(fact.at, "machines", "odd", reason(what))
         case ProcessLost() | ProcessMissing():
             return _remark(fact, what, "island", "odd", _OTHERS_GO_ON)

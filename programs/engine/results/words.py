@@ -52,6 +52,7 @@ from isthmus.runtime.supervision.incidents import (
     RecorderFailed,
     Reformed,
     Refused,
+    ReportRefused,
     Restarted,
     RestartsExhausted,
     SlowHost,
@@ -267,6 +268,8 @@ def reason(incident: Incident) -> str:
             return verdict(incident.refusal)
         case ProcessLost() | ProcessMissing() | ProcessBack() | Reformed():
             return f"its island {predicate(incident)}"
+        case ReportRefused():
+            return f"a report of the machine {incident.machine} was dropped: {_field_difference(incident)}"
         case NumbersLost():
             return f"the daemon's ledger was lost or torn: lives are numbered from {incident.next_number} on"
         case HomeTaken():
@@ -297,6 +300,8 @@ def predicate(incident: Incident) -> str:
             return f"was given up after {_lives(incident.lives)}"
         case LedgerRemoved():
             return "wrote its ledger anew, which was deleted while it was in use: no number is lost"
+        case ReportRefused():
+            return f"dropped a report of the machine {incident.machine}: {_field_difference(incident)}"
         case NumbersLost():
             return f"lost its ledger, or a part of it: lives are numbered from {incident.next_number} on"
         case HomeTaken():
@@ -512,9 +517,13 @@ def _starved(incident: Starved) -> str:
 
 def _mismatch(verdict: Misbehaved) -> str:
     """The edge, and the fault of the first item."""
-    field = f"field {verdict.field}, " if verdict.field else ""
-    mismatch = f"{field}expected {verdict.expected}, found {verdict.found}"
-    return f" by {verdict.by} on {verdict.edge}: {mismatch}"
+    return f" by {verdict.by} on {verdict.edge}: {_field_difference(verdict)}"
+
+
+def _field_difference(wrong: Misbehaved | ReportRefused) -> str:
+    """The field that is wrong, and how."""
+    field = f"field {wrong.field}, " if wrong.field else ""
+    return f"{field}expected {wrong.expected}, found {wrong.found}"
 
 
 def _items(count: int) -> str:

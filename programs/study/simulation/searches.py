@@ -29,6 +29,7 @@ from isthmus.programs.study.simulation.seeds import (
     OTHER_KINDS,
     STANDING_KINDS,
     STORM_KINDS,
+    lie,
     moment_of,
     shape_of,
 )
@@ -115,6 +116,7 @@ def kinds_of(program: str) -> list[str]:
     kinds |= {"join"} if trial.joins else set()
     kinds |= set() if trial.spared else set(STORM_KINDS)
     kinds -= set() if trial.crashes else {"crash loop"}
+    kinds -= {"lie"} if trial.spares(LEARNER) else set()
     return sorted(kinds)
 
 
@@ -141,6 +143,20 @@ def rare_steps(phases: Counter[tuple[str, str]], least: int) -> list[str]:
 def idle(guards: Counter[str], program: str) -> list[str]:
     """Guards that never fired, in words."""
     return [f"guard {guard!r} never fired" for guard in guards_of(program) if not guards[guard]]
+
+
+def lying(seed: int, program: str = DEFAULT) -> Shape:
+    """The run of a seed, in which nothing happens but that one machine lies, in two ways."""
+    shape, rng = shape_of(seed, program), random.Random(f"isthmus {seed} liars")
+    hosts = hosts_of(shape.program, shape.learners)
+    faults = [lie(rng, hosts, moment_of(rng, shape.steps, shape.step_ms))]
+    faults += [replace(lie(rng, hosts, moment_of(rng, shape.steps, shape.step_ms)), machine=faults[0].machine)]
+    return replace(shape, faults=tuple(faults), storms=())
+
+
+def run_lying(seed: int, program: str = DEFAULT) -> Outcome:
+    """The outcome of one seed."""
+    return outcome_of(lying(seed, program))
 
 
 PROCESSES_MAX: Final = 4

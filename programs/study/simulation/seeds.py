@@ -43,6 +43,7 @@ from isthmus.runtime.sim.faults import (
     Join,
     Kill,
     KillDaemon,
+    Lie,
     Lose,
     LoseReports,
     Mute,
@@ -58,6 +59,7 @@ from isthmus.runtime.sim.faults import (
     Stop,
     Throttle,
 )
+from isthmus.runtime.sim.lies import ANY, CLAIMS, FIELDS, VALUES
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.sim.universe import HOME, machine_of
 
@@ -143,7 +145,7 @@ DAEMON_KINDS: Final = ("daemon kill", "lost ledger", "daemon pause", "lost repor
 STANDING_KINDS: Final = ("hang", "stick", "crash loop")
 DISK_KINDS: Final = ("blackout", "full disk", "broken disk")
 STORM_KINDS: Final = ("fork", "orphan", "wipe")
-OTHER_KINDS: Final = ("mute", "slow start")
+OTHER_KINDS: Final = ("mute", "slow start", "lie")
 END_SHARE: Final = 0.06
 """Share of runs that a user ends at once, at any moment; and once more, while learners step or at the end, so that it
 happens often enough in each phase."""
@@ -182,6 +184,7 @@ def shape_of(seed: int, program: str = DEFAULT) -> Shape:
     more, others = _later_faults(random.Random(f"isthmus {seed} later"), hosts, steps, step_ms)
     storms, faults = storms + more, faults + tuple(fault for storm in more for fault in storm.faults) + others
     faults += _forgeries(random.Random(f"isthmus {seed} forgeries"), hosts, steps, step_ms)
+    faults += _lies(random.Random(f"isthmus {seed} lies"), hosts, steps, step_ms)
     faults += _supervision_faults(random.Random(f"isthmus {seed} supervision"), hosts, steps, step_ms)
     setting = random.Random(f"isthmus {seed} setting")
     return Shape(
@@ -245,6 +248,22 @@ def _forgeries(rng: random.Random, hosts: list[Replica], steps: int, step_ms: fl
     return forgery(rng, hosts, moment_of(rng, steps, step_ms)) if rng.random() < 0.125 else ()
 
 
+LIES_SHARE: Final = 0.125
+"""Share of runs in which a machine lies, beside all other faults."""
+
+
+def lie(rng: random.Random, hosts: Sequence[Replica], moment: dict[str, Any]) -> Lie:
+    """The machine of a learner lies from a moment on: a claim, one field, or another one each time."""
+    machine = machine_of(rng.choice([host for host in hosts if host.role == LEARNER]))
+    lasts, value = rng.choice((1.0, 5.0, 25.0)), rng.randrange(len(VALUES))
+    claim = rng.choice((*CLAIMS, *rng.sample(FIELDS, len(CLAIMS)), ANY, ANY))
+    return Lie(machine, claim, value if claim in FIELDS else 0, lasts, **moment)
+
+
+def _lies(rng: random.Random, hosts: Sequence[Replica], steps: int, step_ms: float) -> tuple[Fault, ...]:
+    return (lie(rng, hosts, moment_of(rng, steps, step_ms)),) if rng.random() < LIES_SHARE else ()
+
+
 def _spared(fault: Fault, trial: Trial) -> Fault | None:
     """A fault, made so that the program can survive it; None if it cannot be."""
     if isinstance(fault, Join):
@@ -253,6 +272,9 @@ def _spared(fault: Fault, trial: Trial) -> Fault | None:
         return None
     if isinstance(fault, Blackout) and trial.spares(fault.machine.replace("-", "/")):
         return None
+    if isinstance(fault, Lie):
+        is_spared = trial.spares(fault.machine.replace("-", "/")) or not trial.crashes
+        return None if is_spared else replace(fault, seconds=min(fault.seconds, trial.lasts_max))
     if isinstance(fault, Crash | Forge) and (trial.spares(fault.host) or not trial.crashes):
         return None
     if isinstance(fault, Kill | Crash | Forge | Reset | Skew | Stop | End | RefuseStarts | DaemonFault):

@@ -30,6 +30,7 @@ from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.study.simulation import toy_task
 from isthmus.programs.study.simulation.invariants import checkers
 from isthmus.programs.study.simulation.invariants_books_checker import BooksChecker, TapesChecker
+from isthmus.programs.study.simulation.invariants_lies import LiesChecker
 from isthmus.programs.study.simulation.invariants_model import (
     FilesChecker,
     GuardsWitness,
@@ -312,6 +313,7 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
             HonestChecker(),
             FilesChecker(FOLDER),
             SnapshotsChecker(),
+            LiesChecker(),
             *more,
         ],
     )

@@ -127,7 +127,8 @@ class FigureWords:
     def pacing(self, status: Mapping[str, Any]) -> Iterator[str]:
         """Settings that the pacers have changed: 'interval raised to 31 steps'."""
         for name in ("interval", "overlap"):
-            now = {pacer.get(name) for pacer in status.get("pacing", {}).values()} - {None, self._settings.get(name)}
+            values = [pacer.get(name) for pacer in status.get("pacing", {}).values()]
+            now = {each for each in values if isinstance(each, int)} - {self._settings.get(name)}
             if now:
                 yield f"{name} raised to {max(now)} steps"
 

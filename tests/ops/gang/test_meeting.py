@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -121,15 +123,36 @@ def test_a_leader_that_is_gone_is_told() -> None:
 
 def test_a_process_that_comes_for_another_form_is_not_let_in() -> None:
     leader = gang_of("learner")
+    leader.form = 7
+    for form, expected in ((6, None), (7, (1, (2, 3)))):
+        hello = leader.token.encode() + struct.pack("!IQQQ", 1, form, 2, 3)
+        assert meeting._known(hello, leader) == expected
+    leader.door.close()
+
+
+def test_strangers_that_are_slow_keep_no_process_waiting_and_have_one_deadline_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meeting, "HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(meeting, "HELLOS_MAX", 2)
+    leader = gang_of("learner")
     host, _, port = leader.endpoints[0].rpartition(":")
-    with leader.door, socket.create_connection((host, int(port))) as one:
-        one.sendall(leader.token.encode() + struct.pack("!IQQQ", 1, 7, 0, 0))
-        other, _ = leader.door.accept()
-        with other:
-            assert meeting._admitted(other, leader) is None
-            leader.form = 7
-            one.sendall(leader.token.encode() + struct.pack("!IQQQ", 1, 7, 2, 3))
-            assert meeting._admitted(other, leader) == (1, (2, 3))
+    with ExitStack() as connections, leader.door, closing(meeting.Hellos(leader)) as hellos:
+        slow, slower, one = (
+            connections.enter_context(socket.create_connection((host, int(port)), timeout=10)) for _ in range(3)
+        )
+        assert hellos.next(time.monotonic() + 0.01) is None
+        assert slow.recv(1) == b"", "of too many the oldest went"
+        slower.sendall(b"?")
+        one.sendall(leader.token.encode() + struct.pack("!IQQQ", 2, 0, 0, 0))
+        came = hellos.next(time.monotonic() + 60)
+        assert came is not None
+        connections.enter_context(came.connection)
+        assert came.number == 2
+        [(_, deadline)] = hellos._waiting.values()  # That of the slower one, which did not move.
+        assert hellos.next(deadline + 0.01) is None
+        assert hellos._waiting == {}
+        assert slower.recv(1) == b""
 
 
 def test_what_is_no_order_comes_whole_though_it_comes_with_one() -> None:

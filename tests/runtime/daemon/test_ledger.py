@@ -14,10 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from isthmus.runtime.daemon import ledger as ledgers
+from isthmus.runtime.daemon.home_daemon import JOURNAL, LEFT_OUT, journal_of, reopen
 from isthmus.runtime.daemon.ledger import FILE, LOST, Ledger, LedgerError, LedgerRow, living
+from isthmus.runtime.supervision.home_events import Journal
+from isthmus.runtime.supervision.incidents import Ordered
 from isthmus.runtime.system.processes import is_stopped, started_at
 from tests.runtime.supervision.supervision_stories import life, lives
 
@@ -191,6 +195,23 @@ def test_a_note_takes_the_place_of_the_one_before_and_no_other(ledger: Ledger, t
 
 
 # -- a ledger that was lost --------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_continued_keeps_every_number_and_every_life(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.give(lives("learner/0#3 learner/1#2 syncer/0#5"))
+    ledger.begin(lives("learner/0#3 syncer/0#5"))
+    ledger.note(JOURNAL, msgspec.msgpack.encode(Journal(outcome="failed", failure=Ordered("enough"), number_least=7)))
+    assert ledger.settle()
+    ledger.close()
+    reopen(tmp_path, lambda replica: replica.slot == 1)
+    again = Ledger(tmp_path, was_there=True)
+    assert again.numbers() == lives("learner/0#3 learner/1#2 syncer/0#5")
+    assert [row.member for row in again.newest()] == list(lives("learner/0#3 syncer/0#5"))
+    assert not again.is_lost("home")
+    again.close()
+    journal = journal_of(tmp_path)
+    assert journal is not None
+    assert (journal.outcome, journal.number_least, journal.retired) == ("running", 7, (("learner/1", LEFT_OUT),))
 
 
 def test_a_ledger_that_was_never_there_is_not_lost(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import pytest
 
-from isthmus.runtime.daemon.outpost import of_orders, of_report, over, read_orders, read_report
+from isthmus.runtime.daemon.outpost import SHOWN_BYTES_MAX, of_orders, of_report, over, read_orders, read_report
 from isthmus.runtime.supervision.incidents import Exited, MachineLost
-from isthmus.runtime.supervision.messages import Orders, Over, Report, Stamp
+from isthmus.runtime.supervision.messages import Orders, Over, Report, ReportError, Stamp
 from isthmus.runtime.wire.control_messages import Message, decode, encode
 from tests.runtime.supervision.supervision_stories import BOOM, gone, life, lives, moved, rows, seen, wanted
 
@@ -32,7 +32,7 @@ REPORTS: Final = (
         Stamp(2, 3, 77),
     ),
 )
-SHOWN: Final = {life("learner/0#2"): {"published": {"step": 7}, "figures": {"memory_bytes": 9}}}
+SHOWN: Final = {life("learner/0#2"): {"published": {"inner-step": {"step": 7}}, "figures": {"memory_bytes": 9}}}
 
 
 def sent(message: Message) -> Message:
@@ -55,30 +55,64 @@ def test_a_machine_that_is_not_needed_is_told_that_all_is_over() -> None:
     assert (orders, keys) == (Orders(is_over=True, stamp=Stamp(3), home="alpha"), {})
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {},
-        {"report": [], "shown": None},
-        {"report": [], "shown": [["learner/0", 1]]},
-        {"report": [], "shown": [["learner", 1, {"published": {}, "figures": {}}]]},
-        {"report": [], "shown": [["learner/0", 1, {"published": {}}]]},
-        {"report": [["learner/0"]], "shown": []},
-        {"report": {"lives": []}, "shown": []},
-        {"report": [[[[["learner", 0], 1], 4711, "often"]]], "shown": []},
-    ],
-)
-def test_what_is_no_report_is_refused(message: dict[str, Any]) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        read_report(message)
+FIRST: Final = [["learner", 0], 1]
+"""A member as plain data."""
 
 
-@pytest.mark.parametrize("phase", ["dancing", 7, None])
-def test_a_phase_that_there_is_not_is_refused(phase: Any) -> None:
-    message = sent(of_report(REPORTS[1], {}))
-    message["report"][0][0][5][0] = phase
-    with pytest.raises(ValueError, match="no report: "):
-        read_report(message)
+def life_with(*heartbeat: Any, **fields: Any) -> list[Any]:
+    """A report of one life as plain data, with these first fields of its heartbeat."""
+    return [[[FIRST, fields.get("pid", 1), fields.get("beats", 1), False, fields.get("error"), list(heartbeat)]]]
+
+
+HUGE: Final = 2**64 - 1
+ONE: Final = "tcp://10.0.0.1:7"
+FALSE: Final = (
+    (None, [], "report", "`array`", "None"),
+    ([["learner/0"]], [], "report.lives[0]", "`array`", "'learner/0'"),
+    ({"lives": []}, [], "report", "`array`", "{'lives': []}"),
+    (life_with(pid=-1), [], "report.lives[0].pid", "`int` >= 0", "-1"),
+    (life_with(beats="often"), [], "report.lives[0].beats", "`int`", "'often'"),
+    (life_with("dancing"), [], "report.lives[0].heartbeat.phase", None, "'dancing'"),
+    (life_with("serving", [ONE]), [], "report.lives[0].heartbeat.endpoints", "`array` of length 2", f"['{ONE}']"),
+    (life_with("serving", [ONE, "tcp://x:99999"]), [], "report.lives[0].heartbeat.endpoints[1]", None,
+     "'tcp://x:99999'"),
+    (life_with("serving", None, [1]), [], "report.lives[0].heartbeat.steps", "`int`", "[1]"),
+    (life_with("serving", None, HUGE), [], "report.lives[0].heartbeat.steps", None, str(HUGE)),
+    (life_with("serving", None, 1, -1), [], "report.lives[0].heartbeat.busy", "`int` >= 0", "-1"),
+    (life_with("serving", None, 1, 1, 1, "x" * 501), [], "report.lives[0].heartbeat.node", None, repr("x" * 200)[:100]),
+    (life_with("serving", None, 1, 1, 1, "", float("nan")), [], "report.lives[0].heartbeat.cpu_seconds", None, "nan"),
+    (life_with(error={"node": "", "exception": "", "message": "", "file": "", "line": -1}), [],
+     "report.lives[0].error.line", "`int` >= 0", "-1"),
+    ([[], [[FIRST, {"kind": "unseen"}, None, -0.5]]], [], "report.ended[0].cpu_seconds", None, "-0.5"),
+    ([[], [[FIRST, {"kind": "eaten"}]]], [], None, None, None),
+    ([[], [], [[["learner", -1], 1]]], [], "report.newest[0].replica.slot", "`int` >= 0", "-1"),
+    ([[], [], [[["learner", 0], 0]]], [], "report.newest[0].incarnation", "`int` >= 1", "0"),
+    ([[], [], [], [1, HUGE, 0]], [], "report.obeyed.epoch", None, str(HUGE)),
+    ([], None, "shown", "`array`", "None"),
+    ([], [[FIRST, {"memory_bytes": [1]}, {}]], "shown[0].figures.memory_bytes", None, "[1]"),
+    ([], [[FIRST, {"name": "learner/1"}, {}]], "shown[0].figures", None, "{'name': 'learner/1'}"),
+    ([], [[FIRST, {}, {"pacer": [1]}]], "shown[0].published[...]", "`object`", None),
+    ([], [[FIRST, {}, {"pacer": {"interval": [[1]]}}]], None, None, None),
+    ([], [[FIRST, {}, {"pacer": {"a": "x" * SHOWN_BYTES_MAX}}]], "shown", None, None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("report", "shown", "field", "expected", "found"), FALSE)
+def test_a_report_with_a_false_field_is_refused_as_a_whole_and_the_field_named(
+    report: Any, shown: Any, field: str | None, expected: str | None, found: str | None
+) -> None:
+    with pytest.raises(ReportError) as refused:
+        read_report({"report": report, "shown": shown})
+    fault = refused.value.fault
+    assert (field or fault.field, expected or fault.expected, found or fault.found) == (
+        fault.field, fault.expected, fault.found)  # fmt: skip
+
+
+@pytest.mark.parametrize("published", [{"mine": {"a": {"b": {"c": 1}}}}, {"mine": {"a": "x" * SHOWN_BYTES_MAX}}])
+def test_what_the_bodies_of_an_honest_machine_publish_never_costs_its_report(published: Any) -> None:
+    told = {life("learner/0"): {"published": published, "figures": {"steps": 3}}}
+    _, heard = read_report(sent(of_report(REPORTS[1], told)))
+    assert heard == {life("learner/0"): {"published": {}, "figures": {"steps": 3}}}
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class Computer:
             self.end_process(pid, Exited(0))
         elif self.daemon is not None:
             is_over = self.world.is_over and process.member.replica == RECORDER
-            said = Heartbeat(process.phase, (f"tcp://{self.name}:{pid}",))
+            said = Heartbeat(process.phase, (f"tcp://{self.name}:{pid}", f"tcp://{self.name}:{pid + 1}"))
             self.feed(self.daemon.of_station, HostSpoke(process.member, pid, said, over=Over() if is_over else None))
 
     def beat(self) -> None:

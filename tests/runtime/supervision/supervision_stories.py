@@ -67,9 +67,15 @@ def wanted(text: str) -> tuple[Wanted, ...]:
     return tuple(Wanted(life(each.rstrip("!~")), "!" in each, "~" not in each) for each in text.split())
 
 
+def endpoints(text: str) -> tuple[str, str]:
+    """Where a life listens."""
+    name = str(life(text)).replace("/", "-").replace("#", "-")
+    return f"tcp://{name}:1", f"tcp://{name}:2"
+
+
 def said(text: str, phase: Phase = "serving", **more: Any) -> Heartbeat:
-    """What a host says of itself: that it listens at an endpoint which has the name of its life."""
-    return Heartbeat(phase, (f"tcp://{life(text)}",), **more)
+    """What a host says of itself: that it listens at endpoints which have the name of its life."""
+    return Heartbeat(phase, endpoints(text), **more)
 
 
 def seen(text: str, beats: int = 1, phase: Phase = "serving", *, pid: int = 4711, **more: Any) -> Seen:
@@ -95,7 +101,7 @@ def gone(
 def rows(text: str) -> tuple[Row, ...]:
     """A roster of hosts that have spoken; 'learner/1@beta' is not at home."""
     members = [(life(each.partition("@")[0]), each.partition("@")[2] or "alpha") for each in text.split()]
-    return tuple((str(each.replica), each.incarnation, (f"tcp://{each}",), machine) for each, machine in members)
+    return tuple((str(each.replica), each.incarnation, endpoints(str(each)), machine) for each, machine in members)
 
 
 def written(text: str, incident: Incident) -> WriteIncident:
@@ -209,7 +215,7 @@ class HomeStory:
         fields, and machines."""
         names = dict.fromkeys((self.places.home, *self.places.offers, *self.places.machines.values()))
         flags = {"is_stopping": False, "is_ending": False, "machines": tuple(names), "over": ()}
-        flags["home"] = self.places.home
+        flags |= {"home": self.places.home, "epochs": {}}
         named = {name: {"alpha": at_home, "beta": beta}.get(name, "") for name in names}
         named |= {name: text for name, text in more.items() if name not in flags}
         flags |= {name: value for name, value in more.items() if name in flags}

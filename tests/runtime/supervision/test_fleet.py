@@ -124,6 +124,26 @@ def test_a_machine_that_is_taken_away_takes_its_learners_with_it() -> None:
     assert not here.has_learners
 
 
+def test_slots_of_machines_that_left_are_taken_again_once_there_is_no_other_the_longest_free_first() -> None:
+    here, last = fleet(), Replica("learner", 3)
+    here.join("zeta", 1)
+    here.join("eta", 1)
+    for name, how in (("eta", "left"), ("zeta", "expelled")):
+        here.take_away(name, how)
+    here.retired[SECOND] = "given up"
+    assert here.join("theta", 1) == [last]
+    assert (here.name(last), here.retired) == ("theta", {THIRD: "expelled", SECOND: "given up"})
+    assert here.join("iota", 9) == [THIRD]
+    assert here.join("kappa", 1) == []
+    here.check()
+
+
+def test_the_slot_of_an_island_of_several_processes_waits_for_one_of_these() -> None:
+    here = fleet(RunRoles(roles={"learner": 2}, slots_max={"learner": 2}, processes=(1, 2)))
+    here.take_away("beta", "left")
+    assert here.join("theta", 1) == []
+
+
 def test_a_machine_that_comes_again_begins_anew() -> None:
     here = fleet()
     lose(here, "beta")

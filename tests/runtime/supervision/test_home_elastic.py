@@ -20,6 +20,7 @@ from isthmus.runtime.supervision.incidents import (
     Restarted,
     TooFewProcesses,
 )
+from isthmus.runtime.supervision.lives import NUMBERS_SKIPPED
 from isthmus.runtime.supervision.messages import Form, Formed, Seen
 from isthmus.runtime.supervision.station_events import NoteLives
 from tests.runtime.supervision.supervision_stories import CAST, KILLED, PLACES, HomeStory, gone, life, lives, said, seen
@@ -157,6 +158,14 @@ def test_the_others_end_with_an_island_that_is_given_up() -> None:
         commands = story.hears(10 * number + 9, "alpha", gone(f"learner/0#{number}"))
     bereft = [member for member, what in told(commands) if what == Condemned(GangMemberLost("learner/0"))]  # type: ignore[misc]
     assert bereft == [*lives("learner.1/0 learner.2/0")]
+
+
+def test_after_a_lost_ledger_forms_are_numbered_beyond_those_that_hosts_have_learned() -> None:
+    story = HomeStory(ELASTIC, PLACES, began=HomeBegan(is_lost=True))
+    for beats in range(1, 6):
+        story.hears(2 * beats, "alpha", *(seen(name, beats) for name in ("recorder/0", *ALL.split())))
+        story.hears(2 * beats, "beta", *(seen(name, beats) for name in ("learner/1", "syncer/0")))
+    assert forms(story.fire(11)) == (form(NUMBERS_SKIPPED + 2, ALL),)
 
 
 def test_the_next_daemon_goes_on_with_the_forms_that_were_noted() -> None:

@@ -18,13 +18,23 @@ from isthmus.runtime.supervision.home_events import (
     MachineJoined,
     MachineTakenAway,
     NoteJournal,
+    Recorded,
     ReportCame,
     SetHomeTimer,
     StopAsked,
     WriteIncident,
 )
-from isthmus.runtime.supervision.incidents import Adopted, NumbersLost, Ordered, Restarted, Unseen
-from isthmus.runtime.supervision.lives import NUMBERS_SKIPPED
+from isthmus.runtime.supervision.incidents import (
+    Adopted,
+    Ended,
+    Happened,
+    Joined,
+    MachineTaken,
+    NumbersLost,
+    Ordered,
+    Unseen,
+)
+from isthmus.runtime.supervision.lives import NUMBERS_REACH, NUMBERS_SKIPPED
 from isthmus.runtime.supervision.messages import Report
 from isthmus.runtime.supervision.station_events import LivesNotNoted, NoteFound, NoteLives
 from tests.runtime.supervision.supervision_stories import (
@@ -58,7 +68,7 @@ def test_nothing_is_begun_nor_said_before_all_had_time_to_speak() -> None:
 
 def test_what_stations_say_is_believed_and_noted_and_numbers_go_on_far_beyond() -> None:
     story = lost()
-    report = Report((seen("learner/0#3"),), (), lives("learner/0#3 evaluator/0#9"))
+    report = Report((seen("learner/0#3"),), (), lives("learner/0#3 recorder/0#9"))
     assert story.does(9, ReportCame("alpha", report)) == [
         NoteLives(lives("learner/0#3")),
         written("learner/0#3", Adopted()),
@@ -108,12 +118,11 @@ def test_a_life_that_is_elsewhere_than_it_was_placed_is_there() -> None:
 
 
 def test_a_machine_that_had_joined_and_its_learner_are_known_again() -> None:
-    story = lost()
-    machines = (("learner/1", "beta"), ("learner/2", "delta"), ("syncer/0", "beta"))
+    happened = [Happened(Instant(1), life("learner/2"), Joined("delta"))]
+    story = lost(recorded=Recorded.of(happened))
     assert story.hears(1, "delta", seen("learner/2#2")) == [
-        journal(machines=machines),
         NoteLives(lives("learner/2#2")),
-        written("learner/2#2", Restarted()),
+        written("learner/2#2", Adopted()),
     ]
     assert story.core.fleet.others == ["beta", "gamma", "delta"]
 
@@ -208,3 +217,43 @@ def test_a_life_that_is_believed_and_not_noted_is_there_nevertheless() -> None:
     story.hears(1, "beta", seen("syncer/0#2"))
     assert story.does(1, LivesNotNoted(lives("syncer/0#2"), "no space")) == []
     assert story.core.lives[Replica("syncer", 0)].member == life("syncer/0#2")
+
+
+# -- machines that lie -------------------------------------------------------------------------------------------------
+
+EVERYTHING: Final = "learner/0#9 learner/1#9 learner/2#9 learner/3#9 syncer/0#9 recorder/0#9"
+
+
+@pytest.mark.parametrize("name", ["delta", "gamma", "beta"])
+def test_a_life_counts_only_on_a_machine_that_may_have_it(name: str) -> None:
+    """delta never took part, gamma offers the syncer's role, beta has the syncer and a learner."""
+    story = lost()
+    claims = Report(tuple(seen(text) for text in EVERYTHING.split()), (), lives(EVERYTHING))
+    story.does(1, ReportCame(name, claims))
+    believed = {"delta": "", "gamma": "syncer/0#9", "beta": "learner/1#9 syncer/0#9"}[name]
+    assert {each.member for each in story.core.lives.values()} == set(lives(believed))
+    story.fire(11)
+    assert story.core.fleet.name(Replica("recorder", 0)) == "alpha"
+    assert {str(each.replica): each.incarnation for each in story.noted}["recorder/0"] == NUMBERS_SKIPPED + (
+        10 if believed else 1
+    )
+
+
+def test_a_number_that_the_home_cannot_have_given_counts_for_nothing() -> None:
+    for number, floor in ((7 + NUMBERS_REACH, 7 + NUMBERS_REACH), (8 + NUMBERS_REACH, 7)):
+        story = lost(recorded=Recorded(number=7))
+        story.does(1, ReportCame("beta", Report((seen(f"learner/1#{number}"),), (), lives(f"learner/1#{number}"))))
+        story.fire(11)
+        assert life(f"recorder/0#{floor + NUMBERS_SKIPPED + 1}") in story.noted
+
+
+def test_incidents_tell_who_joined_and_is_still_there_and_how_far_numbers_were_given() -> None:
+    away = Ended(MachineTaken("gamma", "left"))
+    happened = [
+        Happened(Instant(1), life("learner/2"), Joined("delta")),
+        Happened(Instant(2), life("learner/3"), Joined("gamma")),
+        Happened(Instant(3), life("learner/3#5"), away),
+        Happened(Instant(4), life("daemon/0"), NumbersLost(1001)),
+    ]
+    assert Recorded.of(happened) == Recorded(joined=(("learner/2", "delta"),), number=1001)
+    assert Recorded.of(happened[:3]).number == 5

@@ -10,7 +10,16 @@ from isthmus.runtime.clock import seconds
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.fleet import LOST_BEATS
 from isthmus.runtime.supervision.flows import RunFlows
-from isthmus.runtime.supervision.home_events import HomeBeat, MachineJoined, MachineTakenAway, Places, RunRoles, Taken
+from isthmus.runtime.supervision.home_events import (
+    HomeBeat,
+    MachineJoined,
+    MachineTakenAway,
+    NoteJournal,
+    Places,
+    RunRoles,
+    StopAsked,
+    Taken,
+)
 from isthmus.runtime.supervision.incidents import (
     Ended,
     Joined,
@@ -291,3 +300,18 @@ def test_a_machine_that_was_lost_before_it_joined_again_may_be_lost_again() -> N
     story.at(1, MachineJoined("beta", 1))
     silent(story, 2, "gamma")
     assert ended("learner/2", LOST) in story.does(3, HomeBeat())
+
+
+def test_a_run_from_which_many_machines_left_admits_another_and_its_next_daemon_knows_the_order() -> None:
+    story = HomeStory()
+    for number, name in enumerate(("delta", "epsilon", "zeta", "eta")):
+        story.at(2 * number, MachineJoined(name, 1))
+        story.at(2 * number + 1, MachineTakenAway(name, "left"))
+    lives_of = {str(each.replica): each.incarnation for each in story.noted}
+    assert (lives_of["learner/2"], lives_of["learner/3"]) == (2, 2)
+    last = [each.journal for each in story.at(9, MachineJoined("theta", 1)) if isinstance(each, NoteJournal)][-1]
+    assert ("learner/2", "theta") in last.machines
+    assert last.retired == (("learner/3", "left"),)
+    story.at(10, MachineTakenAway("theta", "left"))
+    noted = [each.journal for each in story.at(10, StopAsked()) if isinstance(each, NoteJournal)][-1]
+    assert [name for name, _ in noted.retired] == ["learner/3", "learner/2"]

@@ -13,9 +13,10 @@ from isthmus.runtime.supervision.messages import ItemRefusal, Seen
 from isthmus.runtime.supervision.watch import REFUSALS_MAX
 from tests.runtime.supervision.supervision_stories import HomeStory, gone, life, seen
 
-CAST: Final = RunRoles(roles={"learner": 2, "syncer": 1}, least={"learner": 1})
-HERE: Final = Places(home="alpha")
 EDGE: Final = "send.answer -> merge.answer"
+EDGES: Final = {EDGE: ("learner", "syncer"), "step.progress -> pacer.progress": ("learner", "syncer")}
+CAST: Final = RunRoles(roles={"learner": 2, "syncer": 1}, least={"learner": 1}, edges=EDGES)
+HERE: Final = Places(home="alpha")
 SYNCER: Final = "syncer/0"
 
 

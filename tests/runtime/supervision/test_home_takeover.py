@@ -12,6 +12,7 @@ from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
     EndAsked,
     FinishRun,
+    HomeBeat,
     HomeBegan,
     HomeEvent,
     Journal,
@@ -34,6 +35,7 @@ from tests.runtime.supervision.supervision_stories import (
     PLACES,
     SUSPECT,
     HomeStory,
+    endpoints,
     gone,
     journal,
     life,
@@ -132,9 +134,9 @@ def test_those_that_have_not_spoken_by_then_are_members_until_they_are_found_to_
     story.hears(1, "beta", seen("learner/1#4", 0, pid=4713))
     story.fire(10.999)
     rows = (
-        ("learner/0", 3, ("tcp://learner/0#3",), "alpha"),
+        ("learner/0", 3, endpoints("learner/0#3"), "alpha"),
         ("learner/1", 4, (), "beta"),
-        ("recorder/0", 1, ("tcp://recorder/0#1",), "alpha"),
+        ("recorder/0", 1, endpoints("recorder/0#1"), "alpha"),
         ("syncer/0", 2, (), "beta"),
     )
     (told,) = [command for command in story.fire(11) if isinstance(command, SendOrders)]
@@ -202,9 +204,13 @@ def test_a_run_that_was_over_is_brought_to_its_end() -> None:
 def test_orders_of_a_daemon_whose_journal_is_not_the_newest_are_obeyed_nevertheless() -> None:
     story = taken_over()
     obeyed = ReportCame("beta", Report(obeyed=Stamp(1, 9, 500)))
-    assert story.does(1, obeyed) == [journal(epoch=10), story.orders(AT_HOME_NOW, ON_BETA_NOW, None)]
-    assert story.stamp == Stamp(1, 10, 1)
-    assert story.does(1, obeyed) == []
+    assert story.does(1, obeyed) == [story.orders(AT_HOME_NOW, ON_BETA_NOW, None, epochs={"beta": 10})]
+    assert {name: orders.stamp for name, orders in story.at(2, HomeBeat())[0].by_machine()} == {
+        "alpha": Stamp(1, 8, 3),
+        "beta": Stamp(1, 10, 3),
+        "gamma": Stamp(1, 8, 3),
+    }
+    assert story.does(2, obeyed) == []
 
 
 # -- a daemon that is killed between two commands ----------------------------------------------------------------------

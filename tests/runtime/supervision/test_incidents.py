@@ -63,6 +63,7 @@ INCIDENTS: Final = (
     incidents.ProcessBack("learner.1/0", 4, 4),
     incidents.Reformed(3, 4, 2_000_000_000, 5),
     incidents.NumbersLost(1001),
+    incidents.ReportRefused("beta", "report.lives[0].pid", "`int` >= 0", "-1"),
     incidents.LedgerRemoved(),
     incidents.HomeTaken("beta", 2, "alpha"),
     incidents.Superseded("beta", 2, 1),

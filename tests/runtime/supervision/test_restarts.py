@@ -55,9 +55,9 @@ def test_an_error_that_every_learner_meets_is_the_programs_at_its_second_time() 
     repeats = Repeats()
     repeats.ended(ONE, BOOM, None, NOW)
     repeats.ended(TWO, BOOM, None, NOW)
-    assert repeats.common([ONE, TWO]) is None
+    assert repeats.common([ONE, TWO], bool) is None
     repeats.ended(TWO, BOOM, NOW, NOW)
-    assert repeats.common([ONE, TWO]) == Repeated(BOOM, 2)
+    assert repeats.common([ONE, TWO], bool) == Repeated(BOOM, 2)
 
 
 def test_an_error_is_the_same_whatever_its_message_names() -> None:
@@ -65,32 +65,32 @@ def test_an_error_is_the_same_whatever_its_message_names() -> None:
     for slot, learner in enumerate((ONE, TWO, TWO)):
         told = msgspec.structs.replace(BOOM, message=f"no batch for slot {slot}")
         repeats.ended(learner, told, None, NOW)
-    found = repeats.common([ONE, TWO])
+    found = repeats.common([ONE, TWO], bool)
     assert found is not None
     assert found.lives == 2
     repeats.ended(TWO, Raised("data", "ValueError", "of no line", "", 0), None, NOW)
     repeats.ended(ONE, Raised("data", "ValueError", "another, of no line", "", 0), None, NOW)
-    assert repeats.common([ONE, TWO]) is None
+    assert repeats.common([ONE, TWO], bool) is None
 
 
 def test_an_error_of_one_learner_alone_is_not_the_programs() -> None:
     repeats = Repeats()
     for _ in range(5):
         repeats.ended(ONE, BOOM, None, NOW)
-    assert repeats.common([ONE, TWO]) is None
+    assert repeats.common([ONE, TWO], bool) is None
     repeats.ended(TWO, OTHER, None, NOW)  # Of another line.
-    assert repeats.common([ONE, TWO]) is None
-    assert repeats.common([ONE]) == Repeated(BOOM, 5)
-    assert repeats.common([]) is None
+    assert repeats.common([ONE, TWO], bool) is None
+    assert repeats.common([ONE], bool) == Repeated(BOOM, 5)
+    assert repeats.common([], bool) is None
 
 
 def test_a_life_that_ends_otherwise_or_served_for_long_begins_a_new_row() -> None:
     repeats = Repeats()
     repeats.ended(ONE, BOOM, None, NOW)
     repeats.ended(ONE, None, None, NOW)
-    assert repeats.common([ONE]) is None
+    assert repeats.common([ONE], bool) is None
     repeats.ended(ONE, BOOM, None, NOW)
     repeats.ended(ONE, BOOM, NOW, Instant(NOW + LONG))
-    assert repeats.common([ONE]) is None
+    assert repeats.common([ONE], bool) is None
     repeats.ended(ONE, BOOM, NOW, Instant(NOW + LONG - 1))
-    assert repeats.common([ONE]) == Repeated(BOOM, 2)
+    assert repeats.common([ONE], bool) == Repeated(BOOM, 2)

@@ -40,6 +40,9 @@ plain = st.recursive(
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Values of the type of a field."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        of, limits = arguments
+        return st.integers(limits.ge, limits.le) if of is int else values(of)
     if isinstance(kind, typing.NewType):
         return values(kind.__supertype__)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -56,7 +59,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return st.builds(kind, **{name: values(hints[name]) for name in kind.__struct_fields__})
 
 

@@ -33,7 +33,7 @@ from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.home_events import Places, RunRoles
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import Gone, Orders, Report, Seen, Stamp, report_of
+from isthmus.runtime.supervision.messages import Gone, Orders, Report, ReportError, Seen, Stamp, report_of
 
 LEARNERS = [Replica("learner", slot) for slot in range(2)]
 
@@ -216,6 +216,9 @@ class FakeLink:
         """Note what is sent."""
         self.sent.append(message)
 
+    def close(self) -> None:
+        """Nothing to close."""
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
@@ -334,18 +337,24 @@ def test_a_machine_shows_only_its_own_hosts_and_not_without_bound(tmp_path: Path
     say(LEARNERS[0], forged=True)
     assert daemon.status()["training"] == {}
     assert shown("learner/0") is None
-    say(LEARNERS[1], step=7)
-    assert shown("learner/1") == {"step": 7}
-    say(LEARNERS[1], text="x" * SHOWN_BYTES_MAX)
+    say(LEARNERS[1], step={"step": 7})
+    assert shown("learner/1") == {"step": {"step": 7}}
+    say(LEARNERS[1], text={"text": "x" * SHOWN_BYTES_MAX})
     assert shown("learner/1") == {}
+    forged = of_report(Report(lives=(Seen(members[LEARNERS[1]], 1),)), {})
+    daemon.on_message("beta", {**forged, "shown": [[[["learner", 1], 1], {"cpu_seconds": []}, {}]]})
+    assert shown("learner/1") == {}
+    assert json.dumps(daemon.status())
     daemon.close()
+    [line] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert (line["kind"], line["machine"], line["field"]) == ("report-refused", "beta", "shown[0].figures.cpu_seconds")
     loop.close()
 
 
 @pytest.mark.parametrize("used", [float("nan"), float("inf"), -1.0, 1e300])
 def test_a_report_that_cannot_be_counted_is_none(used: float) -> None:
     ended = Gone(Member(LEARNERS[1], 1), Exited(1), None, used)
-    with pytest.raises(ValueError, match="counts"):
+    with pytest.raises(ReportError, match=r"no report: report.ended\[0\].cpu_seconds: expected `float` .= "):
         report_of(msgspec.to_builtins(Report(ended=(ended,))))
 
 
@@ -400,7 +409,7 @@ def test_a_machine_that_cannot_take_part_costs_a_run_its_islands_only(tmp_path: 
         caller=lambda: "beta",
         tell=lines.append,
         on_change=lambda: None,
-        on_expelled=lambda home: None,
+        on_expelled=lambda home, runs: None,
     )
     neighbours.links.record(b"beta", {"name": "beta", "instance": "1"})
     neighbours.links.record(b"gamma", {"name": "gamma", "instance": "2"})
@@ -410,4 +419,27 @@ def test_a_machine_that_cannot_take_part_costs_a_run_its_islands_only(tmp_path: 
             neighbours.handlers["unstationed"](peer, message)
     assert [run.taken for run in runs] == [[("beta", "left")], []]
     assert len(lines[-1]) < 1000
+    loop.close()
+
+
+def test_a_machine_that_is_expelled_learns_by_which_home_and_from_which_runs(tmp_path: Path) -> None:
+    loop, told = uvloop.new_event_loop(), list[tuple[str, list[str]]]()
+    neighbours = Neighbours(
+        loop,
+        "beta",
+        tmp_path,
+        MachineConfig(),
+        None,
+        runs=list,
+        send=lambda peer, message: None,
+        caller=lambda: None,
+        tell=lambda line: None,
+        on_change=lambda: None,
+        on_expelled=lambda home, runs: told.append((home, runs)),
+    )
+    held, link = {"run"}, FakeLink(HomeAddress("alpha", "tcp://127.0.0.1:1"))
+    neighbours.outposts = cast(Any, SimpleNamespace(runs=lambda home: sorted(held), end_of=lambda home: held.clear()))
+    neighbours._ordered(cast(HomeLink, link), {"type": "expelled"})
+    assert told == [("alpha", ["run"])]
+    assert held == set()
     loop.close()

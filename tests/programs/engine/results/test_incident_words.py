@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 import pytest
@@ -40,6 +40,7 @@ from isthmus.runtime.supervision.incidents import (
     Reached,
     RecorderFailed,
     Refused,
+    ReportRefused,
     RestartsExhausted,
     SlowHost,
     Starved,
@@ -70,6 +71,8 @@ def made(told: Any) -> list[Any]:
         samples = [made(field.type) for field in fields]
         count = max(map(len, samples), default=1)
         return [told(*(values[number % len(values)] for values in samples)) for number in range(count)]
+    if get_origin(told) is Annotated:
+        return made(get_args(told)[0])
     if told is type(None):
         return [None]
     if get_args(told):  # A Literal.
@@ -230,6 +233,11 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
             Superseded("beta", 2, 1),
             "the run goes on under another home, beta (term 2); this was its home in term 1",
             "ended its hosts: the run goes on under another home, beta (term 2); this was its home in term 1",
+        ),
+        (
+            ReportRefused("beta", "report.lives[0].pid", "`int` >= 0", "-1"),
+            "a report of the machine beta was dropped: field report.lives[0].pid, expected `int` >= 0, found -1",
+            "dropped a report of the machine beta: field report.lives[0].pid, expected `int` >= 0, found -1",
         ),
         (
             LedgerRemoved(),

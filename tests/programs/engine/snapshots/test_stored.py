@@ -233,6 +233,20 @@ def test_a_life_that_was_replaced_stores_nothing_and_spoils_nothing() -> None:
     assert same(read(former.far)[1], model(5, 5))
 
 
+def test_a_life_that_is_replaced_while_it_stores_puts_no_head() -> None:
+    former = Home()
+    former.store(1, 1)
+    storing = former.bring(former.take(2, 2))
+    next(storing)
+    later = Home(life=1, term=StoreTerm(2), disk=former.far)  # The run goes on elsewhere between values and head.
+    later.store(5, 5)
+    there = former.names(HEAD)
+    with pytest.raises(OSError, match="goes on elsewhere"):
+        list(storing)
+    assert former.names(HEAD) == there
+    assert same(read(former.far)[1], model(5, 5))
+
+
 def test_names_are_in_the_order_of_lives_whose_numbers_grow_with_the_terms_of_a_home() -> None:
     lives = [2, 2 * NUMBERS_OF_TERM + 1, 9 * NUMBERS_OF_TERM + 1, 10 * NUMBERS_OF_TERM + 1]
     names = [head_name(StoreTerm(term), life, number) for term in (1, 2) for life in lives for number in (9, 10)]

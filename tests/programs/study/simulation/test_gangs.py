@@ -15,7 +15,7 @@ from isthmus.programs.study.simulation.universe import Shape, outcome_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.sim.checkers import Checker
-from isthmus.runtime.sim.faults import Blackout, Cut, Fault, Kill, KillDaemon, Pause
+from isthmus.runtime.sim.faults import Blackout, Cut, Fault, Kill, KillDaemon, Pause, RefuseStarts
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.sim.universe import Universe
 from isthmus.runtime.supervision.incidents import Condemned, GangMemberLost, Happened
@@ -77,6 +77,13 @@ def test_islands_survive_what_happens_to_their_processes_daemons_and_machines(se
     assert outcome.violation is None
     assert outcome.outcome == "done"
     assert outcome.faults
+
+
+@pytest.mark.slow
+def test_an_island_ends_whose_process_finds_no_room_and_the_fault_is_known() -> None:
+    outcome = survive(RefuseStarts("learner-0", at=0.0), learners=3, steps=16, processes=PROCESSES)
+    assert (outcome.violation, outcome.faults["no room"]) == (None, 1)
+    assert outcome.guards["island: gang-member-lost"]
 
 
 def faults(rng: random.Random) -> tuple[Fault, ...]:

@@ -41,7 +41,10 @@ STATUS = {
             "sick": False,
         },
     },
-    "pacing": {"syncer/0/pacer": {"interval": 31, "overlap": 2}},
+    "pacing": {
+        "syncer/0/pacer": {"interval": 31, "overlap": 2},
+        "syncer/1/pacer": {"interval": "often", "overlap": [3]},
+    },
 }
 EARLY = {"phase": "training", "time": 10.0, "tokens": 100_000}
 SUMMARY = {
