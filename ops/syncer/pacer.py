@@ -16,6 +16,7 @@ from isthmus.ops.data.batches import Place
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.adaptive import FollowedSettings, Steps, WantedSettings
 from isthmus.ops.exchange.messages import Change, Control, Held, Kind, Merging, Progress, ReachedPositions, Round
+from isthmus.ops.exchange.token_accounts import StepTokens
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory, is_majority
 from isthmus.ops.syncer.schedule import (
     LearnerReport,
@@ -156,7 +157,7 @@ class Pacer:
     collects = ("progress", "merged", "control", "held", "reached")
 
     @staticmethod
-    def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
+    def schemas(*, fragments: int, step_tokens: StepTokens, **_: Any) -> dict[str, Any]:
         """The forms of the messages of learners, recorder and holders."""
         report = schemas.progress(fragments, step_tokens)
         return {"progress": report, "control": schemas.CONTROL, "held": schemas.HELD}
@@ -173,7 +174,7 @@ class Pacer:
         gamma: float,
         learners: int,
         tokens: int,
-        step_tokens: int | Sequence[int] = 1,
+        step_tokens: StepTokens = 1,
         push: str = "float32",
         update: str = "float32",
         sizes: Sequence[int] = (),

@@ -45,7 +45,7 @@ from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
-from isthmus.programs.task import AnyTask, Task
+from isthmus.programs.task import AnyTask, Task, Tokens
 from isthmus.programs.update_settings import derived, interval_of
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, nearest
 from isthmus.runtime.graph.plans import Plan, lower
@@ -504,26 +504,27 @@ def _name_of(task: AnyTask) -> Reference:
 
 
 def _job(program: Program, parts: _Parts) -> Job:
-    from isthmus.programs.engine.request.layout import layout
+    from isthmus.programs.engine.request.layout import layout, tokens_mean
 
     task = parts.subject.task
-    _check_budget(task, parts.run)
     tensors = layout(task, parts.run.seed)
+    mean = tokens_mean(task, parts.run.learners, parts.run.seed)
+    _check_budget(mean, parts.run)
     return Job(
         program=program.reference,
         task=parts.subject.reference,
         layout=tensors,
-        tokens_per_batch=task.tokens_mean(parts.run.learners),
+        tokens_per_batch=mean,
         settings=MappingProxyType(dict(parts.settings)),
         tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
+        tokens_at_most=task.tokens_per_batch.at_most if isinstance(task.tokens_per_batch, Tokens) else 0,
         has_gradients=isinstance(task, Task) and len(tensors) == len(task.recipe().leaves()),
         **parts.run.of_job(),
     )
 
 
-def _check_budget(task: AnyTask, run: RunSettings) -> None:
-    """ConfigError for a budget that a first step exceeds."""
-    step = task.tokens_mean(run.learners)
+def _check_budget(step: int, run: RunSettings) -> None:
+    """ConfigError for a budget that a first step, of so many tokens, exceeds."""
     if run.tokens < step:
         do = f"Train on at least {step} tokens: what one batch counts for."
         raise ConfigError("Reading run.tokens", f"at least one step, which is {step} tokens", str(run.tokens), do)

@@ -89,7 +89,7 @@ def measured(
             ended=universe.clock.now(),
             cpu_seconds=0.0,
             bytes_sent_by_shards=0,
-            tokens_per_batch=toy_task.TOY.tokens_per_batch,
+            step_tokens=toy_task.TOKENS_PER_BATCH,
         )
         return Measured(summary, list(trace.spans), dict(universe.injector.counts))
     finally:
