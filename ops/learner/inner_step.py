@@ -305,7 +305,9 @@ class InnerStep:
             return
         if self._phase == "ready" and ((self._feed.is_placed and not self._inheritance.is_awaited) or self._is_over):
             self._learner.restart()
-            self._totals = self._inheritance.take_over() or self._totals  # It replaces leaves that `restart` creates.
+            self._totals = (
+                self._inheritance.take_over(self._feed.reached) or self._totals
+            )  # It replaces leaves that `restart` creates.
             self._phase = "stepping"
         if self._is_over:
             self._phase = "final"
