@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, final
 
-from isthmus.programs.engine.islands.elastic_sizes import sizes_here
+from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.request import Request

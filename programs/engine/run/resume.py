@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.programs import language_model
-from isthmus.programs.engine.islands.elastic_sizes import sizes_here
+from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.recorder import lines
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
