@@ -57,6 +57,7 @@ from isthmus.runtime.supervision.incidents import (
     Failure,
     Happened,
     LedgerRemoved,
+    NeverHealthy,
     NoMachineLeft,
     Ordered,
     RestartsExhausted,
@@ -202,9 +203,9 @@ class Daemon:
     def lost(self) -> Replica | None:
         """The replica that could not be replaced, if that is why the run failed."""
         failure = self.home.failure
-        return (
-            Replica.parse(failure.host) if isinstance(failure, RestartsExhausted | NoMachineLeft | Unserved) else None
-        )
+        if isinstance(failure, RestartsExhausted | NeverHealthy | NoMachineLeft | Unserved):
+            return Replica.parse(failure.host)
+        return None
 
     def status(self) -> dict[str, Any]:
         """The status that `isthmus status` shows."""

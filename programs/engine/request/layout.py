@@ -42,11 +42,13 @@ import optax
 
 from isthmus.ops.data.batches import EMPTY_MAX, At, Tokens, first_batch, next_batch, nothing_in, opened, tokens_in
 from isthmus.ops.data.corpus import DataError
+from isthmus.ops.exchange.fragments import ROWS
 from isthmus.ops.exchange.parameter_trees import idle_rules, named_leaves
 from isthmus.ops.island.recipe import LOCAL, Leaf, Now, abstract_key, with_scalars
 from isthmus.programs.task import AnyTask, StepTask, Task
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.graph.template import TensorSpec
+from isthmus.runtime.system.files import is_text
 
 _MESSAGE_LENGTH_MAX: Final = 300
 
@@ -127,9 +129,21 @@ def _leaf_faults(leaves: Sequence[Leaf]) -> Iterator[Fault]:
             yield Fault(_DOING, f"{_listed(MERGED_DTYPES)} in {name!r}, which is merged", str(shape.dtype), do)
         if kind != LOCAL and not shape.size:
             yield Fault(_DOING, f"elements in tensor {name!r}", f"shape {shape.shape}", "Leave the empty tensor out.")
+        if kind != LOCAL and (why := _unstorable(name)):
+            do = "Rename it, or keep it local: the files of the model have tensors by name."
+            yield Fault(_DOING, "a name with which a tensor can be stored and read back", f"{name!r}, {why}", do)
         if name in seen:
             yield Fault(_DOING, "a name of its own for each tensor", f"two named {name!r}", "Avoid '/' in dict keys.")
         seen.add(name)
+
+
+def _unstorable(name: str) -> str:
+    """Why a model with a tensor of this name could not be read back; empty if it could."""
+    if name == "__metadata__":
+        return "which safetensors has for itself"
+    if ROWS.fullmatch(name):
+        return "which would be rows of another tensor"
+    return "" if is_text(name) else "which is not Unicode text"
 
 
 def _rule_faults(task: AnyTask, leaves: Sequence[Leaf]) -> Iterator[Fault]:

@@ -35,7 +35,7 @@ _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 
 def check_importable(task: AnyTask, text: str, seed: int) -> None:
     """ConfigError unless importing the reference `text` gives a task that trains like `task`."""
-    where, _, name = text.partition(":")
+    where, name = reference.split(text)
     do = what_to_do(where)
     imported = reference.load_in_child(text, _DOING, do)
     if imported is task:
