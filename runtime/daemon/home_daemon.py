@@ -326,14 +326,14 @@ class Daemon:
 
     def _host(self, replica: Replica) -> dict[str, Any]:
         life, reason = self.home.lives.get(replica), self.home.reason(replica)
-        figures: dict[str, Any] = {"pid": None, "phase": "gone"}
+        figures: dict[str, Any] = {"pid": None, "phase": self.home.phase(replica)}
         if life is not None:
             shown = self._shown.get(life.member, {"published": {}, "figures": {}})
             # A recorder publishes the status of the run, not its own.
             published = shown["published"] if replica.role != "recorder" else {}
             figures = {
                 "pid": life.seen.pid,
-                "phase": life.seen.heartbeat.phase,
+                "phase": self.home.phase(replica),
                 **shown["figures"],
                 "published": published,
             }

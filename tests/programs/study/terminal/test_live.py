@@ -324,7 +324,7 @@ def test_hosts_that_end_with_the_run_are_not_gone(watched: Request) -> None:
         view.update({**DEADLY, "phase": "done"})
     text = text_of(console)
     text = text[text.rindex("ring  done") :]
-    assert text.count("ended") == 3
+    assert text.count("ended") == 4
     assert not {"gone", "suspect", "stopped"} & set(text.split())
 
 
