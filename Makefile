@@ -47,13 +47,14 @@ train: .venv/installed
 
 # A file of tests is one worker's, so that what its fixtures start is started once; tests/conftest.py puts long ones first.
 # Bytecode is kept: without it every process that a test starts compiles the sources anew, and every worker all tests.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --dist
+# Three workers for two cores: a worker that waits for its processes leaves a core to another.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --no-loadscope-reorder --dist
 
 test: .venv/installed-test
 	$(PYTEST) loadfile -m "not soak"
 
 quick: .venv/installed-test
-	TESTS_EFFORT=5 $(PYTEST) worksteal -m "not process and not slow and not soak"
+	$(PYTEST) worksteal -m "not process and not slow and not soak"
 
 # mypy and mkdocstrings do not see an editable installation; the links show them the packages under their import name.
 .typing/isthmus: $(SOURCES)

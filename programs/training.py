@@ -202,12 +202,15 @@ def start(request: Request, watch: Watch | None) -> RunOutcome:
         return run_inproc(request, watch=watch)
 
 
-def start_processes(submitted: Submitted, watch: Watch | None) -> RunOutcome:
-    """Run a submitted request in processes; RunError, which names the run folder, if the run fails."""
+def start_processes(submitted: Submitted, watch: Watch | None, *, detaches: bool = False) -> RunOutcome:
+    """Run a submitted request in processes; RunError, which names the run folder, if the run fails.
+
+    DetachedError if it `detaches` where nobody reads the output any more.
+    """
     from isthmus.programs.engine.run.in_processes import run_processes
 
     with _naming(submitted.run_dir):
-        return run_processes(submitted, watch=watch)
+        return run_processes(submitted, watch=watch, detaches=detaches)
 
 
 def start_on_machine(

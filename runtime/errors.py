@@ -13,6 +13,14 @@ from difflib import get_close_matches
 from typing import NamedTuple, Self
 
 
+def printable(text: str, keeping: str = "\n\t") -> str:
+    """A text for a terminal, unprintable characters but those of `keeping` escaped.
+
+    Parts of what is shown come from tasks and from other machines, and must move no cursor.
+    """
+    return "".join(each if each.isprintable() or each in keeping else ascii(each)[1:-1] for each in text)
+
+
 class Fault(NamedTuple):
     """One thing wrong with a request: what was being done, what was expected, what was found, what to do."""
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-SHARE: Final = int(os.environ.get("TESTS_EFFORT", "10")) / 100
+SHARE: Final = int(os.environ.get("TESTS_EFFORT", "5")) / 100
 LEAST: Final = 20
 """What is tried at least, if there is so much and each is short."""
 EXAMPLES_MAX: Final = int(os.environ.get("TESTS_EXAMPLES_MAX", sys.maxsize))

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.text import Text
 
 from isthmus.programs import DEFAULT, SHIPPED, settings
@@ -38,7 +38,7 @@ from isthmus.programs.study.simulation import searches
 from isthmus.programs.study.simulation.searches import PHASES, idle, rare, rare_steps
 from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.programs.study.simulation.universe import Outcome
-from isthmus.programs.study.terminal.figures import Column, fitted
+from isthmus.programs.study.terminal.figures import Column, Screen, fitted
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.files import write_json
 
@@ -67,7 +67,7 @@ def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
     if as_json:
         sys.stdout.write(json.dumps(as_data(tried), indent=2) + "\n")
     else:
-        console = Console(highlight=False)
+        console = Screen()
         console.print(_shown(tried, console.width))
         console.print(f"\npage  {os.path.relpath(page)}", soft_wrap=True)
     return all(each.is_good for each in tried)

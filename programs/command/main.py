@@ -13,7 +13,14 @@ import typer
 
 from isthmus.programs.command import lab_commands, machine_commands, run_commands
 from isthmus.programs.command.options import Commands
-from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, unblock
+from isthmus.programs.engine.run.interrupts import (
+    handle,
+    ignore,
+    interrupt,
+    leave_output,
+    open_standard_streams,
+    unblock,
+)
 
 app = typer.Typer(
     cls=Commands,
@@ -50,10 +57,13 @@ def isthmus(
 
 def main() -> None:
     """The console script."""
+    open_standard_streams()
     unblock()
     handle(interrupt)
     try:
         app(prog_name="isthmus")
+    except BrokenPipeError:  # As with `| head`: whoever reads has what they wanted.
+        leave_output()
     finally:
         # A Ctrl-C while Python shuts down has nothing left to stop, and would end in a traceback.
         ignore()

@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 from isthmus.programs import SHIPPED
 from isthmus.programs.engine.request.run_settings import SCHEMA
 from isthmus.programs.settings import Key
-from isthmus.runtime.errors import ConfigError, Fault, RequestError, RunError, nearest
+from isthmus.runtime.errors import ConfigError, Fault, RequestError, RunError, nearest, printable
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
@@ -128,7 +128,7 @@ def _complain(faults: Sequence[Fault]) -> None:
 
 
 def _say(message: str) -> None:
-    sys.stderr.write(f"isthmus: {message}\n")
+    sys.stderr.write(f"isthmus: {printable(message)}\n")
 
 
 _WHAT: Final = "What to train"

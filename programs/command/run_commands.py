@@ -14,7 +14,7 @@ import typer
 
 from isthmus.programs.command import options
 from isthmus.programs.command.options import FAILED, AsJson, Commands, Options
-from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.runtime.errors import ConfigError, nearest, printable
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
@@ -261,7 +261,10 @@ def logs(
     from isthmus.programs.study.terminal import status
 
     folder, home = status.place_of(run, cluster)
-    typer.echo(status.log_of(folder, name, home), nl=False)
+    text = status.log_of(folder, name, home)
+    typer.echo(printable(text), nl=False)
+    if not text:
+        typer.echo(f"isthmus: the log of {name} is empty: it has printed nothing so far", err=True)
 
 
 def _shown(request: Request, cluster: ClusterFile | None, form: str, *, plans: bool) -> str:

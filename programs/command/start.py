@@ -39,7 +39,7 @@ from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import seconds
-from isthmus.programs.engine.run.in_processes import Submitted, detach, in_child, submit_in_child
+from isthmus.programs.engine.run.in_processes import DetachedError, Submitted, detach, in_child, submit_in_child
 from isthmus.programs.engine.run.resume import check_program, is_store, resumed, resumed_from_store
 from isthmus.programs.engine.snapshots.stored import KEY
 from isthmus.programs.settings import Text, collecting
@@ -115,8 +115,11 @@ def _run(submitted: Submitted, *, is_detached: bool, quiet: bool) -> None:
         detach(submitted)
         typer.echo(_parting(submitted, "by itself", quiet=quiet))
         return
-    with watching(submitted, quiet=quiet) as view:
-        start_processes(submitted, view)
+    try:
+        with watching(submitted, quiet=quiet) as view:
+            start_processes(submitted, view, detaches=True)
+    except DetachedError:
+        typer.echo(f"isthmus: standard output was closed; {_parting(submitted, 'by itself', quiet=False)}", err=True)
 
 
 def _train_there(options: Options, cluster: Cluster, *, is_detached: bool, quiet: bool) -> None:

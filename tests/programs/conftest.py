@@ -30,12 +30,17 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         run.close()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def backend() -> None:
+    """With a backend a request is prepared in this process, and not in a child, whichever test comes first."""
+    jax.devices()
+
+
 @pytest.fixture
 def typed() -> Iterator[Callable[..., Result]]:
     """Types `isthmus` with words in a folder, in this process: a refusal needs no second interpreter, and no jax of its
     own. What the command does to the environment is undone."""
     before = dict(os.environ)
-    jax.devices()  # With a backend a request is prepared here, and not in a child.
 
     def command(folder: Path, *words: str) -> Result:
         with chdir(folder):  # For no longer: what works in the folder of a run is taken for a process of it.

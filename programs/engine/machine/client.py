@@ -8,6 +8,7 @@ may be on another machine than the command: answers contain everything that the 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.in_process import RunOutcome, Watch
 from isthmus.programs.engine.run.in_processes import STATUS_SECONDS, Submitted, ended, shown
-from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
+from isthmus.programs.engine.run.interrupts import Interrupts, interrupts, leave_output
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError, RunError
 from isthmus.runtime.graph.placement import Machine, home_of
 from isthmus.runtime.wire.control_client import ask
@@ -238,5 +239,9 @@ def _watch_until_over(
         if answer is not None and answer["type"] == "refused" and message["type"] == "watch":
             raise RunError(str(Fault(*answer["faults"][0])))
         if watch is not None and answer is not None and answer["type"] == "status":
-            watch.update(shown(answer))
+            try:
+                watch.update(shown(answer))
+            except BrokenPipeError:
+                leave_output()
+                sys.stderr.write(f"isthmus: standard output was closed; {run} goes on under {daemon.name!r}\n")
         time.sleep(STATUS_SECONDS)

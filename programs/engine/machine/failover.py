@@ -107,7 +107,7 @@ def fetched(store: StorePlace, aside: Path, doing: str) -> FetchedSnapshot:
     ConfigError if there is none, if its run is alive on this machine, or if its run is not of a cluster.
     """
     snapshot = fetch(store, aside, DISK, doing)
-    run_spec = spec_of(aside, snapshot.head, doing)
+    run_spec = spec_of(aside, snapshot, doing)
     if not (aside / spec.CLUSTER).exists():
         do = f"Go on with it on any machine: isthmus train --resume {store.text}"
         raise ConfigError(doing, "a run of a cluster", f"{run_spec.run}, a run of one machine", do)

@@ -6,6 +6,7 @@ changed before, and from there on nothing is waited for, so no other message com
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -21,6 +22,8 @@ from isthmus.programs.engine.machine.readiness import LinkRequest, check_sources
 from isthmus.programs.engine.machine.run import UNABLE, told_of, unable
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.resume import aside
+from isthmus.programs.engine.snapshots.keeping import begin_term
+from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring
 
@@ -67,7 +70,11 @@ class NextHome:
         with aside(self._root.folder, self._doing) as fresh:
             snapshot = await fetched_into(store, fresh, self._doing)
             term, missing = await self._next_term(failover.read(fresh, self._doing), message)
-            folder = failover.settled(snapshot, fresh, self._root, str(message["run"]))
+            name, run = str(message["run"]), snapshot.head.run
+            home = self._root.folder / name
+            await asyncio.to_thread(begin_term, store, snapshot, fresh, home, DISK, self._doing)
+            failover.check_nowhere(run, {self._name: self._runs()}, self._doing)  # As in `_next_term`.
+            folder = failover.settled(snapshot, fresh, self._root, name)
         try:
             return self._succeed(failover.read(folder, self._doing), message, term, missing)
         except BaseException:

@@ -34,7 +34,7 @@ from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.interrupts import Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import DaemonRun, NameClaim
 from isthmus.programs.settings import collecting
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, printable
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, read_public
 
@@ -148,10 +148,9 @@ def _who(endpoint: str) -> str:
 def _tell(line: str) -> None:
     """Print a line for people; standard output may be closed.
 
-    Parts of it come from other machines: unprintable characters are escaped, so that it stays one line and moves no
-    cursor.
+    Further lines of it are indented, because parts of it come from other machines.
     """
-    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+    shown = printable(line).replace("\n", "\n         ")
     with suppress(OSError, ValueError):
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {shown[:LINE_LENGTH_MAX]}\n")
         sys.stdout.flush()

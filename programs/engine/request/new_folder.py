@@ -8,9 +8,9 @@ The recorder decides the files that are written into the folder during the run.
 
 Exclusive use of a run folder: a lock on its file `run.lock`, which the kernel releases with the process that has it.
 
-The process that carries a run out, its daemon or the command itself, has the lock for as long as it lives; so the next
-daemon of a run finds it free, however the one before it ended. The file names its last owner, for people, and is never
-removed: a lock on a file that is gone keeps no process out.
+The processes that carry a run out have the lock for as long as one of them lives: a machine's daemon, or the command
+and its daemon, which inherits it; so no other command resumes a run between two daemons. The file names its last owner,
+for people, and is never removed: a lock on a file that is gone keeps no process out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class InUseError(Exception):
 
 @final
 class RunLock:
-    """The lock on a folder, until it is closed, or this process ends; child processes do not inherit it."""
+    """The lock on a folder, until it is closed, or this process ends, and every child that got its `file`."""
 
     def __init__(self, folder: Path) -> None:
         """Take it; InUseError if another process has it, OSError if there is no such folder."""
@@ -56,6 +56,24 @@ class RunLock:
                 os.close(self._file)
                 raise InUseError(f"a run that goes on there, of process {user}")
             time.sleep(_PAUSE_SECONDS)
+        self.sign()
+
+    @classmethod
+    def inherited(cls, file: int) -> Self:
+        """The lock that the parent of this process has taken, by the descriptor that it passed on."""
+        lock = cls.__new__(cls)
+        lock._file = file
+        os.set_inheritable(file, False)
+        lock.sign()
+        return lock
+
+    @property
+    def file(self) -> int:
+        """The descriptor that a child inherits."""
+        return self._file
+
+    def sign(self) -> None:
+        """Write the id of this process into the file, for people."""
         with suppress(OSError):  # A disk that takes nothing: the pid is missing, but the lock holds.
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)

@@ -7,7 +7,6 @@ in one process leaves it, too, for the replay of its tapes.
 from __future__ import annotations
 
 import json
-import platform
 import secrets
 import sys
 import time
@@ -25,7 +24,7 @@ from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import follower_plan
 from isthmus.programs.engine.request.request import Program, Request, fingerprint
 from isthmus.programs.engine.request.run_settings import RunSettings
-from isthmus.programs.engine.snapshots.stored import StorePlace
+from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Job, Node, Reference, Template, TensorSpec
@@ -96,8 +95,7 @@ class Spec:
 
     def snapshot_place(self, folder: Path) -> StorePlace | None:
         """The store of snapshots beside the run folder, if any."""
-        home = f"{platform.node()}:{folder.absolute()}"
-        return StorePlace(self.settings.snapshots, self.run, home) if self.settings.snapshots else None
+        return StorePlace(self.settings.snapshots, self.run, home_text(folder)) if self.settings.snapshots else None
 
     @property
     def cast(self) -> RunRoles:

@@ -1,9 +1,9 @@
 """The process of a private daemon: `python -m isthmus.programs.engine.run.daemon_process RUN [--listen ENDPOINT]
-[--name NAME] [--pipe]`.
+[--name NAME] [--pipe] [--lock DESCRIPTOR]`.
 
 It supervises the run in RUN, and writes the summary, the trace and the report when everything has ended. With `--pipe`
 its standard input is held by the command that started it: when that ends, the run ends with it, unless the command has
-written DETACH into it. It imports no jax.
+written DETACH into it. With `--lock` it inherits the lock on RUN. It imports no jax.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--listen", default="tcp://127.0.0.1:*")
     parser.add_argument("--name", default="local")
     parser.add_argument("--pipe", action="store_true")
+    parser.add_argument("--lock", type=int)
     options = parser.parse_args(arguments)
     setproctitle(f"isthmus daemon {options.name}")
     unblock()
     try:
-        with RunLock(options.run):
+        with RunLock(options.run) if options.lock is None else RunLock.inherited(options.lock):
             return _serve(options)
     except InUseError as error:
         sys.stderr.write(f"isthmus: Supervising {options.run}: expected a run without a daemon, found {error}.\n")

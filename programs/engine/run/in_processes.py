@@ -29,10 +29,11 @@ from typing import Any, Final, NoReturn, final
 from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.environment import has_backend
+from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.in_process import RunOutcome, Watch
-from isthmus.programs.engine.run.interrupts import Interrupts, ignore, interrupts
+from isthmus.programs.engine.run.interrupts import Interrupts, ignore, interrupts, leave_output
 from isthmus.programs.engine.run.private_daemon import PrivateDaemon
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
 from isthmus.runtime.graph.template import Job
@@ -55,13 +56,24 @@ SECOND: Final = "ended at once by a second Ctrl-C"
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A request whose run folder exists, with its spec: everything that a watching command needs."""
+    """A request whose run folder exists, with its spec: everything that a watching command needs.
+
+    Of a run that is resumed, this process has the `lock` since it looked at the folder.
+    """
 
     name: str
     job: Job
     run_dir: Path
     warnings: tuple[Fault, ...] = ()
     chosen: Mapping[str, Any] = field(default_factory=dict)
+    lock: RunLock | None = None
+
+    def locked(self) -> RunLock:
+        """The lock on the run folder, taken now if it was not; RunError if another process has it."""
+        try:
+            return self.lock or RunLock(self.run_dir)
+        except InUseError as error:
+            raise RunError(f"expected {self.run_dir} to be this command's, found {error}") from None
 
 
 def submit(request: Request) -> Submitted:
@@ -199,9 +211,9 @@ def _on_cpu(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return work()
 
 
-def submitted(folder: Path, name: str) -> Submitted:
-    """The submitted request of a run folder."""
-    return Submitted(name, spec.load(folder).job, folder)
+def submitted(folder: Path, name: str, lock: RunLock | None = None) -> Submitted:
+    """The submitted request of a run folder, of which this process may have the lock."""
+    return Submitted(name, spec.load(folder).job, folder, lock=lock)
 
 
 def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -213,10 +225,17 @@ def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": f"preparing the request failed:\n{traceback.format_exc()}"}
 
 
-def run_processes(request: Submitted, *, watch: Watch | None) -> RunOutcome:
-    """Train; RunError if the run failed, or after a second Ctrl-C."""
-    with interrupts() as interrupted:
-        _watch_until_over(request.run_dir, watch, interrupted)
+class DetachedError(Exception):
+    """Nobody reads the output any more, and the run goes on by itself."""
+
+
+def run_processes(request: Submitted, *, watch: Watch | None, detaches: bool = False) -> RunOutcome:
+    """Train; RunError if the run failed, or after a second Ctrl-C.
+
+    DetachedError if it `detaches` where nobody reads the output any more.
+    """
+    with request.locked() as lock, interrupts() as interrupted:
+        _watch_until_over(request.run_dir, lock, watch, interrupted, detaches=detaches)
     return outcome_of(request.run_dir, watch)
 
 
@@ -233,7 +252,8 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
     if summary is None:
         raise RunError(f"the run ended without a summary; look at {folder / 'logs' / 'daemon.log'}")
     if watch is not None:
-        _tell(partial(watch.close, summary))
+        with suppress(BrokenPipeError):
+            _tell(partial(watch.close, summary))
     if summary["outcome"] == "failed":
         raise RunError(str(summary["error"]))
     return RunOutcome(summary, folder)
@@ -244,7 +264,7 @@ def detach(request: Submitted) -> None:
 
     Until then it holds the pipe, so that an end of this command at any moment ends the run, too.
     """
-    daemon = private_daemon.start(request.run_dir)
+    daemon = private_daemon.start(request.run_dir, request.locked())  # The lock is released as this process ends.
     assert daemon.stdin is not None
     until = time.monotonic() + DAEMON_SECONDS
     try:
@@ -267,10 +287,15 @@ def _answers(folder: Path, pid: int) -> bool:
     return endpoint is not None and ask(endpoint, {"type": "status"}, seconds_max=1.0) is not None
 
 
-def _watch_until_over(folder: Path, watch: Watch | None, interrupted: Interrupts) -> None:
-    """Keep a daemon there, pass on Ctrl-C, and show how it goes, until the run is over; RunError if it cannot be
-    brought to an end that can be read in its folder."""
-    daemon, seen, ending = PrivateDaemon(folder, _say), dict[str, Any](), _Ending(interrupted)
+def _watch_until_over(
+    folder: Path, lock: RunLock, watch: Watch | None, interrupted: Interrupts, *, detaches: bool
+) -> None:
+    """Keep a daemon there, pass on Ctrl-C, and show how it goes, until the run is over.
+
+    RunError if it cannot be brought to an end that can be read in its folder; DetachedError as `run_processes`.
+    """
+    daemon, seen, ending = PrivateDaemon(folder, lock, _say), dict[str, Any](), _Ending(interrupted)
+    is_detached = False
     try:
         while not (folder / OVER).exists():
             daemon.tend()
@@ -281,14 +306,21 @@ def _watch_until_over(folder: Path, watch: Watch | None, interrupted: Interrupts
                 # A new daemon has no training status until the recorder reports.
                 seen.update({name: value for name, value in status.items() if value or name not in seen})
                 if watch is not None:
-                    _tell(partial(watch.update, shown(status)))
+                    try:
+                        _tell(partial(watch.update, shown(status)))
+                    except BrokenPipeError:
+                        is_detached = detaches and daemon.detach()
+                        if is_detached:
+                            raise DetachedError from None
+                        _say(f"standard output was closed; the run goes on: isthmus status --watch {folder}")
             time.sleep(STATUS_SECONDS)
     except RunError as error:
         daemon.kill()
         if daemon.is_unwritten or not leave_failed(folder, seen, str(error)):
             raise
     finally:
-        daemon.close(ending.patience)
+        if not is_detached:
+            daemon.close(ending.patience)
 
 
 @final
@@ -323,10 +355,14 @@ class _Ending:
 
 
 def _tell(show: Callable[[], None]) -> None:
-    """Call `show`. A lost terminal, or a full disk under a file, costs the output, not the run."""
+    """Call `show`. A lost terminal, or a full disk under a file, costs the output, not the run.
+
+    BrokenPipeError, once, if whoever read the output is gone.
+    """
     try:
         show()
-    except BrokenPipeError:  # Closing the pipe ends the run as well.
+    except BrokenPipeError:
+        leave_output()
         raise
     except OSError:
         pass

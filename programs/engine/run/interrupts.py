@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -64,6 +65,23 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """Signal handler that acts like Ctrl-C: raises KeyboardInterrupt with the name of the signal."""
     _leave_terminal(number)
     raise KeyboardInterrupt(*_names(number))
+
+
+def open_standard_streams() -> None:
+    """Open each standard stream that is closed (`>&-`) on /dev/null, so that no file or socket gets its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdin = sys.stdin or os.fdopen(0, "r")
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
+def leave_output() -> None:
+    """Redirect standard output, whose reader is gone, to /dev/null."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 def _names(number: int) -> list[str]:

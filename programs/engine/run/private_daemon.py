@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from isthmus.programs.engine.request import new_folder
+from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.run.launch import FORK_SERVER_LOG
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import ConfigError, RunError
@@ -30,6 +31,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import user_folder, write_bytes, write_json
 from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.wire.control_messages import DETACH
 
 END_SECONDS_MAX: Final = 90.0
 """Time limit for a daemon to kill its hosts and write the last files, for which a full disk has a minute."""
@@ -45,7 +47,7 @@ _PROBE_BYTES: Final = 4096
 
 @final
 class PrivateDaemon:
-    """Keeps a daemon running for the run in `folder`; `say` gets lines for people.
+    """Keeps a daemon running for the run in `folder`, whose `lock` each inherits; `say` gets lines for people.
 
     A daemon that dies is replaced by the rule for hosts (`restarts`): at once the first time, later where daemons end
     again and again, with all forgiven once one has served for HEALTHY. Only a daemon that ends again and again is given
@@ -53,16 +55,16 @@ class PrivateDaemon:
     run has hosts that train without one, which is a minute (ORPHAN_SECONDS). After that there is nothing left to adopt.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, lock: RunLock, say: Callable[[str], None]) -> None:
         """Start the first; RunError if it cannot be started."""
-        self._folder, self._say = folder, say
+        self._folder, self._lock, self._say = folder, lock, say
         self._restarts = Restarts()
         self._served_at: Instant | None = None
         self._due = Instant(0)
         self._is_told = False
         self.is_unwritten = False
         """The run is over, and the disk does not even take that fact."""
-        self._process: subprocess.Popen[bytes] | None = start(folder)
+        self._process: subprocess.Popen[bytes] | None = start(folder, lock)
 
     @property
     def endpoint(self) -> str | None:
@@ -81,9 +83,18 @@ class PrivateDaemon:
             self._follow(self._process)
         if self._process is None and _now() >= self._due:
             try:
-                self._process = start(self._folder)
+                self._process = start(self._folder, self._lock)
             except RunError as error:
                 self._put_off(f"before it began: {error}")
+
+    def detach(self) -> bool:
+        """Let the daemon and its run go on without this process; whether there is a daemon that can."""
+        if self._process is None or self._process.poll() is not None or self.endpoint is None:
+            return False
+        assert self._process.stdin is not None
+        self._process.stdin.write(DETACH)
+        _let_go(self._process)
+        return True
 
     def kill(self) -> None:
         """Kill it, and every process of the run."""
@@ -111,6 +122,7 @@ class PrivateDaemon:
     def _follow(self, former: subprocess.Popen[bytes]) -> None:
         """See to the daemon after one that has ended."""
         _let_go(former)
+        self._lock.sign()  # The one that it names is gone.
         self._process, status = None, former.returncode
         if status == new_folder.UNWRITTEN:
             self.is_unwritten = True
@@ -147,15 +159,23 @@ class PrivateDaemon:
         return f"its daemon ended {count} times in a row, the last time {how}; look at {log}"
 
 
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    """Start a daemon for the run, as a process of its own session, holding a pipe from this one; RunError if that
-    cannot be."""
+def start(folder: Path, lock: RunLock) -> subprocess.Popen[bytes]:
+    """Start a daemon for the run, as a process of its own session, with its lock and a pipe from this one; RunError if
+    that cannot be."""
     logs = folder / "logs"
-    command = [sys.executable, "-m", "isthmus.programs.engine.run.daemon_process", str(folder), "--pipe"]
+    module = "isthmus.programs.engine.run.daemon_process"
+    command = [sys.executable, "-m", module, str(folder), "--pipe", "--lock", str(lock.file)]
     try:
         logs.mkdir(exist_ok=True)
         with (logs / LOG).open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(lock.file,),
+            )
     except OSError as error:
         raise RunError(f"its daemon could not be started: {error}") from None
 

@@ -30,9 +30,9 @@ from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user
 from isthmus.programs.engine.request.request import SHIPPED_TASK, Program, Request
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Submitted, in_child, submitted
-from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch
+from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
-from isthmus.programs.engine.snapshots.stored import SnapshotHead, heads, place_of
+from isthmus.programs.engine.snapshots.stored import heads, place_of
 from isthmus.programs.settings import Schema
 from isthmus.runtime.daemon.home_daemon import reopen
 from isthmus.runtime.daemon.ledger import Ledger
@@ -124,7 +124,8 @@ AT_END: Final = (*OVER, "report.html", "trace.json")
 def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     """A run that was cut off, ready to continue in its folder; ConfigError, with nothing changed, if it cannot.
 
-    `request` makes today's request.
+    `request` makes today's request. This process has the lock on the folder from then on, so that of two commands that
+    resume a run one is refused.
 
     A run that failed before its end had begun, as it does where its command is gone, counts as interrupted; one with a
     part of its final model written does not. The former spec stays beside the new one, for the tapes that were written
@@ -134,7 +135,12 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     _check_folder(folder, doing)
     run_spec = spec.load(folder)
     files = in_child(lambda: _files(folder, run_spec, request, doing))
-    with _lock(folder, doing):
+    lock = _lock(folder, doing)
+    try:
+        _check_unfinished(folder, doing)
+        if spec.load(folder) != run_spec:
+            do = f"Look at it: isthmus status {folder}"
+            raise ConfigError(doing, "a run that only this command resumes", "one that another has resumed", do)
         if files:
             spec.archive(folder)
             _change(folder, files)
@@ -142,7 +148,10 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
         _reopen(folder)
         for name in AT_END:
             (folder / name).unlink(missing_ok=True)
-    return submitted(folder, folder.name)
+    except BaseException:
+        lock.close()
+        raise
+    return submitted(folder, folder.name, lock)
 
 
 def is_store(text: str) -> bool:
@@ -164,10 +173,11 @@ def resumed_from_store(
     base = new_folder.RUNS.absolute() if run_dir is None else run_dir.absolute().parent
     with aside(base, doing) as fresh:
         snapshot = fetch(place, fresh, DISK, doing)
-        run_spec = spec_of(fresh, snapshot.head, doing)
+        run_spec = spec_of(fresh, snapshot, doing)
         (fresh / spec.CLUSTER).unlink(missing_ok=True)  # It continues here alone.
         files = in_child(lambda: _files(fresh, run_spec, request_of(fresh, place.text), doing, is_elsewhere=True))
         chosen = new_folder.choose(run_dir, Program(run_spec.job.program).name, datetime.now())
+        begin_term(place, snapshot, fresh, chosen, DISK, doing)
         folder = new_folder.make(chosen, files[new_folder.CONFIG], is_given=run_dir is not None)
         with _lock(folder, doing), new_folder.prepared(folder):
             for path in sorted(fresh.iterdir()):
@@ -202,15 +212,24 @@ def tell_faults(folder: Path, faults: list[str]) -> None:
         write_bytes(folder / lines.FILE, msgspec.msgpack.encode(memory))
 
 
-def spec_of(folder: Path, head: SnapshotHead, doing: str) -> spec.Spec:
+def spec_of(folder: Path, snapshot: FetchedSnapshot, doing: str) -> spec.Spec:
     """The spec of a fetched run; ConfigError if the run is alive here, or its spec cannot be read."""
     if why := _why_no_spec(folder):
         raise ConfigError(doing, "the spec of a run in processes", *why)
-    machine, _, home = head.home.partition(":")
-    if machine == platform.node() and (user := user_of(Path(home))):
-        do = f"Look at it: isthmus status {home}"
-        raise ConfigError(doing, "a run that was cut off", f"one that goes on in {home}, of process {user}", do)
+    for text in snapshot.homes:
+        machine, _, home = text.partition(":")
+        if machine == platform.node() and (user := user_of(Path(home))) and _has_run(Path(home), snapshot.head.run):
+            do = f"Look at it: isthmus status {home}"
+            raise ConfigError(doing, "a run that was cut off", f"one that goes on in {home}, of process {user}", do)
     return spec.load(folder)
+
+
+def _has_run(folder: Path, run: str) -> bool:
+    """Whether a folder is that of the run, or may be about to be."""
+    try:
+        return spec.load(folder).run == run
+    except (OSError, ValueError, KeyError, TypeError):
+        return not (folder / spec.SPEC).exists()
 
 
 @contextmanager
@@ -319,13 +338,17 @@ def check_cut_off(folder: Path, doing: str) -> None:
     if user := user_of(folder):
         do = f"Look at it: isthmus status {folder}"
         raise ConfigError(doing, "a run that was cut off", f"one that goes on there, of process {user}", do)
+    _check_unfinished(folder, doing)
+    if not has_snapshot(folder):
+        do = "It was cut off before the first one, or its program gives no model to keep. Start it again."
+        raise ConfigError(doing, f"a snapshot in {folder / FOLDER}", "none", do)
+
+
+def _check_unfinished(folder: Path, doing: str) -> None:
     memory = lines.load(folder, DISK)
     outcomes = [json.loads((folder / name).read_text())["outcome"] for name in OVER if (folder / name).exists()]
     if outcomes and (outcomes[0] != "failed" or memory is None or memory.final):
         raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcomes[0]}", "Start a new run.")
-    if not has_snapshot(folder):
-        do = "It was cut off before the first one, or its program gives no model to keep. Start it again."
-        raise ConfigError(doing, f"a snapshot in {folder / FOLDER}", "none", do)
 
 
 def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> None:

@@ -7,6 +7,7 @@ node waits for it, and a disk or store that refuses costs only that snapshot: th
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,17 @@ from isthmus.programs.engine.snapshots.snapshots import (
     Snapshots,
     StateEntry,
 )
-from isthmus.programs.engine.snapshots.stored import SnapshotHead, StoredSnapshots, StorePlace, newest, words
+from isthmus.programs.engine.snapshots.stored import (
+    SnapshotHead,
+    StoredSnapshots,
+    StorePlace,
+    StoreTerm,
+    claim,
+    home_text,
+    newest,
+    newest_claim,
+    words,
+)
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import Lines, write_bytes
@@ -160,7 +171,7 @@ FILES: Final = ("spec.json", "config.toml", "graph.json", "cluster.json", BOOKS)
 LINES: Final = "snapshots.jsonl"
 """The fate of each snapshot to be brought, on the clock of the run: `stored` or `refused`."""
 TERM: Final = Path(FOLDER, "term")
-"""File in a run folder: the number of times that the run continued from a store, plus 1."""
+"""File in a run folder: the term, NUMBER-CLAIM, that a resume from a store has begun."""
 
 
 class Brought(TypedDict):
@@ -223,11 +234,11 @@ class Storing:
         files = self._folder / FOLDER
         yield from self._stored.writing(manifest, lambda file: self._disk.read(files / file), self._files, lives, at)
 
-    def _term(self) -> int:
+    def _term(self) -> StoreTerm:
         try:
-            return int(self._disk.read(self._folder / TERM))
+            return StoreTerm.parse(self._disk.read(self._folder / TERM).decode().strip())
         except FileNotFoundError:
-            return 1
+            return StoreTerm()
 
     def _files(self) -> dict[str, bytes]:
         contents: dict[str, bytes] = {}
@@ -240,10 +251,15 @@ class Storing:
 
 
 class FetchedSnapshot(NamedTuple):
-    """The head of a fetched snapshot, and the faults of newer ones."""
+    """The head of a fetched snapshot, the faults of newer ones, and the newest `term` of the run that the store knows.
+
+    `homes` (MACHINE:PATH) are the folder that wrote the snapshot, and the one in which the run was resumed since.
+    """
 
     head: SnapshotHead
     faults: list[str]
+    term: StoreTerm
+    homes: tuple[str, ...]
 
 
 def fetch(place: StorePlace, folder: Path, disk: Disk, doing: str) -> FetchedSnapshot:
@@ -260,6 +276,7 @@ def fetch(place: StorePlace, folder: Path, disk: Disk, doing: str) -> FetchedSna
 
     try:
         store = place.open(disk)
+        former = newest_claim(store)
         snapshot = newest(store, write_file)
         if snapshot is not None:
             _write(snapshot.head, folder, disk)
@@ -272,19 +289,35 @@ def fetch(place: StorePlace, folder: Path, disk: Disk, doing: str) -> FetchedSna
     if snapshot is None:
         do = "Look at its name: it is what run.snapshots was, to the letter."
         raise ConfigError(doing, f"a snapshot in {place.text}", "none", do)
-    return FetchedSnapshot(snapshot.head, snapshot.faults)
+    head = snapshot.head
+    if former is None or former.term <= head.term:
+        return FetchedSnapshot(head, snapshot.faults, head.term, (head.home,))
+    return FetchedSnapshot(head, snapshot.faults, former.term, (head.home, former.home))
 
 
 def _write(head: SnapshotHead, folder: Path, disk: Disk) -> None:
     for name in FILES:
         if name in head.files:
             write_bytes(folder / name, head.files[name], disk)
-    write_bytes(folder / TERM, b"%d\n" % (head.term + 1), disk)
     named = {entry.file for entry in head.manifest.entries}
     for name in disk.sizes(folder / FOLDER):
         if name.endswith(".safetensors") and name not in named:  # Of a snapshot that proved incomplete.
             disk.remove(folder / FOLDER / name)
     write_bytes(folder / FOLDER / MANIFEST, msgspec.json.encode(head.manifest), disk)
+
+
+def begin_term(place: StorePlace, snapshot: FetchedSnapshot, folder: Path, home: Path, disk: Disk, doing: str) -> None:
+    """Claim the next term at the place of a fetched snapshot, for a run that goes on in the folder `home`, and write it
+    into `folder`.
+
+    ConfigError if another command resumes the run at this moment, or the place or the disk refuses.
+    """
+    try:
+        term = claim(place.open(disk), snapshot.term, home_text(home), secrets.token_hex(4))
+        write_bytes(folder / TERM, f"{term}\n".encode(), disk)
+    except OSError as error:
+        do = "Look for the run there; or type the command again, if there is none."
+        raise ConfigError(doing, f"a run in {place.text} that nobody else resumes", words(error), do) from None
 
 
 @final

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,14 +75,43 @@ def words(error: OSError) -> str:
 
 HEAD: Final = "snapshot-"
 VALUES: Final = "values-"
-FORMAT: Final = 1
+CLAIM: Final = "claim-"
+FORMAT: Final = 2
 HEAD_BYTES_MAX: Final = 64 << 20
 """The files of a run beside its model have some hundreds of kilobytes; the books of very many lives some megabytes."""
+PATH_MAX: Final = 16 << 10
+"""Bytes of MACHINE:PATH."""
 VALUES_BYTES_MAX: Final = 64 << 30
 KEPT: Final = 2
 _FILE: Final = re.compile(r"[a-z]+-\d+(-\d+)*\.safetensors")
 _MAGIC: Final = b"isthmus snapshot\n"
 _DIGEST: Final = 16
+
+
+def home_text(folder: Path) -> str:
+    """The run folder `folder` of this machine, as MACHINE:PATH."""
+    return f"{platform.node()}:{folder.absolute()}"
+
+
+class StoreTerm(NamedTuple):
+    """A run's time between two resumes from a store.
+
+    The `number` counts up from 1; `claim` tells two commands apart that begin the same one.
+    """
+
+    number: int = 1
+    claim: str = "0" * 8
+
+    def __str__(self) -> str:
+        return f"{self.number:04}-{self.claim}"
+
+    @classmethod
+    def parse(cls, text: str) -> StoreTerm:
+        """The term of this text; ValueError for another one."""
+        number, _, claim = text.partition("-")
+        if not re.fullmatch(r"\d{4,9}-[0-9a-f]{8}", text):
+            raise ValueError(f"expected a term such as {cls()}, found {text[:100]!r}")
+        return cls(int(number), claim)
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +124,7 @@ class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     run: str
     home: str
-    term: int
+    term: StoreTerm
     life: int
     at: int
     manifest: Manifest
@@ -113,7 +144,7 @@ class Readable(NamedTuple):
     faults: list[str]
 
 
-def head_name(term: int, life: int, number: int) -> str:
+def head_name(term: StoreTerm, life: int, number: int) -> str:
     """The name of a head; names are in the order of snapshots."""
     return f"{HEAD}{_writer(term, life)}-{number:08}"
 
@@ -182,8 +213,8 @@ def _values(store: Store, head: SnapshotHead, entry: FragmentEntry | StateEntry)
 class StoredSnapshots:
     """The stored snapshots of one life of a run's recorder, in one term of the run.
 
-    - An object is never changed, and each life of a recorder has names of its own (`TERM-LIFE`): no writer, even one
-      that lives on after it was replaced, can spoil the objects of another.
+    - An object is never changed, and each life of a recorder has names of its own (`TERM-CLAIM-LIFE`): no writer, even
+      one that lives on after it was replaced, can spoil the objects of another.
     - Values are put first, then the head, with size and digest of each: a snapshot is good from the moment at which its
       head is there. A torn head or torn values do not match their digests.
     - Heads are ordered by term, life and number. The newest that is whole is read; the two newest stay with their
@@ -191,7 +222,7 @@ class StoredSnapshots:
     - A writer that finds the head of a later life writes no more: its run has gone on elsewhere.
     """
 
-    def __init__(self, store: Store, run: str, home: str, term: int, life: int) -> None:
+    def __init__(self, store: Store, run: str, home: str, term: StoreTerm, life: int) -> None:
         self._store, self._run, self._home, self._term, self._life = store, run, home, term, life
         self._put: set[str] = set()
         """Names of objects that this life has put, and not taken away."""
@@ -218,7 +249,7 @@ class StoredSnapshots:
                 self._store.put(name, read(entry.file))
                 self._put.add(name)
                 yield entry.bytes
-        self._check_newest()
+        self._check_there([head.values(entry) for entry in manifest.entries], self._check_newest())
         data = encoded(msgspec.structs.replace(head, files=files()))
         name = head_name(self._term, self._life, manifest.number)
         self._put.add(name)  # Also if it is refused: it may have arrived.
@@ -226,11 +257,19 @@ class StoredSnapshots:
         yield len(data)
         self._forget()
 
-    def _check_newest(self) -> None:
-        """OSError unless this life may write to this place."""
-        names = heads(self._store.names())
+    def _check_there(self, values: list[str], names: list[str]) -> None:
+        """OSError unless these values are among the names in the store: a head may name no other."""
+        missing = sorted(set(values) - set(names))
+        self._put.difference_update(missing)  # They are put again.
+        if missing:
+            raise OSError(errno.EIO, f"the store has lost {missing[0]}, which it had taken")
+
+    def _check_newest(self) -> list[str]:
+        """The names of all objects; OSError unless this life may write to this place."""
+        everything = self._store.names()
+        names = heads(everything)
         if not names or names[0] in self._put:
-            return
+            return everything
         if names[0] > f"{HEAD}{_writer(self._term, self._life)}":
             raise OSError(errno.ESTALE, f"the run goes on elsewhere, and takes the snapshots there: {names[0]}")
         if not self._is_compared:
@@ -238,6 +277,7 @@ class StoredSnapshots:
                 if (other := read_head(self._store, names[0]).run) != self._run:
                     raise OSError(errno.EEXIST, f"snapshots of another run are there: {other}")
             self._is_compared = True
+        return everything
 
     def _forget(self) -> None:
         """Remove objects outside the newest heads; failures are left for the next call."""
@@ -257,15 +297,70 @@ class StoredSnapshots:
                 if name.startswith(VALUES) and name not in kept and (name < mine or name in self._put):
                     self._store.remove(name)
                     self._put.discard(name)
+                if name.startswith(CLAIM) and name < f"{CLAIM}{self._term}":
+                    self._store.remove(name)
 
 
 class _Versioned(msgspec.Struct):
     format: int
 
 
-def _writer(term: int, life: int) -> str:
+def _writer(term: StoreTerm, life: int) -> str:
     """A name that sorts by (term, life); each home of a run numbers lives far beyond those of the home before it."""
-    return f"{term:04}-{life:012}"
+    return f"{term}-{life:012}"
+
+
+class TermClaim(NamedTuple):
+    """The newest claim in a store: which term, and the folder (MACHINE:PATH) in which the run goes on then."""
+
+    term: StoreTerm
+    home: str
+
+
+def newest_claim(store: Store) -> TermClaim | None:
+    """The newest claim of a term, None if there is none; OSError if the store cannot be read."""
+    names = [name for name in store.names() if name.startswith(CLAIM)]
+    if not names:
+        return None
+    try:
+        return TermClaim(StoreTerm.parse(names[-1].removeprefix(CLAIM)), store.get(names[-1], PATH_MAX).decode())
+    except (ValueError, FileNotFoundError):
+        return None
+
+
+WITHDRAWAL_SECONDS: Final = 5.0
+"""The time that another command has to withdraw a claim of the same term."""
+_LOOK_SECONDS: Final = 0.25
+
+
+def claim(store: Store, after: StoreTerm, home: str, nonce: str) -> StoreTerm:
+    """Claim the term that follows `after`, for a run that goes on in `home`; `nonce` is eight hexadecimal digits.
+
+    `after` is the newest term that was known when the snapshot was fetched. OSError if another command has claimed a
+    term since. A claim is an object that nobody else writes. Who sees a second one
+    with a greater nonce withdraws; who sees a lesser one waits until it is withdrawn. So one command at most goes on:
+    of two that have put their claims at least one sees the other's.
+    """
+    mine = StoreTerm(after.number + 1, nonce)
+    name = f"{CLAIM}{mine}"
+    store.put(name, home.encode())
+    until = time.monotonic() + WITHDRAWAL_SECONDS
+    while True:
+        least = f"{CLAIM}{mine.number:04}-"
+        rivals = [each for each in store.names() if each.startswith(CLAIM) and each >= least and each != name]
+        if not rivals:
+            return mine
+        if max(rivals) > name or time.monotonic() > until:
+            store.remove(name)
+            raise OSError(errno.EBUSY, f"another command resumes it now, in {_home_of(store, max(rivals))}")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _home_of(store: Store, name: str) -> str:
+    try:
+        return store.get(name, PATH_MAX).decode(errors="replace")
+    except FileNotFoundError:
+        return "a folder that it has given up"
 
 
 MEMORY: Final = "memory"

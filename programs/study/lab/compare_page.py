@@ -18,7 +18,6 @@ from typing import Any, Final, final
 
 import msgspec
 from markupsafe import Markup
-from rich.console import Console
 from rich.text import Text
 
 from isthmus.programs.engine.islands.environment import ProcessPlaces
@@ -46,7 +45,7 @@ from isthmus.programs.study.lab.compare_outcome import (
     between,
 )
 from isthmus.programs.study.lab.compare_runs import RunEvent
-from isthmus.programs.study.terminal.figures import Column, fitted
+from isthmus.programs.study.terminal.figures import Column, Screen, fitted
 from isthmus.runtime.system.files import write_bytes
 
 PAGE: Final = "compare.html"
@@ -248,7 +247,7 @@ def show(comparison: Comparison, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(comparison), indent=2).decode() + "\n")
         return
-    console = Console(highlight=False)
+    console = Screen()
     if not console.is_terminal:
         console.width = _WIDE
     for columns in _tables(comparison):

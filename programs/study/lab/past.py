@@ -22,7 +22,7 @@ from isthmus.programs.engine.results.why import MergeQuery, why
 from isthmus.programs.engine.results.why_merge_facts import NOT_RECORDED, MergeFacts, RoundAnswer, Why
 from isthmus.programs.study.lab import replay as replay_words
 from isthmus.programs.study.lab.replay import Replay, replay
-from isthmus.programs.study.terminal.figures import Column, fitted
+from isthmus.programs.study.terminal.figures import Column, Screen, fitted
 from isthmus.programs.study.terminal.live import facts
 
 
@@ -34,7 +34,7 @@ def show_replay(folder: Path, *, as_json: bool) -> bool:
     if as_json:
         typer.echo(json.dumps(replay_words.as_object(done, took), indent=2))
         return done.is_identical
-    console = Console(highlight=False)
+    console = Screen()
     console.print(fitted(_tape_columns(done), console.width, ("merges", "records")))
     for tape in done.tapes:
         if tape.difference is not None:
@@ -70,7 +70,7 @@ def show_why(folder: Path, wanted: MergeQuery, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(_object(answer), indent=2))
         return
-    console = Console(highlight=False)
+    console = Screen()
     for merge in (answer.merge, *answer.recoveries):
         _print(console, merge)
     for away in answer.away:

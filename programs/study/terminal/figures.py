@@ -21,16 +21,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from rich.cells import cell_len
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.words import book_lines, snapshot_lines, store_line
 from isthmus.runtime.cores.membership_messages import SILENT
+from isthmus.runtime.errors import printable
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
     from isthmus.programs.engine.run.in_processes import Submitted
+
+
+@final
+class Screen(Console):
+    """Standard output: BrokenPipeError where its reader is gone, and not the end of the process."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """Called while the error is handled."""
+        raise
 
 
 SPEED_SECONDS: Final = 20.0
@@ -287,10 +301,17 @@ def _drawn(columns: Sequence[Column], gap: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
     for column in columns:
         least = column.usual if column.is_text else None
-        table.add_column(column.name, justify="left" if column.is_text else "right", no_wrap=True, min_width=least)
+        table.add_column(
+            Text(printable(column.name)), justify="left" if column.is_text else "right", no_wrap=True, min_width=least
+        )
     for row in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*row)
+        table.add_row(*map(_cell, row))
     return table
+
+
+def _cell(cell: str | Text) -> Text:
+    """A cell as it stands, without the markup or control characters of whoever wrote it."""
+    return Text(printable(cell)) if isinstance(cell, str) else Text(printable(cell.plain), style=cell.style)
 
 
 RETIRED: Final = ("expelled", "left", "left out", "given up")

@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
@@ -42,8 +42,8 @@ from isthmus.programs.engine.results.absences import (
 )
 from isthmus.programs.engine.results.changes import change_of, is_better, sentence
 from isthmus.programs.engine.results.words import snapshot_lines, store_line
-from isthmus.programs.study.terminal.figures import Column, FigureWords, eval_losses, in_lines, learners_table
-from isthmus.runtime.errors import Fault
+from isthmus.programs.study.terminal.figures import Column, FigureWords, Screen, eval_losses, in_lines, learners_table
+from isthmus.runtime.errors import Fault, printable
 from isthmus.runtime.supervision.incidents import Restarted
 
 if TYPE_CHECKING:
@@ -57,11 +57,15 @@ _READ_BYTES_MAX: Final = 1 << 20
 
 
 class Notice(NamedTuple):
-    """A line for the user; `at`: seconds since the first inner step, None before it."""
+    """A line for the user; `at`: seconds since the first inner step, None before it.
+
+    `is_earlier`: it happened before the user began to look, and nothing says when.
+    """
 
     at: float | None
     text: str
     tone: Tone
+    is_earlier: bool = False
 
 
 class NoticeFeed:
@@ -75,7 +79,7 @@ class NoticeFeed:
         self._submitted_ns: int | None = None
         self._zero: int | None = None
         self._waiting: Waiting | None = None
-        self._is_data_shown = False
+        self._is_data_shown = self._has_looked = False
         self._told_errors = set[tuple[str, ...]]()
         self._told_faults: list[str] = []
         self._shown_changes = set[tuple[int, int, int]]()
@@ -89,6 +93,9 @@ class NoticeFeed:
         self._zero = status.get("zero", self._zero)
         facts = [*self._written(), *self._works(status)]
         new = [*self._sick(status), *self._damaged(status), *self._stored(status), *self._begun(status)]
+        if not self._has_looked:
+            new = [notice._replace(at=None, is_earlier=True) for notice in new]
+        self._has_looked = True
         new += self._changed(status)
         for fact in facts:
             self._waiting = self._waiting or waiting_of(self._folder)
@@ -279,7 +286,7 @@ class View(Protocol):
 @contextmanager
 def watching(request: Request | Submitted, *, quiet: bool, console: Console | None = None) -> Iterator[View]:
     """A view of the request's run on standard output, or on `console`."""
-    console = console or Console(highlight=False)
+    console = console or Screen()
     figures = FigureWords(request)
     view: View
     if quiet:
@@ -300,7 +307,7 @@ def preparing(*, quiet: bool, console: Console | None = None) -> Iterator[None]:
 
     There is no spinner, because that needs a thread, and preparing forks.
     """
-    console = console or Console(highlight=False)
+    console = console or Screen()
     is_shown = console.is_terminal and not quiet
     if is_shown:
         console.print(Text("preparing: the request is read, the task is run on shapes"), end="")
@@ -318,10 +325,11 @@ def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], *, quiet: boo
     warnings of its request."""
     if chosen and not quiet:
         values = ", ".join(f"{name} {value}" for name, value in chosen.items())
-        sys.stdout.write(f"chosen for this run: {values}\n")
-        sys.stdout.flush()
+        with suppress(BrokenPipeError):  # The view of the run finds it again.
+            sys.stdout.write(f"chosen for this run: {values}\n")
+            sys.stdout.flush()
     for warning in warnings:
-        sys.stderr.write(f"isthmus: warning: {warning}\n")
+        sys.stderr.write(f"isthmus: warning: {printable(str(warning))}\n")
     sys.stderr.flush()
 
 
@@ -477,7 +485,7 @@ def notices_table(notices: Any) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     for notice in notices:
-        table.add_row(Text(_time(notice), style="dim"), Text(notice.text, style=_STYLES[notice.tone]))
+        table.add_row(Text(_time(notice), style="dim"), Text(printable(notice.text), style=_STYLES[notice.tone]))
     return table
 
 
@@ -485,12 +493,14 @@ def facts(rows: Any) -> Table:
     """Keywords and texts in two columns."""
     table = Table.grid(padding=(0, 2))
     for word, text in rows:
-        table.add_row(Text(word, style="bold"), Text(text, overflow="fold"))
+        table.add_row(Text(word, style="bold"), Text(printable(text), overflow="fold"))
     return table
 
 
 def _time(notice: Notice) -> str:
-    return "start" if notice.at is None else f"{notice.at:.1f} s"
+    if notice.at is None:
+        return "earlier" if notice.is_earlier else "start"
+    return f"{notice.at:.1f} s"
 
 
 def _when(notice: Notice) -> str:
@@ -498,5 +508,5 @@ def _when(notice: Notice) -> str:
 
 
 def _write(console: Console, text: str) -> None:
-    console.print(Text(text), soft_wrap=True)
+    console.print(Text(printable(text)), soft_wrap=True)
     console.file.flush()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +25,7 @@ from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.words import reason
 from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.study.terminal import figures
-from isthmus.programs.study.terminal.figures import fitted
+from isthmus.programs.study.terminal.figures import Screen, fitted
 from isthmus.programs.study.terminal.live import Notice, NoticeFeed, facts, newest, notices_of, notices_table
 from isthmus.runtime.errors import ConfigError, nearest
 from isthmus.runtime.supervision.incidents import Delayed, incident_of
@@ -206,7 +206,7 @@ def show(run: Path | None, *, every: bool, watch: bool, as_json: bool, home: Dae
     if as_json:
         _show_json(news, home, every=every, watch=watch)
         return
-    console = Console(highlight=False)
+    console = Screen()
     if not watch:
         for status in _statuses(news, home, must_answer=not every):
             console.print(table(status, _notices(status, news), console.width))

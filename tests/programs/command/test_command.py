@@ -201,6 +201,9 @@ def test_the_installed_command_refuses_as_well(folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("isthmus: Reading run.tokens: expected at least 1, found 0.")
+    for shell in ("exec {} graph >&-", "set -o pipefail; {} graph | head -1 > head.txt", "exec {} graph >&- 2>&- <&-"):
+        done = subprocess.run(["bash", "-c", shell.format(command[0])], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), shell
 
 
 # -- what is right -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from isthmus.programs.engine.machine import failover
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Manifest
-from isthmus.programs.engine.snapshots.stored import FolderStore, StoredSnapshots, StorePlace
+from isthmus.programs.engine.snapshots.stored import FolderStore, StoredSnapshots, StorePlace, StoreTerm
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import DISK
 
@@ -40,7 +40,7 @@ def stored(folder: Path, *without: str) -> StorePlace:
     files = {"spec.json": told(), "config.toml": "", "graph.json": {}, spec.CLUSTER: CLUSTER}
     data = {name: b"" if value == "" else json.dumps(value).encode() for name, value in files.items()}
     given = {name: value for name, value in data.items() if name not in without}
-    writer = StoredSnapshots(FolderStore(folder, DISK), "run-1", "elsewhere:/run", 1, 1)
+    writer = StoredSnapshots(FolderStore(folder, DISK), "run-1", "elsewhere:/run", StoreTerm(), 1)
     manifest = Manifest(format=1, number=1, fragments=[])
     list(writer.writing(manifest, lambda file: b"", lambda: given, {("learner", 0): 3}, HOUR))
     return StorePlace(str(folder))
@@ -60,7 +60,6 @@ def test_a_run_of_a_cluster_gets_its_folder_below_the_root_and_its_times_count_o
     assert folder == tmp_path / "root" / "next"
     assert json.loads((folder / spec.CLUSTER).read_text()) == CLUSTER
     assert (folder / FOLDER / MANIFEST).exists()
-    assert (folder / FOLDER / "term").read_text() == "2\n"
     began = json.loads((folder / spec.SPEC).read_text())["zero_ns"]
     assert HOUR <= time.monotonic_ns() - began < 2 * HOUR, "never before its snapshot"
     assert list(aside.iterdir()) == []

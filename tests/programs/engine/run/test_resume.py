@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy as shallow
@@ -16,7 +19,7 @@ from typer.testing import Result
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.study.terminal import figures
 from tests.patience import PATIENCE
-from tests.programs.engine.run.process_run import ISTHMUS, Run
+from tests.programs.engine.run.process_run import ISTHMUS, PAUSE, Run
 
 pytestmark = pytest.mark.process
 
@@ -42,6 +45,28 @@ def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 def resume(run: Run, *more: str, folder: str = "run") -> subprocess.Popen[str]:
     command, pipe = [str(ISTHMUS), "train", "--resume", folder, *more], subprocess.PIPE
     return subprocess.Popen(command, cwd=run.here, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def one_that_goes_on(rivals: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """Of two commands that resume one run the one that does; the other is refused."""
+    until = time.monotonic() + PATIENCE
+    while len(refused := [each for each in rivals if each.poll() is not None]) < 1:
+        assert time.monotonic() < until, "both go on"
+        PAUSE.wait(0.02)
+    _, error = refused[0].communicate()
+    assert (refused[0].returncode, "expected a run that" in error) == (2, True), error
+    [other] = [each for each in rivals if each is not refused[0]]
+    return other
+
+
+def leave_without_reader(command: subprocess.Popen[str]) -> None:
+    """Close what reads a command's output, as `| head` does: the command ends, and the run goes on by itself."""
+    assert command.stdout is not None
+    assert command.stderr is not None
+    command.stdout.close()
+    error = command.stderr.read()
+    assert command.wait(PATIENCE) == 0, error
+    assert "standard output was closed" in error
 
 
 Refusal = Callable[..., str]
@@ -133,17 +158,25 @@ def test_it_may_go_on_with_other_learners_and_another_budget_and_its_accounts_ad
     assert json.loads(found.stdout)["identical"] is True, found.stdout
 
 
-def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(dead: Run, refusal: Refusal) -> None:
+def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(
+    dead: Run, refusal: Refusal, typed: Callable[..., Result]
+) -> None:
     run = shallow(dead)
     run.folder = copy(dead, "again")
     merged, told = run.merges(), json.loads((run.folder / FOLDER / BEFORE).read_text())
     (run.folder / FOLDER / MANIFEST).write_text('{"format": 2')
     assert all(entry["version"][1] > 0 for entry in told["fragments"])
-    run.command = resume(run, folder="again")
+    rivals = [resume(run, folder="again") for _ in range(2)]
+    run.command = one_that_goes_on(rivals)
     try:
         run.wait_for(lambda: run.epochs()[-1:] == [2])
-        assert "of process" in refusal(folder="again")
-        summary = run.stop()
+        os.kill(run.daemon()["pid"], signal.SIGKILL)
+        assert "of process" in refusal(folder="again")  # Whether or not the next daemon is there.
+        leave_without_reader(run.command)
+        assert "of process" in refusal(folder="again")  # Its daemon has the lock now.
+        assert typed(run.here, "stop", "again").exit_code == 0
+        run.wait_until_gone()
+        summary = run.summary()
     finally:
         run.close()
     assert run.merges() > merged

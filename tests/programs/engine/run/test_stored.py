@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.engine.snapshots.snapshots import FOLDER
-from isthmus.programs.engine.snapshots.stored import UrlStore
+from isthmus.programs.engine.snapshots.stored import StoreTerm, UrlStore
 from tests.programs.engine.run.process_run import ISTHMUS, Run
 from tests.programs.engine.snapshots.s3_server import BUCKET, Way, environment, serving
 
@@ -59,7 +59,7 @@ def test_a_run_goes_on_from_a_url_in_another_folder_and_its_accounts_add_up(tmp_
             first = json.loads((run.folder / "merges.jsonl").read_text().splitlines()[0])
             assert first["momentum"] == first["origin"]
             assert first["origin"][1] > 0
-            run.wait_for(lambda: any(name.startswith("snapshot-0002-000000000002") for name in store.names()))
+            run.wait_for(lambda: any(name.startswith("snapshot-0002-") for name in store.names()))
             summary = run.stop()
         finally:
             run.close()
@@ -68,7 +68,7 @@ def test_a_run_goes_on_from_a_url_in_another_folder_and_its_accounts_add_up(tmp_
     lives = {(life["learner"], life["incarnation"]) for life in summary["books"]["lives"]}
     assert lives == {(0, 1), (0, 2), (1, 1)}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".resume")]
-    assert (run.folder / FOLDER / "term").read_text() == "2\n"
+    assert StoreTerm.parse((run.folder / FOLDER / "term").read_text().strip()).number == 2
 
 
 def told(run: Run) -> dict[str, object]:

@@ -4,7 +4,9 @@ said to be there."""
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from isthmus.programs.engine.snapshots import stored
 from isthmus.programs.engine.snapshots.holds import KeptHold
 from isthmus.programs.engine.snapshots.keeping import (
     LINES,
@@ -30,6 +33,8 @@ from isthmus.programs.engine.snapshots.stored import (
     SnapshotHead,
     StoredSnapshots,
     StorePlace,
+    StoreTerm,
+    claim,
     encoded,
     head_name,
     newest,
@@ -44,12 +49,15 @@ from tests.ops.bodies import Context
 from tests.programs.engine.snapshots.test_snapshots import EVERY, RUN, SIZES, item, model, same
 
 AWAY = Path("/away")
+FIRST = StoreTerm()
 
 
 class Home:
     """The snapshots of a run's home, and what a life of it stores on another disk."""
 
-    def __init__(self, life: int = 1, term: int = 1, disk: SimulatedDisk | None = None, run: str = "run-1") -> None:
+    def __init__(
+        self, life: int = 1, term: StoreTerm = FIRST, disk: SimulatedDisk | None = None, run: str = "run-1"
+    ) -> None:
         self.near, self.far = SimulatedDisk("near"), disk or SimulatedDisk("far")
         self.snapshots = Snapshots(RUN / FOLDER, SIZES, Mount(self.near), life)
         self.stored = StoredSnapshots(FolderStore(AWAY, Mount(self.far)), run, "here:/run", term, life)
@@ -97,9 +105,9 @@ def test_the_two_newest_stay_and_what_they_name() -> None:
     home = Home()
     for count in range(5):
         home.store(count, 1)
-    assert home.names(HEAD) == [head_name(1, 1, 4), head_name(1, 1, 5)]
+    assert home.names(HEAD) == [head_name(FIRST, 1, 4), head_name(FIRST, 1, 5)]
     assert home.names(VALUES) == [
-        f"{VALUES}0001-000000000001-fragment-{p}-1-{count}.safetensors" for p, count in ((0, 3), (0, 4), (1, 1))
+        f"{VALUES}{FIRST}-000000000001-fragment-{p}-1-{count}.safetensors" for p, count in ((0, 3), (0, 4), (1, 1))
     ]
 
 
@@ -118,7 +126,7 @@ def test_wherever_it_is_cut_off_the_one_before_is_read_and_the_next_life_goes_on
         later.store(3, 3)
         later.store(4, 3)
         assert same(read(home.far)[1], model(4, 3))
-        assert all("0001-000000000002" in name for name in later.names(VALUES))  # What the life before left has gone.
+        assert all("-000000000002-" in name for name in later.names(VALUES))  # What the life before left has gone.
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -140,6 +148,53 @@ def test_whatever_fails_and_whenever_the_power_goes_one_that_was_stored_is_read(
     assert any(same(read(far)[1], each) for each in possible)
 
 
+def test_a_head_names_nothing_that_the_store_has_lost() -> None:
+    home = Home()
+    home.store(1, 1)
+    value, _ = home.names(VALUES)
+    FolderStore(AWAY, Mount(home.far)).remove(value)
+    with pytest.raises(OSError, match="has lost"):
+        home.store(1, 2)
+    assert read_head(FolderStore(AWAY, Mount(home.far)), home.names(HEAD)[-1]).manifest.number == 1
+    home.store(1, 3)
+    assert same(read(home.far)[1], model(1, 3))
+
+
+def claims(folder: Path, count: int) -> list[StoreTerm | OSError]:
+    """What becomes of so many claims at one moment."""
+
+    def work(number: int) -> StoreTerm | OSError:
+        barrier.wait()
+        try:
+            return claim(FolderStore(folder, DISK), FIRST, f"here:/{number}", f"{number:08x}")
+        except OSError as error:
+            return error
+
+    barrier = threading.Barrier(count)
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(work, range(count)))
+
+
+def test_of_those_who_claim_a_term_at_one_moment_one_at_most_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "_LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(stored, "WITHDRAWAL_SECONDS", 0.1)
+    for number in range(10):
+        came = claims(tmp_path / f"{number}", 2)
+        winners = [each for each in came if isinstance(each, StoreTerm)]
+        assert len(winners) == 1, came
+
+
+def test_a_claim_whose_run_never_stored_anything_is_followed_by_the_next_term(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, DISK)
+    second = claim(store, FIRST, "here:/7", f"{7:08x}")
+    with pytest.raises(OSError, match="in here:/7"):  # Of one that had fetched the snapshot before.
+        claim(store, FIRST, "here:/3", f"{3:08x}")
+    assert stored.newest_claim(store) == (second, "here:/7")
+    assert claim(store, second, "here:/3", f"{3:08x}") == StoreTerm(3, "00000003")
+
+
 def damaged(disk: SimulatedDisk, name: str, data: bytes) -> None:
     content = disk.content(AWAY / name)
     assert content is not None
@@ -149,9 +204,9 @@ def damaged(disk: SimulatedDisk, name: str, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "told"),
     [
-        (head_name(1, 1, 2), b"", "is not what was written: 0 bytes"),
-        (head_name(1, 1, 2), b"isthmus snapshot\n" + bytes(100), "is not what was written"),
-        (f"{VALUES}0001-000000000001-fragment-0-1-2.safetensors", b"short", "is not what was written: 5 of"),
+        (head_name(FIRST, 1, 2), b"", "is not what was written: 0 bytes"),
+        (head_name(FIRST, 1, 2), b"isthmus snapshot\n" + bytes(100), "is not what was written"),
+        (f"{VALUES}{FIRST}-000000000001-fragment-0-1-2.safetensors", b"short", "is not what was written: 5 of"),
     ],
 )
 def test_one_that_is_damaged_is_named_and_the_one_before_it_is_read(name: str, data: bytes, told: str) -> None:
@@ -168,7 +223,7 @@ def test_one_that_is_damaged_is_named_and_the_one_before_it_is_read(name: str, d
 def test_a_life_that_was_replaced_stores_nothing_and_spoils_nothing() -> None:
     former = Home()
     former.store(1, 1)
-    later = Home(life=1, term=2, disk=former.far)  # The run went on from the store, elsewhere.
+    later = Home(life=1, term=StoreTerm(2), disk=former.far)  # The run went on from the store, elsewhere.
     later.store(5, 5)
     before = former.far.files()
     with pytest.raises(OSError, match="goes on elsewhere"):
@@ -179,7 +234,7 @@ def test_a_life_that_was_replaced_stores_nothing_and_spoils_nothing() -> None:
 
 def test_names_are_in_the_order_of_lives_whose_numbers_grow_with_the_terms_of_a_home() -> None:
     lives = [2, 2 * NUMBERS_OF_TERM + 1, 9 * NUMBERS_OF_TERM + 1, 10 * NUMBERS_OF_TERM + 1]
-    names = [head_name(term, life, number) for term in (1, 2) for life in lives for number in (9, 10)]
+    names = [head_name(StoreTerm(term), life, number) for term in (1, 2) for life in lives for number in (9, 10)]
     assert names == sorted(names)
 
 
@@ -338,9 +393,9 @@ def test_what_is_fetched_is_the_newest_whole_one_and_nothing_else(tmp_path: Path
     home = Home()
     home.store(1, 1)
     home.store(2, 2)
-    damaged(home.far, f"{VALUES}0001-000000000001-fragment-1-1-2.safetensors", b"")
+    damaged(home.far, f"{VALUES}{FIRST}-000000000001-fragment-1-1-2.safetensors", b"")
     names = [f"{FOLDER}/fragment-{p}-1-1.safetensors" for p in (0, 1)]
-    assert fetched(home.far, tmp_path) == [*names, f"{FOLDER}/{MANIFEST}", f"{FOLDER}/term", "spec.json"]
+    assert fetched(home.far, tmp_path) == [*names, f"{FOLDER}/{MANIFEST}", "spec.json"]
 
 
 @pytest.mark.parametrize("name", ["../../evil.safetensors", "/tmp/evil", "spec.json", "fragment-0.py"])
@@ -348,10 +403,10 @@ def test_a_name_that_no_snapshot_has_becomes_no_file(tmp_path: Path, name: str) 
     home = Home()
     home.store(1, 1)
     store = FolderStore(AWAY, Mount(home.far))
-    head = read_head(store, head_name(1, 1, 1))
+    head = read_head(store, head_name(FIRST, 1, 1))
     entries = [msgspec.structs.replace(entry, file=name) for entry in head.manifest.fragments]
     forged = msgspec.structs.replace(head, manifest=msgspec.structs.replace(head.manifest, fragments=entries))
-    store.put(head_name(1, 1, 1), encoded(forged))
+    store.put(head_name(FIRST, 1, 1), encoded(forged))
     with pytest.raises(ConfigError, match="expected the name of a file of values"):
         fetched(home.far, tmp_path)
     assert [path.name for path in (tmp_path / "near").rglob("*")] == []

@@ -13,7 +13,15 @@ from isthmus.ops.exchange.messages import ShardState
 from isthmus.programs.engine.snapshots import stored
 from isthmus.programs.engine.snapshots.keeping import fetch
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, Snapshots
-from isthmus.programs.engine.snapshots.stored import StoredSnapshots, StorePlace, UrlStore, check, newest, place_of
+from isthmus.programs.engine.snapshots.stored import (
+    StoredSnapshots,
+    StorePlace,
+    StoreTerm,
+    UrlStore,
+    check,
+    newest,
+    place_of,
+)
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import DISK
 from tests.effort import soaked
@@ -60,7 +68,7 @@ class Home:
     def __init__(self, folder: Path, url: str, size: int = SIZE) -> None:
         self.folder, self.size = folder, size
         self.snapshots = Snapshots(folder / FOLDER, (size, size), DISK)
-        self.stored = StoredSnapshots(UrlStore(url), "run-1", "here:/run", 1, 1)
+        self.stored = StoredSnapshots(UrlStore(url), "run-1", "here:/run", StoreTerm(), 1)
 
     def store(self, count: int) -> None:
         manifest = self.snapshots.write(model(count, self.size))

@@ -46,6 +46,11 @@ def test_what_is_left_out_does_not_depend_on_the_figures_of_the_moment() -> None
     assert drawn(fitted(short, 28, ["sent"]), width=28)[0] == "host tokens sent"
 
 
+def test_names_and_cells_of_others_move_no_cursor_and_are_no_markup() -> None:
+    column = Column("loss\x1b[2J[red]", ["\x1b]0;x\x07[bold]1.0"], is_text=True)
+    assert drawn(fitted([column], 80), width=80) == ["loss\\x1b[2J[red]", "\\x1b]0;x\\x07[bold]1.0"]
+
+
 def test_columns_that_do_not_fit_stand_below_the_others() -> None:
     tables = [drawn(table, width=22) for table in in_lines(COLUMNS, 22, gap=2)]
     assert [lines[0] for lines in tables] == ["host tokens", "sent"]

@@ -205,3 +205,15 @@ def test_slow_data_are_told_once_for_all_learners(watched: Watched) -> None:
         watched.write(at, name, 1, slow)
     told = "data is the bottleneck: batch() takes 500 ms, a step 10.0 ms (learner 0)"
     assert watched.told(18) == [f"10.0 odd {told}"]
+
+
+def test_what_happened_before_the_first_look_has_no_time(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+
+    def status(step: int, time: float) -> dict[str, Any]:
+        return {"time": time, "learners": {"0": {"incarnation": 1, "sick_step": step}}}
+
+    [before] = watched.news.update(status(7, 100.0))
+    assert (before.at, before.is_earlier) == (None, True)
+    [seen] = watched.news.update(status(9, 130.0))
+    assert (seen.at, seen.is_earlier) == (130.0, False)

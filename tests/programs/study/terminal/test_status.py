@@ -66,7 +66,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shown(capsys: pytest.CaptureFixture[str], run: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
     """What `isthmus status` prints on so wide a terminal."""
-    monkeypatch.setattr(status_view, "Console", lambda **options: rich.console.Console(**options, width=width))
+    monkeypatch.setattr(status_view, "Screen", lambda: rich.console.Console(highlight=False, width=width))
     status_view.show(run, every=False, watch=False, as_json=False)
     return capsys.readouterr().out
 
