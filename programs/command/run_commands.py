@@ -260,8 +260,8 @@ def logs(
     """Print the log of a host or a daemon of a run."""
     from isthmus.programs.study.terminal import status
 
-    folder, home = status.place_of(run, cluster)
-    text = status.log_of(folder, name, home)
+    folder, _ = status.place_of(run, cluster)
+    text = status.log_of(folder, name, cluster)
     typer.echo(printable(text), nl=False)
     if not text:
         typer.echo(f"isthmus: the log of {name} is empty: it has printed nothing so far", err=True)

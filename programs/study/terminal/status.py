@@ -137,22 +137,30 @@ def request_stop(folder: Path, home: DaemonClient | None = None) -> bool:
     return bool(answer["is_first"])
 
 
-def log_of(folder: Path, name: str, home: DaemonClient | None = None) -> str:
+def log_of(folder: Path, name: str, cluster: Path | None = None) -> str:
     """The log of a host ('learner/2') or of the daemon ('daemon'); of one that grows on another machine, its end.
 
+    The daemon of the run's home has the latter: on this machine without keys, or else the one that `cluster` names.
     ConfigError, with the nearest name, without one.
     """
+    from isthmus.programs.engine.cluster.cluster_file import read as read_cluster
     from isthmus.programs.engine.machine.client import DaemonClient
     from isthmus.programs.engine.request.spec import CLUSTER
 
     logs = {path.stem.replace("-", "/"): path for path in sorted((folder / "logs").glob("*.log"))}
-    if home is None and name in logs:
+    if name in logs:
         return read(logs[name])
+    home = None if cluster is None else DaemonClient.of(read_cluster(cluster))
     if home is None and (folder / CLUSTER).exists() and not (folder / "over.json").exists():
         home = DaemonClient.here(json.loads((folder / CLUSTER).read_text())["home"])
-    if home is None:
-        raise ConfigError(f"Looking for the log of {name!r}", "a host of this run", repr(name), nearest(name, logs))
-    return str(home.say({"type": "log", "run": str(folder), "name": name})["text"])
+    if home is not None:
+        return str(home.say({"type": "log", "run": str(folder), "name": name})["text"])
+    hosts = {host["name"]: host.get("machine", "") for host in (_answer(folder) or {"hosts": ()})["hosts"]}
+    doing = f"Looking for the log of {name!r}"
+    if name in hosts:
+        do = f"Name the cluster file of the run's home: isthmus logs {name} --cluster FILE."
+        raise ConfigError(doing, "a host of this machine", f"one of {hosts[name]!r}", do)
+    raise ConfigError(doing, "a host of this run", repr(name), nearest(name, {*logs, *hosts}))
 
 
 def _note(folder: Path) -> dict[str, Any]:

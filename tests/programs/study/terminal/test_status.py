@@ -11,7 +11,6 @@ import msgspec
 import pytest
 import rich.console
 
-from isthmus.programs.study.terminal import status
 from isthmus.programs.study.terminal import status as status_view
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.incidents import Adopted, Restarted, incident_of
@@ -60,7 +59,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "graph.json").write_text(json.dumps({"nodes": [step]}))
     made_up_deaths.apart(folder, (12.5, "learner/1", 1, KILLED))
     answer = {"run": str(folder), "outcome": "running", "error": None, "daemon": "local", "pid": 99}
-    monkeypatch.setattr(status, "status_of", lambda _: {**answer, "hosts": HOSTS, "training": TRAINING})
+    monkeypatch.setattr(status_view, "status_of", lambda _: {**answer, "hosts": HOSTS, "training": TRAINING})
     return folder
 
 
@@ -90,7 +89,8 @@ def test_json_of_a_run_that_is_watched_is_an_object_on_a_line_at_each_look(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = iter(["running", "running", "done"])
-    monkeypatch.setattr(status, "status_of", lambda _: {"run": str(run), "outcome": next(outcomes), "hosts": HOSTS})
+    answer = {"run": str(run), "hosts": HOSTS}
+    monkeypatch.setattr(status_view, "status_of", lambda _: {**answer, "outcome": next(outcomes)})
     monkeypatch.setattr(status_view, "WATCH_SECONDS", 0.0)
     status_view.show(run, every=False, watch=True, as_json=True)
     told = [json.loads(line)["outcome"] for line in capsys.readouterr().out.splitlines()]
@@ -134,7 +134,7 @@ def test_before_training_it_says_what_goes_on(
 ) -> None:
     hosts = [host("learner/0", "compiling", 1), host("learner/1", "recovering", 1)]
     answer = {"run": str(run), "outcome": "running", "pid": 99, "hosts": hosts, "training": {}}
-    monkeypatch.setattr(status, "status_of", lambda _: answer)
+    monkeypatch.setattr(status_view, "status_of", lambda _: answer)
     assert "starting: learners compile, 1 of 2 are ready" in shown(capsys, run, 100, monkeypatch)
 
 
@@ -159,11 +159,11 @@ def test_of_all_runs_those_that_nobody_answers_for_are_left_out(
             return {"run": str(run), "outcome": "running", "pid": 1, "hosts": [], "training": {}}
         raise ConfigError("Asking", "a daemon", "none", "Start one.")
 
-    monkeypatch.setattr(status, "status_of", answer)
-    monkeypatch.setattr(status, "all_folders", lambda: [run.parent / "silent", run])
+    monkeypatch.setattr(status_view, "status_of", answer)
+    monkeypatch.setattr(status_view, "all_folders", lambda: [run.parent / "silent", run])
     status_view.show(None, every=True, watch=False, as_json=True)
     assert [told["run"] for told in json.loads(capsys.readouterr().out)] == [str(run)]
-    monkeypatch.setattr(status, "folder_of", lambda _: run.parent / "silent")
+    monkeypatch.setattr(status_view, "folder_of", lambda _: run.parent / "silent")
     with pytest.raises(ConfigError):
         status_view.show(None, every=False, watch=False, as_json=True)
 
@@ -180,4 +180,18 @@ def test_whether_a_run_had_a_daemon_is_in_its_spec(tmp_path: Path, told: str, fo
     (tmp_path / "config.toml").write_text("")
     (tmp_path / "spec.json").write_text(told)
     with pytest.raises(ConfigError, match=found):
-        status.status_of(tmp_path)
+        status_view.status_of(tmp_path)
+
+
+def test_the_log_of_a_host_elsewhere_is_asked_for_by_the_cluster_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [{"name": "learner/0", "machine": "alpha"}, {"name": "learner/1", "machine": "beta"}]
+    monkeypatch.setattr(status_view, "_answer", lambda folder: {"hosts": hosts})
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "learner-0.log").write_text("said")
+    assert status_view.log_of(tmp_path, "learner/0") == "said"
+    with pytest.raises(ConfigError, match=r"one of 'beta'.\n.*--cluster FILE"):
+        status_view.log_of(tmp_path, "learner/1")
+    with pytest.raises(ConfigError, match=r"found 'learner/2'.\n.*Did you mean 'learner/"):
+        status_view.log_of(tmp_path, "learner/2")
