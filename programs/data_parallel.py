@@ -19,7 +19,7 @@ from isthmus.ops.exchange.ring import START, Ring
 from isthmus.ops.island.evaluate import EvaluateModel
 from isthmus.ops.learner.gradient_step import NO_MEAN, GradientStep
 from isthmus.programs.settings import checked
-from isthmus.programs.update_settings import SnapshotSeconds, check_gradients, subject
+from isthmus.programs.update_settings import SnapshotSeconds, check_gradients, step_tokens_most, subject
 from isthmus.runtime.graph.template import Graph, Job, Latest, Queue
 
 EVALUATIONS: Final = 20
@@ -49,10 +49,11 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
             snapshot_seconds=snapshot_seconds,
         ),
     )
-    ring = learner.node("ring", partial(Ring, job.learners))
+    ring = learner.node("ring", partial(Ring, job.learners, tokens_most=step_tokens_most(job)))
     evaluate = evaluator.node("evaluate", partial(EvaluateModel, job.task, tokens=job.tokens))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(step["part"], ring["mine"], Queue(capacity=2 * job.learners))
     graph.edge(ring["passed"], ring["neighbour"], Queue(capacity=2, initial=(START,)), to=learner.next)
     graph.edge(ring["mean"], step["mean"], Queue(capacity=2, initial=(NO_MEAN,)))

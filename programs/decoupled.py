@@ -41,6 +41,7 @@ from isthmus.programs.update_settings import (
     fragments_of,
     outer_settings,
     setting_fault,
+    step_tokens_of,
     subject,
     to_learner,
     updates_in,
@@ -175,7 +176,7 @@ def build(
             gamma=gamma,
             learners=job.learners,
             tokens=job.tokens,
-            step_tokens=job.step_tokens,
+            step_tokens=step_tokens_of(job),
             push=push,
             update=update,
             sizes=[part.size for part in parts],
@@ -185,7 +186,7 @@ def build(
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
     merging = syncer.node(
         "merge",
-        partial(Merge, parts, step_tokens=job.step_tokens, method=merge, bounded=bounded, lr=lr, momentum=momentum),
+        partial(Merge, parts, step_tokens=step_tokens_of(job), method=merge, bounded=bounded, lr=lr, momentum=momentum),
         fires=votes,
     )
     outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))

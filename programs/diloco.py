@@ -35,6 +35,7 @@ from isthmus.programs.update_settings import (
     connect,
     hold_whole,
     outer_settings,
+    step_tokens_of,
     subject,
     to_learner,
     updates_in,
@@ -85,14 +86,14 @@ def build(
             learners=job.learners,
             tokens=job.tokens,
             tokens_per_batch=job.tokens_per_batch,
-            step_tokens=job.step_tokens,
+            step_tokens=step_tokens_of(job),
         ),
         fires=AnyOf("progress", "merged", "control", "held", "tick"),
     )
     everybody = Quorum(port="answer", key="round", opened_by="round", count_min=job.learners)
     merging = syncer.node(
         "merge",
-        partial(Merge, parts, step_tokens=job.step_tokens, method=merge, lr=lr, momentum=momentum),
+        partial(Merge, parts, step_tokens=step_tokens_of(job), method=merge, lr=lr, momentum=momentum),
         fires=everybody,
     )
     outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))

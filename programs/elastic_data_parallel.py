@@ -21,7 +21,7 @@ from isthmus.ops.island.evaluate import EvaluateModel
 from isthmus.ops.learner.gradient_step import ElasticStep
 from isthmus.ops.syncer.elastic_rounds import Average, Caller
 from isthmus.programs.settings import checked
-from isthmus.programs.update_settings import LEARNERS_MAX, SnapshotSeconds, check_gradients, subject
+from isthmus.programs.update_settings import LEARNERS_MAX, SnapshotSeconds, check_gradients, step_tokens_most, subject
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
 
 EVALUATIONS: Final = 20
@@ -49,7 +49,9 @@ def build(job: Job, *, snapshot_seconds: SnapshotSeconds = SECONDS) -> Graph:
     rounds = AnyOf("progress", "averaged", "kept", "control")
     caller = syncer.node("caller", partial(Caller, learners=job.learners, tokens=job.tokens), fires=rounds)
     everybody = Quorum(port="vote", key="round", opened_by="round", count_min=job.learners)
-    average = syncer.node("average", partial(Average, partition(job.layout, 1)), fires=everybody)
+    average = syncer.node(
+        "average", partial(Average, partition(job.layout, 1), tokens_most=step_tokens_most(job)), fires=everybody
+    )
     evaluate = evaluator.node("evaluate", partial(EvaluateModel, job.task, tokens=job.tokens))
 
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))

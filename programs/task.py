@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
-from isthmus.ops.data.batches import At, Split, Stream, of_slot
+from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch, of_slot
 from isthmus.ops.exchange.merge_rules import DEFAULT, RULES
 from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED
 from isthmus.runtime.errors import ConfigError, Fault
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from isthmus.ops.gang.mesh_sharding import Axes, Shard
     from isthmus.ops.island.recipe import Kind, Recipe
 
-__all__ = ["EVALUATION_BATCHES", "AnyTask", "At", "Split", "StepTask", "Task"]
+__all__ = ["EVALUATION_BATCHES", "AnyTask", "At", "Split", "StepTask", "Task", "Tokens"]
 
 EVALUATION_BATCHES = 16
 """Default number of batches of the evaluation."""
@@ -39,7 +39,8 @@ class TaskLayout:
     """What all tasks say of their batches, and of how their leaves are merged and lie on devices.
 
     - `tokens_per_batch`: the tokens of one batch in the token budget and in the accounts. A tuple has the number of
-      each slot, where slots have batches of their own sizes; slots beyond its end have the last.
+      each slot, where slots have batches of their own sizes; slots beyond its end have the last. `Tokens(count,
+      at_most=N)` counts them in each batch.
     - `evaluation`: the number of batches of the evaluation split whose mean loss is reported; None is 16.
     - `merge`: the rule for each parameter between islands, by path patterns, of which the first that matches holds:
       "rda" (radial-directional averaging), "average" (of outer gradients, for embeddings and heads), "mean" (of values,
@@ -57,7 +58,7 @@ class TaskLayout:
     """
 
     _: KW_ONLY
-    tokens_per_batch: int | tuple[int, ...]
+    tokens_per_batch: TokensPerBatch
     evaluation: int | None = None
     merge: Mapping[str, str] | Rules[Kind] = (("**", DEFAULT),)
     load: Callable[[str, Any], Any] | None = None
@@ -72,7 +73,7 @@ class TaskLayout:
                 object.__setattr__(self, name, tuple(rules.items()))
         if faults := [*self._function_faults(), *_layout_faults(self)]:
             raise ConfigError.of(faults)
-        if not isinstance(self.tokens_per_batch, int):
+        if not isinstance(self.tokens_per_batch, int | Tokens):
             object.__setattr__(self, "tokens_per_batch", tuple(self.tokens_per_batch))
 
     def _function_faults(self) -> Iterator[Fault]:
@@ -94,9 +95,15 @@ class TaskLayout:
         """`merge`, as pairs of a pattern and a kind."""
         return tuple(self.merge)  # type: ignore[arg-type]  # A Mapping became pairs as the task was made.
 
+    @property
+    def tokens_most(self) -> int | tuple[int, ...]:
+        """The tokens of one batch, of every slot or by slot; where they are counted, the most."""
+        tokens = self.tokens_per_batch
+        return tokens.at_most if isinstance(tokens, Tokens) else tokens
+
     def tokens_mean(self, learners: int) -> int:
-        """The tokens of one batch, on average over `learners` learners, in whole tokens."""
-        return round(sum(of_slot(self.tokens_per_batch, slot) for slot in range(learners)) / learners)
+        """The most tokens of one batch, on average over `learners` learners, in whole tokens."""
+        return round(sum(of_slot(self.tokens_most, slot) for slot in range(learners)) / learners)
 
     def _evaluation(self, batch: Callable[[At], Any], seed: int) -> Iterator[Any]:
         count = EVALUATION_BATCHES if self.evaluation is None else self.evaluation
@@ -140,7 +147,7 @@ class Task(TaskLayout):
         evaluate: Callable[[Any, Any], Any],
         data: Callable[[At], Any],
         *,
-        tokens_per_batch: int | tuple[int, ...],
+        tokens_per_batch: TokensPerBatch,
         merge: Mapping[str, str],
         restart: Callable[[Any, Any], Any] | None = None,
         **layout: Any,
@@ -214,11 +221,15 @@ _MAKING: Final = "Making a Task"
 
 
 def _layout_faults(task: TaskLayout) -> Iterator[Fault]:
-    counts = task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple | list) else (task.tokens_per_batch,)
+    tokens = task.tokens_per_batch
+    counts = tokens if isinstance(tokens, tuple | list) else (task.tokens_most,)
     if not counts or not all(map(_is_count, counts)):
-        do = "Say how many tokens (or samples) one batch counts for."
-        expected = "tokens_per_batch= an integer of at least 1, or a tuple of them, one for each slot"
-        yield Fault(_MAKING, expected, repr(task.tokens_per_batch), do)
+        do = "Say how many tokens (or samples) one batch counts for, or Tokens(count, at_most=N)."
+        expected = "tokens_per_batch= an integer of at least 1, a tuple of them, one for each slot, or Tokens"
+        yield Fault(_MAKING, expected, repr(tokens), do)
+    count: Any = tokens.count if isinstance(tokens, Tokens) else len
+    if not callable(count):
+        yield Fault(_MAKING, "a function count(batch) in Tokens", repr(count), "Pass the function itself.")
     if not (task.evaluation is None or _is_count(task.evaluation)):
         do = f"Say how many batches to evaluate on, or leave it out for {EVALUATION_BATCHES}."
         yield Fault(_MAKING, "evaluation= an integer of at least 1, or None", repr(task.evaluation), do)

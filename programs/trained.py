@@ -9,12 +9,13 @@ Nothing of the run but its folder is needed, and its task, which defines the str
 from __future__ import annotations
 
 import math
-import re
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from isthmus.ops.exchange.fragments import ROWS
 from isthmus.programs.engine.request.new_folder import CONFIG
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.task import AnyTask
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 FINAL: Final = Path("snapshots", "final")
-_ROWS: Final = re.compile(r"(?P<name>.*)\[(?P<start>\d+):(?P<stop>\d+)\]")
 _NAMES_MAX: Final = 4
 
 
@@ -37,7 +37,7 @@ def load(run_dir: str | Path, task: AnyTask | str | None = None) -> Any:
     config.toml names, which is the shipped one with the run's settings if it names none. ConfigError if the folder has
     no final model, if a file of it cannot be read, and if its tensors are not those of the task.
     """
-    folder = Path(run_dir).expanduser().resolve()
+    folder = Path(os.path.expanduser(run_dir)).resolve()
     doing = f"Loading the model of {folder}"
     if not (folder / FINAL).is_dir():
         what_is_there = "no such folder" if not folder.is_dir() else "none: the run goes on, failed early, or is no run"
@@ -151,7 +151,7 @@ def _tensors(folder: Path, doing: str) -> dict[str, npt.NDArray[np.float32]]:
             do = "The file is damaged; take the model from another copy of the run."
             raise ConfigError(doing, f"{path.name}, whole", str(error), do) from None
         for name, array in loaded.items():
-            rows = _ROWS.fullmatch(name)
+            rows = ROWS.fullmatch(name)
             if rows is None:
                 whole[name] = array
             else:

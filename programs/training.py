@@ -93,6 +93,7 @@ def _train(
     if task is not None and len(sys.argv) > 1:
         run = {"argv": tuple(sys.argv), **run}
     from isthmus.programs.engine.islands import claims
+    from isthmus.programs.engine.islands.sizes import check_in_process
 
     if transport == "inproc":
         claims.take_all()
@@ -107,7 +108,7 @@ def _train(
 
     announce(request.chosen, request.warnings, quiet=quiet)
     if transport == "inproc":
-        opened = request.in_one_process().with_store().with_folder()
+        opened = check_in_process(request.in_one_process()).with_store().with_folder()
         with watching(opened, quiet=quiet) as watch:
             outcome = start(opened, watch)
     else:

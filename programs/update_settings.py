@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from isthmus.ops.exchange.adaptive import first_interval
 from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, units_max
 from isthmus.ops.exchange.merge_rules import Method
+from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
 from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs.settings import Setting
@@ -141,6 +142,16 @@ SnapshotSeconds = Annotated[
 def subject(program: str) -> str:
     """How faults name a setting of a program, with {} for it."""
     return f"setting program.{{}} of {program}"
+
+
+def step_tokens_of(job: Job) -> StepTokens:
+    """The tokens of one step: of every slot, by slot, or at most so many."""
+    return AtMost(job.tokens_at_most) if job.tokens_at_most else job.tokens_by_slot or job.tokens_per_batch
+
+
+def step_tokens_most(job: Job) -> int:
+    """The most tokens of one step of any slot."""
+    return job.tokens_at_most or max(job.tokens_by_slot, default=job.tokens_per_batch)
 
 
 def check_gradients(job: Job, program: str) -> None:

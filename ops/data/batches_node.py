@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, final
 
 from isthmus.ops.data.batches import (
+    EMPTY_MAX,
     PLACE,
     At,
     Beginning,
@@ -15,8 +17,10 @@ from isthmus.ops.data.batches import (
     Stream,
     beginning,
     next_batch,
+    nothing_in,
     opened,
     packed,
+    tokens_in,
     unpacked,
 )
 from isthmus.ops.data.corpus import DataError
@@ -26,6 +30,9 @@ MAKING_NS: Final = 1_000_000
 BATCHES_MAX: Final = 8
 """Every firing costs hops between threads, and its first batch meets cold caches: 200 us, and 50 us each after it, with
 the shipped task. A row of eight spreads most of that."""
+LEFT_OUT_MAX: Final = 32
+"""Ranges of empty batches that are remembered. Each that matters follows a batch which was not taken yet: of those
+there are at most two firings' and what the queue holds, two."""
 AHEAD_SIZE_BYTES_MAX: Final = 1 << 20
 """Bytes of the batches that a firing makes beyond the first."""
 
@@ -118,7 +125,8 @@ class Batches:
     bounds how many may wait at the consumer; the rest of a firing is held here until there is room, and nothing is made
     meanwhile. So at most capacity + 7 batches are ahead of the consumer; that holds for a stream, too, which is read in
     this node's thread. `cursor` carries the beginning of a later life, and the states of a stream. A stream without a
-    known state is read, and discarded, up to the beginning.
+    known state is read, and discarded, up to the beginning. Batches without a token are left out, and `cursor` says at
+    which positions; more than EMPTY_MAX in a row are a DataError.
     """
 
     outputs = ("batch", "cursor")
@@ -131,6 +139,8 @@ class Batches:
         self._count = 1
         self._places: dict[int, Place] = {}
         self._form: Any = None
+        self._left_out: deque[list[int]] = deque(maxlen=LEFT_OUT_MAX)
+        self._empty = 0
         self.is_idle = False
 
     def open(self, context: Any) -> None:
@@ -152,11 +162,29 @@ class Batches:
             if self._position == self._begin:
                 return [("cursor", self._cursor())]
         is_winding = self._position < self._begin
-        batches = self._make(min(self._count, self._begin - self._position) if is_winding else self._count)
+        made = self._make(min(self._count, self._begin - self._position) if is_winding else self._count)
         if is_winding:
             return [("cursor", self._cursor())] if self._position == self._begin else []
-        cursors = [("cursor", cursor)] if (cursor := self._cursor())["state"] is not None else []
+        batches = [batch for position, batch in made if not self._leave_out(position, batch)]
+        cursor = self._cursor()
+        # Before the batches: the position of each follows from what was left out before it.
+        cursors = [("cursor", cursor)] if cursor["state"] is not None or len(batches) < len(made) else []
         return [*cursors, *(("batch", batch) for batch in batches)]
+
+    def _leave_out(self, position: int, batch: Any) -> bool:
+        """Whether the batch at a position has no token, and so makes no step."""
+        slot = self._member.replica.slot
+        if tokens_in(batch, self._task.tokens_per_batch, slot):
+            self._empty = 0
+            return False
+        self._empty += 1
+        if self._empty > EMPTY_MAX:
+            raise nothing_in(self._empty, slot)
+        if self._left_out and self._left_out[-1][1] == position:
+            self._left_out[-1][1] += 1
+        else:
+            self._left_out.append([position, position + 1])
+        return True
 
     def _record_places(self, places: Mapping[Any, Place]) -> None:
         """Keep the last place of each shard for this life: they arrive one after the other."""
@@ -164,14 +192,15 @@ class Batches:
         mine = [each for each in places.values() if (each["slot"], each["incarnation"]) == own]
         self._places |= {each["shard"]: each for each in mine}
 
-    def _make(self, count: int) -> list[Any]:
-        begun = self._now()
-        batches = [self._source.batch_at(position) for position in range(self._position, self._position + count)]
+    def _make(self, count: int) -> list[tuple[int, Any]]:
+        """The next batches, with their positions."""
+        begun, first = self._now(), self._position
+        batches = [self._source.batch_at(position) for position in range(first, first + count)]
         for batch in batches:
             self._check(batch)
             self._position += 1
         self._count = _count(len(batches), self._now() - begun, max(map(_size_bytes, batches)))
-        return batches
+        return list(enumerate(batches, first))
 
     def _check(self, batch: Any) -> None:
         """DataError for a batch that is not like the first: a step is compiled for one form."""
@@ -185,7 +214,8 @@ class Batches:
             raise DataError("Making the batches of the task", expected, actual, remedy)
 
     def _cursor(self) -> Cursor:
-        return Cursor(begin=self._begin, position=self._position, state=self._source.state())
+        left_out = [list(each) for each in self._left_out]
+        return Cursor(begin=self._begin, position=self._position, state=self._source.state(), left_out=left_out)
 
 
 def form_of(batch: Any, name: str = "batch") -> dict[str, str]:

@@ -114,7 +114,7 @@ _KEY_TOKENS = 1 << 16
 
 
 @final
-class Tokens:
+class TokenIds:
     """A sequence of token ids in several segments (integer arrays of one axis), of which large ones are mapped."""
 
     def __init__(self, segments: Iterable[Segment]) -> None:
@@ -142,8 +142,8 @@ class Tokens:
 class Corpus:
     """The two sides of the split, and the number of different ids: every id is in [0, vocabulary)."""
 
-    train: Tokens
-    evaluation: Tokens
+    train: TokenIds
+    evaluation: TokenIds
     vocabulary: int
 
     @cached_property
@@ -174,7 +174,7 @@ def load(sources: Sequence[CorpusFile], *, vocabulary: int | None = None, token_
     vocabulary = _vocabulary(sources, vocabulary)
     files = [_read(source, vocabulary, np.dtype(token_dtype).newbyteorder("<")) for source in sources]
     train, evaluation = _split(files)
-    return Corpus(Tokens(train), Tokens(evaluation), vocabulary)
+    return Corpus(TokenIds(train), TokenIds(evaluation), vocabulary)
 
 
 def _vocabulary(sources: Sequence[CorpusFile], vocabulary: int | None) -> int:

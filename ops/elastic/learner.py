@@ -98,6 +98,9 @@ class ElasticLearner:
             self._do("restart")
         self._inherits = False
 
+    def count_from(self, steps: int) -> None:
+        self._do("count_from", steps)
+
     def local(self) -> list[Any]:
         leaves: list[Any] = self._result_of(("local",))
         return leaves

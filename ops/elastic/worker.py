@@ -191,6 +191,8 @@ class _Worker:
                     learner.begin()
                 case ("restart",):
                     learner.restart()
+                case ("count_from", steps):
+                    learner.count_from(steps)
                 case ("local",):
                     result = [*learner.local()]
                 case ("own", whole):

@@ -26,6 +26,9 @@ Cut: TypeAlias = int | Literal["layer", "tensor"]
 _NUMBERED: Final = re.compile(r"\d$")
 """A step of a path that numbers a layer: `3`, `Dense_3`."""
 
+ROWS: Final = re.compile(r"(?P<name>.*)\[(?P<start>\d+):(?P<stop>\d+)\]", re.DOTALL)
+"""The name of some rows of a tensor in the files of a model."""
+
 
 class Tensor(Protocol):
     """One entry of a layout."""

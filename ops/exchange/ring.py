@@ -19,21 +19,25 @@ START: Final[dict[str, Any]] = {}
 class RingPart(TypedDict):
     """The own item of one hop: the `values` that are added to a chunk, None where it is passed on unchanged.
 
-    `tokens` are those of the gradient; `stop`: this learner requests the end.
+    `trained` is [slot, tokens, position] of the gradient's batch, which is below that position in its slot, empty where
+    nothing is added; `stop`: this learner requests the end.
     """
 
     step: int
     values: Vector | None
-    tokens: int
+    trained: list[list[int]]
     stop: bool
 
 
 class Mean(TypedDict):
-    """ring -> step: the mean of all learners' vectors, its tokens, and whether any learner requests the end."""
+    """ring -> step: the mean of all learners' vectors, by tokens, and whether any learner requests the end.
+
+    `trained` is [slot, tokens, position] of every learner's batch, in slot order.
+    """
 
     step: int
     values: Vector
-    tokens: int
+    trained: list[list[int]]
     stop: bool
 
 
@@ -63,14 +67,16 @@ def chunk_ends(size: int, learners: int) -> list[int]:
     return [i * size // learners for i in range(learners + 1)]
 
 
-def parts(vector: Vector, rank: int, learners: int, *, step: int, tokens: int, stop: bool) -> list[RingPart]:
+def parts(
+    vector: Vector, rank: int, learners: int, *, step: int, tokens: int, position: int, stop: bool
+) -> list[RingPart]:
     """The own items of all hops of a step."""
     ends = chunk_ends(vector.size, learners)
     return [
         RingPart(
             step=step,
             values=vector[ends[hop.chunk] : ends[hop.chunk + 1]] if hop.adds else None,
-            tokens=tokens if hop.adds else 0,
+            trained=[[rank, tokens, position]] if hop.adds else [],
             stop=stop,
         )
         for hop in hops(rank, learners)
@@ -83,13 +89,19 @@ class Ring:
     A learner's hops of one step are 2 M - 1 firings. Each takes one item of its neighbour and one of its own (its
     addend, or nothing), and sends one: at the last the empty item with which the next step begins, as the edge did. An
     unexpected item is from a ring that was closed again around a learner that died: this learner then waits for good,
-    because the lost item exists nowhere.
+    because the lost item exists nowhere. A vector of a batch with fewer than `tokens_most` tokens counts for less.
     """
 
     outputs = ("passed", "mean")
 
-    def __init__(self, learners: int) -> None:
-        self._learners = learners
+    @staticmethod
+    def schemas(learners: int, *, tokens_most: int) -> dict[str, Any]:
+        """The form of the neighbour's items; the first of a step is empty."""
+        row = "row", ("integer", 0, learners - 1), ("integer", 1, tokens_most), ("integer", 0)
+        return {"neighbour": {"trained?": ("list", row), "stop?": "flag"}}
+
+    def __init__(self, learners: int, *, tokens_most: int) -> None:
+        self._learners, self._most = learners, tokens_most
         self._hop = 0
         self._chunks: dict[int, Vector] = {}
         self.is_idle = False
@@ -105,19 +117,21 @@ class Ring:
             self.is_idle = True
             return None
         values = neighbour.get("values")
+        trained = [*neighbour.get("trained", ()), *mine["trained"]]
         if mine["values"] is not None:
-            values = mine["values"] if values is None else values + mine["values"]
+            own = self._weighed(mine["values"], mine["trained"][0][1])
+            values = own if values is None else values + own
         assert values is not None
         if hop.is_whole:
             if hop.adds:
-                values = values / np.float32(self._learners)
+                values = values / np.float32(sum(tokens for _, tokens, _ in trained) / self._most)
             self._chunks[hop.chunk] = values
         passed = {
             "step": mine["step"],
             "hop": self._hop,
             "chunk": hop.chunk,
             "values": values,
-            "tokens": neighbour.get("tokens", 0) + mine["tokens"],
+            "trained": trained,
             "stop": neighbour.get("stop", False) or mine["stop"],
         }
         self._hop += 1
@@ -125,6 +139,9 @@ class Ring:
             return {"passed": passed}
         self._hop = 0
         return {"passed": START, "mean": self._mean(passed)}
+
+    def _weighed(self, values: Vector, tokens: int) -> Vector:
+        return values if tokens == self._most else values * np.float32(tokens / self._most)
 
     def _is_expected(self, mine: RingPart, neighbour: dict[str, Any], hop: Hop) -> bool:
         """Whether the neighbour's item is that of the hop before this one, in the same step.
@@ -139,4 +156,5 @@ class Ring:
     def _mean(self, last: dict[str, Any]) -> Mean:
         whole: Sequence[Vector] = [self._chunks[chunk] for chunk in range(self._learners)]
         self._chunks = {}
-        return Mean(step=last["step"], values=np.concatenate(whole), tokens=last["tokens"], stop=last["stop"])
+        trained = sorted(last["trained"])
+        return Mean(step=last["step"], values=np.concatenate(whole), trained=trained, stop=last["stop"])

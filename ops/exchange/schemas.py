@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.token_accounts import FATES
+from isthmus.ops.exchange.token_accounts import FATES, AtMost, StepTokens
 
 Rule: TypeAlias = Any
 
@@ -123,16 +123,20 @@ ROUND: Final = {
 TURN: Final = {**ROUND, "steps": COUNT}
 
 
-def progress(fragments: int, step_tokens: int | Sequence[int]) -> Rule:
-    """The schema of a learner's progress, in a program of `fragments` fragments.
+def tokens_of(steps: str, step_tokens: StepTokens, *start: str) -> Rule:
+    """The rule for the tokens of so many steps: tokens are weights, so they must be those that the steps can have."""
+    if isinstance(step_tokens, AtMost):
+        return ("at most", steps, step_tokens.tokens, *start)
+    return ("product", steps, step_tokens, *start)
 
-    `step_tokens` are the tokens of one step: of every slot, or, as a tuple, of each slot.
-    """
+
+def progress(fragments: int, step_tokens: StepTokens) -> Rule:
+    """The schema of a learner's progress, in a program of `fragments` fragments."""
     return {
         **OWN,
         "phase": ("text", "ready", "stepping", "final"),
         "step": ("firings", COUNT),
-        "tokens": ("product", "step", step_tokens),
+        "tokens": tokens_of("step", step_tokens),
         "step_time": COUNT,
         "delay_steps": COUNT,
         "epochs": ("list", COUNT, fragments),
@@ -168,12 +172,8 @@ REPORT: Final = {
 """The report of a learner to the recorder, in any program."""
 
 
-def answer(fragments: Sequence[Fragment], step_tokens: int | Sequence[int]) -> Rule:
-    """The schema of a learner's answer about one of these fragments.
-
-    `step_tokens` are the tokens of one step: of every slot, or, as a tuple, of each slot. Tokens are weights, so they
-    must be those of the steps.
-    """
+def answer(fragments: Sequence[Fragment], step_tokens: StepTokens) -> Rule:
+    """The schema of a learner's answer about one of these fragments."""
     units = ("of", "fragment", tuple(len(fragment.units) for fragment in fragments))
     return {
         **OWN,
@@ -183,13 +183,25 @@ def answer(fragments: Sequence[Fragment], step_tokens: int | Sequence[int]) -> R
         "base": ("optional", VERSION),
         "begin": COUNT,
         "steps": COUNT,
-        "end": ("product", "steps", step_tokens, "begin"),
+        "end": tokens_of("steps", step_tokens, "begin"),
         "clock": TRIPLES,
         **vector("gradient", fragments),
         "norms": ("array", "float32", (units,)),
         "positions": POSITIONS,
         "state": ("optional", ("row", COUNT, ("array", "uint8", (None,)))),
         "former?": FORMER,
+    }
+
+
+def vote(whole: Sequence[Fragment], tokens_most: int) -> Rule:
+    """The schema of a learner's vote with a gradient of the whole model, of at most so many tokens."""
+    return {
+        **OWN,
+        "round": COUNT,
+        "tokens": ("integer", 1, tokens_most),
+        "values": ("array", "float32", (sum(fragment.size for fragment in whole),)),
+        "positions": POSITIONS,
+        "stream": ("optional", ("row", COUNT, ("array", "uint8", (None,)))),
     }
 
 

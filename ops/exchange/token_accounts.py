@@ -28,6 +28,18 @@ UNSETTLED_COUNT_MAX = 4
 UNDONE_COUNT_MAX = 8
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """The tokens of a step, where batches are counted: any number up to `tokens`."""
+
+    tokens: int
+
+
+StepTokens: TypeAlias = int | tuple[int, ...] | AtMost
+"""The tokens of a step, against which messages are checked: of every slot, of each, or at most so many."""
+
+
 def weight(tokens: int, steps: int) -> float:
     """The weight of an answer: quantity times quality, tokens * (tokens / steps); 0 where nothing was trained.
 

@@ -159,6 +159,8 @@ class Led(Protocol):
 
     def restart(self) -> None: ...
 
+    def count_from(self, steps: int) -> None: ...
+
     def local(self) -> Iterable[Any]: ...
 
     def fits(self, what: Taken, leaves: Sequence[Any]) -> bool: ...
@@ -222,6 +224,10 @@ class Leader:
         self._orders.give("restart")
         self._learner.restart()
 
+    def count_from(self, steps: int) -> None:
+        self._orders.give("count", steps)
+        self._learner.count_from(steps)
+
     def local(self) -> Iterable[Any]:
         self._orders.give("local")
         return self._learner.local()
@@ -273,6 +279,8 @@ def follow(learner: Led, order: Order, batches: InOrder, leader: Following) -> N
             learner.replace(fragment, None)
         case ["restart"]:
             learner.restart()
+        case ["count", int(steps)]:
+            learner.count_from(steps)
         case ["local"]:
             learner.local()
         case ["lend"]:

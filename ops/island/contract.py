@@ -53,7 +53,10 @@ class Learning(Protocol):
         """Replace a fragment by `values`, regardless of its present values."""
 
     def restart(self) -> None:
-        """Initialize the local leaves for the present merged leaves."""
+        """Initialize the local leaves for the present merged leaves, but for counters, which go on."""
+
+    def count_from(self, steps: int) -> None:
+        """Initialize them, with counters as after `steps` steps of the slot in its lives before."""
 
 
 @runtime_checkable

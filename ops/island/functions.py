@@ -22,7 +22,7 @@ from isthmus.ops.gang import mesh_layout
 from isthmus.ops.gang.mesh_devices import LEVELS, coded, levels_of
 from isthmus.ops.gang.mesh_layout import Crossing, StateLayout, lying
 from isthmus.ops.island.life import DeviceCall, LearnerLife
-from isthmus.ops.island.recipe import LOCAL, Leaf, Now, Recipe, abstract_key, is_key, lent
+from isthmus.ops.island.recipe import LOCAL, Leaf, Now, Recipe, abstract_key, counters, is_integer, is_key, lent
 
 
 @final
@@ -231,6 +231,7 @@ class Functions:
         self._model_size, self.has_local_model = len(leaves), len(self.merged) < len(leaves)
         self.names = [leaves[i].name for i in self.merged]
         self.lent = lent(self.recipe, leaves, named_leaves(state), self._local)
+        self.counters = counters(named_leaves(state), self.merged, self._local)
         self.shapes = [leaves[i].shape for i in self.merged]
         self.layout = None if devices is None else self._layout(devices, leaves, state)
         merged, local, all_devices = (
@@ -240,6 +241,7 @@ class Functions:
         )
         self.first: jax.stages.Wrapped = jax.jit(self._first, out_shardings=merged)
         self.fresh: jax.stages.Wrapped = jax.jit(self._fresh, out_shardings=local)
+        self.counted: jax.stages.Wrapped = jax.jit(self._counted, out_shardings=all_devices)
         stepped = None if self.layout is None else ((merged, local), all_devices)
         self.step: jax.stages.Wrapped = jax.jit(self._step, donate_argnums=0, out_shardings=stepped)
         self.copy: jax.stages.Wrapped = jax.jit(
@@ -342,20 +344,43 @@ class Functions:
         leaves = jax.tree.leaves(self.recipe.init(key))
         return _apart([leaves[i] for i in self.merged])
 
-    def _fresh(self, merged: list[Any], key: Any, life: Any, number: Any) -> list[Any]:
+    def _fresh(self, merged: list[Any], key: Any, life: Any, number: Any, counts: list[Any] | None = None) -> list[Any]:
         """The local leaves of a state that begins with these merged leaves.
 
         They have the values that `init` gives for the seed's `key`, except that random keys among them are this life's
-        own; then the task's `restart` is applied.
+        own, and that counters have the values `counts`, if given; then the task's `restart` is applied.
         """
         own = _key_of(life, number)
         others = self.local_of_model(key) if self.has_local_model else []
         model = jax.tree.map(partial(_folded, jax.random.bits(own)), self.model(merged, others))
         state = self.recipe.state_of(model)
+        if counts is not None:
+            leaves = jax.tree.leaves(state)
+            for k, count in zip(self.counters, counts, strict=True):
+                leaves[self._local[k]] = count
+            state = jax.tree.unflatten(self._treedef, leaves)
         if self.recipe.restart is not None:
             state = self.recipe.restart(state, own)
         leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(state)]
         return _apart([leaves[i] for i in self._local])
+
+    def _counted(self, key: Any, life: Any, steps: Any, batch: Any) -> list[Any]:
+        """The counters after so many steps. Nothing else of a step is computed, because nothing else is used."""
+        state = jax.tree.leaves(self.recipe.state_of(self.recipe.init(key)))
+        now = Now(_key_of(life, np.uint32(0)), jnp.float32(0.0))
+        places = [i for i in self._local if is_integer(self._shapes[i])]  # One may depend on another.
+
+        def values(leaves: list[Any]) -> list[Any]:
+            return [jnp.asarray(leaves[i], self._shapes[i].dtype) for i in places]
+
+        def count(_: Any, counts: list[Any]) -> list[Any]:
+            leaves = list(state)
+            for i, value in zip(places, counts, strict=True):
+                leaves[i] = value
+            return values(jax.tree.leaves(self.recipe.count(jax.tree.unflatten(self._treedef, leaves), batch, now)))
+
+        counted = dict(zip(places, jax.lax.fori_loop(0, steps, count, values(state)), strict=True))
+        return [counted[self._local[k]] for k in self.counters]
 
     def _step(self, state: tuple[Any, Any], batch: Any, progress: Any, life: Any, number: Any) -> Any:
         """One inner step: (merged leaves, local leaves) -> the same, and its scalars."""

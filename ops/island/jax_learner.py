@@ -58,6 +58,11 @@ def _forms(leaves: Sequence[Any]) -> list[tuple[Any, Any]]:
     return [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
+def _nothing_like(leaf: Any) -> Any:
+    """Zeros of the form of a leaf, without memory of their own."""
+    return np.broadcast_to(np.zeros((), np.asarray(leaf).dtype), np.shape(leaf))
+
+
 def _some(leaves: Sequence[Any]) -> Iterator[list[Any]]:
     """Leaves in groups, each a single leaf or no larger than WHOLE_BYTES_MAX."""
     group: list[Any] = []
@@ -97,6 +102,7 @@ class Learner:
         self._seed = life.seed
         self._life = jax.device_put(words_of(life)) if layout is None else layout.put(words_of(life), layout.replicated)
         self._step_number = self._restarts = 0
+        self._batch: Any = None
         shapes = self._functions.shapes
         self._leaves: list[Any] = self._functions.put([np.zeros(each.shape, each.dtype) for each in shapes])
         self._local: list[Any] = []
@@ -115,12 +121,14 @@ class Learner:
 
     def compile(self, batch: Any) -> None:
         """Compile every function that this learner will call."""
+        self._batch = jax.tree.map(_nothing_like, batch)
         with _COMPILING:
             self._functions.compile(batch, codes=self.codes)
         give_back()
 
     def compile_step(self, batch: Any) -> None:
         """Compile the step, which it calls most; the rest is compiled at its first call."""
+        self._batch = jax.tree.map(_nothing_like, batch)
         with _COMPILING:
             self._functions.compile(batch, is_step_alone=True)
 
@@ -251,11 +259,26 @@ class Learner:
         self._step_number, self._restarts = counts
 
     def restart(self) -> None:
-        """Initialize the local leaves for the present merged leaves."""
+        """Initialize the local leaves for the present merged leaves, but for counters, which go on."""
+        # Before the first step there is nothing to go on from.
+        counted = [self._local[k] for k in self._functions.counters] if self._step_number else []
+        self._begin_anew(counted or None)
+
+    def count_from(self, steps: int) -> None:
+        """Initialize them for a life that goes on after so many steps of its slot."""
+        functions = self._functions
+        if functions.counters:
+            counted = functions.counted(jax.random.key(self._seed), self._life, np.int32(steps), self._batch)
+            self._begin_anew(counted)
+
+    def _begin_anew(self, counted: list[Any] | None) -> None:
         functions, number = self._functions, np.uint32(_RESTARTS + self._restarts)
         key = jax.random.key(self._seed) if functions.has_local_model else None
         self._local = []  # Its memory is free before the new leaves take theirs.
-        self._local = functions.fresh(self._leaves, key, self._life, number)
+        if counted is None:
+            self._local = functions.fresh(self._leaves, key, self._life, number)
+        else:
+            self._local = functions.fresh(self._leaves, key, self._life, number, counted)
         self._restarts += 1
         give_back()
 

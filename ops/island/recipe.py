@@ -72,6 +72,7 @@ class Recipe:
     - `init(key)`: the initial model. `state_of(model)`: the state with which a learner begins; `model_of(state)`: its
       model.
     - `step(state, batch, now)`: the state after a step, and scalars by name, 'loss' among them.
+    - `count(state, batch, now)`: a state whose counters are as a step leaves them; its other leaves mean nothing.
     - `evaluate(model, batch)`: scalars by name, 'loss' among them.
     - `restart(state, key)`: a state with the local leaves with which a life begins; None for those of `state_of`.
     - `load(path, shape)`: the initial value of a merged leaf, or None for that of `init`; None where nothing is loaded.
@@ -85,6 +86,7 @@ class Recipe:
     state_of: Callable[[Any], Any]
     model_of: Callable[[Any], Any]
     step: Callable[[Any, Any, Now], tuple[Any, Mapping[str, Any]]]
+    count: Callable[[Any, Any, Now], Any]
     evaluate: Callable[[Any, Any], Mapping[str, Any]]
     rules: Rules[Kind]
     restart: Callable[[Any, Any], Any] | None = None
@@ -147,11 +149,18 @@ def of_loss(
         updates, moments = transformation.update(gradient, state.optimizer, state.model, progress=now.progress)
         return Trained(optax.apply_updates(state.model, updates), moments), reported
 
+    def count(state: Trained, batch: Any, now: Now) -> Trained:
+        nothing = jax.tree.map(jnp.zeros_like, state.model)
+        return Trained(
+            state.model, transformation.update(nothing, state.optimizer, state.model, progress=now.progress)[1]
+        )
+
     return Recipe(
         init=init,
         state_of=lambda model: Trained(model, transformation.init(model)),
         model_of=lambda state: state.model,
         step=step,
+        count=count,
         evaluate=lambda model, batch: scalars(model, batch)[1],
         rules=rules,
         load=load,
@@ -174,11 +183,48 @@ def of_step(
         state_of=lambda model: model,
         model_of=lambda state: state,
         step=step,
+        count=lambda state, batch, now: step(state, batch, now)[0],
         evaluate=evaluate,
         rules=rules,
         restart=restart,
         load=load,
     )
+
+
+def counters(named: Sequence[tuple[str, Any]], merged: Sequence[int], local: Sequence[int]) -> list[int]:
+    """The places in `local` of the integers that go on where the other local leaves begin anew: a schedule's count.
+
+    `named` are the paths and shapes of all leaves of the state, `merged` and `local` places in it. An integer that an
+    optimizer keeps beside its moments, in one state with them, begins anew with them: it corrects their bias.
+    """
+    shapes = [shape.shape for _, shape in named]
+    paths = [tuple(name.split("/")) for name, _ in named]
+    beside = {
+        _home(paths[i], [paths[j] for j in merged if shapes[j] == shapes[i]]) for i in local if _is_moment(named[i])
+    }
+    # A state in which parameters lie, too, is no optimizer's.
+    beside -= {paths[j][:end] for j in merged for end in range(len(paths[j]) + 1)}
+    return [k for k, i in enumerate(local) if is_integer(named[i][1]) and paths[i][:-1] not in beside]
+
+
+def _home(path: tuple[str, ...], parameters: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
+    """The state in which a moment lies: its path without the name of the moment and the path of its parameter; None if
+    there is no such parameter."""
+    if not parameters:
+        return None
+    ends = max(
+        next((n for n in range(len(path)) if path[-n - 1 :] != each[-n - 1 :]), len(path)) for each in parameters
+    )
+    return path[: max(0, len(path) - ends - 1)]
+
+
+def _is_moment(leaf: tuple[str, Any]) -> bool:
+    return bool(jnp.issubdtype(leaf[1].dtype, jnp.inexact))
+
+
+def is_integer(leaf: Any) -> bool:
+    """Whether a leaf holds integers."""
+    return bool(jnp.issubdtype(leaf.dtype, jnp.integer))
 
 
 def lent(recipe: Recipe, leaves: Sequence[Leaf], named: Sequence[tuple[str, Any]], local: Sequence[int]) -> list[int]:

@@ -35,6 +35,7 @@ class Feed:
     def __init__(self) -> None:
         self.reached = self._position = 0
         self.is_placed = True
+        self._left_out: list[list[int]] = []
         self._ahead: deque[tuple[int, State]] = deque(maxlen=STATES_MAX)
         self._state: tuple[int, State] | None = None
 
@@ -48,16 +49,20 @@ class Feed:
         return self._position - 1
 
     def accept(self, cursor: Cursor) -> None:
-        """Store the position at which this life begins, and the state of a later batch."""
+        """Store the position at which this life begins, the positions without a batch, and the state of a later one."""
         if not self.is_placed:
             self.reached = self._position = cursor["begin"]
             self.is_placed = True
+        self._left_out = cursor["left_out"]
         if cursor["state"] is not None:
             self._ahead.append((cursor["position"], cursor["state"]))
             self._settle()
 
     def advance(self, *, is_trained: bool = True) -> None:
         """Count a batch that was taken; at the end of a run it is not trained on."""
+        for begin, end in self._left_out:
+            if begin <= self._position < end:
+                self._position = end
         self._position += 1
         if is_trained:
             self.reached = self._position

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from isthmus.ops.data.batches import Cursor, Place, first_batch, of_slot
+from isthmus.ops.data.batches import Cursor, Place, by_slot, first_batch, position_of, tokens_in
 from isthmus.ops.exchange.messages import SECONDS, Call, Control, Due, StepReport, Vector, Vote, WholeState, newest
 from isthmus.ops.exchange.ring import START, Mean, parts
 from isthmus.ops.island.contract import gradient_learner_of
@@ -20,6 +20,14 @@ from isthmus.ops.learner.answers import Feed
 from isthmus.ops.learner.inner_step import REPORT_NS, STEP_TIME_DECAY
 
 Phase = Literal["ready", "stepping", "final"]
+
+
+def in_slots(rows: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """[slot, tokens] over all lives, of rows (slot, tokens)."""
+    tokens_of: Counter[int] = Counter()
+    for slot, tokens in rows:
+        tokens_of[slot] += tokens
+    return [[slot, tokens] for slot, tokens in sorted(tokens_of.items())]
 
 
 class Reporter:
@@ -119,7 +127,7 @@ class ElasticStep:
     def __init__(self, task: Any, *, tokens: int, emit_every: int, snapshot_seconds: float = SECONDS) -> None:
         self._task, self._budget, self._emit_every = task, tokens, emit_every
         self._phase: Literal["ready", "stepping", "final"] = "ready"
-        self._round = 0
+        self._round = self._tokens = 0
         self._is_due = Due(snapshot_seconds)
         self._scalars: Mapping[str, float] = {}
         self._feed = Feed()
@@ -184,11 +192,8 @@ class ElasticStep:
     def _step(self, mean: Vector, call: Call) -> None:
         self._learner.apply(mean, min(1.0, call["trained_before"] / self._budget))
         if [self._slot, self._incarnation] in call["voters"]:
-            self._reporter.trained(self._task.tokens_per_batch, self._scalars)
-        by_slot = Counter[int]()
-        for slot, _, tokens in call["totals"]:
-            by_slot[slot] += tokens
-        self._reporter.in_model = [[slot, tokens] for slot, tokens in sorted(by_slot.items())]
+            self._reporter.trained(self._tokens, self._scalars)
+        self._reporter.in_model = in_slots((slot, tokens) for slot, _, tokens in call["totals"])
         if call["is_last"]:
             self._phase = "final"
 
@@ -221,11 +226,12 @@ class ElasticStep:
         state: Sequence[Any] | None = self._learner.state() if call["donor"] == self._slot else None
         self._reporter.begins()
         self._scalars, gradient = self._learner.gradient(batch)
+        self._tokens = tokens_in(batch, self._task.tokens_per_batch, self._slot)
         vote = Vote(
             round=call["round"],
             slot=self._slot,
             incarnation=self._incarnation,
-            tokens=self._task.tokens_per_batch,
+            tokens=self._tokens,
             values=gradient,
             state=None if state is None else list(state),
             positions=[[self._slot, self._feed.reached]],
@@ -263,11 +269,15 @@ class GradientStep:
         self._heard: dict[int, Mapping[str, Any]] = {}
         self._greeting_next: dict[str, Any] = {}
         self._greeting: Mapping[str, Any] = {}
-        self._trained = self._steps_before = 0
+        self._trained = self._steps_before = self._position_before = 0
+        self._feed = Feed()
+        self._totals: dict[tuple[int, int], int] = {}
+        self._positions: dict[int, int] = {}
         self._has_state = True
         self._is_due = Due(snapshot_seconds)
         self._scalars: Mapping[str, float] = {}
         self._is_stopping = False
+        self._tokens = 0
         self.is_idle = True
         self.is_finished = False
 
@@ -287,6 +297,7 @@ class GradientStep:
         """Compile every function, and create the initial parameters; a later life waits for a state."""
         self._context = context
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
+        self._feed.open(context)
         self._has_state = self._incarnation == 1
         self._greeting_next = {"slot": self._slot, "incarnation": self._incarnation}
         batch = first_batch(self._task, context.seed, self._slot)
@@ -300,11 +311,14 @@ class GradientStep:
         hello: Mapping[Any, Mapping[str, Any]] | None = None,
         kept: Mapping[Any, WholeState] | None = None,
         control: Mapping[Any, Control] | None = None,
+        cursor: Cursor | None = None,
     ) -> list[tuple[str, Any]]:
         """Perform one step; `batch` and `mean` are None as long as the ring is not complete.
 
         RuntimeError in a life that comes back while others step.
         """
+        if cursor is not None:
+            self._feed.accept(cursor)
         self._is_stopping |= any(item["stop"] for item in (control or {}).values())
         self._take(newest(kept))
         emitted = self._greet(hello)
@@ -322,6 +336,9 @@ class GradientStep:
         if state["leaves"]:
             self._learner.restore(state["leaves"])
         self._has_state, self._trained, self._steps_before = True, state["tokens"], state["steps"]
+        self._totals = {(slot, incarnation): tokens for slot, incarnation, tokens in state["totals"]}
+        self._positions = by_slot(state["positions"])
+        self._position_before = position_of(state["positions"], self._slot)
 
     def _place(self) -> Place:
         """The position at which the batches of this life begin."""
@@ -330,7 +347,7 @@ class GradientStep:
             incarnation=self._incarnation,
             shard=0,
             shards=1,
-            position=self._steps_before,
+            position=self._position_before,
             state_position=0,
             state=None,
         )
@@ -357,6 +374,7 @@ class GradientStep:
             ]
             if self._has_state and len(agreeing) == self._learners:
                 self._phase = "stepping"
+                self._totals = {**dict.fromkeys(map(tuple, lives), 0), **self._totals}
             self._greeting_next |= {"lives": lives, "steps": self._phase == "stepping"}
         if self._greeting_next == self._greeting:
             return []
@@ -367,11 +385,13 @@ class GradientStep:
         """Step along the mean, and send the next gradient, unless this was the last step."""
         if mean:
             self._learner.apply(mean["values"], min(1.0, self._trained / self._budget))
-            self._trained += mean["tokens"]
-            self._reporter.trained(of_slot(self._task.tokens_per_batch, self._slot), self._scalars)
-            steps = self._steps_before + self._reporter.step  # All take part in each.
-            batches = (of_slot(self._task.tokens_per_batch, slot) for slot in range(self._learners))
-            self._reporter.in_model = [[slot, steps * tokens] for slot, tokens in enumerate(batches)]
+            lives = dict(self._greeting["lives"])
+            for slot, tokens, position in mean["trained"]:
+                self._trained += tokens
+                self._totals[slot, lives[slot]] = self._totals.get((slot, lives[slot]), 0) + tokens
+                self._positions[slot] = position
+            self._reporter.trained(self._tokens, self._scalars)
+            self._reporter.in_model = in_slots((slot, tokens) for (slot, _), tokens in self._totals.items())
             if mean["stop"] or self._trained >= self._budget:
                 self._phase = "final"
         emitted = [*self._model(), *self._state()]
@@ -379,12 +399,15 @@ class GradientStep:
             return emitted
         self._reporter.begins()
         self._scalars, gradient = self._learner.gradient(batch)
+        self._tokens = tokens_in(batch, self._task.tokens_per_batch, self._slot)
+        self._feed.advance()
         own = parts(
             gradient,
             self._slot,
             self._learners,
             step=self._reporter.step,
-            tokens=of_slot(self._task.tokens_per_batch, self._slot),
+            tokens=self._tokens,
+            position=self._feed.reached,
             stop=self._is_stopping,
         )
         return [*emitted, *(("part", part) for part in own)]
@@ -400,15 +423,12 @@ class GradientStep:
         """A snapshot, when it is due."""
         if self._slot or self._phase == "final" or not self._is_due(self._context.now()):
             return []
-        steps, leaves = self._steps_before + self._reporter.step, list(self._learner.state())
         state = WholeState(
-            tokens=self._trained, steps=steps, totals=self._totals(), positions=[], streams=[], leaves=leaves
+            tokens=self._trained,
+            steps=self._steps_before + self._reporter.step,
+            totals=[[*life, tokens] for life, tokens in sorted(self._totals.items())],
+            positions=[[slot, self._positions[slot]] for slot in sorted(self._positions)],
+            streams=[],
+            leaves=list(self._learner.state()),
         )
         return [("state", state)]
-
-    def _totals(self) -> list[list[int]]:
-        """The tokens of the present lives, which have all made the same steps."""
-        return [
-            [slot, incarnation, self._reporter.step * of_slot(self._task.tokens_per_batch, slot)]
-            for slot, incarnation in self._greeting["lives"]
-        ]

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, ClassVar, Final, Literal
 
-from isthmus.ops.data.batches import Cursor, Step, first_batch, of_slot
+from isthmus.ops.data.batches import Cursor, Step, first_batch, tokens_in
 from isthmus.ops.elastic.learner import ElasticLearner
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.adaptive import coarser
@@ -125,7 +125,6 @@ class InnerStep:
         self._context = context
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._feed.open(context)
-        self._step_tokens = of_slot(self._task.tokens_per_batch, self._slot)
         if "parameters" not in context.connected:
             self._emit_every = 0
         self._learner = self._learner_of(context)
@@ -211,11 +210,14 @@ class InnerStep:
         if answers:
             yield answers
         has_stepped = batch is not None and self._phase == "stepping" and not self._is_spent()
+        # Of the whole batch, once for all processes of an island; without a token it makes no step.
+        tokens = tokens_in(batch, self._task.tokens_per_batch, self._slot) if has_stepped else 0
+        has_stepped = tokens > 0
         # Counted before the step, which tells the other processes of an island the position of its batch.
         if batch is not None:
             self._feed.advance(is_trained=has_stepped)
         if has_stepped:
-            self._train(batch)
+            self._train(batch, tokens)
         if self._phase == "final":
             self._read_metrics(left=0)
         emitted = self._parameters(has_stepped=has_stepped) if self._emit_every else []  # Those after the step.
@@ -303,7 +305,9 @@ class InnerStep:
             return
         if self._phase == "ready" and ((self._feed.is_placed and not self._inheritance.is_awaited) or self._is_over):
             self._learner.restart()
-            self._totals = self._inheritance.take_over() or self._totals  # It replaces leaves that `restart` creates.
+            self._totals = (
+                self._inheritance.take_over(self._feed.reached) or self._totals
+            )  # It replaces leaves that `restart` creates.
             self._phase = "stepping"
         if self._is_over:
             self._phase = "final"
@@ -359,7 +363,7 @@ class InnerStep:
 
     # -- the step ------------------------------------------------------------------------------------------------------
 
-    def _train(self, batch: Any) -> None:
+    def _train(self, batch: Any, tokens: int) -> None:
         """Perform one step, which begins before the budget is spent. Steps are timed from end to end."""
         if not self._odometer.steps:
             self._first_at = self._context.now()
@@ -374,8 +378,8 @@ class InnerStep:
             self._step_time = STEP_TIME_DECAY * (self._step_time or took) + (1 - STEP_TIME_DECAY) * took
         self._stepped_at = now  # After `took`, which counts from the end of the step before.
         self._odometer.steps += 1
-        self._odometer.tokens += self._step_tokens
-        self._totals.add(self._slot, self._incarnation, self._step_tokens)
+        self._odometer.tokens += tokens
+        self._totals.add(self._slot, self._incarnation, tokens)
         # After the count: the step whose loss is not finite is found by its distance from the last one counted.
         if self._metrics.add(metrics):
             self._read_metrics(left=1)

@@ -288,7 +288,7 @@ class Inheritance:
     ) -> None:
         self._slot, self._incarnation = context.member.replica.slot, context.member.incarnation
         self._learner, self._held, self._odometer, self._has_alpha = learner, held, odometer, alpha > 0
-        self._has_copies, self._has_kept = context.folder is not None and self._incarnation > 1, has_kept
+        self._has_kept = has_kept
         self._copies: LocalCopies | None = None
         if context.folder is not None:
             self._copies = LocalCopies(context.folder, context.disk, self._slot, self._incarnation, now=context.now)
@@ -322,10 +322,11 @@ class Inheritance:
         """Record that local leaves of another learner were taken, if any were."""
         self.began = began or self.began
 
-    def take_over(self) -> Totals | None:
+    def take_over(self, steps: int) -> Totals | None:
         """Take over the state that was found, once all fragments are held and the local leaves are initialized.
 
-        Where this life continues from a cut, returns the progress of the run as known at the cut.
+        `steps` are those of this slot that are merged: where nothing is found, its counters go on from there. Where
+        this life continues from a cut, returns the progress of the run as known at the cut.
         """
         own = self._own
         if self._has_kept():
@@ -335,16 +336,17 @@ class Inheritance:
             totals.raise_to(own["totals"])
             self.began = ["snapshot", own["incarnation"], sum(count for _, count, _, _ in own["standings"])]
             return totals
-        if self._has_copies:
-            self._take_copy()
+        if self._incarnation > 1:
+            self._take_copy(steps)
         return None
 
-    def _take_copy(self) -> None:
+    def _take_copy(self, steps: int) -> None:
         copy = None if self._copies is None else self._copies.former()
         if copy is not None and self._learner.take_local(copy.leaves):
             self.began = ["copy", copy.incarnation, copy.step]
-        else:
-            self.began = ["anew", 0, 0]
+            return
+        self._learner.count_from(steps)
+        self.began = ["anew", 0, steps] if self._copies is not None else None
 
     def _take_own(self, own: Own) -> bool:
         """Continue as the life that made the cut would have, if this one begins with its versions."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, final
 
+from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.messages import (
     Control,
@@ -22,7 +23,7 @@ from isthmus.ops.exchange.messages import (
     boundary,
     last_merged,
 )
-from isthmus.ops.exchange.token_accounts import Totals
+from isthmus.ops.exchange.token_accounts import AtMost, StepTokens, Totals
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory
 from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE, START_WAIT, Start
 from isthmus.ops.syncer.schedule import LearnerRoster, Placing, learners_live
@@ -53,8 +54,8 @@ class Conductor:
     """Opens the rounds of a run: the same Turn on ports `round` (to merge) and `pull` (to every gate).
 
     Fires on AnyOf("progress", "merged", "control", "held", "tick"). `fragments`, `interval` and `overlap` are P, H and
-    tau, `learners` the number that the start waits for, `tokens` the budget of the run and `tokens_per_batch` those of
-    one step, the mean of all learners; `step_tokens` are for `schemas`.
+    tau, `learners` the number that the start waits for, `tokens` the budget of the run, `tokens_per_batch` those of
+    one step, the mean of all learners, and `step_tokens` those of each.
 
     Fragment p of P is captured after (p + 1) H / P steps, and then every H. The number of open rounds is one more than
     the captures within the overlap; each merge opens the next. All learners are members of every round, so it lasts as
@@ -63,7 +64,9 @@ class Conductor:
         initial, recover    the first version of every fragment, of one learner; the newest one, for a syncer that came
                             back. Then the conductor waits for a holder of all of them, and for learners
         merge               one turn after the other, on a plan that is exact in tokens as long as no learner dies; a
-                            syncer that came back continues after the turn that was merged last
+                            syncer that came back continues after the turn that was merged last. Where tokens are
+                            counted, the plan takes the mean of the steps so far, and what is left of the budget after
+                            the planned turns is trained in turns of as many steps, until the count is reached
         final               after as many more steps as the budget has left, every fragment once, with all that answer
                             within a learned bound
 
@@ -80,7 +83,7 @@ class Conductor:
     collects = ("progress", "merged", "control", "held", "reached")
 
     @staticmethod
-    def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
+    def schemas(*, fragments: int, step_tokens: StepTokens, **_: Any) -> dict[str, Any]:
         """The forms of the messages of learners, recorder and holders."""
         report = schemas.progress(fragments, step_tokens)
         return {"progress": report, "control": schemas.CONTROL, "held": schemas.HELD}
@@ -94,11 +97,13 @@ class Conductor:
         learners: int,
         tokens: int,
         tokens_per_batch: int,
-        step_tokens: int | Sequence[int] = 1,
+        step_tokens: StepTokens = 1,
     ) -> None:
         self.is_finished = False
         self._fragments, self._interval, self._overlap = fragments, interval, overlap
-        self._learners, self._budget, self._step_tokens = learners, tokens, tokens_per_batch
+        self._learners, self._budget, self._step_tokens = learners, tokens, step_tokens
+        self._mean = tokens_per_batch, 1
+        """Tokens in so many steps; where they are counted, of those that were merged last."""
         self._start, self._roster = Start(learners), LearnerRoster()
         self._relayed = RelayedTotals()
         self._totals = self._relayed.totals  # As reported, at any time.
@@ -108,7 +113,7 @@ class Conductor:
         self._round_longest = 0
         self._born: set[int] = set()
         self._ended: set[int] = set()
-        self._round_last = self._index = self._planned = 0
+        self._round_last = self._index = 0
         self._waits_until: dict[str, int] = {}
         self._memory = ShardMemory()
         self._placing = Placing()
@@ -184,8 +189,6 @@ class Conductor:
         missing = [member for member in turn["members"] if turn["kind"] != "recover" and member[0] not in traces]
         for slot, incarnation in missing:
             self._roster.miss(slot, incarnation)
-        # The steps that they have not trained are planned again.
-        self._planned -= turn["steps"] * len(missing) * self._step_tokens
         match turn["kind"]:
             case "initial" if merging["version"] is None:
                 self._start.failed(fragment, turn["members"][0], merging["reason"])
@@ -195,9 +198,7 @@ class Conductor:
                     self._count(fragment)
                     self._go_on()
             case "merge":
-                for slot, incarnation in turn["members"]:
-                    if [slot, incarnation] not in missing:
-                        self._counted.add(slot, incarnation, turn["steps"] * self._step_tokens)
+                self._count_turn(turn, [member for member in turn["members"] if member not in missing])
             case "final":
                 self._ended.add(fragment)
 
@@ -207,7 +208,17 @@ class Conductor:
         merged = [*self._memory.totals(), *self._clock(fragment)]
         self._counted.raise_to(row for row in merged if (row[0], row[1]) not in living)
         self._counted.raise_to(row for row in self._totals.rows() if (row[0], row[1]) in living)
-        self._planned = self._counted.trained
+
+    def _count_turn(self, turn: Turn, members: Sequence[Sequence[int]]) -> None:
+        """Count the tokens of a turn that was merged: by its steps or, where they are counted, by its merge."""
+        if not isinstance(self._step_tokens, AtMost):
+            for slot, incarnation in members:
+                self._counted.add(slot, incarnation, turn["steps"] * of_slot(self._step_tokens, slot))
+            return
+        before = self._counted.trained
+        self._counted.raise_to(self._clock(turn["fragment"]))
+        steps, tokens = turn["steps"] * len(members), self._counted.trained - before
+        self._mean = (tokens, steps) if tokens and steps else self._mean
 
     def _clock(self, fragment: int) -> list[list[int]]:
         return self._published[fragment]["clock"] if fragment in self._published else []
@@ -287,10 +298,14 @@ class Conductor:
         """The next turn; None where the budget ends with it or before it, or no learner is there to take part."""
         members = [learner.member for learner in self._roster.stepping()]
         fragment, steps = self._index % self._fragments, self._steps()
-        if not members or fragment in self._open or self._is_last(steps, self._steps_left(len(members))):
+        if not members or fragment in self._open:
             return None
+        left = self._steps_left(len(members))
+        if self._is_last(steps, left):
+            if self._open or self._is_sure(len(members)):
+                return None
+            steps = max(1, self._overlap, min(steps, left))  # Learners may be as far ahead as the overlap.
         self._index += 1
-        self._planned += steps * len(members) * self._step_tokens
         turn = self._turn(fragment, "merge", members, steps)
         if self._totals_before:
             turn["totals"] = self._totals_before.pop(0)
@@ -323,6 +338,12 @@ class Conductor:
         """Whether the budget has no room for a turn of so many steps, the adoption of its result, and an end."""
         return steps + max(self._overlap, 1) > left
 
+    def _is_sure(self, members: int) -> bool:
+        """Whether the budget is spent at the end of the final rounds: for certain, where tokens are counted."""
+        if not isinstance(self._step_tokens, AtMost):
+            return True
+        return self._budget - self._planned <= members * self._overlap  # A step has a token at least.
+
     def _steps(self) -> int:
         """The steps between the capture of the next turn and the one before it."""
         before, next_ = (boundary(self._index + n, self._interval, self._fragments) for n in (-1, 0))
@@ -330,7 +351,15 @@ class Conductor:
 
     def _steps_left(self, members: int) -> int:
         """The steps until the budget is spent, from the last capture that is planned."""
-        return max(0, -(-(self._budget - self._planned) // (members * self._step_tokens)))
+        tokens, steps = self._mean
+        return max(0, -(-(self._budget - self._planned) * steps // (members * tokens)))
+
+    @property
+    def _planned(self) -> int:
+        """The tokens that are counted, and those that are expected of the open turns."""
+        tokens, steps = self._mean
+        ahead = sum(turn["steps"] * len(turn["members"]) for turn in self._open.values() if turn["kind"] == "merge")
+        return self._counted.trained + ahead * tokens // steps
 
     def _turn(self, fragment: int, kind: Kind, members: list[list[int]], steps: int) -> Turn:
         """The item of a round that opens now."""

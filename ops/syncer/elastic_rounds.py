@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 import numpy as np
 
 from isthmus.ops.data.batches import position_of
+from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     Call,
@@ -47,7 +48,7 @@ KEPT_WAIT: Final = 10_000_000_000
 
 
 class Averaged(TypedDict):
-    """average -> caller: the mean of a round, its voters, and the number of their tokens.
+    """average -> caller: the mean of a round, its voters, and the number of their tokens, each and in all.
 
     `state` came with one of the votes. `reached` is the progress of the merges in the batches of each slot, with the
     states of their streams, as in `ReachedPositions`.
@@ -55,6 +56,7 @@ class Averaged(TypedDict):
 
     mean: Vector
     voters: list[list[int]]
+    shares: list[int]
     tokens: int
     state: list[Any] | None
     reached: ReachedPositions
@@ -106,8 +108,8 @@ class Caller:
             opened = self._begin()
         elif averaged is not None:
             self._reached = averaged["reached"]
-            for slot, incarnation in averaged["voters"]:
-                self._totals.add(slot, incarnation, averaged["tokens"] // len(averaged["voters"]))
+            for (slot, incarnation), tokens in zip(averaged["voters"], averaged["shares"], strict=True):
+                self._totals.add(slot, incarnation, tokens)
             self._placing.add_merges({0: self._reached})
             opened = self._next(averaged)
         places = self._placing.due([self._round])
@@ -179,12 +181,19 @@ class Caller:
 
 
 class Average:
-    """A round and its votes in; their mean out, weighted by tokens. `whole` is the model as one fragment."""
+    """A round and its votes in; their mean out, weighted by tokens. `whole` is the model as one fragment, a vote has at
+    most `tokens_most`."""
 
     outputs = ("averaged",)
     collects = ("vote",)
 
-    def __init__(self, whole: Sequence[Fragment]) -> None:
+    @staticmethod
+    def schemas(whole: Sequence[Fragment], *, tokens_most: int) -> dict[str, Any]:
+        """The form of learners' votes."""
+        return {"vote": schemas.vote(whole, tokens_most)}
+
+    def __init__(self, whole: Sequence[Fragment], *, tokens_most: int) -> None:
+        del tokens_most  # For `schemas`.
         (self._whole,) = whole
         self._positions: dict[int, int] = {}
         self._states: dict[int, list[Any]] = {}
@@ -226,6 +235,7 @@ class Average:
         averaged = Averaged(
             mean=merged.direction,
             voters=[[item["slot"], item["incarnation"]] for item in votes],
+            shares=[item["tokens"] for item in votes],
             tokens=sum(item["tokens"] for item in votes),
             state=next((item["state"] for item in votes if item["state"] is not None), None),
             reached=reached,

@@ -22,7 +22,7 @@ from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import Method
 from isthmus.ops.exchange.messages import MERGES_KEPT, Answer, Gradient, Merging, ReachedPositions, Round
-from isthmus.ops.exchange.token_accounts import FragmentAccount, weight
+from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTokens, weight
 from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
@@ -154,7 +154,7 @@ class Merge:
     determined: ClassVar = outputs
 
     @staticmethod
-    def schemas(fragments: Sequence[Fragment], *, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
+    def schemas(fragments: Sequence[Fragment], *, step_tokens: StepTokens, **_: Any) -> dict[str, Any]:
         """The form of learners' answers."""
         return {"answer": schemas.answer(fragments, step_tokens)}
 
@@ -165,7 +165,7 @@ class Merge:
         method: Method,
         lr: float,
         momentum: float,
-        step_tokens: int | Sequence[int] = 1,
+        step_tokens: StepTokens = 1,
         bounded: bool = True,
     ) -> None:
         self._fragments = fragments
@@ -374,12 +374,18 @@ class Merge:
             vote["end"] - vote["begin"],
             vote.get("former", ()),
         )
-        tokens = of_slot(self._step_tokens, vote["slot"])
-        if any(end - begin != steps * tokens for _, begin, end, steps in vote.get("former", ())):
+        former = vote.get("former", ())
+        if not all(self._are_tokens_of(vote["slot"], steps, end - begin) for _, begin, end, steps in former):
             refusal = refusal or "inconsistent"
         if refusal is None:  # Last: it reads every value.
             refusal = self._unsound(vote)
         return refusal
+
+    def _are_tokens_of(self, slot: int, steps: int, tokens: int) -> bool:
+        """Whether so many steps of a slot can have made so many tokens."""
+        if isinstance(self._step_tokens, AtMost):
+            return 0 <= tokens <= steps * self._step_tokens.tokens
+        return tokens == steps * of_slot(self._step_tokens, slot)
 
     def _unsound(self, vote: Answer) -> str | None:
         """The fault in the values and norms of an answer."""

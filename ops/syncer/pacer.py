@@ -16,6 +16,7 @@ from isthmus.ops.data.batches import Place, of_slot
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.adaptive import FollowedSettings, Steps, WantedSettings
 from isthmus.ops.exchange.messages import Change, Control, Held, Kind, Merging, Progress, ReachedPositions, Round
+from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory, is_majority
 from isthmus.ops.syncer.schedule import (
     LearnerReport,
@@ -160,7 +161,7 @@ class Pacer:
     collects = ("progress", "merged", "control", "held", "reached")
 
     @staticmethod
-    def schemas(*, fragments: int, step_tokens: int | Sequence[int], **_: Any) -> dict[str, Any]:
+    def schemas(*, fragments: int, step_tokens: StepTokens, **_: Any) -> dict[str, Any]:
         """The forms of the messages of learners, recorder and holders."""
         report = schemas.progress(fragments, step_tokens)
         return {"progress": report, "control": schemas.CONTROL, "held": schemas.HELD}
@@ -177,7 +178,7 @@ class Pacer:
         gamma: float,
         learners: int,
         tokens: int,
-        step_tokens: int | Sequence[int] = 1,
+        step_tokens: StepTokens = 1,
         push: str = "float32",
         update: str = "float32",
         sizes: Sequence[int] = (),
@@ -503,7 +504,9 @@ class Pacer:
         """Whether a round of a fragment that opens now is its first in this life, or may be its last before the end."""
         if not self._counts_late:  # As published: an answer that is too late is refused in any case.
             return False
-        a_step = sum(of_slot(self._step_tokens, learner.slot) for learner in self._roster.stepping())
+        each = self._step_tokens  # Of a step that counts its own: the most, so that its last rounds begin early.
+        slots = [learner.slot for learner in self._roster.stepping()]
+        a_step = sum(each.tokens if isinstance(each, AtMost) else of_slot(each, slot) for slot in slots)
         left = self._tokens - self._totals.trained
         return fragment not in self._merged or left <= EDGE_INTERVALS * self.interval * a_step
 

@@ -157,10 +157,10 @@ def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[
     for where in (("run", name) for name, key in SCHEMA.keys.items() if key.declared.is_place):
         place = result.get(where)
         if isinstance(place, str) and place and "://" not in place:
-            result[where] = type(place)(os.path.abspath(folder / Path(place).expanduser()))
+            result[where] = type(place)(os.path.abspath(folder / os.path.expanduser(place)))
     data = result.get(("task", "data"))
     if isinstance(data, list | tuple) and all(isinstance(path, str) for path in data):
-        result["task", "data"] = [os.path.abspath(folder / Path(path).expanduser()) for path in data]
+        result["task", "data"] = [os.path.abspath(folder / os.path.expanduser(path)) for path in data]
     return result
 
 

@@ -58,11 +58,12 @@ def train(
         return
 
     from isthmus.programs.engine.islands.claims import take_all
+    from isthmus.programs.engine.islands.sizes import check_in_process
     from isthmus.programs.study.terminal.live import announce, watching
     from isthmus.programs.training import start
 
     take_all()  # Before the request is prepared: that may compute a first loss.
-    request = requested.request().to_train().in_one_process().with_store().with_folder()
+    request = check_in_process(requested.request().to_train().in_one_process()).with_store().with_folder()
     announce(request.chosen, request.warnings, quiet=quiet)
     with watching(request, quiet=quiet) as view:
         start(request, view)

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from isthmus.ops.data.batches import At, LoaderStream, Stream
+    from isthmus.ops.data.batches import At, LoaderStream, Stream, Tokens
     from isthmus.ops.data.batches_node import Batches
     from isthmus.ops.exchange.parameter_trees import tree_mean
     from isthmus.ops.island.evaluate import EvaluateMean
@@ -53,6 +53,7 @@ _MODULES: Final = {
     "Stream": "ops.data.batches",
     "Task": "programs.task",
     "TaskLayout": "programs.task",
+    "Tokens": "ops.data.batches",
     "data_parallel": "programs.engine.request.request",
     "decoupled_diloco": "programs.engine.request.request",
     "diloco": "programs.engine.request.request",
@@ -84,6 +85,7 @@ __all__ = [
     "Stream",
     "Task",
     "TaskLayout",
+    "Tokens",
     "__version__",
     "data_parallel",
     "decoupled_diloco",

@@ -60,6 +60,7 @@ from isthmus.runtime.supervision.incidents import (
     Failure,
     Happened,
     LedgerRemoved,
+    NeverHealthy,
     NoMachineLeft,
     Ordered,
     RestartsExhausted,
@@ -213,9 +214,9 @@ class Daemon:
     def lost(self) -> Replica | None:
         """The replica that could not be replaced, if that is why the run failed."""
         failure = self.home.failure
-        return (
-            Replica.parse(failure.host) if isinstance(failure, RestartsExhausted | NoMachineLeft | Unserved) else None
-        )
+        if isinstance(failure, RestartsExhausted | NeverHealthy | NoMachineLeft | Unserved):
+            return Replica.parse(failure.host)
+        return None
 
     def status(self) -> dict[str, Any]:
         """The status that `isthmus status` shows."""
@@ -336,14 +337,14 @@ class Daemon:
 
     def _host(self, replica: Replica) -> dict[str, Any]:
         life, reason = self.home.lives.get(replica), self.home.reason(replica)
-        figures: dict[str, Any] = {"pid": None, "phase": "gone"}
+        figures: dict[str, Any] = {"pid": None, "phase": self.home.phase(replica)}
         if life is not None:
             shown = self._shown.get(life.member, {"published": {}, "figures": {}})
             # A recorder publishes the status of the run, not its own.
             published = shown["published"] if replica.role != "recorder" else {}
             figures = {
                 "pid": life.seen.pid,
-                "phase": life.seen.heartbeat.phase,
+                "phase": self.home.phase(replica),
                 **shown["figures"],
                 "published": published,
             }

@@ -52,7 +52,7 @@ from isthmus.runtime.supervision.station_events import (
     WatchProcess,
 )
 from isthmus.runtime.system.files import write_json
-from isthmus.runtime.system.processes import is_stopped, started_at
+from isthmus.runtime.system.processes import is_stopped, kill_session, started_at
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES
 
@@ -129,6 +129,8 @@ class LocalProcesses:
         process = self._watched.pop(member)
         self._loop.remove_reader(process.watch)
         os.close(process.watch)
+        # Before it is reaped. A pool of the task's own, for example, would outlive the run.
+        kill_session(process.pid)
         try:
             pid, status, used = os.wait4(process.pid, os.WNOHANG)
         except ChildProcessError:  # A former daemon was its parent.

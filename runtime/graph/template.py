@@ -54,7 +54,8 @@ class Job:
     """A complete run request: every host builds the same graph from it.
 
     `settings` are the builder's keywords; `tokens_per_batch` is the mean over learners where `tokens_by_slot` gives
-    them different batches; `has_gradients`: the task is a loss and all its parameters are merged, so that gradients can
+    them different batches, and over the first batches where each is counted, and has `tokens_at_most` at most (0 where
+    none is counted); `has_gradients`: the task is a loss and all its parameters are merged, so that gradients can
     be averaged.
     """
 
@@ -68,12 +69,8 @@ class Job:
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     tokens_by_slot: tuple[int, ...] = ()
+    tokens_at_most: int = 0
     has_gradients: bool = True
-
-    @property
-    def step_tokens(self) -> int | tuple[int, ...]:
-        """The tokens of one step: of every slot, or a tuple by slot, whose last entry holds for all slots beyond."""
-        return self.tokens_by_slot or self.tokens_per_batch
 
     @property
     def steps(self) -> int:

@@ -18,18 +18,20 @@ that makes it from the arguments of the node. A schema is a *rule*:
     ("sender", "slot")          the slot, or the "incarnation", of the host that sent the item
     ("product", field, n)       n times the item's `field`; of a tuple, the number of the sender's slot, or the last;
                                 ("product", field, n, start): so much more than the item's `start`
+    ("at most", field, n)       an integer from 0 to such a product; ("at most", field, n, start)
     ("firings", rule)           an integer that follows the rule, and is at most the count of firings of the node that
                                 emits it: checked where it is emitted, because only that host knows the count
     {"name": rule}              a dict that has these fields at least; "name?": the field may be absent
 
-Fields that `of` and `product` name come before them. A check ends at the first fault. It reads no value of an array,
-because the loop of the host waits for it.
+Fields that `of`, `product` and `at most` name come before them. A check ends at the first fault. It reads no value of
+an array, because the loop of the host waits for it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from isthmus.runtime.ids import Member
@@ -231,15 +233,18 @@ def _sender(what: str) -> Check:
     return check
 
 
-def _product(field: str, numbers: int | Sequence[int], start: str | None = None) -> Check:
+def _product(field: str, numbers: int | Sequence[int], start: str | None = None, *, is_bound: bool = False) -> Check:
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
         slot = sender.replica.slot
         number = numbers if isinstance(numbers, int) else numbers[min(slot, len(numbers) - 1)]
         times, since = item.get(field), 0 if start is None else item.get(start)
-        if type(value) is int and type(times) is int and type(since) is int and value == since + number * times:
-            return None
+        if type(value) is int and type(times) is int and type(since) is int:
+            amount, most = value - since, number * times
+            if amount == most or (is_bound and 0 <= amount < most):
+                return None
         beside = "" if start is None else f", beside {start}, which is {since}"
-        return _wrong(f"{number} times {field}, which is {times}{beside}", value)
+        words = "from 0 to " if is_bound else ""
+        return _wrong(f"{words}{number} times {field}, which is {times}{beside}", value)
 
     return check
 
@@ -265,5 +270,6 @@ _MAKERS: Final[Mapping[str, Callable[..., Check]]] = {
     "either": _either,
     "sender": _sender,
     "product": _product,
+    "at most": partial(_product, is_bound=True),
     "firings": compiled,
 }

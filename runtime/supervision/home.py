@@ -16,7 +16,7 @@ from typing import Final, assert_never
 
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.cores.membership_core import MembershipOptions
-from isthmus.runtime.cores.membership_messages import Stall
+from isthmus.runtime.cores.membership_messages import Phase, Stall
 from isthmus.runtime.ids import COUNT_MAX, Member, Replica, gang_number
 from isthmus.runtime.supervision import incidents, lives, watch
 from isthmus.runtime.supervision.fleet import Fleet, MachineLives, demand
@@ -189,6 +189,14 @@ class Home:
         if not isinstance(why, incidents.Condemned | incidents.Ended):
             return "starting"
         return "stuck" if isinstance(why.verdict, Stall) else "gone"
+
+    def phase(self, replica: Replica) -> Phase:
+        """The phase of a replica's life; between two lives 'gone', before the first 'starting'."""
+        life = self.lives.get(replica)
+        if life is not None:
+            return life.seen.heartbeat.phase
+        has_had_none = self.reason(replica) is None or not self.incarnation(replica)
+        return "starting" if has_had_none else "gone"
 
     def reason(self, replica: Replica) -> incidents.Incident | None:
         """The incident that explains a replica's state, if one does."""

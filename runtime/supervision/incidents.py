@@ -393,6 +393,15 @@ class RestartsExhausted(Finding, frozen=True, tag="restarts-exhausted"):
     last: Ended
 
 
+class NeverHealthy(Finding, frozen=True, tag="never-healthy"):
+    """The run came to its end, but a required replica raised in each of its last `lives` lives, soon after its start,
+    and has computed nothing since. It would have been given up, had the run lasted."""
+
+    host: str
+    lives: int
+    last: Ended
+
+
 class ProgramFailed(Finding, frozen=True, tag="program-failed"):
     """Every learner ended by the same error, one of them `lives` times in a row.
 
@@ -436,7 +445,14 @@ class Ordered(Finding, frozen=True, tag="ordered"):
 
 
 Failure: TypeAlias = (
-    RecorderFailed | RestartsExhausted | ProgramFailed | NoMachineLeft | Unserved | SupersededHome | Ordered
+    RecorderFailed
+    | RestartsExhausted
+    | NeverHealthy
+    | ProgramFailed
+    | NoMachineLeft
+    | Unserved
+    | SupersededHome
+    | Ordered
 )
 
 

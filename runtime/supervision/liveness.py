@@ -38,7 +38,7 @@ from isthmus.runtime.cores.membership_messages import (
 )
 from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
 from isthmus.runtime.supervision import incidents
-from isthmus.runtime.supervision.incidents import Raised
+from isthmus.runtime.supervision.incidents import Ended, Raised
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Heartbeat
 
 PATIENCE: Final = seconds(20)
@@ -260,6 +260,17 @@ class Restarts:
 
     def __init__(self) -> None:
         self._failures: dict[Replica, int] = {}
+        self._raised: dict[Replica, tuple[Ended, ...]] = {}
+
+    def ended(self, replica: Replica, ended: Ended, served_at: Instant | None, now: Instant) -> None:
+        """A life has ended that began to serve at `served_at`, if it did."""
+        is_healthy = served_at is not None and now - served_at >= HEALTHY
+        is_fault = ended.error is not None and not is_healthy
+        self._raised[replica] = (*self.raised(replica), ended)[-FAILURES_MAX:] if is_fault else ()
+
+    def raised(self, replica: Replica) -> tuple[Ended, ...]:
+        """The ends of its last lives that raised, in a row, before they had served for HEALTHY."""
+        return self._raised.get(replica, ())
 
     def delay(self, replica: Replica, served_at: Instant | None, now: Instant) -> Duration | None:
         """The delay before the next life of a replica; None if it should have none.

@@ -119,6 +119,7 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     if gang_end is None:
         return
     first = Member(run.fleet.lead(replica), member.incarnation)
+    run.restarts.ended(first.replica, gang_end.ended, gang_end.served_at, run.now)
     # Before the next life: where every learner ends by one error, none of them starts again.
     if first.replica.role == LEARNER:
         run.repeats.ended(first.replica, gang_end.ended.error, gang_end.served_at, run.now)

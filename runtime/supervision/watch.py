@@ -112,8 +112,10 @@ def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
     for refusal in seen.heartbeat.refusals:
         _judge(run, member, refusal)
     if seen.over is not None and replica.role == RECORDER and not run.is_ending:
-        failure = None if seen.over.error is None else incidents.RecorderFailed(seen.over.error)
         is_stopped = run.is_stopping or seen.over.is_stopped
+        failure: Failure | None = None if is_stopped else _never_healthy(run)
+        if seen.over.error is not None:
+            failure = incidents.RecorderFailed(seen.over.error)
         settle(run, "failed" if failure else "stopped" if is_stopped else "done", failure)
 
 
@@ -130,6 +132,16 @@ def refuse_report(run: RunState, name: str, fault: ReportFault) -> None:
     if machine.refused_at is None or run.now - machine.refused_at >= REFUSED_EVERY:
         machine.refused_at = run.now
         run.write(DAEMON, incidents.ReportRefused(name, fault.field, fault.expected, fault.found))
+
+
+def _never_healthy(run: RunState) -> incidents.NeverHealthy | None:
+    """The first required replica that raised in all of its last lives, if the present one has computed nothing yet."""
+    for replica in run.fleet.needed():
+        life, raised = run.lives.get(replica), run.restarts.raised(replica)
+        works = life is not None and life.seen.error is None and life.seen.heartbeat.busy > 0
+        if raised and not works:
+            return incidents.NeverHealthy(str(replica), len(raised), raised[-1])
+    return None
 
 
 def beat(run: RunState) -> None:

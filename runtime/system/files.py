@@ -22,6 +22,25 @@ from safetensors.numpy import load_file, save
 
 from isthmus.runtime.system.disk import DISK, Disk, File
 
+
+def is_text(name: str | Path) -> bool:
+    """Whether a name is Unicode text, and not bytes of another encoding: files that hold it are UTF-8."""
+    try:
+        str(name).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def user_folder(variable: str, below: str) -> Path | None:
+    """The folder that a variable (of the XDG base directories) names, or `below` the home of this user; None where the
+    user has no home: no HOME, and no entry in the password database, as in some containers."""
+    named, home = os.environ.get(variable), os.path.expanduser("~")
+    if named:
+        return Path(named)
+    return None if home == "~" else Path(home) / below
+
+
 WAITING_BYTES_MAX: Final = 1 << 20
 """Bytes that may wait for a disk, for each file: some thousands of lines, or some seconds of a tape."""
 

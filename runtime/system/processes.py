@@ -95,6 +95,40 @@ def is_stopped(pid: int) -> bool:
     return bool(fields) and fields[0] in ("T", "t")
 
 
+SCANS_MAX: Final = 20
+"""A process may fork between a look at its session and its end; each that is killed forks no more."""
+
+
+def kill_session(leader: int) -> None:
+    """Kill all other processes of the session that `leader` leads, or has led: what it started ends with it.
+
+    Call it before the leader is reaped: until then no other process can have its number. Where it was another process's
+    child, a living process with the number is a stranger, whose session is left alone.
+    """
+    if leader != os.getpid() and started_at(leader) is not None:
+        return
+    for _ in range(SCANS_MAX):
+        others = [pid for pid in _session(leader) if pid not in (leader, os.getpid())]
+        for pid in others:
+            with suppress(OSError):
+                watch = os.pidfd_open(pid)
+                if _stat(pid)[_SESSION : _SESSION + 1] == [str(leader)]:  # The number has not gone to a stranger.
+                    signal.pidfd_send_signal(watch, signal.SIGKILL)
+                os.close(watch)
+        if not others:
+            return
+
+
+_SESSION: Final = 3
+
+
+def _session(leader: int) -> list[int]:
+    """The living processes of a session, but zombies."""
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    fields = {pid: _stat(pid) for pid in numbers}
+    return [pid for pid, each in fields.items() if each and each[0] != "Z" and each[_SESSION] == str(leader)]
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of a process's stat, from its state on; empty where there is no such process."""
     try:

@@ -61,7 +61,7 @@ def run(tmp_path: Path) -> Any:
         program = program if ":" in program else f"{ODD}:{program}"
         budget = {"tokens": tokens, "learners": learners}
         request = prepare(Program(program, **settings), "mine.py:task", run=budget, run_dir=tmp_path / "run")
-        new_folder.create(request.run_dir, request.config_text, latest=False)
+        new_folder.create(request.run_dir, request.config_text)
         counts = roster_counts(request.graph, learners)
         world = World(
             request.plans,

@@ -377,7 +377,7 @@ def _secret(document: Mapping[str, Any], file: Path) -> Path | None:
     if not isinstance(table, dict) or "secret" not in table:
         raise ConfigError(f"Reading [keys] of {file}", "the file of a secret key", repr(table), do)
     text = Schema.of("keys", ClusterKeys).read(table)["secret"]
-    return Path(os.path.normpath(file.absolute().parent / Path(text).expanduser()))
+    return Path(os.path.normpath(file.absolute().parent / os.path.expanduser(text)))
 
 
 def _shared(names: list[Any], machines: list[Machine], file: Path) -> Iterator[Fault]:

@@ -52,13 +52,13 @@ class MachineConfig:
         for kind, text in (("program", program), ("task", task)):
             if text.partition("(")[0] in shipped or self._permits(text):
                 continue
-            where = text.partition(":")[0]
+            where, _ = reference.split(text)
             expected = "a shipped one, or one of a module that its machine.toml lists"
             do = f'Let the operator add it, and start the daemon with that file: [programs] modules = ["{where}"]'
             yield Fault(f"Handing a {kind} to the daemon {machine!r}", expected, repr(text), do)
 
     def _permits(self, text: str) -> bool:
-        where = text.partition(":")[0]
+        where, _ = reference.split(text)
         if reference.is_file(where):
             return os.path.realpath(where) in self.modules
         return any(f"{where}.".startswith(f"{module}.") for module in self.modules)

@@ -23,7 +23,7 @@ from isthmus.ops.exchange.adaptive import WantedSettings
 from isthmus.ops.exchange.schemas import BITS
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
-from isthmus.programs.engine.islands.elastic_sizes import sizes_on
+from isthmus.programs.engine.islands.sizes import sizes_on
 from isthmus.programs.engine.recorder.roles import EVALUATOR, RECORDER
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import mesh_faults, process_faults

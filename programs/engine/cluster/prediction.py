@@ -156,7 +156,7 @@ def predict(request: Request, topology: Topology, placement: Placement, compiled
     """The prediction for `request` under `placement`, with the compiler's figures from `compiled`."""
     machines = topology.by_name()
     hosts = [machines[name] for name in placement.of_role(LEARNER)]
-    parameters, tokens = parameter_count(request), request.task.tokens_per_batch
+    parameters, tokens = parameter_count(request), request.task.tokens_most
     needs = [compiled(machine, slot) for slot, machine in enumerate(hosts)]
     steps = [
         step_seconds(machine, parameters, of_slot(tokens, slot), needs[slot]) for slot, machine in enumerate(hosts)
@@ -261,7 +261,7 @@ def _price(hosts: Sequence[Machine]) -> float | None:
 
 
 def _assumptions(request: Request, *, is_compiled: bool) -> str:
-    parameters, tokens = parameter_count(request), request.task.tokens_per_batch
+    parameters, tokens = parameter_count(request), request.task.tokens_most
     batch = f"{tokens:,}" if isinstance(tokens, int) else f"{min(tokens):,} to {max(tokens):,}"
     text = (
         f"a step is {FLOPS_PER_PARAMETER} x {parameters:,} parameters x {batch} tokens FLOPs at "

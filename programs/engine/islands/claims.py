@@ -103,6 +103,8 @@ def claim_island(member: Member, run_spec: Spec) -> Island | None:
         set_environment({"JAX_PLATFORMS": "cpu"})
         return None
     accelerators = environment.find()
+    if accelerators is None:
+        set_environment(environment.without_accelerators())
     total = 0 if accelerators is None else len(accelerators.ids)
     try:
         islands = islands_of(run_spec.here, accelerators)
@@ -130,7 +132,9 @@ def claim_island(member: Member, run_spec: Spec) -> Island | None:
 def take_all() -> None:
     """Let this process have all accelerators of the machine, for a run in it; no-op where jax has a backend already."""
     if not has_backend():
-        set_environment(process_environment(environment.find(), os.environ))
+        accelerators = environment.find()
+        more = environment.without_accelerators() if accelerators is None else {}
+        set_environment({**more, **process_environment(accelerators, os.environ)})
 
 
 def would_take() -> bool:

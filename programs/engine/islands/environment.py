@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -43,8 +44,7 @@ class Accelerators(NamedTuple):
 def find(environment: Mapping[str, str] = os.environ, root: Path = Path("/dev")) -> Accelerators | None:
     """The accelerators of this machine; None if jax has to compute on the CPU."""
     files = [path.relative_to(root).as_posix() for path in (*root.glob("*"), *root.glob("vfio/*"))]
-    installed = [name for names in _PLUGINS.values() for name in names if find_spec(name) is not None]
-    return usable(environment, files, installed)
+    return usable(environment, files, _installed())
 
 
 def usable(environment: Mapping[str, str], files: Iterable[str], installed: Iterable[str]) -> Accelerators | None:
@@ -64,6 +64,27 @@ def usable(environment: Mapping[str, str], files: Iterable[str], installed: Iter
             names = tuple(takewhile(lambda name: not name.startswith("-"), named))
             return Accelerators(platform, names) if names else None
     return None
+
+
+def without_tpu(variables: Mapping[str, str], installed: Iterable[str], plugins: Iterable[str]) -> dict[str, str]:
+    """The variables with which jax does not look for a TPU where none is: libtpu, which may be there as a compiler,
+    would write some lines of errors. None where the user names a platform, or jax has a plugin that we do not know.
+
+    `installed` are the plugins of `find` that are there, `plugins` the names of all others.
+    """
+    others = [name for name in plugins if not name.startswith("xla_cuda")]
+    is_needed = "libtpu" in installed and not others and not variables.get(_PLATFORMS)
+    return {_PLATFORMS: "cpu"} if is_needed else {}
+
+
+def without_accelerators(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`without_tpu` for this machine, which has no accelerators that jax can use."""
+    plugins = [each.name for each in entry_points(group="jax_plugins")]
+    return without_tpu(variables, _installed(), plugins)
+
+
+def _installed() -> list[str]:
+    return [name for names in _PLUGINS.values() for name in names if find_spec(name) is not None]
 
 
 MEMORY_SHARE: Final = 0.9

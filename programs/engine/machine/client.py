@@ -137,7 +137,7 @@ def folder_there(daemon: DaemonClient, root: str, run_dir: Path | None) -> str:
     """
     if run_dir is None:
         return ""
-    path = run_dir.expanduser()
+    path = Path(os.path.expanduser(run_dir))
     path = Path(os.path.normpath(path if path.is_absolute() else Path(root) / path))
     return RunRoot(Path(root)).name_of(path, f"Choosing the run folder on the machine {daemon.name!r}")
 

@@ -15,8 +15,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeAlias, cast, final
 
+from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange.messages import MERGES_KEPT, Merging, StepReport
-from isthmus.ops.exchange.token_accounts import FATES, Totals
+from isthmus.ops.exchange.token_accounts import FATES, AtMost, StepTokens, Totals
 from isthmus.ops.island.evaluate import Evaluated
 from isthmus.programs.engine.recorder.lines import BooksMemory, finite, mean_of, metrics_of
 from isthmus.programs.engine.results.changes import ChangeRecord
@@ -374,16 +375,16 @@ def books(
     status: Mapping[str, Any],
     life_tokens: Sequence[LifeTokens],
     recorded: int | None,
-    tokens_of_step: Mapping[int, int],
+    step_tokens: StepTokens,
 ) -> dict[str, Any]:
     """`books` of a summary: accounts of learners, shards and recorder, and their `differences`; none in a sound run.
 
-    `recorded` counts the merges in merges.jsonl, None if they were not counted; `tokens_of_step` are those of a batch
-    by slot, of slots where every step trains one.
+    `recorded` counts the merges in merges.jsonl, None if they were not counted; `step_tokens` are those of a
+    step, empty where a step need not train one batch.
     """
     knowledge = Known.of(status)
     by_shards = int(status.get("outer_steps", 0))
-    lives = [_life(knowledge, life, tokens_of_step) for life in sorted(knowledge.trained)]
+    lives = [_life(knowledge, life, step_tokens) for life in sorted(knowledge.trained)]
     merges = {"shards": by_shards, "recorded": recorded, "whole": all(status.get("merges_whole", {}).values())}
     return {
         "lives": lives,
@@ -394,13 +395,17 @@ def books(
     }
 
 
-def _life(knowledge: Known, life: Life, tokens_of_step: Mapping[int, int]) -> dict[str, Any]:
+def _life(knowledge: Known, life: Life, step_tokens: StepTokens) -> dict[str, Any]:
     report = knowledge.reports.get(life, {})
     steps, reported = (
         report.get("accounted_steps", report["step"]) if report else None,
         knowledge.reported_tokens(life),
     )
-    by_steps = steps * tokens_of_step[life[0]] if life[0] in tokens_of_step and steps is not None else None
+    by_steps: int | None = None
+    if isinstance(step_tokens, AtMost):  # What was counted, and no more than the steps can have.
+        by_steps = None if steps is None else min(reported, steps * step_tokens.tokens)
+    elif step_tokens:
+        by_steps = None if steps is None else steps * of_slot(step_tokens, life[0])
     return {
         "learner": life[0],
         "incarnation": life[1],

@@ -17,9 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.token_accounts import FATES
+from isthmus.ops.exchange.token_accounts import FATES, StepTokens
 from isthmus.programs.engine.recorder import lines
 from isthmus.programs.engine.recorder.accounts import (
     Books,
@@ -207,11 +206,11 @@ def summarise(
     graph: Template | None,
     flows: RunFlows,
     merges_recorded: int | None = None,
-    tokens_per_batch: int | Sequence[int] = (),
+    step_tokens: StepTokens = (),
 ) -> dict[str, Any]:
     """All keys of `summary.json`. `status` is the recorder's last, `ended` the instant of the end; `merges_recorded`
-    counts the merges in merges.jsonl, `tokens_per_batch` is the task's, empty if unknown; `graph` is None where it
-    cannot be built any more.
+    counts the merges in merges.jsonl, `step_tokens` are the task's, empty if unknown; `graph` is None where it cannot
+    be built any more.
     """
     reports: Mapping[int, Mapping[str, Any]] = status.get("learners", {})
     former: Sequence[Mapping[str, Any]] = status.get("former", ())
@@ -227,8 +226,7 @@ def summarise(
     tokens = sum(by_slot.values())
     life_tokens = entries(status, len(fragment_sizes))
     accounts = fragment_accounts(life_tokens, len(fragment_sizes))
-    has_batches = bool(fragment_sizes and tokens_per_batch)
-    tokens_of_step = {slot: of_slot(tokens_per_batch, slot) for slot, _ in knowledge.trained} if has_batches else {}
+    checked_tokens = step_tokens if fragment_sizes else ()
     means = _means(accounts, fragment_sizes, tokens, status.get("tokens_final"))
     share_good = goodput(lives, life_tokens, fragment_sizes, allocated_seconds(status, status.get("slots", learners)))
     if share_good is not None:
@@ -263,7 +261,7 @@ def summarise(
         "snapshot_store": status.get("snapshots", {}).get("store"),
         "changes": status.get("changes", {}).get("count", 0),
         "fragment_accounts": accounts,
-        "books": books(status, life_tokens, merges_recorded, tokens_of_step),
+        "books": books(status, life_tokens, merges_recorded, checked_tokens),
         "per_learner": [
             _learner(
                 [life for life in lives if life["slot"] == slot],

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from isthmus.runtime.system.files import is_text, user_folder
 from isthmus.runtime.system.processes import ONE_THREAD
 
 
@@ -38,13 +39,15 @@ def has_backend() -> bool:
 
 def cache_folder(name: str) -> Path | None:
     """The folder `name` of isthmus in the user's cache, which need not exist yet; None if it cannot be written to."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(home) if home else Path.home() / ".cache") / "isthmus" / name
-    return folder if _is_writable(folder) else None
+    base = user_folder("XDG_CACHE_HOME", ".cache")
+    folder = None if base is None else base / "isthmus" / name
+    return folder if folder is not None and _is_writable(folder) else None
 
 
 def _is_writable(folder: Path) -> bool:
     """Whether the folder, or the one to make it in, can be written to: jax would warn at each compilation."""
+    if not is_text(folder):
+        return False
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

@@ -40,13 +40,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from isthmus.ops.data.batches import At, first_batch, next_batch, opened
+from isthmus.ops.data.batches import EMPTY_MAX, At, Tokens, first_batch, next_batch, nothing_in, opened, tokens_in
 from isthmus.ops.data.corpus import DataError
+from isthmus.ops.exchange.fragments import ROWS
 from isthmus.ops.exchange.parameter_trees import idle_rules, named_leaves
 from isthmus.ops.island.recipe import LOCAL, Leaf, Now, abstract_key, with_scalars
 from isthmus.programs.task import AnyTask, StepTask, Task
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.graph.template import TensorSpec
+from isthmus.runtime.system.files import is_text
 
 _MESSAGE_LENGTH_MAX: Final = 300
 
@@ -127,9 +129,21 @@ def _leaf_faults(leaves: Sequence[Leaf]) -> Iterator[Fault]:
             yield Fault(_DOING, f"{_listed(MERGED_DTYPES)} in {name!r}, which is merged", str(shape.dtype), do)
         if kind != LOCAL and not shape.size:
             yield Fault(_DOING, f"elements in tensor {name!r}", f"shape {shape.shape}", "Leave the empty tensor out.")
+        if kind != LOCAL and (why := _unstorable(name)):
+            do = "Rename it, or keep it local: the files of the model have tensors by name."
+            yield Fault(_DOING, "a name with which a tensor can be stored and read back", f"{name!r}, {why}", do)
         if name in seen:
             yield Fault(_DOING, "a name of its own for each tensor", f"two named {name!r}", "Avoid '/' in dict keys.")
         seen.add(name)
+
+
+def _unstorable(name: str) -> str:
+    """Why a model with a tensor of this name could not be read back; empty if it could."""
+    if name == "__metadata__":
+        return "which safetensors has for itself"
+    if ROWS.fullmatch(name):
+        return "which would be rows of another tensor"
+    return "" if is_text(name) else "which is not Unicode text"
 
 
 def _rule_faults(task: AnyTask, leaves: Sequence[Leaf]) -> Iterator[Fault]:
@@ -430,11 +444,39 @@ def layout(task: AnyTask, seed: int = 0) -> tuple[TensorSpec, ...]:
     )
 
 
+_COUNTED_BATCHES: Final = 8
+"""Batches with which the tokens of a counted batch are estimated, for the number of steps of a run."""
+
+
+def tokens_mean(task: AnyTask, learners: int, seed: int) -> int:
+    """The tokens of a step, in whole tokens, on average over `learners` learners or, where they are counted, over the
+    first batches of slot 0 that have any. ConfigError if none has, or a count is not valid."""
+    tokens = task.tokens_per_batch
+    if not isinstance(tokens, Tokens):
+        return task.tokens_mean(learners)
+    try:
+        return _counted_mean(task, tokens, seed)
+    except DataError as error:
+        raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
+
+
+def _counted_mean(task: AnyTask, tokens: Tokens, seed: int) -> int:
+    stream = None if task.stream is None else opened(task, 0, 1, seed)
+    counts: list[int] = []
+    for position in range(EMPTY_MAX):
+        batch = task.batch(At(seed, 0, position)) if stream is None else next_batch(stream, position)
+        doing = f"count(batch) of Tokens, on batch {position} of slot 0"
+        counts.append(call(doing, tokens.count, partial(tokens_in, batch, tokens, 0), DataError))
+        if len(counts) >= _COUNTED_BATCHES and any(counts):
+            return max(1, round(sum(counts) / sum(map(bool, counts))))
+    raise nothing_in(EMPTY_MAX, 0)
+
+
 def _check_batches(task: AnyTask, seed: int) -> Any:
     """The batch at the beginning; ConfigError if batches elsewhere are not like it."""
     first = At(seed, 0, 0)
     others = [At(seed, 0, 1), At(seed, 0, 0, "evaluation")]
-    if isinstance(task.tokens_per_batch, int):
+    if not isinstance(task.tokens_per_batch, tuple):
         others.append(At(seed, 1, 0))
 
     def make(at: At) -> Any:
@@ -446,7 +488,7 @@ def _check_batches(task: AnyTask, seed: int) -> Any:
         for at, other in zip(others, rest, strict=True):
             faults += _difference_faults(first, batch, at, other)
         faults += _purity_faults(first, batch, again)
-    if not isinstance(task.tokens_per_batch, int):
+    if isinstance(task.tokens_per_batch, tuple):
         for slot in range(1, len(task.tokens_per_batch)):
             at, later = At(seed, slot, 0), At(seed, slot, 1)
             faults += _difference_faults(at, make(at), later, make(later))
@@ -467,7 +509,7 @@ def _check_stream(task: AnyTask, seed: int) -> Any:
         later = call("next() of task.stream", task.stream, lambda: next_batch(stream, 1), DataError)
         call("set_state(state) of task.stream", task.stream, lambda: stream.set_state(state))
         again = call("next() of task.stream", task.stream, lambda: next_batch(stream, 1), DataError)
-        anew = call("task.stream(0, 1, seed)", task.stream, lambda: first_batch(task, seed), DataError)
+        anew = call("task.stream(0, 1, seed)", task.stream, lambda: next_batch(opened(task, 0, 1, seed), 0), DataError)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
     faults = list(_array_faults(batch, doing))

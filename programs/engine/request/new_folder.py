@@ -29,6 +29,7 @@ from typing import Any, Final, Self, final
 
 from isthmus.programs import settings
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.files import is_text
 
 LOCK: Final = "run.lock"
 _TRIES_MAX: Final = 10
@@ -157,7 +158,9 @@ def choose(run_dir: str | Path | None, program: str, now: datetime, base: Path |
         first = (base or Path.cwd()) / RUNS / f"{program}-{now:%Y%m%d-%H%M%S}"
         path = next(path for path in _numbered(first) if not path.exists())
     else:
-        path = Path(os.path.abspath(Path(run_dir).expanduser()))
+        path = Path(os.path.abspath(os.path.expanduser(run_dir)))
+    if not is_text(path):
+        raise ConfigError("Choosing the run folder", "a path in UTF-8", repr(str(path)), _DO)
     doing = f"Choosing the run folder {path}"
     if path.exists() and not path.is_dir():
         raise ConfigError(doing, "a folder, or nothing yet", "a file", _DO)
@@ -197,15 +200,15 @@ def _check_empty(path: Path, doing: str) -> None:
         raise ConfigError(doing, _FREE, f"{', '.join(signs)} of another run", _DO)
 
 
-def create(path: Path, text: str, *, latest: bool = True, is_given: bool = True) -> Path:
+def create(path: Path, text: str, *, latest: Path | None = None, is_given: bool = True) -> Path:
     """Make the run folder with `text` as its config.toml; returns its path.
 
-    With `latest`, runs/latest in the current folder points to it. ConfigError if another run has it by now, or the disk
+    runs/latest in the folder `latest`, if given, points to it. ConfigError if another run has it by now, or the disk
     does not take it.
     """
     folder = make(path, text, is_given=is_given)
-    if latest:
-        point_latest_to(folder)
+    if latest is not None:
+        point_latest_to(folder, latest)
     return folder
 
 
@@ -263,20 +266,20 @@ def document(config: Mapping[str, Mapping[str, Any]]) -> str:
     return head + settings.document(config)
 
 
-def point_latest_to(path: Path) -> None:
-    """Let runs/latest in the current folder point to a run folder.
+def point_latest_to(path: Path, base: Path = Path()) -> None:
+    """Let runs/latest in `base`, by default the current folder, point to a run folder.
 
     A link that cannot be made (a read-only current folder beside --run-dir) costs a convenience, not the run.
     """
     with suppress(OSError):
-        _point_latest_to(path)
+        _point_latest_to(path, base / RUNS)
 
 
-def _point_latest_to(path: Path) -> None:
-    RUNS.mkdir(exist_ok=True)
-    link, fresh = RUNS / "latest", RUNS / f".latest-{secrets.token_hex(8)}"
+def _point_latest_to(path: Path, runs: Path) -> None:
+    runs.mkdir(exist_ok=True)
+    link, fresh = runs / "latest", runs / f".latest-{secrets.token_hex(8)}"
     try:
-        fresh.symlink_to(os.path.relpath(path, RUNS.resolve()), target_is_directory=True)
+        fresh.symlink_to(os.path.relpath(path, runs.resolve()), target_is_directory=True)
         os.replace(fresh, link)
     finally:
         fresh.unlink(missing_ok=True)

@@ -31,10 +31,12 @@ from isthmus.programs import settings
 from isthmus.runtime.errors import ConfigError, RequestError, nearest
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import LIBRARIES
+from isthmus.runtime.system.files import is_text
 
 _MESSAGE_LENGTH_MAX: Final = 300
 _VALUE_LENGTH_MAX: Final = 60
-_FORM: Final = re.compile(r"(?P<where>[^()]*):(?P<name>[^\W\d]\w*)(\((?P<keywords>.*)\))?", re.DOTALL)
+_FORM: Final = re.compile(r"(?P<where>.*?\.py|[^()]*):(?P<name>[^\W\d]\w*)(\((?P<keywords>.*)\))?", re.DOTALL)
+"""A folder of a path may have colons and parentheses in its name."""
 OWN_FOLDERS: Final = tuple(
     Path(spec.submodule_search_locations[0])
     for name in ("runtime", "ops", "programs")
@@ -85,10 +87,17 @@ def parse(text: str, doing: str) -> ReferenceParts:
     return ReferenceParts(form["where"], form["name"], keywords)
 
 
+def split(text: str) -> tuple[str, str]:
+    """The file or module of a reference, and the rest behind the colon; the text and nothing, where it has no such
+    form."""
+    form = _FORM.fullmatch(text)
+    return (text, "") if form is None else (form["where"], text[form.end("where") + 1 :])
+
+
 def absolute(text: str, folder: Path | None = None) -> str:
     """`text` with the path of its file made absolute, from `folder` or the current one; any other text as it is."""
-    where, colon, rest = text.partition(":")
-    if not colon or not is_file(where):
+    where, rest = split(text)
+    if not rest or not is_file(where):
         return text
     return f"{os.path.abspath(os.path.join(folder or Path.cwd(), os.path.expanduser(where)))}:{rest}"
 
@@ -118,8 +127,24 @@ def load(text: str, doing: str, do: str = "") -> Any:
     ConfigError if there is no such file, module or name, or the import fails. `do` is the remedy for a missing name, in
     place of the nearest one.
     """
+    with same_umask():
+        return _load(text, doing, do)
+
+
+@contextmanager
+def same_umask() -> Iterator[None]:
+    """Keep what the user's code changes of the umask from the files of a run, which others read."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    try:
+        yield
+    finally:
+        os.umask(umask)
+
+
+def _load(text: str, doing: str, do: str) -> Any:
     target = parse(text, doing)
-    module = _import_file(Path(absolute(text).partition(":")[0]), doing) if target.is_file else _import(target, doing)
+    module = _import_file(Path(split(absolute(text))[0]), doing) if target.is_file else _import(target, doing)
     names = vars(module)
     if target.name not in names and not hasattr(module, target.name):
         public = [name for name in names if not name.startswith("_")]
@@ -149,6 +174,12 @@ def kind(value: Any) -> str:
     if value is None:
         return "None"
     return f"{type(value).__name__} {getattr(value, '__name__', None) or repr(value)[:_VALUE_LENGTH_MAX]}"
+
+
+def check_text(where: str) -> None:
+    """ConfigError for a file whose path is not in UTF-8: jax, and the files of a run, take nothing else."""
+    if not is_text(where):
+        raise ConfigError("Loading a file", "a path in UTF-8", repr(where), "Rename its folder, or the file.")
 
 
 def name_of(value: Any, near: Iterable[Any] = ()) -> str | None:
@@ -226,6 +257,7 @@ def _import(target: ReferenceParts, doing: str) -> ModuleType:
 
 def _import_file(path: Path, doing: str) -> ModuleType:
     """The module in a file, under its stem; read again if the file has changed."""
+    check_text(str(path))
     if not path.is_file() or path.suffix != ".py":
         beside = [other.name for other in path.parent.glob("*.py") if other.is_file()]
         match = get_close_matches(path.name, beside, n=1)

@@ -45,7 +45,7 @@ from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
-from isthmus.programs.task import AnyTask, Task
+from isthmus.programs.task import AnyTask, Task, Tokens
 from isthmus.programs.update_settings import derived, interval_of
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, nearest
 from isthmus.runtime.graph.plans import Plan, lower
@@ -124,8 +124,8 @@ def _edge(edge: Edge) -> list[Any]:
 
 def _portable(text: str) -> str:
     """A reference without the folder of its file."""
-    where, colon, rest = text.partition(":")
-    return f"{Path(where).name}:{rest}" if colon and reference.is_file(where) else text
+    where, rest = reference.split(text)
+    return f"{Path(where).name}:{rest}" if rest and reference.is_file(where) else text
 
 
 def _canonical(value: Any) -> Any:
@@ -278,7 +278,8 @@ class Request:
 
     `config` has the sections run, program and task of config.toml, defaults filled in; `chosen` are those of them, by
     section.key, that follow from the others. `warnings` are oddities, wrong only if not intended. With
-    `is_run_dir_given`, the run's folder must be `run_dir`.
+    `is_run_dir_given`, the run's folder must be `run_dir`. It was made in the folder `base`: the task may have changed
+    the current one.
     """
 
     program: Program
@@ -292,6 +293,7 @@ class Request:
     fingerprint: str
     run_dir: Path
     is_run_dir_given: bool
+    base: Path
     config: Mapping[str, Mapping[str, Any]]
     warnings: tuple[Fault, ...] = ()
     chosen: Mapping[str, Any] = field(default_factory=dict)
@@ -342,7 +344,7 @@ class Request:
 
         ConfigError if it cannot be made.
         """
-        folder = new_folder.create(self.run_dir, self.config_text, is_given=self.is_run_dir_given)
+        folder = new_folder.create(self.run_dir, self.config_text, latest=self.base, is_given=self.is_run_dir_given)
         return replace(self, run_dir=folder)
 
     @property
@@ -368,23 +370,33 @@ def prepare(
     in this process. The environment of this process is made ready for the learners. ConfigError with all faults of the
     request, GraphError for a graph that breaks a rule.
     """
+    # Before anything of the user's is imported and called, which may change folder and umask of this process.
+    base = Path.cwd()
+    run_dir = None if run_dir is None else os.path.abspath(os.path.expanduser(run_dir))
+    with reference.same_umask():
+        return _prepare(program, task, run, task_settings, run_dir, known_faults, base, computes=computes)
+
+
+def _prepare(
+    program: Program | str,
+    task: AnyTask | str | None,
+    run: Mapping[str, Any],
+    task_settings: Mapping[str, Any],
+    run_dir: str | None,
+    known_faults: Iterable[Fault],
+    base: Path,
+    *,
+    computes: bool,
+) -> Request:
     program = Program(program) if isinstance(program, str) else program
-    parts = _gather(program, task, run, task_settings, run_dir, list(known_faults))
+    parts = _gather(program, task, run, task_settings, run_dir, base, list(known_faults))
     job = _job(program, parts)
     warnings = () if task is None else _first_step(parts, computes=computes)
     reference.bind(job.task, parts.subject.task)
     graph = program.build(job).freeze()
     if "learners" not in run and (fitting := _nearest_learners(graph, job.learners)) != job.learners:
         run = dict(run, learners=fitting)
-        return prepare(
-            program,
-            task,
-            run=run,
-            task_settings=task_settings,
-            run_dir=run_dir,
-            known_faults=known_faults,
-            computes=computes,
-        )
+        return _prepare(program, task, run, task_settings, run_dir, known_faults, base, computes=computes)
     chosen = derived(graph, parts.settings)
     parts = parts._replace(settings={**parts.settings, **chosen})
     job = replace(job, settings=MappingProxyType(parts.settings))
@@ -410,6 +422,7 @@ def prepare(
         fingerprint=fingerprint(graph, job, program.builder()),
         run_dir=parts.run_dir,
         is_run_dir_given=run_dir is not None,
+        base=base,
         config={"run": section, "program": parts.settings, "task": parts.subject.settings},
         warnings=(*warnings, *_few_sweeps(graph, job)),
         chosen=MappingProxyType({**parts.subject.chosen, **{f"program.{key}": chosen[key] for key in chosen}}),
@@ -439,7 +452,8 @@ def _gather(
     task: AnyTask | str | None,
     run: Mapping[str, Any],
     task_settings: Mapping[str, Any],
-    run_dir: str | Path | None,
+    run_dir: str | None,
+    base: Path,
     faults: list[Fault],
 ) -> _Parts:
     """The first step: read each part by itself; one ConfigError with the faults of all."""
@@ -457,7 +471,7 @@ def _gather(
         subject = find_task(task, task_settings, budget)
     path = None
     with collecting(faults):
-        path = new_folder.choose(run_dir, _short_name(program), datetime.now())
+        path = new_folder.choose(run_dir, _short_name(program), datetime.now(), base)
     if budget is None or subject is None or path is None or faults:
         raise ConfigError.of(faults)
     return _Parts(budget, settings, subject, path)
@@ -500,30 +514,32 @@ def find_task(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunS
 def _name_of(task: AnyTask) -> Reference:
     """The reference by which other processes could find a task object: the file and the name it is bound to."""
     text = reference.name_of(task, near=(task.init, task.loss if isinstance(task, Task) else task.step, task.batch))
+    reference.check_text(text or "")
     return Reference(text if text is not None else NAMELESS_TASK)
 
 
 def _job(program: Program, parts: _Parts) -> Job:
-    from isthmus.programs.engine.request.layout import layout
+    from isthmus.programs.engine.request.layout import layout, tokens_mean
 
     task = parts.subject.task
-    _check_budget(task, parts.run)
     tensors = layout(task, parts.run.seed)
+    mean = tokens_mean(task, parts.run.learners, parts.run.seed)
+    _check_budget(mean, parts.run)
     return Job(
         program=program.reference,
         task=parts.subject.reference,
         layout=tensors,
-        tokens_per_batch=task.tokens_mean(parts.run.learners),
+        tokens_per_batch=mean,
         settings=MappingProxyType(dict(parts.settings)),
         tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
+        tokens_at_most=task.tokens_per_batch.at_most if isinstance(task.tokens_per_batch, Tokens) else 0,
         has_gradients=isinstance(task, Task) and len(tensors) == len(task.recipe().leaves()),
         **parts.run.of_job(),
     )
 
 
-def _check_budget(task: AnyTask, run: RunSettings) -> None:
-    """ConfigError for a budget that a first step exceeds."""
-    step = task.tokens_mean(run.learners)
+def _check_budget(step: int, run: RunSettings) -> None:
+    """ConfigError for a budget that a first step, of so many tokens, exceeds."""
     if run.tokens < step:
         do = f"Train on at least {step} tokens: what one batch counts for."
         raise ConfigError("Reading run.tokens", f"at least one step, which is {step} tokens", str(run.tokens), do)

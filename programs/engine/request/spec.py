@@ -72,7 +72,7 @@ class Spec:
       import, and the `processes` that the islands were given.
     - `zero_ns`: the instant of the machine's monotonic clock from which all times count; `cpu_seconds`: used by the
       command by then.
-    - `tokens_of_step`: the tokens of a batch, by slot (`ops.data.batches.of_slot`).
+    - `tokens_of_step`: the tokens of a batch, by slot (`ops.data.batches.of_slot`); where they are counted, the most.
     - `transport`: hosts are processes ("zmq") or all in one ("inproc").
     - `elastic`, by slot: how many of the processes of an island may train without the others; none if they live and end
       together. `edges`: the roles of source and target of each edge between hosts, because a daemon builds no graph.
@@ -159,7 +159,7 @@ def of(
         "computing": list(_computing(request.graph)),
         "zero_ns": zero_ns,
         "cpu_seconds": cpu_seconds,
-        "tokens_of_step": [batch] if isinstance(batch := request.task.tokens_per_batch, int) else list(batch),
+        "tokens_of_step": [tokens] if isinstance(tokens := request.task.tokens_most, int) else list(tokens),
         "settings": msgspec.to_builtins(msgspec.structs.replace(request.run, argv=tuple(sys.argv))),
         "transport": transport,
         "elastic": [list(sizes) for sizes in elastic],
@@ -175,6 +175,7 @@ def of(
             "tokens_per_batch": job.tokens_per_batch,
             "settings": dict(job.settings),
             "tokens_by_slot": list(job.tokens_by_slot),
+            "tokens_at_most": job.tokens_at_most,
             "has_gradients": job.has_gradients,
         },
     }

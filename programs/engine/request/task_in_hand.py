@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from isthmus.ops.data.batches import At, first_batch
+from isthmus.ops.data.batches import At, Tokens, first_batch, tokens_in
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Now, abstract_key
 from isthmus.programs.engine.request import reference
@@ -35,7 +35,7 @@ _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 
 def check_importable(task: AnyTask, text: str, seed: int) -> None:
     """ConfigError unless importing the reference `text` gives a task that trains like `task`."""
-    where, _, name = text.partition(":")
+    where, name = reference.split(text)
     do = what_to_do(where)
     imported = reference.load_in_child(text, _DOING, do)
     if imported is task:
@@ -59,7 +59,9 @@ def what_to_do(where: str = "") -> str:
 
 def differences(one: AnyTask, other: AnyTask, seed: int) -> Iterator[str]:
     """The arguments of Task in which two tasks differ."""
-    for name in ("tokens_per_batch", "evaluation", "merge", "mesh", "shard", "stacked"):
+    if _counts(one, seed) != _counts(other, seed):
+        yield "tokens_per_batch"
+    for name in ("evaluation", "merge", "mesh", "shard", "stacked"):
         if getattr(one, name) != getattr(other, name):
             yield name
     if type(one) is not type(other):
@@ -67,6 +69,14 @@ def differences(one: AnyTask, other: AnyTask, seed: int) -> Iterator[str]:
         return
     first, second = _traced(one, seed), _traced(other, seed)
     yield from (name for name in {**first, **second} if first.get(name) != second.get(name))
+
+
+def _counts(task: AnyTask, seed: int) -> Any:
+    """The tokens of batches; where they are counted, of the first, and at most."""
+    tokens = task.tokens_per_batch
+    if not isinstance(tokens, Tokens):
+        return tokens
+    return tokens.at_most, tokens_in(first_batch(task, seed), tokens, 0)
 
 
 def _traced(task: AnyTask, seed: int) -> dict[str, Any]:

@@ -260,9 +260,10 @@ def _gamma(folder: Path) -> float | None:
 
 
 def _tokens_of_step(folder: Path) -> Sequence[int]:
-    """The tokens of a batch, by slot; empty if not recorded."""
+    """The tokens of a batch, by slot; empty if not recorded, or not the same of every batch."""
     try:
-        return [int(tokens) for tokens in json.loads((folder / "spec.json").read_text())["tokens_of_step"]]
+        spec = json.loads((folder / "spec.json").read_text())
+        return [] if spec["job"]["tokens_at_most"] else [int(tokens) for tokens in spec["tokens_of_step"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

@@ -38,6 +38,7 @@ from isthmus.runtime.supervision.incidents import (
     MachineLost,
     MachineTaken,
     Misbehaved,
+    NeverHealthy,
     NoFirstHeartbeat,
     NoMachineLeft,
     NotStarted,
@@ -412,6 +413,11 @@ def failure(failure: Failure, log: Path | None = None) -> str:
             text = f"{failure.host} ended again and again before it had served for {HEALTHY / 1e9:.0f} s"
             look = "" if log is None else f" Look at {log}."
             return f"{_sentence(f'{text}; the last time: {reason(failure.last)}')}{look}"
+        case NeverHealthy():
+            lives = "its only life" if failure.lives == 1 else f"each of its last {failure.lives} lives"
+            text = f"{failure.host} raised in {lives}, before it had served for {HEALTHY / 1e9:.0f} s"
+            look = "" if log is None else f" Look at {log}."
+            return f"{_sentence(f'{text}: {reason(failure.last)}')}{look}"
         case ProgramFailed():
             return _sentence(f"{raised(failure.error)}, in every learner, again after a restart")
         case NoMachineLeft():

@@ -34,6 +34,7 @@ from isthmus.programs.engine.results import tapes, words
 from isthmus.programs.engine.results.tapes import firings_of
 from isthmus.programs.engine.run.interrupts import unblock
 from isthmus.programs.engine.run.launch import log_of
+from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RequestError, RunError
@@ -152,7 +153,7 @@ def finish(folder: Path, ending: RunEnd) -> None:
         graph=graph,
         flows=RunFlows.of_used(ending.used),
         merges_recorded=recorded.merges(folder),
-        tokens_per_batch=run_spec.tokens_of_step,
+        step_tokens=step_tokens_of(run_spec.job),
     )
     gone = "" if graph is None or ending.lost is None else fragments_of(graph, Replica.parse(ending.lost))
     summary["error"] = f"{ending.error} Lost with it: {gone}." if gone else ending.error

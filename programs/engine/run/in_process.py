@@ -29,6 +29,7 @@ from isthmus.programs.engine.results import words
 from isthmus.programs.engine.run.finish import leave_behind
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.launch import log_of
+from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.host.contract import Island, Trace
@@ -129,7 +130,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         graph=request.graph,
         flows=flows,
         merges_recorded=recorded.merges(folder),
-        tokens_per_batch=request.task.tokens_per_batch,
+        step_tokens=step_tokens_of(request.job),
     )
     summary["error"] = failure
     leave_behind(folder, summary, list(trace.spans), Instant(status.get("zero") or 0))

@@ -28,7 +28,7 @@ from typing import Any, Final, NoReturn, final
 
 import msgspec
 
-from isthmus.programs.engine.islands.elastic_sizes import sizes_here
+from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
@@ -42,6 +42,7 @@ from isthmus.runtime.graph.template import Job
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.flows import Flows, as_used
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.processes import kill_session
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import DETACH
 
@@ -136,9 +137,11 @@ def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             _prepare(work, writer)
         os.close(writer)
         try:
-            text = _read(reader, interrupted)
+            text = _read(reader, child, interrupted)
         finally:
             os.kill(child, signal.SIGKILL)
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            kill_session(child)
             os.waitpid(child, 0)
             os.close(reader)
     if not text:
@@ -153,16 +156,28 @@ def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return done
 
 
-def _read(reader: int, interrupted: Interrupts) -> bytes:
-    """All bytes of a pipe; KeyboardInterrupt if a signal arrives first."""
+def _read(reader: int, child: int, interrupted: Interrupts) -> bytes:
+    """All bytes of a pipe from a child; KeyboardInterrupt if a signal arrives first.
+
+    Processes that the child has started have the other end, too, so they are ended with it.
+    """
     parts = []
-    while True:
-        if interrupted.count:
-            raise interrupted.error()
-        if select.select([reader], [], [], SIGNAL_SECONDS)[0]:
-            parts.append(os.read(reader, 1 << 16))
-            if not parts[-1]:
-                return b"".join(parts)
+    watch = os.pidfd_open(child)
+    watched = [reader, watch]
+    try:
+        while True:
+            if interrupted.count:
+                raise interrupted.error()
+            able = select.select(watched, [], [], SIGNAL_SECONDS)[0]
+            if reader in able:
+                parts.append(os.read(reader, 1 << 16))
+                if not parts[-1]:
+                    return b"".join(parts)
+            elif watch in able:
+                kill_session(child)
+                watched = [reader]
+    finally:
+        os.close(watch)
 
 
 def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
@@ -172,8 +187,10 @@ def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
         poll = select.poll()
         poll.register(writer, 0)
         poll.poll()  # No events are requested, so this returns only when the reader has closed.
+        kill_session(os.getpid())
         os._exit(1)
 
+    os.setsid()  # The task may start processes, which end with this one.
     ignore()  # A terminal sends them here, too; the command acts on them.
     threading.Thread(target=end_with_reader, daemon=True).start()
     try:

@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -28,7 +29,7 @@ from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
-from isthmus.runtime.system.files import write_bytes, write_json
+from isthmus.runtime.system.files import user_folder, write_bytes, write_json
 from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.wire.control_messages import DETACH
 
@@ -296,8 +297,18 @@ class DaemonEntry:
 
 def state_folder() -> Path:
     """The folder where this user's daemons register."""
-    home = os.environ.get("XDG_STATE_HOME")
-    return _below(Path(home) if home else Path.home() / ".local" / "state")
+    home = user_folder("XDG_STATE_HOME", ".local/state")
+    return _below(_without_home() if home is None else home)
+
+
+def _without_home() -> Path:
+    """The folder for the state of a user without a home; ConfigError if it is another user's."""
+    folder = Path(tempfile.gettempdir()) / f"isthmus-state-{os.getuid()}"
+    with suppress(FileNotFoundError):
+        if folder.lstat().st_uid != os.getuid():
+            do = "Set HOME, or XDG_STATE_HOME, to a folder of this user."
+            raise ConfigError("Looking for daemons", f"{folder}, of this user", "another user's", do)
+    return folder
 
 
 def living() -> list[DaemonEntry]:

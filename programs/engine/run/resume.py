@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.programs import language_model
-from isthmus.programs.engine.islands.elastic_sizes import sizes_here
+from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.recorder import lines
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
@@ -108,7 +108,7 @@ def _of_tasks(former: str, wanted: str) -> list[tuple[str, Any, Any]]:
 
 
 def _sizes(job: Job) -> tuple[Any, ...]:
-    by_slot = job.tokens_by_slot or (job.tokens_per_batch,)
+    by_slot = ("at most", job.tokens_at_most) if job.tokens_at_most else job.tokens_by_slot or (job.tokens_per_batch,)
     return tuple((tensor.name, tensor.shape, tensor.dtype, tensor.merge) for tensor in job.layout), by_slot
 
 

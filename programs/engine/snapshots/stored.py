@@ -452,7 +452,7 @@ def place_of(text: str, folder: Path | None = None) -> StorePlace:
     """The place that a text names, with paths relative to `folder`; ConfigError if it cannot be used here."""
     doing, scheme = f"Reading {KEY}", scheme_of(text)
     if scheme in ("", "file", "local"):
-        path = Path(text.partition("://")[2] if scheme else text).expanduser()
+        path = Path(os.path.expanduser(text.partition("://")[2] if scheme else text))
         if not text or (scheme and not path.is_absolute()):
             raise ConfigError(doing, "a folder, or a URL such as s3://bucket/path", repr(text), "Name one.")
         return StorePlace(os.path.abspath((folder or Path.cwd()) / path))

@@ -161,7 +161,7 @@ def keep(run_spec: Mapping[str, Any], islands: Mapping[int, tuple[Target, Counte
 
 def finder(request: Request) -> Find:
     """The kept figures of a request's learners. Reads all sources on which the figures depend, at the first call."""
-    folder, job, tokens = _folder(), request.job, request.task.tokens_per_batch
+    folder, job, tokens = _folder(), request.job, request.task.tokens_most
     tokens_by_slot = (tokens,) if isinstance(tokens, int) else tokens
     what = _What(job.program, job.task.text, dict(job.settings), tokens_by_slot)
 

@@ -354,7 +354,7 @@ def answered(request: Mapping[str, Any], doing: Callable[[str], None]) -> Island
 
         fit = fitted(steps, counted_for, state, limit)
     return IslandFigures(
-        tokens=of_slot(run_spec.job.tokens_by_slot or run_spec.job.tokens_per_batch, request["slot"]),
+        tokens=of_slot(run_spec.tokens_of_step, request["slot"]),
         device_kind=str(devices[0].device_kind),
         devices=len(devices),
         hosts=len({device.process_index for device in devices}),

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, Self, final
 
 import msgspec
 
-from isthmus.programs.engine.request.reference import is_file
+from isthmus.programs.engine.request.reference import is_file, split
 from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.launch import FORK_SERVER_LOG
 from isthmus.programs.engine.run.private_daemon import processes_of
@@ -404,8 +404,7 @@ class Machines:
         self._folder, self._environment = folder.absolute(), environment
         self._own = self._folder / f"{run}-machines"
         self._own.mkdir(parents=True, exist_ok=True)
-        modules = [text.partition(":")[0] for text in references]
-        files = [text for text in modules if is_file(text)]
+        files = [where for where, _ in map(split, references) if is_file(where)]
         self._config = self._own / "machine.toml"
         self._config.write_text(f"[programs]\nmodules = {json.dumps(files)}\n")
         self._config.chmod(0o600)

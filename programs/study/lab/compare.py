@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,7 +116,9 @@ _DO: Final = "Name another folder with --dir, or leave it out."
 
 def folder_of(plan: ComparisonPlan, chosen: Path | None) -> Path:
     """The folder of a comparison: `chosen`, or runs/compare-ID in the current folder: the same call finds it again."""
-    return (Path.cwd() / RUNS / f"compare-{plan.identity[:12]}" if chosen is None else chosen.expanduser()).absolute()
+    return Path(
+        os.path.abspath(RUNS / f"compare-{plan.identity[:12]}" if chosen is None else os.path.expanduser(chosen))
+    )
 
 
 def opened(folder: Path, plan: ComparisonPlan) -> ComparisonPlan:

@@ -91,7 +91,7 @@ def measured(
             cpu_seconds=0.0,
             graph=graph,
             flows=RunFlows.of((replica, host.flows) for replica, host in universe.hosts.items()),
-            tokens_per_batch=toy_task.TOY.tokens_per_batch,
+            step_tokens=toy_task.TOKENS_PER_BATCH,
         )
         return Measured(summary, list(trace.spans), dict(universe.injector.counts))
     finally:

@@ -32,7 +32,7 @@ SECONDS_MAX = 1e7
 def run(order: VirtualOrder) -> None:
     """Carry a run out, and leave its folder behind as a real run does; RequestError or RunError if it fails."""
     request = request_of(order.variant, order.seed, order.folder)
-    folder = new_folder.create(request.run_dir, request.config_text, latest=False)
+    folder = new_folder.create(request.run_dir, request.config_text)
     placement = {node.name: "virtual" for node in request.graph.nodes}
     with RunLock(folder):
         write_json(folder / "graph.json", as_json(request.graph, request.proof, request.fingerprint, placement))

@@ -91,7 +91,7 @@ class BooksChecker(Checker):
         if universe.outcome not in ("done", "stopped") or status.get("phase") != "done":
             return
         life_tokens = entries(status, len(status["merged_tokens"]))
-        differences = books(status, life_tokens, None, {})["differences"]
+        differences = books(status, life_tokens, None, ())["differences"]
         if differences:
             raise ViolationError(f"the books disagree, {len(differences)} times: {differences[:DIFFERENCES_SHOWN]}")
         self._check_merged(status, life_tokens)
@@ -143,7 +143,7 @@ class TapesChecker(Checker):
         """The violation in a finished universe, in words; None if there is none. `status`: the recorder's last."""
         summary: dict[str, Any] = {"books": {"lives": [], "fragments": []}, "outer_steps": None}
         if status.get("phase") == "done" and status["error"] is None:
-            accounts = books(status, entries(status, len(status["merged_tokens"])), None, {})
+            accounts = books(status, entries(status, len(status["merged_tokens"])), None, ())
             summary = {"books": accounts, "outer_steps": status["outer_steps"]}
         disagreements = contradictions(taped_of(plans, of_lives(tapes)), summary, list(self._mergings.values()))
         return (

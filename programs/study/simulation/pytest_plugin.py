@@ -102,7 +102,7 @@ class Worlds:
         budget: dict[str, Any] = {"learners": learners, "tokens": tokens, "seed": seed}
         budget |= {"keep_payloads": True} if keep_payloads else {}
         request = prepare(program, task, run=budget, run_dir=self._folder / f"run-{self._count}")
-        new_folder.create(request.run_dir, request.config_text, latest=False)
+        new_folder.create(request.run_dir, request.config_text)
         ran = VirtualRun(request, VirtualPace(tuple(speeds), step_ms, delay_ms, jitter), faults)
         self._open.append(ran.world)
         ran.run(seconds_max)

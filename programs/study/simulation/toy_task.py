@@ -158,7 +158,10 @@ class ToyLearner:
         return copied
 
     def restart(self) -> None:
-        self.stepped = 0
+        """No-op: a count goes on."""
+
+    def count_from(self, steps: int) -> None:
+        self.stepped = steps
 
     def local(self) -> list[Any]:
         return [np.array(self.stepped)]

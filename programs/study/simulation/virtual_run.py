@@ -15,6 +15,7 @@ from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Request
+from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Duration, milliseconds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.host.contract import Trace
@@ -88,7 +89,7 @@ class VirtualRun:
             graph=request.graph,
             flows=RunFlows.of((replica, host.flows) for replica, host in hosts.items()),
             merges_recorded=summary.merges(request.run_dir),
-            tokens_per_batch=request.task.tokens_per_batch,
+            step_tokens=step_tokens_of(request.job),
         )
 
     def _world(self) -> AnyWorld:

@@ -356,7 +356,7 @@ def state(host: Mapping[str, Any], *, is_over: bool = False) -> Text:
     `is_over`: the run has ended, so that hosts end, too.
     """
     phase = str(host["phase"])
-    if is_over and (phase == "gone" or host["state"] in SILENT):
+    if is_over and (phase in ("gone", "starting") or host["state"] in SILENT):
         return Text("ended")
     if host["state"] in RETIRED:
         return Text(host["state"], style="red" if host["state"] == "given up" else "dim")

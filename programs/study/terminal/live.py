@@ -132,7 +132,8 @@ class NoticeFeed:
             step = report.get("sick_step", 0)
             if step and self._sick_steps.get(int(slot)) != (report["incarnation"], step):
                 self._sick_steps[int(slot)] = (report["incarnation"], step)
-                text = f"learner {slot}: loss not finite at step {step}, goes on from the global model"
+                anew = "its moments begin anew, its counters do not"
+                text = f"learner {slot}: loss not finite at step {step}, goes on from the global model; {anew}"
                 yield Notice(status.get("time"), text, "bad")
 
     def _changed(self, status: Mapping[str, Any]) -> Iterator[Notice]:
@@ -164,7 +165,7 @@ class NoticeFeed:
                 elif kind == "peer":
                     source = f"with the moments of learner {former} after step {step}"
                 elif kind != "copy":
-                    source = "with moments that begin anew: its machine has no copy"
+                    source = f"with moments that begin anew, and counters after {step} steps: its machine has no copy"
                 yield Notice(status.get("time"), f"learner {slot} goes on as life {life} {source}", "good")
 
     def _stored(self, status: Mapping[str, Any]) -> Iterator[Notice]:

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.data.batches import At, Split, Windows
-from isthmus.ops.data.corpus import Corpus, DataError, Tokens
+from isthmus.ops.data.corpus import Corpus, DataError, TokenIds
 
 
 def corpus(train: int = 10_000, evaluation: int = 1_000, vocabulary: int = 20_000) -> Corpus:
     """Ids that count up, so that a window says where it was cut; the held-out ones begin at 15,000."""
     ids = np.arange(train, dtype=np.uint16)
-    return Corpus(Tokens([ids]), Tokens([np.arange(15_000, 15_000 + evaluation, dtype=np.uint16)]), vocabulary)
+    return Corpus(TokenIds([ids]), TokenIds([np.arange(15_000, 15_000 + evaluation, dtype=np.uint16)]), vocabulary)
 
 
 positions = st.builds(
@@ -118,7 +118,7 @@ def test_the_evaluation_is_at_least_256_windows_evenly_spaced_and_the_same_every
 )
 def test_batches_have_the_smallest_dtype(vocabulary: int, dtype: type) -> None:
     ids = (np.arange(1000) % 2).astype(np.uint32)
-    windows = Windows(Corpus(Tokens([ids]), Tokens([ids]), vocabulary), 2, 5)
+    windows = Windows(Corpus(TokenIds([ids]), TokenIds([ids]), vocabulary), 2, 5)
     assert windows.batch(At(0, 0, 0))["tokens"].dtype == dtype
 
 

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.data.batches import At, packed
+from isthmus.ops.data.batches import EMPTY_MAX, At, Tokens, packed
 from isthmus.ops.data.batches_node import Batches, InOrder, _Streamed
+from isthmus.ops.data.corpus import DataError
+from isthmus.ops.learner.answers import Feed
 from tests.ops.bodies import Context
 
 
 class Loader:
     """A task whose batches have a size (24 bytes of it three numbers) and take a time, by the test's clock."""
+
+    tokens_per_batch = 1
 
     def __init__(self, duration_us: int, size_bytes: int = 1000) -> None:
         self.duration_us, self.size_bytes = duration_us, size_bytes
@@ -80,6 +84,8 @@ def test_batches_come_in_order_each_once_and_each_of_its_position() -> None:
 
 def test_every_kind_of_tree_has_a_size() -> None:
     class Task:
+        tokens_per_batch = 1
+
         def __init__(self, batch: Any) -> None:
             self.batch = lambda at: batch
 
@@ -118,3 +124,44 @@ def test_batches_in_order_start_from_a_state_that_is_not_beyond_them(known: int,
     batches.know(known, state)
     assert [batches.batch(6), batches.batch(8)] == [6, 8]
     assert stream.read == read
+
+
+class Masked:
+    """A task whose batches have as many tokens as `tokens(position)` says."""
+
+    def __init__(self, tokens: Any) -> None:
+        self.tokens = tokens
+        self.tokens_per_batch = Tokens(lambda batch: batch["tokens"], at_most=8)
+
+    def batch(self, at: At) -> Any:
+        return {"position": at.position, "tokens": self.tokens(at.position)}
+
+
+def test_empty_batches_are_left_out_and_the_learner_knows_the_position_of_each_other() -> None:
+    source, feed = Batches(Masked(lambda position: position % 5 // 2), learners=1, slots=1), Feed()
+    source.open(Context(seed=7))
+    seen = []
+    for _ in range(20):
+        for port, item in source():
+            if port == "cursor":
+                feed.accept(item)
+            else:
+                feed.advance()
+                seen.append((item["position"], feed.latest, feed.reached))
+    assert [position for position, _, _ in seen] == [p for p in range(seen[-1][0] + 1) if p % 5 >= 2]
+    assert all(position == latest == reached - 1 for position, latest, reached in seen)
+
+
+def test_a_slot_without_tokens_ends_with_the_reason_after_a_bound() -> None:
+    source = Batches(Masked(lambda position: int(position < 3)), learners=1, slots=1)
+    source.open(Context(seed=7))
+    with pytest.raises(DataError, match=f"a batch with tokens, found {EMPTY_MAX + 1} without"):
+        [source() for _ in range(EMPTY_MAX + 4)]
+
+
+@pytest.mark.parametrize("counted", [9, -1, 1.0, True, None])
+def test_a_count_that_is_no_number_of_tokens_is_an_error_of_the_task(counted: Any) -> None:
+    source = Batches(Masked(lambda position: counted), learners=1, slots=1)
+    source.open(Context(seed=7))
+    with pytest.raises(DataError, match="an integer from 0 to 8"):
+        source()

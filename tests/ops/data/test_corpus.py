@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.data import corpus as corpus_module
-from isthmus.ops.data.corpus import DataError, Tokens, find, load
+from isthmus.ops.data.corpus import DataError, TokenIds, find, load
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -20,7 +20,7 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def all_ids(tokens: Tokens) -> np.ndarray:
+def all_ids(tokens: TokenIds) -> np.ndarray:
     return tokens.window(0, len(tokens)) if len(tokens) else np.zeros(0, np.uint8)
 
 
@@ -158,7 +158,7 @@ def test_a_window_is_a_slice_of_the_joined_segments(lengths: list[int], data: st
     # Alternating dtypes keep the segments apart, as mapped files are.
     values = np.arange(sum(lengths))
     parts = np.split(values, np.cumsum(lengths)[:-1])
-    tokens = Tokens(part.astype((np.uint8, np.uint16)[index % 2]) for index, part in enumerate(parts))
+    tokens = TokenIds(part.astype((np.uint8, np.uint16)[index % 2]) for index, part in enumerate(parts))
     assert len(tokens) == len(values)
     if len(values):
         length = data.draw(st.integers(1, len(values)))

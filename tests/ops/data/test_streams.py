@@ -33,6 +33,8 @@ class Numbers:
 
 
 class Task:
+    tokens_per_batch = 1
+
     def __init__(self, state: Any = None) -> None:
         self.streams: list[Numbers] = []
         self.state = state
@@ -119,7 +121,7 @@ def test_states_that_msgpack_does_not_give_back_do_not_travel() -> None:
 def test_a_learner_keeps_a_bounded_number_of_states() -> None:
     feed = Feed()
     for position in range(1, 100):
-        feed.accept({"begin": 0, "position": position, "state": np.array([position], np.uint8)})
+        feed.accept({"begin": 0, "position": position, "state": np.array([position], np.uint8), "left_out": []})
     for _ in range(99):
         feed.advance()
     told = feed.reached_state()
@@ -127,7 +129,7 @@ def test_a_learner_keeps_a_bounded_number_of_states() -> None:
     assert told[0] == 99
     feed = Feed()
     for position in range(1, 100):
-        feed.accept({"begin": 0, "position": position, "state": np.array([position], np.uint8)})
+        feed.accept({"begin": 0, "position": position, "state": np.array([position], np.uint8), "left_out": []})
     for _ in range(99 - STATES_MAX):
         feed.advance()
     assert feed.reached_state() is None

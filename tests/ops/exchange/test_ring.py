@@ -10,17 +10,25 @@ import numpy as np
 import pytest
 
 from isthmus.ops.exchange.ring import START, Hop, Ring, chunk_ends, hops, parts
+from isthmus.runtime.items.schemas import compiled
 from tests.ops.bodies import Context
 
 
 def rings(count: int) -> list[Ring]:
-    opened = [Ring(count) for _ in range(count)]
+    opened = [Ring(count, tokens_most=8) for _ in range(count)]
     for slot, ring in enumerate(opened):
         ring.open(Context(slot=slot))
     return opened
 
 
-def reduced(vectors: list[Any], *, stops: tuple[int, ...] = (), steps: int = 1, seed: int = 0) -> list[list[Any]]:
+def reduced(
+    vectors: list[Any],
+    *,
+    tokens: tuple[int, ...] = (8,) * 7,
+    stops: tuple[int, ...] = (),
+    steps: int = 1,
+    seed: int = 0,
+) -> list[list[Any]]:
     """The means of each learner, in steps: hops fire in a random order of those that can."""
     count, rng = len(vectors), random.Random(seed)
     bodies, arrived = rings(count), [deque([START]) for _ in vectors]
@@ -28,7 +36,15 @@ def reduced(vectors: list[Any], *, stops: tuple[int, ...] = (), steps: int = 1, 
         deque(
             part
             for step in range(steps)
-            for part in parts(vector * np.float32(step + 1), slot, count, step=step, tokens=8, stop=slot in stops)
+            for part in parts(
+                vector * np.float32(step + 1),
+                slot,
+                count,
+                step=step,
+                tokens=tokens[slot],
+                position=step + 1,
+                stop=slot in stops,
+            )
         )
         for slot, vector in enumerate(vectors)
     ]
@@ -51,8 +67,24 @@ def test_all_learners_get_the_same_bytes_of_the_mean(count: int) -> None:
     means = [mean for (mean,) in reduced(vectors)]
     assert {mean["values"].tobytes() for mean in means} == {means[0]["values"].tobytes()}
     assert np.allclose(means[0]["values"], exact, atol=1e-6)
-    assert [mean["tokens"] for mean in means] == [8 * count] * count
+    assert [mean["trained"] for mean in means] == [[[slot, 8, 1] for slot in range(count)]] * count
     assert not any(mean["stop"] for mean in means)
+
+
+def test_the_mean_is_weighted_by_tokens_with_the_same_bytes_everywhere() -> None:
+    vectors = [np.full(7, value, np.float32) for value in (1.0, 5.0, 9.0)]
+    means = [mean for (mean,) in reduced(vectors, tokens=(1, 8, 3))]
+    assert {mean["values"].tobytes() for mean in means} == {means[0]["values"].tobytes()}
+    assert means[0]["values"] == pytest.approx([(1 * 1 + 8 * 5 + 3 * 9) / 12] * 7, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("row", "fits"), [([1, 8, 5], True), ([1, 9, 5], False), ([1, 0, 5], False), ([3, 8, 5], False)]
+)
+def test_a_neighbour_cannot_claim_more_tokens_than_a_batch_has(*, row: list[int], fits: bool) -> None:
+    check = compiled(Ring.schemas(3, tokens_most=8)["neighbour"])
+    mismatch = check({"trained": [row], "stop": False}, {}, Context(slot=0).member)
+    assert (mismatch is None) == fits
 
 
 def test_the_order_in_which_hops_fire_changes_no_bit() -> None:
@@ -87,9 +119,9 @@ def test_the_hops_of_three_learners() -> None:
 
 @pytest.mark.parametrize("broken", [START, {"hop": 1}, {"step": 1}, {"chunk": 1}])
 def test_an_item_of_a_ring_that_was_closed_anew_is_not_summed(broken: dict[str, Any]) -> None:
-    ring, own = rings(3)[0], parts(np.ones(6, np.float32), 0, 3, step=0, tokens=8, stop=False)
+    ring, own = rings(3)[0], parts(np.ones(6, np.float32), 0, 3, step=0, tokens=8, position=1, stop=False)
     assert ring(own[0], START) is not None
-    values = {"values": np.ones(2, np.float32), "tokens": 8, "stop": False}
+    values = {"values": np.ones(2, np.float32), "trained": [[2, 8, 1]], "stop": False}
     item = {**values, "step": 0, "hop": 0, "chunk": hops(0, 3)[1].chunk, **broken} if broken else broken
     assert ring(own[1], item) is None
     assert ring.is_idle  # For good: it has no sampled port that could wake it.

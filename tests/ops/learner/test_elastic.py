@@ -23,7 +23,10 @@ class Group:
 
     def __init__(self, count: int, *, tokens: int = 10_000) -> None:
         self.task, self.tokens = TASK, tokens
-        self.caller, self.average = Caller(learners=count, tokens=tokens), Average(fragments_of(self.task, 1))
+        self.caller, self.average = (
+            Caller(learners=count, tokens=tokens),
+            Average(fragments_of(self.task, 1), tokens_most=24),
+        )
         for body in (self.caller, self.average):
             body.open(Context("syncer"))
         self.learners: dict[int, ElasticStep] = {}

@@ -306,6 +306,41 @@ def test_a_learner_that_diverged_says_so_and_heals_once_all_fragments_are_global
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in body._learner._leaves)
 
 
+def rate_of(body: InnerStep) -> float:
+    """How far a step moves a parameter."""
+    before = np.array(body._learner._leaves[0])
+    drive(body, batch=batch(body._task, 50))
+    return float(np.abs(np.array(body._learner._leaves[0]) - before).max())
+
+
+def falling() -> SmallTask:
+    return SmallTask(optimizer=optax.sgd(optax.linear_schedule(0.1, 0.0, 4)))
+
+
+def test_a_rate_that_has_come_to_its_end_does_not_begin_again_when_a_learner_heals() -> None:
+    task = falling()
+    body, parts, _ = stepping(task)
+    for position in range(4):
+        drive(body, batch=batch(task, position))
+    assert rate_of(body) == 0.0
+    body._sick, body._unhealed = True, {0, 1}
+    drive(body, update={("syncer/0", part.index): update(part, 1, 0.5) for part in parts})
+    assert not body._sick
+    assert rate_of(body) == 0.0
+
+
+@pytest.mark.parametrize(("merged", "is_over"), [(0, False), (9, True)])
+def test_a_life_without_a_state_counts_from_the_merged_steps_of_its_slot(*, merged: int, is_over: bool) -> None:
+    task = falling()
+    parts = fragments_of(task, 2)
+    body, context = InnerStep(task, fragments=parts, report_every=2, tokens=1000), Context(incarnation=2)
+    context.connected = context.connected | {"cursor"}
+    body.open(context)
+    drive(body, cursor={"begin": merged, "position": merged, "state": None, "left_out": []})
+    drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
+    assert (rate_of(body) == 0.0) == is_over
+
+
 def test_losses_of_before_do_not_make_a_healed_learner_sick_again() -> None:
     task = SmallTask()
     body, parts, context = stepping(task)

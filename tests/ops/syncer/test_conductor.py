@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.ops.exchange.token_accounts import AtMost
 from isthmus.ops.syncer.conductor import Conductor, open_rounds_max
 from isthmus.ops.syncer.pacer import OVERDUE, START_WAIT
 from isthmus.ops.syncer.terms import FINAL_MIN, FINAL_ROUND_TRIPS, FINAL_STEPS, last
@@ -202,3 +203,19 @@ def test_a_final_round_that_nobody_answers_is_closed_with_nobody() -> None:
     assert score.fire(stepping(0)) == []
     score.fire(merged=[lost(turn) for turn in closed])
     assert score.conductor.is_finished
+
+
+def test_where_tokens_are_counted_turns_go_on_until_the_count_is_the_budget() -> None:
+    """Two learners with 3 tokens a step of at most 8: 10 steps of both make the 60 of the budget, not 4."""
+    score = Score(fragments=1, interval=4, tokens=60, tokens_per_batch=8, step_tokens=AtMost(8))
+    turns, steps, seen = score.begun(stepping(0), stepping(1)), 0, []
+    while turns[0]["kind"] == "merge":
+        (turn,) = turns
+        steps += turn["steps"]
+        seen.append(turn["steps"])
+        clock = [[slot, 1, 3 * steps] for slot in (0, 1)]
+        reached = {"fragment": 0, "clock": clock, "positions": [[0, steps], [1, steps]], "states": []}
+        emitted = score.conductor(merged={("syncer/0", 0): told(turn)}, reached={("syncer/0", 0): reached})
+        turns = [item for port, item in emitted or [] if port == "round"]
+    assert (sum(seen), seen[-1]) == (10, 2)
+    assert [(turn["kind"], turn["steps"]) for turn in turns] == [("final", 0)]

@@ -119,3 +119,11 @@ def test_a_product_may_begin_at_another_field(end: Any, fits: bool) -> None:
         "end",
         "8 times steps, which is 3, beside begin, which is 16",
     )
+
+
+@pytest.mark.parametrize(("end", "fits"), [(10, True), (11, True), (34, True), (35, False), (9, False), (12.0, False)])
+def test_a_count_may_be_anything_up_to_the_product(*, end: Any, fits: bool) -> None:
+    check = compiled({"begin": "integer", "steps": "integer", "end": ("at most", "steps", 8, "begin")})
+    mismatch = check({"begin": 10, "steps": 3, "end": end}, {}, SENDER)
+    assert (mismatch is None) == fits
+    assert mismatch is None or "from 0 to 8 times steps" in mismatch.expected

@@ -44,7 +44,7 @@ def test_a_run_begins_numbers_are_noted_and_then_the_lives_are_wanted() -> None:
     story = HomeStory(notes=False)
     assert story.begun == [journal(), NoteLives(ALL), story.orders("", "")]
     assert story.at(1, LivesNoted(ALL)) == [story.orders()]
-    assert story.core.state(LEARNER) == "starting"
+    assert (story.core.state(LEARNER), story.core.phase(LEARNER)) == ("starting", "starting")
     assert story.core.reason(LEARNER) is None
     assert [story.core.incarnation(each.replica) for each in ALL] == [1, 1, 1, 1]
 
@@ -178,7 +178,7 @@ def test_an_end_is_followed_by_the_next_life_once() -> None:
         story.orders("recorder/0", roster=REST, back=1),
         story.orders("learner/0#2 recorder/0", roster=REST),
     ]
-    assert story.core.state(LEARNER) == "gone"
+    assert (story.core.state(LEARNER), story.core.phase(LEARNER)) == ("gone", "gone")
     assert story.core.reason(LEARNER) == Ended(KILLED, None, BOOM)
     assert story.hears(2, "alpha", told) == []  # The station says so until it is asked no more.
     assert story.core.used == {"learner.cpu_seconds": 3.0}

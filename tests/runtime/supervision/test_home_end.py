@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
-from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.cores.membership_messages import Phase
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import (
@@ -26,6 +27,7 @@ from isthmus.runtime.supervision.incidents import (
     Ended,
     Hurried,
     MachineLost,
+    NeverHealthy,
     Ordered,
     RecorderFailed,
     Suspected,
@@ -67,6 +69,38 @@ def serving() -> HomeStory:
     story = HomeStory()
     story.serve(1)
     return story
+
+
+WATCHER: Final = RunRoles(roles={"learner": 1, "recorder": 1, "watcher": 1}, least={"watcher": 1})
+
+
+def over_after(*incidents: Any) -> HomeStory:
+    """A run that comes to its end after these lives of a watcher: whether each computed, or raised."""
+    story = HomeStory(WATCHER, HERE)
+    story.hears(1, "alpha", seen("learner/0"), seen("recorder/0"), seen("watcher/0"))
+    for number, is_serving in enumerate(incidents, 1):
+        name = "watcher/0" if number == 1 else f"watcher/0#{number}"
+        if number > 1:
+            story.beat(1 + 3 * number)
+            computed = replace(seen(name).heartbeat, busy=Duration(int(is_serving)))
+            story.hears(1 + 3 * number, "alpha", replace(seen(name), heartbeat=computed))
+        if not is_serving:
+            story.hears(2 + 3 * number, "alpha", gone(name, error=BOOM))
+    story.hears(3 + 3 * len(incidents), "alpha", OVER)
+    return story
+
+
+@pytest.mark.parametrize(
+    ("incidents", "lives"),
+    [((False,), 1), ((False, False), 2), ((False, True), 0), ((True,), 0)],
+)
+def test_a_role_that_raised_in_each_of_its_lives_fails_the_run_at_its_end(incidents: Any, lives: int) -> None:
+    story = over_after(*incidents)
+    assert story.core.outcome == ("failed" if lives else "done")
+    failure = story.core.failure
+    if lives:
+        assert isinstance(failure, NeverHealthy)
+        assert (failure.host, failure.lives, failure.last.error) == ("watcher/0", lives, BOOM)
 
 
 # -- stop --------------------------------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ INCIDENTS: Final = (
 FAILURES: Final = (
     incidents.RecorderFailed("no space"),
     incidents.RestartsExhausted("learner/1", 6, LAST),
+    incidents.NeverHealthy("watcher/0", 2, LAST),
     incidents.ProgramFailed(BOOM, 2),
     incidents.NoMachineLeft("syncer/0", LAST),
     incidents.Unserved("recorder/0", seconds(60), LAST),

@@ -163,7 +163,7 @@ def test_slots_may_differ_only_where_the_task_says_so() -> None:
     assert layout(linear(ROWS, ROWS))
     with pytest.raises(ConfigError, match=r"slot=1.*\n.*Return the same shapes"):
         layout(linear(ROWS, 64))
-    with pytest.raises(ConfigError, match="tokens_per_batch= an integer of at least 1, or a tuple of them"):
+    with pytest.raises(ConfigError, match="tokens_per_batch= an integer of at least 1, a tuple of them"):
         linear(ROWS, (96, 0))
 
 

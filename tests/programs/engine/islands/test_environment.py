@@ -13,6 +13,7 @@ from isthmus.programs.engine.islands.environment import (
     islands_of,
     learner_environment,
     usable,
+    without_tpu,
 )
 from isthmus.programs.engine.request.spec import Here
 from isthmus.runtime.errors import ConfigError
@@ -121,3 +122,19 @@ def test_learners_of_one_process_have_devices_of_their_own() -> None:
     assert shares(8, 4) == [Island(devices=2, begin=begin) for begin in (0, 2, 4, 6)]
     assert shares(3, 2) == [Island(devices=1, begin=0), Island(devices=1, begin=1)]
     assert shares(1, 2) == [Island(devices=1, begin=0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "installed", "plugins", "expected"),
+    [
+        ({}, ["libtpu"], [], {"JAX_PLATFORMS": "cpu"}),
+        ({}, ["libtpu", "jax_cuda12_plugin"], ["xla_cuda12"], {"JAX_PLATFORMS": "cpu"}),
+        ({}, [], [], {}),
+        ({}, ["libtpu"], ["rocm"], {}),
+        ({"JAX_PLATFORMS": "tpu"}, ["libtpu"], [], {}),
+    ],
+)
+def test_jax_looks_for_no_tpu_where_only_its_compiler_is(
+    variables: dict[str, str], installed: list[str], plugins: list[str], expected: dict[str, str]
+) -> None:
+    assert without_tpu(variables, installed, plugins) == expected

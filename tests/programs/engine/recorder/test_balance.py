@@ -41,8 +41,7 @@ def account(told: dict[str, Any], fragments: int = 1) -> dict[str, int]:
 def differences(told: dict[str, Any], recorded: int | None = None, batch: int | None = None) -> list[dict[str, Any]]:
     """What is said of them."""
     found = entries(told, len(told["merged_tokens"]))
-    batches = {} if batch is None else dict.fromkeys(told["learners"], batch)
-    listed: list[dict[str, Any]] = books(told, found, recorded, batches)["differences"]
+    listed: list[dict[str, Any]] = books(told, found, recorded, () if batch is None else batch)["differences"]
     return listed
 
 
@@ -89,7 +88,7 @@ def test_a_learner_that_is_gone_with_its_machine_has_lost_what_it_had_pending() 
 def test_what_others_have_heard_of_a_life_is_trained_and_lost_or_pending() -> None:
     told = status(FORMER, STEPPING, merged=[MERGED[:2]], totals=[[0, 1, 130], [0, 2, 104], [3, 1, 8]])
     assert account(told) == {"merged": 120, "overlapped": 40, "lost": 70, "pending": 12}
-    lives = books(told, entries(told, 1), None, {})["lives"]
+    lives = books(told, entries(told, 1), None, ())["lives"]
     found = [(each["learner"], each["incarnation"], each["tokens_reported"], each["tokens_known"]) for each in lives]
     assert found == [(0, 1, 100, 130), (0, 2, 100, 104), (3, 1, 0, 8)]
 
@@ -99,7 +98,7 @@ def test_a_life_without_a_report_has_unknown_steps_and_loses_what_others_heard_o
     assert account(told) == {"merged": 98, "overlapped": 10, "pending": 4}
     gone = {**told, "gone": [[3, 1]]}
     assert account(gone) == {"merged": 98, "overlapped": 10, "lost": 4}
-    silent = books(gone, entries(gone, 1), None, {3: 4})["lives"][-1]
+    silent = books(gone, entries(gone, 1), None, 4)["lives"][-1]
     assert (silent["steps"], silent["tokens_by_steps"], silent["has_ended"]) == (None, None, True)
 
 
@@ -165,7 +164,7 @@ def test_what_nobody_has_heard_of_is_estimated_by_the_pace() -> None:
     ended = {**FORMER, "reported_at": 5 * SECOND, "gone_at": 7 * SECOND, "step_ms": 20.0}
     there = {**PRESENT, "phase": "stepping", "reported_at": 5 * SECOND, "step_ms": 20.0}
     told = status(ended, there, merged=[MERGED[:2]])
-    found = books(told, entries(told, 1), None, {})
+    found = books(told, entries(told, 1), None, ())
     assert [each["unreported_estimate"] for each in found["lives"]] == [1000, 0]
     assert found["unreported_estimate"] == 1000
     paused = {**ended, "reported_paused": SECOND, "gone_paused": SECOND + 3 * SECOND // 2}

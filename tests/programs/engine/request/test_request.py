@@ -259,12 +259,12 @@ def test_a_run_folder_must_be_new_or_hold_no_run(folder: Path) -> None:
 
 def test_creating_the_folder_writes_the_configuration_and_points_latest_to_it(folder: Path) -> None:
     first, second = ring(), ring(run_dir="elsewhere/a")
-    new_folder.create(first.run_dir, first.config_text)
+    new_folder.create(first.run_dir, first.config_text, latest=first.base)
     assert (folder / "runs" / "latest").resolve() == first.run_dir
     text = (first.run_dir / "config.toml").read_text()
     assert "isthmus train --config" in text.splitlines()[0]
     assert settings.tomllib.loads(text)["run"]["tokens"] == 4_100_000
-    new_folder.create(second.run_dir, second.config_text)
+    new_folder.create(second.run_dir, second.config_text, latest=second.base)
     assert (folder / "runs" / "latest").resolve() == second.run_dir
     assert sorted(path.name for path in second.run_dir.iterdir()) == ["config.toml", "run.lock"]
 
@@ -344,7 +344,7 @@ def test_two_runs_of_one_second_have_folders_of_their_own(folder: Path) -> None:
     names = []
     for _ in range(3):
         path = new_folder.choose(None, "ring", now)
-        new_folder.create(path, "", latest=False)
+        new_folder.create(path, "")
         names.append(path.name)
     assert names == ["ring-20261120-103005", "ring-20261120-103005-2", "ring-20261120-103005-3"]
     assert not (folder / "runs" / "latest").exists()

@@ -30,6 +30,7 @@ from isthmus.runtime.supervision.incidents import (
     LedgerRemoved,
     MachineLost,
     MachineTaken,
+    NeverHealthy,
     NoFirstHeartbeat,
     NoMachineLeft,
     NotStarted,
@@ -308,6 +309,12 @@ def test_an_end_says_how(how: incidents.End, words: str) -> None:
             None,
             "learner/1 ended again and again before it had served for 10 s; "
             "the last time: exited with status 3: OSError: full. Make room.",
+        ),
+        (
+            NeverHealthy("watcher/0", 2, Ended(Exited(1), error=Raised("watch", "ValueError", "wrong", "roles.py", 7))),
+            Path("logs", "watcher-0.log"),
+            "watcher/0 raised in each of its last 2 lives, before it had served for 10 s: exited with status 1: "
+            "ValueError: wrong (roles.py:7). Look at logs/watcher-0.log.",
         ),
         (
             ProgramFailed(WRONG, 2),

@@ -155,7 +155,7 @@ class Mortals:
     def __init__(self, folder: Path, program: Program, task: Task, *, learners: int, steps: int, seed: int = 0) -> None:
         budget = {"learners": learners, "tokens": steps * learners * task.tokens_per_batch, "seed": seed}
         self.request = prepare(program, task, run=budget, run_dir=folder)
-        new_folder.create(folder, self.request.config_text, latest=False)
+        new_folder.create(folder, self.request.config_text)
         self.witness = Witness()
         self.clock = VirtualClock()
         self.counts = roster_counts(self.request.graph, learners)

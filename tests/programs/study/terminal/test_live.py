@@ -109,7 +109,8 @@ def test_a_learner_whose_loss_was_not_finite_is_told_once_a_life_and_step(watche
     for report in (well, first, {**first, "sick": False}, again, next_life):
         lines.update({**EARLY, "learners": {2: report}, "time": 3.0})
     told = [line for line in text_of(console).splitlines() if "not finite" in line]
-    words = "at 3.0 s learner 2: loss not finite at step {}, goes on from the global model"
+    anew = "its moments begin anew, its counters do not"
+    words = f"at 3.0 s learner 2: loss not finite at step {{}}, goes on from the global model; {anew}"
     assert told == [words.format(step) for step in (50, 90, 90)]
 
 
@@ -328,7 +329,7 @@ def test_hosts_that_end_with_the_run_are_not_gone(watched: Request) -> None:
         view.update({**DEADLY, "phase": "done"})
     text = text_of(console)
     text = text[text.rindex("ring  done") :]
-    assert text.count("ended") == 3
+    assert text.count("ended") == 4
     assert not {"gone", "suspect", "stopped"} & set(text.split())
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import optax
 import pytest
 
-from isthmus.programs.engine.islands.elastic_sizes import sizes_here, sizes_on
+from isthmus import At
+from isthmus.programs.engine.islands.sizes import cpu_devices, sizes_here, sizes_on
 from isthmus.programs.engine.request.request import Request, prepare
 from isthmus.runtime.errors import ConfigError
+from tests.programs.family import task as task_of
 
 
 @pytest.fixture
@@ -60,3 +66,47 @@ def test_what_cannot_be_is_refused(
 def test_one_process_has_no_island_that_goes_on_without_some(request_of: object) -> None:
     with pytest.raises(ConfigError, match=r"found run\.devices_min = 1"):
         request_of(12, 1, ()).in_one_process()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, 1),
+        ({"JAX_NUM_CPU_DEVICES": "3"}, 3),
+        ({"XLA_FLAGS": "--a=1 --xla_force_host_platform_device_count=4"}, 4),
+        ({"JAX_PLATFORMS": "rocm"}, None),
+        ({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}, 2),
+    ],
+)
+def test_the_devices_of_a_process_on_the_cpu_are_known_before_it_starts(
+    variables: dict[str, str], expected: int | None
+) -> None:
+    assert cpu_devices(variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "mesh", "expected"),
+    [
+        (64, {"data": -1}, "a batch that divides by 3, the devices along 'data' of the island's mesh, found 64 rows"),
+        (63, {"data": -1, "model": 2}, "a multiple of 2 devices"),
+        (63, {"data": -1}, None),
+    ],
+)
+def test_a_task_that_does_not_fit_this_machine_is_refused_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int, mesh: dict[str, int], expected: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+    task = replace(task_of(optax.sgd(0.1)), batch=lambda at: _rows(at, batch), mesh=mesh)
+    request = prepare(task=task, run={"learners": 2, "tokens": 10_000})
+    if expected is None:
+        assert sizes_here(request) == []
+        return
+    with pytest.raises(ConfigError, match=expected):
+        sizes_here(request)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _rows(at: At, count: int) -> dict[str, Any]:
+    x = np.ones((count, 8), np.float32) * at.rng().random(dtype=np.float32)
+    return {"x": x, "y": x[:, :1]}
