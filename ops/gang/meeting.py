@@ -121,7 +121,7 @@ class Hellos:
             due = min([until, *(deadline for _, deadline in self._waiting.values())])
             for key, _ in self._ready.select(due - now):
                 if key.fileobj is self._gang.door:
-                    self._accept(now)
+                    self._accept()
                 elif (came := self._read(cast(socket.socket, key.fileobj))) is not None:
                     return came
         return None
@@ -132,13 +132,13 @@ class Hellos:
             self._drop(other)
         self._ready.close()
 
-    def _accept(self, now: float) -> None:
+    def _accept(self) -> None:
         with suppress(OSError):  # It is gone again.
             other, _ = self._gang.door.accept()
             if len(self._waiting) >= HELLOS_MAX:
                 self._drop(next(iter(self._waiting)))
             other.setblocking(False)
-            self._waiting[other] = bytearray(), now + HELLO_SECONDS
+            self._waiting[other] = bytearray(), time.monotonic() + HELLO_SECONDS
             self._ready.register(other, selectors.EVENT_READ)
 
     def _read(self, other: socket.socket) -> Arrival | None:

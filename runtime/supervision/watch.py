@@ -14,7 +14,7 @@ from typing import Final
 
 from isthmus.runtime.clock import seconds
 from isthmus.runtime.cores.membership_messages import Excuse, HeartbeatArrived, HostAnnounced, Phase
-from isthmus.runtime.ids import RECORDER, Member, gang_number, leader
+from isthmus.runtime.ids import LEARNER, RECORDER, Member, gang_number, leader
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.elastic import MEET, Changed, ElasticIsland, TooFew
 from isthmus.runtime.supervision.fleet import SILENT_BEATS, MachineLives
@@ -272,6 +272,9 @@ def _judge(run: RunState, by: Member, refusal: ItemRefusal) -> None:
     if not count_before:
         run.write(accused, incidents.ItemRefused(verdict))
     if refusal.count >= (1 if refusal.is_vote else REFUSALS_MAX):  # A refused vote would keep its round waiting.
-        life.accusers.add(run.fleet.name(by.replica))
+        # Whoever placed a syncer or a recorder on a machine trusts it with the model; and learners would wait for a
+        # round whose vote it refuses.
+        is_entrusted = leader(by.replica).role != LEARNER
+        life.accusers.add(run.fleet.home if is_entrusted else run.fleet.name(by.replica))
         if run.fleet.is_believed(life.accusers, (life.machine,)):
             condemn(run, accused, verdict)

@@ -46,11 +46,11 @@ def checked_address(text: str, doing: str, *, may_choose: bool = False, has_keys
             doing,
             f"tcp://ADDRESS:PORT{free}",
             repr(text),
-            "Write for example tcp://127.0.0.1:7400, or tcp://[::1]:7400.",
+            "Write for example tcp://127.0.0.1:7400.",
         )
     host = "127.0.0.1" if form["host"] == "localhost" else form["host"]
     if not has_keys and not is_loopback(f"tcp://{host}:{port}"):
-        expected = "an address that only this machine reaches, 127.0.0.1 or [::1], because there are no keys"
+        expected = "an address that only this machine reaches, 127.0.0.1, because there are no keys"
         raise ConfigError(doing, expected, repr(form["host"]), f"Keys come first. {DO_KEYS}")
     return f"tcp://{host}:{port or '*'}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 import time
 from contextlib import ExitStack, closing
 
@@ -16,6 +17,7 @@ from isthmus.ops.gang.meeting import GangError, join, lead
 from isthmus.ops.gang.orders import ORDER_BYTES_MAX, Following, Leader, LeaderOrders, follow
 from isthmus.programs.engine.islands.gang import GangOfProcesses
 from isthmus.runtime.ids import Member, Replica
+from tests.patience import PATIENCE
 
 
 def gang_of(role: str, size: int = 3) -> GangOfProcesses:
@@ -153,6 +155,28 @@ def test_strangers_that_are_slow_keep_no_process_waiting_and_have_one_deadline_e
         assert hellos.next(deadline + 0.01) is None
         assert hellos._waiting == {}
         assert slower.recv(1) == b""
+
+
+def test_a_hello_has_its_time_from_its_connection_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "HELLO_SECONDS", 0.1)
+    leader, joining = gang_of("learner"), threading.Event()
+    hello = leader.token.encode() + struct.pack("!IQQQ", 1, 0, 0, 0)
+
+    def come() -> None:
+        joining.wait(0.3)  # Longer than a hello may take: the leader looks at its door since before.
+        with socket.create_connection(leader.door.getsockname()[:2]) as connection:
+            connection.sendall(hello)
+            joining.wait(PATIENCE)
+
+    process = threading.Thread(target=come)
+    with leader.door, closing(meeting.Hellos(leader)) as hellos:
+        process.start()
+        came = hellos.next(time.monotonic() + 5)
+        joining.set()
+        process.join()
+        assert came is not None
+        came.connection.close()
+        assert came.number == 1
 
 
 def test_what_is_no_order_comes_whole_though_it_comes_with_one() -> None:

@@ -86,11 +86,12 @@ def test_two_machines_together_condemn_and_two_hosts_of_one_do_not() -> None:
     assert condemned(story) == {"syncer/0"}
 
 
-def test_a_machine_condemns_its_own_hosts() -> None:
+def test_a_machine_that_is_entrusted_with_a_syncer_condemns_by_it_and_not_by_its_learners() -> None:
     places = msgspec.structs.replace(PLACES, machines={**PLACES.machines, Replica("syncer", 0): "beta"})
     story = began(places=places)
-    story.hears(2, "beta", refusing("syncer/0", "learner/0", ANSWER), refusing("syncer/0", "learner/2", ANSWER))
-    assert condemned(story) == {"learner/0"}, "learner/2 is on another machine"
+    story.hears(2, "beta", refusing("learner/0", "syncer/0", UPDATE), refusing("syncer/0", "learner/2", ANSWER))
+    assert condemned(story) == {"learner/2", "syncer/0"}, "a machine is believed about its own hosts"
+    assert not condemned(began()), "nobody without a refusal"
 
 
 def test_a_bad_report_is_recorded_once_a_minute_and_its_machine_is_silent_until_a_good_one() -> None:

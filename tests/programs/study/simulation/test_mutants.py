@@ -46,7 +46,7 @@ CAUGHT = {
     "joiner_not_in_the_final_round": (38, "ends fragment"),
     "newcomer_not_in_the_final_round": (9, "ends fragment"),
     "begun_from_zero": (9, "has trained from batch 0 on what is merged"),
-    "begun_after_one_fragment": (23, "on what is merged; lives before it up to"),
+    "begun_after_one_fragment": (9, "on what is merged; lives before it up to"),
     "begun_after_one_shard": (98, "on what is merged; lives before it up to"),
 }
 
