@@ -21,6 +21,11 @@ def printable(text: str, keeping: str = "\n\t") -> str:
     return "".join(each if each.isprintable() or each in keeping else ascii(each)[1:-1] for each in text)
 
 
+def log_entry(text: str) -> str:
+    """A text as one entry of a log: printable, with further lines indented, so that none passes for another entry."""
+    return printable(text).replace("\n", "\n         ")
+
+
 class Fault(NamedTuple):
     """One thing wrong with a request: what was being done, what was expected, what was found, what to do."""
 

@@ -198,7 +198,13 @@ def raised(node: str, error: BaseException | None) -> Raised:
     if error is None:
         return Raised(node, "", "unknown", "", 0)
     file, line = line_of(error)
-    return Raised(node, type(error).__qualname__, _text(str(error)), _text(file), line)
+    return Raised(node, type(error).__qualname__, _text(_message(error)), _text(file), line)
+
+
+def _message(error: BaseException) -> str:
+    """The message of an exception; a KeyError shows its key as a literal, in which lines would be escaped."""
+    key = error.args[0] if isinstance(error, KeyError) and len(error.args) == 1 else None
+    return repr(" ".join(key.split())) if isinstance(key, str) else str(error)
 
 
 def untold(node: str, story: str) -> Raised:

@@ -30,7 +30,7 @@ from isthmus.programs.engine.run.finish import RunEnd, error_of, finish_apart
 from isthmus.programs.engine.run.launch import Launcher, log_of
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import living
-from isthmus.runtime.errors import ConfigError, RunError, nearest
+from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.system.files import append_bytes, write_json
 from isthmus.runtime.tape.reading import FOLDER as TAPES
@@ -277,7 +277,7 @@ class MachineRun:
         with suppress(OSError):
             (self.folder / "logs").mkdir(exist_ok=True)
             with (self.folder / "logs" / "daemon.log").open("a") as file:
-                file.write(f"isthmus daemon {self._machine}: {line}\n")
+                file.write(f"isthmus daemon {self._machine}: {log_entry(line)}\n")
 
     def _start(self) -> None:
         for machine in self.daemon.home.fleet.others:

@@ -34,7 +34,7 @@ from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.interrupts import Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import DaemonRun, NameClaim
 from isthmus.programs.settings import collecting
-from isthmus.runtime.errors import ConfigError, Fault, printable
+from isthmus.runtime.errors import ConfigError, Fault, log_entry
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, read_public
 
@@ -150,9 +150,8 @@ def _tell(line: str) -> None:
 
     Further lines of it are indented, because parts of it come from other machines.
     """
-    shown = printable(line).replace("\n", "\n         ")
     with suppress(OSError, ValueError):
-        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {shown[:LINE_LENGTH_MAX]}\n")
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {log_entry(line)[:LINE_LENGTH_MAX]}\n")
         sys.stdout.flush()
 
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar, final
 
-from isthmus.runtime.errors import RunError
+from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.host.own_process import environment
 from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.system import files
@@ -385,7 +385,7 @@ def opened_log(path: Path) -> BinaryIO:
 def say(line: str) -> None:
     """Write a line into the daemon's log; a disk that does not take it costs the line, and nothing else."""
     with suppress(OSError):
-        os.write(1, f"{line}\n".encode())
+        os.write(1, f"{log_entry(line)}\n".encode())
 
 
 def log_of(folder: Path, replica: Replica) -> Path:

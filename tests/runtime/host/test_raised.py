@@ -35,6 +35,11 @@ def test_the_line_is_where_it_was_raised() -> None:
     assert raised("data", caught(wrong)) == Raised("data", "ValueError", "row 31 is corrupt", HERE, line)
 
 
+def test_lines_of_a_key_are_no_escapes() -> None:
+    assert raised("data", KeyError("row 31\n  is missing")).message == "'row 31 is missing'"
+    assert [raised("data", KeyError(*key)).message for key in ((), (3,), ("w",))] == ["", "3", "'w'"]
+
+
 def test_the_line_is_the_last_that_is_no_librarys() -> None:
     found = raised("data", caught(in_a_library))
     assert (found.exception, found.file, found.line) == (
