@@ -136,7 +136,7 @@ def _check_resume(resume: str | Path, **options: Any) -> None:
 def _resume(where: str, run: Mapping[str, Any], run_dir: str | Path | None, *, quiet: bool) -> Result:
     from isthmus.programs import trained
     from isthmus.programs.engine.run.resume import is_store, resumed, resumed_from_store
-    from isthmus.programs.study.terminal.live import watching
+    from isthmus.programs.study.terminal.live import announce_resumption, watching
 
     doing = f"Resuming {where}"
     if is_store(where):
@@ -149,7 +149,9 @@ def _resume(where: str, run: Mapping[str, Any], run_dir: str | Path | None, *, q
         raise ConfigError(doing, "run_dir= only for a run that goes on from a store", repr(str(run_dir)), do)
     else:
         submitted = resumed(Path(where), partial(again, Path(where), run, doing))
-    with watching(submitted, quiet=quiet) as watch:
+    if submitted.resumption is not None:
+        announce_resumption(submitted.resumption, quiet=quiet)
+    with watching(submitted, quiet=quiet, is_resumed=True) as watch:
         outcome = start_processes(submitted, watch)
     return _result(outcome, trained.load(outcome.folder))
 

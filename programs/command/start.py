@@ -50,7 +50,7 @@ from isthmus.programs.study.lab.compare import ComparisonPlan, ComparisonRequest
 from isthmus.programs.study.lab.compare_outcome import comparison
 from isthmus.programs.study.lab.compare_page import RunsProgress, notes, show, write_page
 from isthmus.programs.study.lab.compare_runs import carry_out
-from isthmus.programs.study.terminal.live import announce, preparing, watching
+from isthmus.programs.study.terminal.live import announce, announce_resumption, preparing, watching
 from isthmus.programs.training import start_on_machine, start_processes
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
 from isthmus.runtime.graph.placement import Placement
@@ -92,6 +92,8 @@ def resume(where: str, options: Options, *, is_detached: bool, quiet: bool) -> N
             submitted = resumed_from_store(where, options.run_dir, from_store)
         else:
             submitted = resumed(Path(where), partial(request, Path(where), []))
+    if submitted.resumption is not None:
+        announce_resumption(submitted.resumption, quiet=quiet)
     _run(submitted, is_detached=is_detached, quiet=quiet)
 
 
@@ -116,7 +118,7 @@ def _run(submitted: Submitted, *, is_detached: bool, quiet: bool) -> None:
         typer.echo(_parting(submitted, "by itself", quiet=quiet))
         return
     try:
-        with watching(submitted, quiet=quiet) as view:
+        with watching(submitted, quiet=quiet, is_resumed=submitted.resumption is not None) as view:
             start_processes(submitted, view, detaches=True)
     except DetachedError:
         typer.echo(f"isthmus: standard output was closed; {_parting(submitted, 'by itself', quiet=False)}", err=True)

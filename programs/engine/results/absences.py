@@ -42,6 +42,7 @@ from isthmus.runtime.supervision.incidents import (
     Starved,
     Superseded,
     Suspected,
+    Unseen,
     of_line,
 )
 
@@ -59,13 +60,21 @@ class Works:
     """A life of a host has begun to do its work."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunCut:
+    """A daemon that took over found that no host of the run was left; `lives` are (host, life) of those that ended."""
+
+    lives: tuple[tuple[str, int], ...]
+
+
 class Fact(NamedTuple):
-    """Something that happened to a life of a host: an incident, as the daemon wrote it, or that it works."""
+    """Something that happened to a life of a host: an incident, as the daemon wrote it, or that it works; or, to the
+    daemon's run, that it was cut off."""
 
     at: float
     host: str
     life: int
-    what: Incident | Works
+    what: Incident | Works | RunCut
 
     @property
     def role(self) -> str:
@@ -78,7 +87,8 @@ class Absence:
     """One absence of a host, and the incident that best explains it. `life` is the one that was lost, `lives_lost`
     counts it and later ones that never began to work.
 
-    `restarted` and `ended` are None until then.
+    `restarted` and `ended` are None until then. `is_cut`: no host was left, and nobody went on or waited; then `begun`
+    is when that was found.
     """
 
     host: str
@@ -90,6 +100,7 @@ class Absence:
     ended: float | None = None
     life_after: int | None = None
     lives_lost: int = 1
+    is_cut: bool = False
 
     @property
     def role(self) -> str:
@@ -148,6 +159,10 @@ class Absences:
                 return self._end(fact, what)
             case Works():
                 return self._work(fact)
+            case RunCut():
+                for host, life in what.lives:
+                    self._cut(Fact(fact.at, host, life, Ended(Unseen())))
+                return None
             case _:
                 return None
 
@@ -168,7 +183,12 @@ class Absences:
             return self._begin(Absence(fact.host, fact.life, "gone", fact.at, cause))
         if absence.kind == "silent":
             return self._change(fact, kind="gone", cause=cause)
-        return self._change(fact, cause=cause, lives_lost=absence.lives_lost + 1)
+        return self._change(fact, cause=cause, lives_lost=absence.lives_lost + 1, is_cut=False)
+
+    def _cut(self, fact: Fact) -> None:
+        """The life of a fact ended with the whole run; one absence is over where another begins."""
+        self._change(fact, ended=fact.at)
+        self._begin(Absence(fact.host, fact.life, "gone", fact.at, Ended(Unseen()), is_cut=True))
 
     def _work(self, fact: Fact) -> Absence | None:
         absence = self.open_of(fact.host)
@@ -205,6 +225,87 @@ def fact_of(line: Mapping[str, Any], zero_ns: int) -> Fact:
     """A line of events.jsonl as a fact, in seconds since `zero_ns`; ValueError if it is none."""
     entry = of_line(line)
     return Fact((entry.at - zero_ns) / 1e9, str(entry.member.replica), entry.member.incarnation, entry.incident)
+
+
+TAKEOVER_SECONDS: Final = 2.0
+"""A daemon that takes over looks for all processes of its machine in one pass, of some hundredths of a second."""
+
+
+class Cuts:
+    """Finds in facts, in order, where a run was cut off: the ends that no daemon saw are those of all living hosts.
+
+    `hosts` are those with which the run begins; without any nothing is a cut. Facts from such an end on are held until
+    it is decided, for TAKEOVER_SECONDS at most. A host that is adopted decides it, too.
+    """
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        self._living = dict.fromkeys(hosts)
+        self._held: list[Fact] = []
+
+    def add(self, fact: Fact) -> list[Fact]:
+        """Take the next fact; returns those that are decided, with a RunCut in place of the ends that make one."""
+        decided = self.due(fact.at)
+        if not self._held and not (self._living and _is_unseen(fact)):
+            return [*decided, self._passed(fact)]
+        self._held.append(fact)
+        unseen = [each for each in self._held if _is_unseen(each)]
+        if self._living.keys() <= {each.host for each in unseen}:
+            cut = Fact(fact.at, DAEMON, 1, RunCut(tuple((each.host, each.life) for each in unseen)))
+            return [*decided, cut, *self._release(without=unseen)]
+        return [*decided, *(self._release() if isinstance(fact.what, Adopted) else [])]
+
+    def due(self, now: float) -> list[Fact]:
+        """The facts that were held for long enough."""
+        is_due = self._held and now - self._held[0].at > TAKEOVER_SECONDS
+        return self._release() if is_due else []
+
+    def rest(self) -> list[Fact]:
+        """The facts that are held, where no more come."""
+        return self._release()
+
+    def _release(self, without: Sequence[Fact] = ()) -> list[Fact]:
+        held, self._held = self._held, []
+        return [fact for fact in map(self._passed, held) if fact not in without]
+
+    def _passed(self, fact: Fact) -> Fact:
+        """The fact; notes who lives after it."""
+        match fact.what:
+            case Ended() | GivenUp():
+                self._living.pop(fact.host, None)
+            case Restarted() | Joined() | Adopted() | Works():
+                self._living[fact.host] = None
+            case _:
+                pass
+        return fact
+
+
+def _is_unseen(fact: Fact) -> bool:
+    return isinstance(fact.what, Ended) and isinstance(fact.what.end, Unseen) and fact.what.verdict is None
+
+
+def with_cuts(facts: Iterable[Fact], hosts: Iterable[str]) -> list[Fact]:
+    """All facts, in order, with a RunCut wherever a run that begins with these hosts was cut off."""
+    cuts = Cuts(hosts)
+    return [*(each for fact in facts for each in cuts.add(fact)), *cuts.rest()]
+
+
+def hosts_of(folder: Path) -> list[str]:
+    """The hosts with which the run of a folder began and, where a resume changed their number, went on: those of all
+    its specs; none if no spec can be read."""
+    least: dict[str, int] | None = None
+    for path in [folder / "spec.json", *sorted(folder.glob("spec-*.json"))]:
+        try:
+            fields = json.loads(path.read_bytes())
+            roles = {str(name): int(count) for name, count in fields.get("spec", fields)["roles"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        least = roles if least is None else {name: min(count, roles.get(name, 0)) for name, count in least.items()}
+    return [f"{role}/{slot}" for role, count in sorted((least or {}).items()) for slot in range(count)]
+
+
+def cut_words(hosts: int) -> str:
+    """That a run was cut off: a sentence without its full stop."""
+    return f"the run was cut off: {'its only host' if hosts == 1 else f'all of its {hosts} hosts'} had ended"
 
 
 def daemons(absences: Sequence[Absence]) -> int:
@@ -303,7 +404,9 @@ def away(absence: Absence, waiting: Waiting | None, *, is_known: bool = False) -
 
 
 def others_meanwhile(absence: Absence, waiting: Waiting | None) -> str:
-    """'; ' and the others' behaviour; '' if it is unknown or obvious."""
+    """'; ' and the others' behaviour; '' if it is unknown or obvious, or there were none."""
+    if absence.is_cut:
+        return ""
     is_silent = absence.kind == "silent"
     if absence.role == LEARNER:
         clause = "" if waiting is None else (_OTHERS_SILENT if is_silent else _OTHERS_GONE)[waiting.others]
@@ -336,7 +439,7 @@ def back(absence: Absence) -> str:
 
 def cause(absence: Absence) -> str:
     """Why a host was away, in words that follow its name."""
-    return predicate(absence.cause)
+    return "ended with all others, as the run was cut off" if absence.is_cut else predicate(absence.cause)
 
 
 def cost(absence: Absence) -> str:

@@ -20,7 +20,18 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from isthmus.programs.engine.results.absences import Absence, Absences, Fact, Works, fact_of, remark, waiting_in
+from isthmus.programs.engine.results.absences import (
+    Absence,
+    Absences,
+    Fact,
+    RunCut,
+    Works,
+    fact_of,
+    hosts_of,
+    remark,
+    waiting_in,
+    with_cuts,
+)
 from isthmus.programs.engine.results.record import (
     STAMP,
     EvaluationLine,
@@ -64,9 +75,22 @@ def absences_shown(
     ]
     times = [item.time for items in (reports, evaluations, merges) for item in items]
     last = max(times, default=math.inf) - _END_SECONDS
-    every = Absences(sorted([*facts, *works], key=lambda fact: fact.at)).all
+    every = Absences(sorted([*_since_records(facts, times), *works], key=lambda fact: fact.at)).all
     kept = [item for item in every if not (item.kind == "silent" and item.ended is None and item.begun >= last)]
     return tuple(sorted(kept, key=lambda item: item.begun))
+
+
+def _since_records(facts: Sequence[Fact], times: Sequence[float]) -> Iterator[Fact]:
+    """The facts, with each cut at the last of the times before it was found."""
+    for fact in facts:
+        before = [time for time in times if time < fact.at] if isinstance(fact.what, RunCut) else []
+        yield fact._replace(at=max(before, default=fact.at))
+
+
+def last_record(run: Path, before: float | None) -> float | None:
+    """The time of the last line of metrics.jsonl before a time, in seconds since the first inner step; None without."""
+    lines = _lines(run / "metrics.jsonl", ReportLine, [])
+    return max((line.time for line in lines if before is None or line.time < before), default=None)
 
 
 def _learners(reports: Sequence[ReportLine]) -> Iterator[Fact]:
@@ -212,7 +236,7 @@ def _facts(folder: Path, start_seconds: float, problems: list[str]) -> list[Fact
             facts.append(fact_of(_object(line), zero))
     if bad := len(lines) - len(facts):
         problems.append(f"events.jsonl: {bad} of {len(lines)} lines cannot be read and are left out.")
-    return facts
+    return with_cuts(facts, hosts_of(folder))
 
 
 def _object(data: bytes) -> Mapping[str, Any]:

@@ -59,10 +59,25 @@ SECOND: Final = "ended at once by a second Ctrl-C"
 
 
 @dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a run that was cut off goes on from; None where the files do not say.
+
+    `snapshot`: its number. `tokens`: those whose work is in it; `tokens_undone`: those that were trained and are not in
+    it. Both are means over fragments, weighted by size. `age_seconds`: since it was taken.
+    """
+
+    snapshot: int
+    outer_steps: int | None = None
+    tokens: int | None = None
+    tokens_undone: int | None = None
+    age_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Submitted:
     """A request whose run folder exists, with its spec: everything that a watching command needs.
 
-    Of a run that is resumed, this process has the `lock` since it looked at the folder.
+    Of a run that is resumed, this process has the `lock` since it looked at the folder; `resumption` is of such a run.
     """
 
     name: str
@@ -71,6 +86,7 @@ class Submitted:
     warnings: tuple[Fault, ...] = ()
     chosen: Mapping[str, Any] = field(default_factory=dict)
     lock: RunLock | None = None
+    resumption: Resumption | None = None
 
     def locked(self) -> RunLock:
         """The lock on the run folder, taken now if it was not; RunError if another process has it."""
@@ -215,9 +231,9 @@ def _on_cpu(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return work()
 
 
-def submitted(folder: Path, name: str, lock: RunLock | None = None) -> Submitted:
-    """The submitted request of a run folder, of which this process may have the lock."""
-    return Submitted(name, spec.load(folder).job, folder, lock=lock)
+def submitted(folder: Path, name: str, lock: RunLock | None = None, resumption: Resumption | None = None) -> Submitted:
+    """The submitted request of a run folder, of which this process may have the lock, and which may be resumed."""
+    return Submitted(name, spec.load(folder).job, folder, lock=lock, resumption=resumption)
 
 
 def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

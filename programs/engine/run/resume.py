@@ -12,9 +12,10 @@ import os
 import platform
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -29,9 +30,9 @@ from isthmus.programs.engine.request import new_folder, reference, run_settings,
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user_of
 from isthmus.programs.engine.request.request import SHIPPED_TASK, Program, Request
 from isthmus.programs.engine.request.spec import Spec
-from isthmus.programs.engine.run.in_processes import Submitted, in_child, submitted
+from isthmus.programs.engine.run.in_processes import Resumption, Submitted, in_child, submitted
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
-from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Examined, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import heads, place_of
 from isthmus.programs.settings import Schema
 from isthmus.runtime.daemon.home_daemon import reopen
@@ -134,7 +135,8 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)
     run_spec = spec.load(folder)
-    files = in_child(lambda: _files(folder, run_spec, request, doing))
+    read = in_child(lambda: _read(folder, run_spec, request, doing))
+    files, resumption = read["files"], Resumption(**read["resumption"])
     lock = _lock(folder, doing)
     try:
         _check_unfinished(folder, doing)
@@ -151,7 +153,7 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     except BaseException:
         lock.close()
         raise
-    return submitted(folder, folder.name, lock)
+    return submitted(folder, folder.name, lock, resumption)
 
 
 def is_store(text: str) -> bool:
@@ -175,7 +177,8 @@ def resumed_from_store(
         snapshot = fetch(place, fresh, DISK, doing)
         run_spec = spec_of(fresh, snapshot, doing)
         (fresh / spec.CLUSTER).unlink(missing_ok=True)  # It continues here alone.
-        files = in_child(lambda: _files(fresh, run_spec, request_of(fresh, place.text), doing, is_elsewhere=True))
+        read = in_child(lambda: _read(fresh, run_spec, request_of(fresh, place.text), doing, is_elsewhere=True))
+        files = read["files"]
         chosen = new_folder.choose(run_dir, Program(run_spec.job.program).name, datetime.now())
         begin_term(place, snapshot, fresh, chosen, DISK, doing)
         folder = new_folder.make(chosen, files[new_folder.CONFIG], is_given=run_dir is not None)
@@ -185,7 +188,10 @@ def resumed_from_store(
             _change(folder, files)
             _settle(folder, snapshot)
     new_folder.point_latest_to(folder)
-    return submitted(folder, folder.name)
+    taken_ns = run_spec.here.wall_ns + snapshot.head.at
+    age = (time.time_ns() - taken_ns) / 1e9 if run_spec.here.wall_ns else None
+    resumption = replace(Resumption(**read["resumption"]), age_seconds=age if age is None or age >= 0 else None)
+    return submitted(folder, folder.name, resumption=resumption)
 
 
 def _reopen(folder: Path) -> None:
@@ -253,22 +259,81 @@ def aside(base: Path, doing: str) -> Iterator[Path]:
                 base.rmdir()
 
 
-def _files(
+def _read(
     folder: Path, run_spec: spec.Spec, request: Callable[[], Request], doing: str, *, is_elsewhere: bool = False
 ) -> dict[str, Any]:
-    """Replacements of the run's files, by name; empty if nothing changes, never empty if `is_elsewhere`.
+    """The `files` to replace, and the `resumption`, without age and what is undone if the snapshot is from elsewhere.
 
-    ConfigError where it cannot continue like this, or no snapshot in the folder is whole.
+    ConfigError as `_files`, or if no snapshot in the folder is whole.
     """
-    from isthmus.programs.engine.request.graph_view import as_json
-
     try:
         graph = run_spec.graph()
     except ConfigError as error:
         expected = f"the graph that it was begun with, {run_spec.fingerprint}"
         do = "The program or isthmus itself was changed since. Undo that, or start a new run."
         raise ConfigError(doing, expected, f"another one now, {error.faults[0].found}", do) from None
-    check_whole(folder, doing, fragment_sizes(graph))
+    sizes = fragment_sizes(graph)
+    examined = check_whole(folder, doing, sizes)
+    assert examined.manifest is not None
+    if is_elsewhere:
+        resumption = resumption_of(examined.manifest, sizes, [])
+    else:
+        age = time.time() - (folder / FOLDER / examined.name).stat().st_mtime
+        resumption = resumption_of(examined.manifest, sizes, _trained(folder))
+        resumption = replace(resumption, age_seconds=age if age >= 0 else None)
+    files = _files(folder, run_spec, request, doing, is_elsewhere=is_elsewhere)
+    return {"files": files, "resumption": asdict(resumption)}
+
+
+def _trained(folder: Path) -> list[tuple[int, int, int]]:
+    """(slot, incarnation, tokens) of every life of a learner, by the recorder's memory and its lines."""
+    memory = lines.load(folder, DISK)
+    trained = {(slot, life): tokens for slot, life, tokens in ([] if memory is None else memory.totals)}
+    for line in lines.lines(folder / "metrics.jsonl", DISK, is_tail=memory is not None):
+        with suppress(KeyError, TypeError):
+            of = line["learner"], line["incarnation"]
+            trained[of] = max(trained.get(of, 0), line["tokens"])
+    return [(slot, life, tokens) for (slot, life), tokens in sorted(trained.items())]
+
+
+def resumption_of(manifest: Manifest, sizes: Sequence[int], trained: Sequence[tuple[int, int, int]]) -> Resumption:
+    """What a run goes on from with a snapshot, where its learners have `trained` (slot, incarnation, tokens); without
+    any it is unknown what is undone.
+
+    Where learners go on from whole states, these have all their work up to their tokens; elsewhere a fragment's clock
+    says how much of each life is in it. A fragment that was merged and has no clock does not say.
+    """
+    merged = [entry.version[1] for entry in manifest.fragments]
+    states = [{(slot, life): tokens for slot, life, tokens in state.totals} for state in manifest.states]
+    clocks = [{(slot, life): tokens for slot, life, tokens in entry.clock} for entry in manifest.fragments]
+    reached, weights = clocks, list(sizes)
+    if states:
+        lives = sorted({life for state in states for life in state})
+        reached, weights = [{life: max(state.get(life, 0) for state in states) for life in lives}], [1]
+    elif not weights or any(count and not clock for count, clock in zip(merged, clocks, strict=True)):
+        return Resumption(manifest.number, sum(merged) if merged else None)
+
+    def mean(tokens: Sequence[int]) -> int:
+        return round(sum(a * b for a, b in zip(tokens, weights, strict=True)) / sum(weights))
+
+    undone = [sum(max(0, tokens - has.get((slot, life), 0)) for slot, life, tokens in trained) for has in reached]
+    return Resumption(
+        manifest.number,
+        sum(merged) if merged else None,
+        mean([sum(has.values()) for has in reached]),
+        mean(undone) if trained else None,
+    )
+
+
+def _files(
+    folder: Path, run_spec: spec.Spec, request: Callable[[], Request], doing: str, *, is_elsewhere: bool = False
+) -> dict[str, Any]:
+    """Replacements of the run's files, by name; empty if nothing changes, never empty if `is_elsewhere`.
+
+    ConfigError where it cannot continue like this.
+    """
+    from isthmus.programs.engine.request.graph_view import as_json
+
     today = request()
     changes(run_spec, today.job, doing)
     spec_fields = spec.of(today, zero_ns=run_spec.zero_ns, cpu_seconds=run_spec.cpu_seconds, elastic=sizes_here(today))
@@ -351,15 +416,17 @@ def _check_unfinished(folder: Path, doing: str) -> None:
         raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcomes[0]}", "Start a new run.")
 
 
-def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> None:
-    """ConfigError unless a snapshot in a folder is whole, and of a model with fragments of these sizes."""
+def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> Examined:
+    """The newest whole snapshot in a folder; ConfigError if none is, of a model with fragments of these sizes."""
     try:
-        is_whole, faults = Snapshots(folder / FOLDER, sizes, DISK).examine()
+        examined = Snapshots(folder / FOLDER, sizes, DISK).examine()
     except OSError as error:
-        is_whole, faults = False, [f"{error.strerror}: {error.filename}"]
-    if not is_whole:
+        examined = Examined("", None, [f"{error.strerror}: {error.filename}"])
+    if examined.manifest is None:
         do = "Look for a copy of it, or for what run.snapshots had stored; or start the run again."
-        raise ConfigError(doing, f"a snapshot in {folder / FOLDER} that is whole, of this model", "; ".join(faults), do)
+        found = "; ".join(examined.faults)
+        raise ConfigError(doing, f"a snapshot in {folder / FOLDER} that is whole, of this model", found, do)
+    return examined
 
 
 def _check_spec(folder: Path, doing: str) -> None:

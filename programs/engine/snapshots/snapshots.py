@@ -153,6 +153,15 @@ class Found(NamedTuple):
     states: dict[int, WholeState]
 
 
+class Examined(NamedTuple):
+    """The newest good snapshot and the `name` of its file, None and '' if there is none; `faults`: those of newer
+    ones."""
+
+    name: str
+    manifest: Manifest | None
+    faults: list[str]
+
+
 class Snapshots:
     """The snapshots in `folder` of a model with fragments of `sizes` values, taken by one life of the recorder.
 
@@ -198,8 +207,8 @@ class Snapshots:
             return Found(manifest, held, faults, states)
         return Found(None, {}, faults, {})
 
-    def examine(self) -> tuple[bool, list[str]]:
-        """Whether there is one that is whole, and what is wrong with newer ones; one entry at a time is in memory."""
+    def examine(self) -> Examined:
+        """Look for the newest one that is whole; one entry at a time is in memory."""
         faults: list[str] = []
         for name in (MANIFEST, BEFORE):
             try:
@@ -211,8 +220,8 @@ class Snapshots:
             except ValueError as error:
                 faults.append(f"{FOLDER}/{name}: {error}")
                 continue
-            return True, faults
-        return False, faults
+            return Examined(name, manifest, faults)
+        return Examined("", None, faults)
 
     @property
     def newest(self) -> Manifest | None:

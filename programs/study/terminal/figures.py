@@ -32,7 +32,7 @@ from isthmus.runtime.errors import printable
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
-    from isthmus.programs.engine.run.in_processes import Submitted
+    from isthmus.programs.engine.run.in_processes import Resumption, Submitted
 
 
 @final
@@ -52,11 +52,13 @@ SPEED_SECONDS: Final = 20.0
 _EPOCHS_SHOWN: Final = 4
 METRICS_SHOWN: Final = 3
 """Scalars of a task that a terminal shows; all are in the files."""
+WORKING: Final = frozenset({"stepping", "serving", "final"})
+"""The phases of a host that does its work."""
 _PHASES: Final = {
     "starting": "starting: compiling the first step",
     "training": "training",
     "final": "merging the last fragments",
-    "done": "done, writing summary and report",
+    "done": "ended, writing summary and report",
 }
 
 
@@ -76,8 +78,10 @@ class FigureWords:
     def phase(self, status: Mapping[str, Any]) -> str:
         """The phase in words; before the first token is reported, the progress of the start."""
         phase = status.get("phase", "starting")
-        if phase in ("starting", "training") and not status.get("tokens"):
+        if is_starting(status):
             return starting(status.get("hosts", ()))
+        if phase == "starting":  # The time of the first step is not known yet, and it was made.
+            phase = "training"
         if phase == "final" and not status.get("outer_steps"):
             return "coming to the end"
         return str(_PHASES.get(phase, phase))
@@ -98,6 +102,9 @@ class FigureWords:
         """Tokens a second of late, and the time that is left at that speed; both may be empty."""
         at, tokens = status.get("time", 0.0), status.get("tokens", 0)
         heard = self._heard
+        if is_starting(status):
+            heard.clear()
+            return "", ""
         if tokens and (not heard or at > heard[-1][0]):
             heard.append((at, tokens))
         while len(heard) > 2 and heard[1][0] <= at - SPEED_SECONDS:
@@ -107,7 +114,8 @@ class FigureWords:
         passed, trained = heard[-1][0] - heard[0][0], heard[-1][1] - heard[0][1]
         if trained <= 0:
             return "", ""
-        left = max(0, self.budget - tokens) * passed / trained
+        is_ending = status.get("phase") in ("final", "done")  # It may have been stopped: nothing is left to train.
+        left = 0.0 if is_ending else max(0, self.budget - tokens) * passed / trained
         return f"{words.scaled(trained / passed)} tokens/s", f"{words.seconds(left)} left" if left else ""
 
     def evaluation(self, status: Mapping[str, Any]) -> str:
@@ -157,6 +165,40 @@ def starting(hosts: Any) -> str:
         up = sum(host["state"] == "alive" for host in hosts)
         return f"starting: {up} of {len(hosts)} processes are there"
     return f"starting: learners compile, {ready} of {len(learners)} are ready"
+
+
+def is_starting(status: Mapping[str, Any]) -> bool:
+    """Whether no learner works: before the first token, and after the whole run was cut off.
+
+    A learner works in a working phase, and where its present life has reported tokens: a daemon that has just taken
+    over has not heard of phases yet.
+    """
+    if status.get("phase", "starting") not in ("starting", "training"):
+        return False
+    if not status.get("tokens"):
+        return True
+    learners = [host for host in status.get("hosts", ()) if host["role"] == "learner"]
+    reports = {int(slot): report for slot, report in status.get("learners", {}).items()}
+    return bool(learners) and not any(_works(host, reports) for host in learners)
+
+
+def _works(host: Mapping[str, Any], reports: Mapping[int, Mapping[str, Any]]) -> bool:
+    report = reports.get(int(host["name"].rpartition("/")[2]), {})
+    has_stepped = bool(report.get("tokens")) and report.get("incarnation") == host["incarnation"]
+    return host["phase"] in WORKING or has_stepped
+
+
+def resumption_words(resumption: Resumption) -> str:
+    """'goes on from snapshot 7, 12.3 s old: 240 outer steps, the work of 1.20 M tokens; 34.5 k tokens that were trained
+    after it are undone', as far as these are known."""
+    age = "" if resumption.age_seconds is None else f", {words.seconds(resumption.age_seconds)} old"
+    has = [f"{words.whole(resumption.outer_steps)} outer steps"] if resumption.outer_steps is not None else []
+    if resumption.tokens is not None:
+        has.append(f"the work of {words.scaled(resumption.tokens)} tokens")
+    undone = ""
+    if resumption.tokens_undone is not None:
+        undone = f"; {words.scaled(resumption.tokens_undone)} tokens that were trained after it are undone"
+    return f"goes on from snapshot {resumption.snapshot}{age}{': ' if has else ''}{', '.join(has)}{undone}"
 
 
 def eval_losses(status: Mapping[str, Any]) -> str:

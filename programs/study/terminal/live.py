@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -30,29 +31,42 @@ from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import (
     Absence,
     Absences,
+    Cuts,
     Fact,
+    RunCut,
     Tone,
     Waiting,
     Works,
     away,
     back,
+    cut_words,
     fact_of,
+    hosts_of,
     remark,
     waiting_of,
 )
 from isthmus.programs.engine.results.changes import change_of, is_better, sentence
+from isthmus.programs.engine.results.reading import last_record
 from isthmus.programs.engine.results.words import snapshot_lines, store_line
-from isthmus.programs.study.terminal.figures import Column, FigureWords, Screen, eval_losses, in_lines, learners_table
+from isthmus.programs.study.terminal.figures import (
+    WORKING,
+    Column,
+    FigureWords,
+    Screen,
+    eval_losses,
+    in_lines,
+    is_starting,
+    learners_table,
+    resumption_words,
+)
 from isthmus.runtime.errors import Fault, printable
 from isthmus.runtime.supervision.incidents import Restarted
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
-    from isthmus.programs.engine.run.in_processes import Submitted
+    from isthmus.programs.engine.run.in_processes import Resumption, Submitted
 
 
-WORKING: Final = frozenset({"stepping", "serving", "final"})
-"""The phases of a host that does its work."""
 _READ_BYTES_MAX: Final = 1 << 20
 
 
@@ -69,9 +83,14 @@ class Notice(NamedTuple):
 
 
 class NoticeFeed:
-    """Follows one run. `now_ns` is the monotonic clock of the machine, on which the daemon's facts are as well."""
+    """Follows one run. `now_ns` is the monotonic clock of the machine, on which the daemon's facts are as well.
 
-    def __init__(self, folder: Path, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    Of a run that is resumed now (`is_resumed`) what happened before is no news.
+    """
+
+    def __init__(
+        self, folder: Path, now_ns: Callable[[], int] = time.monotonic_ns, *, is_resumed: bool = False
+    ) -> None:
         self.absences = Absences()
         self.notices: list[Notice] = []
         self._folder, self._now_ns = folder, now_ns
@@ -86,25 +105,34 @@ class NoticeFeed:
         self._is_store_away = False
         self._shown_began = set[tuple[int, int, str]]()
         self._sick_steps: dict[int, tuple[int, int]] = {}
+        self._cuts = Cuts(hosts_of(folder))
+        self._news_from = self._now() if is_resumed else None
 
     def update(self, status: Mapping[str, Any]) -> list[Notice]:
         """The notices since the last call."""
         # A daemon that has just taken over does not know the time of the first step yet.
         self._zero = status.get("zero", self._zero)
-        facts = [*self._written(), *self._works(status)]
+        facts = [*self._decided(), *self._works(status)]
+        past = list[Notice]()
         new = [*self._sick(status), *self._damaged(status), *self._stored(status), *self._begun(status)]
         if not self._has_looked:
             new = [notice._replace(at=None, is_earlier=True) for notice in new]
         self._has_looked = True
         new += self._changed(status)
         for fact in facts:
+            if isinstance(fact.what, RunCut):
+                self.absences.add(fact)
+                self.notices, past, new = ([*map(_of_former_lives, notices)] for notices in (self.notices, past, new))
+                new.append(self._cut(fact, fact.what))
+                continue
             self._waiting = self._waiting or waiting_of(self._folder)
             remarked = remark(fact, self._waiting)
             if remarked is not None and remarked.topic == "data" and self._is_data_shown:
                 continue  # They all have the same batch().
             if remarked is not None:
                 self._is_data_shown |= remarked.topic == "data"
-                new.append(Notice(self._since(fact.at), remarked.text, remarked.tone))
+                notice = Notice(self._since(fact.at), remarked.text, remarked.tone)
+                (new if self._is_news(fact) else past).append(notice)
                 continue
             changed = self.absences.add(fact)
             # Hosts that end with the run are silent, because they are writing their files.
@@ -114,12 +142,22 @@ class NoticeFeed:
             if text:
                 # A silence is detected some time after it began.
                 at = changed.begun if changed.kind == "silent" and changed.ended is None else fact.at
-                new.append(Notice(self._since(at), text, _tone(changed)))
-        self.notices += new
+                (new if self._is_news(fact) else past).append(Notice(self._since(at), text, _tone(changed)))
+        self.notices += [*past, *new]
         return new
+
+    def _is_news(self, fact: Fact) -> bool:
+        """Whether a fact is of this life of the run, if the feed follows a resume."""
+        return self._news_from is None or fact.at >= self._news_from
+
+    def _cut(self, fact: Fact, cut: RunCut) -> Notice:
+        """The notice that the run was cut off, at the last time that its files know before that was found."""
+        return Notice(last_record(self._folder, self._since(fact.at)), cut_words(len(cut.lives)), "bad")
 
     def _sentence(self, changed: Absence, fact: Fact) -> str:
         """The text for a change of an absence; '' for a restart alone, which the state of the host shows."""
+        if changed.is_cut:  # The cut is told once; what follows it is the start.
+            return ""
         if changed.ended is not None and (returned := back(changed)):
             return returned
         if isinstance(fact.what, Restarted) and changed.ended is None:
@@ -182,6 +220,17 @@ class NoticeFeed:
         """A time of the run as one since the first inner step; None before it."""
         return None if self._zero is None or at < self._zero / 1e9 else at - self._zero / 1e9
 
+    def _now(self) -> float | None:
+        """Seconds since the submission; None if it is unknown."""
+        submitted = self._submitted()
+        return None if submitted is None else (self._now_ns() - submitted) / 1e9
+
+    def _decided(self) -> list[Fact]:
+        """The facts that are known to be a cut of the run, or none, since the last call."""
+        facts = [each for fact in self._written() for each in self._cuts.add(fact)]
+        now = self._now()
+        return facts if now is None else [*facts, *self._cuts.due(now)]
+
     def _written(self) -> Iterator[Fact]:
         """The facts that the daemon has written since the last call; times count from the run's submission."""
         submitted = self._submitted()
@@ -202,10 +251,9 @@ class NoticeFeed:
 
     def _works(self, status: Mapping[str, Any]) -> Iterator[Fact]:
         """The hosts that are seen to work."""
-        submitted = self._submitted()
-        if submitted is None:
+        now = self._now()
+        if now is None:
             return
-        now = (self._now_ns() - submitted) / 1e9
         epochs = {int(shard): epoch for shard, epoch in status.get("epochs", {}).items()}
         for host in status.get("hosts", ()):
             if host["phase"] not in WORKING or self.absences.open_of(host["name"]) is None:
@@ -225,14 +273,24 @@ class NoticeFeed:
 
 
 def notices_of(absences: Iterable[Absence], waiting: Waiting | None) -> list[Notice]:
-    """The notices of absences whose times count from the first inner step, in order."""
-    rows, errors = [], set[tuple[str, ...]]()
-    for absence in absences:
+    """The notices of absences whose times count from the first inner step, in order; a cut of the run is one."""
+    rows, errors = list[tuple[float, str, Tone]](), set[tuple[str, ...]]()
+    every = list(absences)
+    cuts = Counter(absence.begun for absence in every if absence.is_cut)
+    rows += [(begun, cut_words(hosts), "bad") for begun, hosts in cuts.items()]
+    for absence in every:
+        if absence.is_cut:
+            continue
         gone = replace(absence, ended=None) if absence.kind != "replaced" else absence
         rows.append((absence.begun, away(absence, waiting, is_known=_is_known(absence, errors)), _tone(gone)))
         if absence.ended is not None and back(absence):
             rows.append((absence.ended, back(absence), _tone(absence)))
     return [Notice(at if at >= 0 else None, text, tone) for at, text, tone in sorted(rows)]
+
+
+def _of_former_lives(notice: Notice) -> Notice:
+    """A notice from before a cut of the run: what has no time is earlier, and not of the start that follows."""
+    return notice._replace(is_earlier=True) if notice.at is None else notice
 
 
 def newest(notices: Sequence[Notice], count: int) -> Sequence[Notice]:
@@ -284,17 +342,20 @@ class View(Protocol):
 
 
 @contextmanager
-def watching(request: Request | Submitted, *, quiet: bool, console: Console | None = None) -> Iterator[View]:
-    """A view of the request's run on standard output, or on `console`."""
+def watching(
+    request: Request | Submitted, *, quiet: bool, is_resumed: bool = False, console: Console | None = None
+) -> Iterator[View]:
+    """A view of the request's run, which may be one that is resumed, on standard output, or on `console`."""
     console = console or Screen()
+    news = NoticeFeed(request.run_dir, is_resumed=is_resumed)
     figures = FigureWords(request)
     view: View
     if quiet:
         view = LastLine(figures, console)
     elif console.is_terminal:
-        view = LiveTable(figures, NoticeFeed(request.run_dir), console)
+        view = LiveTable(figures, news, console)
     else:
-        view = LineView(figures, NoticeFeed(request.run_dir), console)
+        view = LineView(figures, news, console)
     try:
         yield view
     finally:
@@ -331,6 +392,14 @@ def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], *, quiet: boo
     for warning in warnings:
         sys.stderr.write(f"isthmus: warning: {printable(str(warning))}\n")
     sys.stderr.flush()
+
+
+def announce_resumption(resumption: Resumption, *, quiet: bool) -> None:
+    """Print from which snapshot a run goes on, and what is undone, unless `quiet`."""
+    if not quiet:
+        with suppress(BrokenPipeError):  # The view of the run finds it again.
+            sys.stdout.write(f"{resumption_words(resumption)}\n")
+            sys.stdout.flush()
 
 
 @final
@@ -380,7 +449,7 @@ class LiveTable:
     def _render(self) -> Group:
         figures, status = self._figures, self._status
         width, height = self._console.width, self._console.height
-        since = "" if status.get("tokens") else f" ({self._now() - self._began:.0f} s)"
+        since = f" ({self._now() - self._began:.0f} s)" if is_starting(status) else ""
         words = f"  {figures.phase(status)}{since}  "
         head = Text.assemble((figures.program, "bold"), words, (figures.folder, "dim"))
         learners = learners_table(status, width)
@@ -434,7 +503,7 @@ class LineView:
             return
         self._stage, self._written_at = stage, now
         words = [self._figures.phase(status)]
-        if status.get("tokens"):
+        if status.get("tokens") and not is_starting(status):
             words.append(numbers.progress(self._figures.share(status)))
             words.append(self._figures.tokens(status))
             losses = [learner.get("loss") for learner in status.get("learners", {}).values()]
@@ -504,7 +573,9 @@ def _time(notice: Notice) -> str:
 
 
 def _when(notice: Notice) -> str:
-    return "" if notice.at is None else f"at {notice.at:.1f} s "
+    if notice.at is None:
+        return "earlier: " if notice.is_earlier else ""
+    return f"at {notice.at:.1f} s "
 
 
 def _write(console: Console, text: str) -> None:

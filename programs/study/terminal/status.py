@@ -300,7 +300,7 @@ def _complete(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _progress(training: Mapping[str, Any]) -> str:
-    if not training.get("tokens"):
+    if figures.is_starting(training):
         return figures.starting(_hosts(training))
     budget = training["tokens_budget"]
     words = f"{numbers.scaled(training['tokens'])} of {numbers.scaled(budget)} tokens"

@@ -172,6 +172,8 @@ def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(
         run.wait_for(lambda: run.epochs()[-1:] == [2])
         os.kill(run.daemon()["pid"], signal.SIGKILL)
         assert "of process" in refusal(folder="again")  # Whether or not the next daemon is there.
+        assert run.command.stdout is not None
+        assert run.command.stdout.readline().startswith(f"goes on from snapshot {told['number']}, ")
         leave_without_reader(run.command)
         assert "of process" in refusal(folder="again")  # Its daemon has the lock now.
         assert typed(run.here, "stop", "again").exit_code == 0

@@ -56,6 +56,11 @@ def test_a_run_goes_on_from_a_url_in_another_folder_and_its_accounts_add_up(tmp_
                 command, cwd=run.here, stdout=pipe, stderr=pipe, text=True, start_new_session=True
             )
             run.wait_for(lambda: run.merges() and run.epochs()[-1:] == [2])
+            assert run.command.stdout is not None
+            told_first = run.command.stdout.readline()
+            assert told_first.startswith("goes on from snapshot ")
+            assert " old: " in told_first
+            assert "undone" not in told_first  # The store does not know what was trained after it.
             first = json.loads((run.folder / "merges.jsonl").read_text().splitlines()[0])
             assert first["momentum"] == first["origin"]
             assert first["origin"][1] > 0

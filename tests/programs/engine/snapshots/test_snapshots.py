@@ -121,19 +121,19 @@ def test_one_that_is_damaged_is_named_and_the_one_before_it_is_read(name: str, d
 def test_whether_one_is_whole_is_found_without_keeping_it(sizes: tuple[int, ...] | None) -> None:
     disk = SimulatedDisk("seed")
     looked = Snapshots(RUN / FOLDER, sizes, Mount(disk))
-    assert looked.examine() == (False, [])
+    assert looked.examine() == ("", None, [])
     kept = snapshots(disk)
     for count in (1, 2):
         kept.write(model(count, 1))
-    assert looked.examine() == (True, [])
+    assert looked.examine() == (MANIFEST, kept.newest, [])
     damaged(disk, MANIFEST, b"{}")
-    is_whole, faults = looked.examine()
-    assert (is_whole, len(faults)) == (True, 1)
+    name, manifest, faults = looked.examine()
+    assert (name, manifest is not None and manifest.number, len(faults)) == (BEFORE, 1, 1)
     before = next(path for path in disk.files() if path.name == BEFORE)
     told = Mount(disk).read(before).replace(b'"format": 2', b'"format": 3, "later": 1')
     damaged(disk, BEFORE, told)
-    is_whole, faults = looked.examine()
-    assert (is_whole, len(faults)) == (False, 2)
+    _, manifest, faults = looked.examine()
+    assert (manifest, len(faults)) == (None, 2)
     assert "expected format 2, found 3: another version of isthmus wrote it" in faults[1]
 
 

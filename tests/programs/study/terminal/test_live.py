@@ -13,7 +13,9 @@ import pytest
 from rich.console import Console
 
 from isthmus.programs.engine.request.request import Request
+from isthmus.programs.engine.run.in_processes import Resumption
 from isthmus.programs.study.terminal import live
+from isthmus.programs.study.terminal.figures import resumption_words
 from tests.programs.engine.results import event_lines
 
 STATUS = {
@@ -139,7 +141,7 @@ def test_lines_come_every_few_seconds_and_when_a_phase_begins(watched: Request) 
         (8, "final"),
     ):
         now[0] = float(at)
-        lines.update({"phase": phase, "tokens": 1_000, "outer_steps": 7})
+        lines.update({"phase": phase, "tokens": 0 if phase == "starting" else 1_000, "outer_steps": 7})
     said = [line.partition(",")[0] for line in text_of(console).splitlines()[1:]]
     assert said == ["starting: compiling the first step", "training", "training", "merging the last fragments"]
 
@@ -328,7 +330,7 @@ def test_hosts_that_end_with_the_run_are_not_gone(watched: Request) -> None:
     with live.watching(watched, quiet=False, console=console) as view:
         view.update({**DEADLY, "phase": "done"})
     text = text_of(console)
-    text = text[text.rindex("ring  done") :]
+    text = text[text.rindex("ring  ended, writing") :].partition("\n")[2]
     assert text.count("ended") == 4
     assert not {"gone", "suspect", "stopped"} & set(text.split())
 
@@ -403,5 +405,52 @@ def test_the_table_that_stays_has_the_last_known_losses(watched: Request) -> Non
         view.update(dict(STATUS))
         view.update({**STATUS, "phase": "done", "learners": {0: ended, 1: {**ended, "sick": True}}})
     text = text_of(console)
-    rows = [line.split() for line in text[text.rindex("ring  done") :].splitlines() if "MB" in line]
+    rows = [line.split() for line in text[text.rindex("ring  ended") :].splitlines() if "MB" in line]
     assert [row[row.index("k") + 1] for row in rows] == ["2.750", "-"], "a loss that was not finite is not hidden"
+
+
+def _hosts(phase: str, life: int) -> list[dict[str, Any]]:
+    names = ("learner/0", "learner/1", "syncer/0")
+    fields = {"phase": phase, "incarnation": life, "state": "alive"}
+    return [{"name": name, "role": name.partition("/")[0], **fields} for name in names]
+
+
+RESUMED = {**STATUS, "learners": {slot: {**report, "incarnation": 1} for slot, report in STATUS["learners"].items()}}
+
+
+def test_a_resumed_run_is_starting_until_a_learner_of_it_works(watched: Request) -> None:
+    console, now = plain(), [0.0]
+    words, feed = live.FigureWords(watched), live.NoticeFeed(watched.run_dir)
+    lines = live.LineView(words, feed, console, now=lambda: now[0])
+    for phase in ("compiling", "recovering", "stepping"):
+        now[0] += 6
+        lines.update({**RESUMED, "hosts": _hosts(phase, 2), "time": 20.0 + now[0]})
+    assert text_of(console).splitlines()[1:] == [
+        "starting: learners compile, 0 of 2 are ready",
+        "starting: all learners are ready, and begin with the same model",
+        "training, 30 %, 300 k of 1.00 M tokens, loss 2.500, eval loss 5.545 -> 2.500, "
+        "120 outer steps by 3.9 of 4 learners, merged 93.1 %, goodput 97.1 %, interval raised to 31 steps",
+    ]
+
+
+def test_a_daemon_that_has_not_heard_of_phases_yet_starts_nothing(watched: Request) -> None:
+    words = live.FigureWords(watched)
+    assert words.phase({**RESUMED, "hosts": _hosts("starting", 1)}) == "training"
+    assert words.phase({**RESUMED, "hosts": _hosts("starting", 2)}).startswith("starting: ")
+    assert words.phase({**STATUS, "phase": "starting"}) == "training"  # The time of the first step is unknown.
+
+
+def test_the_time_left_of_a_run_that_ends_is_none_whatever_it_has_trained(watched: Request) -> None:
+    words = live.FigureWords(watched)
+    words.speed(EARLY)
+    assert words.speed({**STATUS, "phase": "done"}) == ("20.0 k tokens/s", "")
+    assert words.phase({**STATUS, "phase": "done"}) == "ended, writing summary and report"  # Stopped, perhaps.
+
+
+def test_a_resume_says_what_it_goes_on_from_and_only_what_is_known() -> None:
+    known = Resumption(7, outer_steps=240, tokens=1_200_000, tokens_undone=34_500, age_seconds=12.3)
+    assert resumption_words(known) == (
+        "goes on from snapshot 7, 12.3 s old: 240 outer steps, the work of 1.20 M tokens; "
+        "34.5 k tokens that were trained after it are undone"
+    )
+    assert resumption_words(Resumption(7)) == "goes on from snapshot 7"

@@ -26,6 +26,7 @@ from isthmus.runtime.supervision.incidents import (
     Restarted,
     SlowHost,
     Starved,
+    Unseen,
 )
 from tests.programs.engine.results import event_lines
 from tests.programs.engine.results.event_lines import KILLED
@@ -217,3 +218,88 @@ def test_what_happened_before_the_first_look_has_no_time(tmp_path: Path) -> None
     assert (before.at, before.is_earlier) == (None, True)
     [seen] = watched.news.update(status(9, 130.0))
     assert (seen.at, seen.is_earlier) == (130.0, False)
+
+
+HOSTS = ("evaluator/0", "learner/0", "learner/1", "recorder/0", "syncer/0")
+GONE = Ended(Unseen())
+
+
+class Cut(Watched):
+    """A run of two learners; the last line before it is cut off is 7.6 s after the first step."""
+
+    def __init__(self, folder: Path, *, is_resumed: bool = False) -> None:
+        super().__init__(folder)
+        roles = {"learner": 2, "syncer": 1, "evaluator": 1, "recorder": 1}
+        (folder / "spec.json").write_text(json.dumps({"zero_ns": SUBMITTED, "roles": roles}))
+        fields = {"learner": 0, "incarnation": 1, "phase": "stepping", "step": 1, "tokens": 64, "loss": 1.0}
+        lines = [json.dumps({"time": time, **fields}) + "\n" for time in (1.0, 7.6, 30.0)]
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        self.news = NoticeFeed(folder, lambda: SUBMITTED + round(self.seconds * SECOND), is_resumed=is_resumed)
+
+    def cut(self, at: float, *names: str) -> None:
+        for name in names:
+            self.write(at, name, 1, GONE)
+
+
+def test_a_run_whose_hosts_are_all_gone_was_cut_off_and_nobody_goes_on(tmp_path: Path) -> None:
+    watched = Cut(tmp_path)
+    watched.cut(20, *HOSTS[:2])
+    assert watched.told(20.1) == []  # The others may have been found gone, too, or adopted.
+    watched.cut(20.2, *HOSTS[2:])
+    assert watched.told(20.3) == ["7.6 bad the run was cut off: all of its 5 hosts had ended"]
+    for name in HOSTS:
+        watched.write(21, name, 2, Restarted())
+    assert watched.told(25, hosts=[host(name, "stepping", 2) for name in HOSTS]) == []
+    assert [absence.is_cut for absence in watched.news.absences.all] == 5 * [True]
+    # The life of a learner that goes on is an absence like any other.
+    watched.write(40, "learner/0", 2, KILLED)
+    assert watched.told(41) == ["35.0 bad learner 0 was killed by signal SIGKILL"]
+
+
+def test_hosts_that_end_unseen_while_another_is_adopted_are_no_cut(tmp_path: Path) -> None:
+    watched = Cut(tmp_path)
+    watched.cut(20, *HOSTS[:4])
+    watched.write(20.5, "syncer/0", 1, Adopted())
+    told = watched.told(20.6)
+    assert [line.split()[2:5] for line in told[:2]] == [["evaluator", "0", "ended"], ["learner", "0", "ended"]]
+    assert len(told) == 5
+    assert not any(absence.is_cut for absence in watched.news.absences.all)
+
+
+def test_hosts_that_end_unseen_are_told_once_it_is_clear_that_others_live(tmp_path: Path) -> None:
+    watched = Cut(tmp_path)
+    watched.cut(20, "learner/0")
+    assert watched.told(21.9) == []
+    assert watched.told(22.1) == ["15.0 bad learner 0 ended while no daemon watched"]
+
+
+def test_a_host_that_was_away_already_does_not_hide_the_cut(tmp_path: Path) -> None:
+    watched = Cut(tmp_path)
+    watched.write(15, "learner/0", 1, KILLED)
+    watched.cut(20, *HOSTS[:1], *HOSTS[2:])
+    assert watched.told(21)[1:] == ["7.6 bad the run was cut off: all of its 4 hosts had ended"]
+
+
+def test_a_resume_tells_nothing_of_the_life_before_the_cut_as_news(tmp_path: Path) -> None:
+    Cut(tmp_path)
+    watched = Watched(tmp_path)
+    watched.write(6, "learner/0", 1, Starved("inner-step", "data", SECOND // 2, SECOND // 100))
+    watched = Cut(tmp_path)
+    assert [line[:9] for line in watched.told(7, zero=None)] == ["None odd "]
+    watched.seconds = 19
+    watched.news = NoticeFeed(tmp_path, lambda: SUBMITTED + round(watched.seconds * SECOND), is_resumed=True)
+    watched.cut(20, *HOSTS)
+    [cut] = watched.news.update({"phase": "training"})
+    assert cut.text.startswith("the run was cut off")
+    # With the time of the first step unknown the last line of all counts, and what was before is earlier.
+    assert [(notice.at, notice.is_earlier) for notice in watched.news.notices] == [(None, True), (30.0, False)]
+
+
+def test_after_the_end_a_cut_is_one_notice(tmp_path: Path) -> None:
+    cut = [Absence(name, 1, "gone", 7.6, GONE, ended=12.0, life_after=2, is_cut=True) for name in HOSTS]
+    later = Absence("learner/0", 2, "gone", 30.0, KILLED)
+    told = [(notice.at, notice.text) for notice in notices_of([*cut, later], None)]
+    assert told == [
+        (7.6, "the run was cut off: all of its 5 hosts had ended"),
+        (30.0, "learner 0 was killed by signal SIGKILL"),
+    ]

@@ -1,0 +1,41 @@
+"""What a resume says it goes on from follows from the manifest and the books, and leaves out what they do not say."""
+
+from __future__ import annotations
+
+from isthmus.programs.engine.run.in_processes import Resumption
+from isthmus.programs.engine.run.resume import resumption_of
+from isthmus.programs.engine.snapshots.snapshots import FORMAT, FragmentEntry, Manifest, StateEntry
+
+
+def fragment(index: int, count: int, clock: list[tuple[int, int, int]]) -> FragmentEntry:
+    return FragmentEntry(index, (1, count), "merge", clock, [], [], f"fragment-{index}", 0, "")
+
+
+def state(index: int, totals: list[tuple[int, int, int]]) -> StateEntry:
+    return StateEntry(index, 0, 0, totals, [], [], [], f"state-{index}", 0, "")
+
+
+TRAINED = [(0, 1, 1000), (1, 1, 800), (1, 2, 50)]
+CUT = Manifest(FORMAT, 7, [fragment(0, 5, [(0, 1, 900), (1, 1, 800)]), fragment(1, 4, [(0, 1, 500), (1, 1, 900)])])
+
+
+def test_tokens_count_by_fragments_in_proportion_to_their_sizes_and_a_life_at_most_as_a_whole() -> None:
+    # Fragment 0 lacks 100 and the life 1#2, fragment 1 lacks 500 and that life, and has more of 1#1 than is known.
+    found = resumption_of(CUT, [3, 1], TRAINED)
+    assert found == Resumption(7, outer_steps=9, tokens=(3 * 1700 + 1400) // 4, tokens_undone=(3 * 150 + 550) // 4)
+
+
+def test_without_books_it_is_unknown_what_is_undone() -> None:
+    assert resumption_of(CUT, [1, 1], []) == Resumption(7, outer_steps=9, tokens=1550)
+
+
+def test_whole_states_have_all_of_their_learners_work() -> None:
+    states = [state(0, [(0, 1, 900)]), state(1, [(0, 1, 850), (1, 1, 700)])]
+    manifest = Manifest(FORMAT, 3, [fragment(0, 2, [])], 1, states)
+    assert resumption_of(manifest, [4], TRAINED) == Resumption(3, outer_steps=2, tokens=1600, tokens_undone=250)
+
+
+def test_a_fragment_that_was_merged_and_has_no_clock_says_nothing_of_tokens() -> None:
+    assert resumption_of(Manifest(FORMAT, 2, [fragment(0, 3, [])]), [4], TRAINED) == Resumption(2, outer_steps=3)
+    fresh = resumption_of(Manifest(FORMAT, 1, [fragment(0, 0, [])]), [4], TRAINED)
+    assert fresh == Resumption(1, outer_steps=0, tokens=0, tokens_undone=1850)
