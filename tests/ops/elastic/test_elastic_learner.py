@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from isthmus.ops.data.batches import Step
-from isthmus.ops.elastic.learner import BROKEN_MAX, COPY_SHARE, ElasticError, ElasticLearner
+from isthmus.ops.elastic.learner import BROKEN_MAX, COPY_SHARE, ElasticError, ElasticLearner, HostWorker
 
 
 class Form(NamedTuple):
@@ -179,3 +179,70 @@ def test_what_the_task_raises_is_raised_here() -> None:
     learner._worker.answers = [("raised", "ValueError: mine")]
     with pytest.raises(ElasticError, match="ValueError: mine"):
         learner.extract(0)
+
+
+def test_no_form_is_broken_and_nothing_stalls_before_the_first() -> None:
+    gang = Gang(Form(4, BOTH), Form(5, ALONE), dies=lambda form, asked: form == 4 and asked[0] == "step")
+    learner_of(gang).step({}, None)
+    assert gang.broken == [0, 4]
+    assert gang.told[0] == (4, 2, 0, 0)
+    assert gang.told[1][2] > 0
+
+
+class Follower(Gang):
+    """The host of process 1, which follows; the leader's address is known."""
+
+    number, incarnation = 1, 1
+
+    def __init__(self, *forms: Form) -> None:
+        super().__init__(*forms)
+        self.started: list[Worker] = []
+        self.ends = self.waits = 0
+        self.wait(0.0)
+
+    def wait(self, seconds: float) -> None:
+        self.waits += 1
+        if self.forms:
+            self.newest = self.forms.pop(0)
+
+    def find(self, incarnation: int) -> tuple[str, str] | None:
+        return "127.0.0.1", str(incarnation)
+
+    def start(self, told: Mapping[str, Any]) -> Worker:
+        self.started.append(Worker(self, told))
+        return self.started[-1]
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+def test_a_follower_works_in_forms_that_it_is_in_and_in_no_other() -> None:
+    gang = Follower(Form(1, ALONE), Form(2, BOTH), Form(3, (*BOTH, (2, 1))), Form(4, ALONE))
+    host = HostWorker(gang)
+    host.look(0.0)
+    assert gang.started == []  # It waits for a form that has it.
+    host.look(0.0)
+    host.look(0.0)
+    assert [(worker.told["number"], worker.told["form"]) for worker in gang.started] == [(1, 2)]
+    gang.wait(0.0)
+    host.look(0.0)
+    assert (len(gang.started), gang.ends) == (1, 0)  # The leader ends the form that only grows.
+    gang.wait(0.0)
+    host.look(0.0)
+    assert (len(gang.started), gang.ends) == (1, 1)
+
+
+def test_a_follower_whose_worker_breaks_joins_again_and_one_whose_task_raises_does_not() -> None:
+    gang = Follower(Form(2, BOTH))
+    host = HostWorker(gang)
+    for answer in (("formed", "toy", False), ("broken", "")):
+        host.look(0.0)
+        gang.started[-1].answers = [answer]
+    waits = gang.waits
+    host.look(0.0)
+    assert (gang.ends, gang.waits) == (1, waits + 1)
+    host.look(0.0)
+    assert len(gang.started) == 2
+    gang.started[-1].answers = [("raised", "ValueError: mine")]
+    with pytest.raises(ElasticError, match="mine"):
+        host.look(0.0)
