@@ -305,7 +305,7 @@ def hosts_of(folder: Path) -> list[str]:
 
 def cut_words(hosts: int) -> str:
     """That a run was cut off: a sentence without its full stop."""
-    return f"the run was cut off: {'its only host' if hosts == 1 else f'all of its {hosts} hosts'} had ended"
+    return f"the run was cut off: {hosts} {'host' if hosts == 1 else 'hosts'} had ended, and none was left"
 
 
 def daemons(absences: Sequence[Absence]) -> int:

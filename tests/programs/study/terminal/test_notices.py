@@ -246,7 +246,7 @@ def test_a_run_whose_hosts_are_all_gone_was_cut_off_and_nobody_goes_on(tmp_path:
     watched.cut(20, *HOSTS[:2])
     assert watched.told(20.1) == []  # The others may have been found gone, too, or adopted.
     watched.cut(20.2, *HOSTS[2:])
-    assert watched.told(20.3) == ["7.6 bad the run was cut off: all of its 5 hosts had ended"]
+    assert watched.told(20.3) == ["7.6 bad the run was cut off: 5 hosts had ended, and none was left"]
     for name in HOSTS:
         watched.write(21, name, 2, Restarted())
     assert watched.told(25, hosts=[host(name, "stepping", 2) for name in HOSTS]) == []
@@ -277,7 +277,7 @@ def test_a_host_that_was_away_already_does_not_hide_the_cut(tmp_path: Path) -> N
     watched = Cut(tmp_path)
     watched.write(15, "learner/0", 1, KILLED)
     watched.cut(20, *HOSTS[:1], *HOSTS[2:])
-    assert watched.told(21)[1:] == ["7.6 bad the run was cut off: all of its 4 hosts had ended"]
+    assert watched.told(21)[1:] == ["7.6 bad the run was cut off: 4 hosts had ended, and none was left"]
 
 
 def test_a_resume_tells_nothing_of_the_life_before_the_cut_as_news(tmp_path: Path) -> None:
@@ -300,6 +300,6 @@ def test_after_the_end_a_cut_is_one_notice(tmp_path: Path) -> None:
     later = Absence("learner/0", 2, "gone", 30.0, KILLED)
     told = [(notice.at, notice.text) for notice in notices_of([*cut, later], None)]
     assert told == [
-        (7.6, "the run was cut off: all of its 5 hosts had ended"),
+        (7.6, "the run was cut off: 5 hosts had ended, and none was left"),
         (30.0, "learner 0 was killed by signal SIGKILL"),
     ]
