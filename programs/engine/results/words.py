@@ -387,10 +387,17 @@ def end(end: End) -> str:
             assert_never(end)
 
 
+def text_is_on(machine: str, host: str) -> str:
+    """Where a text is that its machine keeps."""
+    return f"the text is on machine {machine}, in its log of {host}"
+
+
 def raised(error: Raised) -> str:
     """A body's error with its place."""
-    kind = f"{error.exception}: " if error.exception else ""
     where = f" ({error.file}:{error.line})" if error.file else ""
+    if error.kept is not None:
+        return f"{error.exception or 'an error'}{where}; {text_is_on(error.kept.machine, error.kept.host)}"
+    kind = f"{error.exception}: " if error.exception else ""
     return f"{kind}{error.message}{where}"
 
 
