@@ -78,9 +78,8 @@ def test_an_error_is_the_same_where_its_machine_keeps_the_text(error: Raised) ->
     repeats = Repeats()
     for learner in (ONE, TWO, TWO):
         repeats.ended(learner, error if learner == ONE else error.kept_on("beta", "learner/1"), None, NOW)
-    found = repeats.common([ONE, TWO], bool)
-    assert found is not None
-    assert found.lives == 2
+    for learners in ([ONE, TWO], [TWO, ONE]):
+        assert repeats.common(learners, bool) == Repeated(error, 2), "the one with its text"
     other = Raised("data", "ValueError", "another, of no line", "", 0).kept_on("beta", "learner/1")
     repeats.ended(TWO, other, None, NOW)
     assert repeats.common([ONE, TWO], bool) is None

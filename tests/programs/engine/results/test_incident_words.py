@@ -327,6 +327,12 @@ def test_an_end_says_how(how: incidents.End, words: str) -> None:
             "ValueError: no (mine.py:3), in every learner, again after a restart.",
         ),
         (
+            ProgramFailed(WRONG.kept_on("beta", "learner/1"), 2),
+            None,
+            "ValueError (mine.py:3), in every learner, again after a restart; the text is on machine beta, in its log "
+            "of learner/1.",
+        ),
+        (
             NoMachineLeft("syncer/0", Ended(MachineLost("beta", 20 * SECOND))),
             None,
             "syncer/0 has no machine any more: ended with its machine beta, which has not been heard of for 20.0 s.",
