@@ -82,6 +82,7 @@ def cut(machine: str) -> Throttle:
     return Throttle(machine, kbits=KBITS / 10, seconds=END - BEGIN, at=BEGIN)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["learner-3", soaked("syncer-0")])
 def test_links_cut_to_a_tenth_in_mid_run(where: str) -> None:
