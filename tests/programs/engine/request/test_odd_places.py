@@ -140,5 +140,5 @@ def test_a_machine_without_loopback_is_told_so_before_anything_starts(monkeypatc
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
 
     monkeypatch.setattr(socket, "create_connection", unreachable)
-    with pytest.raises(ConfigError, match="Starting x: expected a loopback interface.*Network is unreachable"):
+    with pytest.raises(ConfigError, match=r"Starting x: expected a loopback interface.*Network is unreachable"):
         check_loopback("Starting x")
