@@ -67,6 +67,7 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     `begin` is called at the start. ConfigError if name or address are taken, or for a later fault
     (`MachineDaemon.fail`).
     """
+    private_daemon.check_loopback(f"Starting the daemon {name!r}")
     early = Interrupts()
     numbers = handle(early.on_signal)
     claim = NameClaim(name)

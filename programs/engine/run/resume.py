@@ -30,6 +30,7 @@ from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user
 from isthmus.programs.engine.request.request import SHIPPED_TASK, Program, Request
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Submitted, in_child, submitted
+from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
 from isthmus.programs.engine.snapshots.stored import heads, place_of
@@ -133,6 +134,7 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     """
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)
+    check_loopback(doing)
     run_spec = spec.load(folder)
     files = in_child(lambda: _files(folder, run_spec, request, doing))
     lock = _lock(folder, doing)
