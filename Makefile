@@ -1,5 +1,6 @@
 # make train: install, and train a small language model with four learners and a syncer.   make test: the tests.
 # make quick: the tests of the cores, and of whole programs in one process.   make install: install only.   make install-test: with pytest, for your own tests.
+# make long: what is too long for make test and is checked before each landing.
 # make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make mutate: small changes of the cores, which the tests must notice; MODULES="quorum_core verify" for some of them.
@@ -11,7 +12,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test quick check bench soak scale mutate docs versions clean
+.PHONY: help install install-test train test long quick check bench soak scale mutate docs versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -51,10 +52,13 @@ train: .venv/installed
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --no-loadscope-reorder --dist
 
 test: .venv/installed-test
-	$(PYTEST) loadfile -m "not soak"
+	$(PYTEST) loadfile -m "not soak and not long"
+
+long: .venv/installed-test
+	$(PYTEST) loadfile -m "long and not soak"
 
 quick: .venv/installed-test
-	$(PYTEST) worksteal -m "not process and not slow and not soak"
+	$(PYTEST) worksteal -m "not process and not slow and not long and not soak"
 
 # mypy and mkdocstrings do not see an editable installation; the links show them the packages under their import name.
 .typing/isthmus: $(SOURCES)

@@ -60,6 +60,7 @@ def line_loss(bench_line: Any, of: dict[str, Any], cell: Any, text: Path) -> flo
     return float(line.loss_of(state, decoupled=cell.decoupled, is_last=True))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "bar"), [("adamw", 1e-5), soaked("muon", 1e-4)])
 def test_learners_in_one_computation_end_where_those_of_the_plain_loop_do(
@@ -74,6 +75,7 @@ def test_learners_in_one_computation_end_where_those_of_the_plain_loop_do(
     assert line_loss(bench_line, {**of, "batch": 8}, cell, text) == pytest.approx(run.decoupled()["loss"], rel=bar)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_data_parallel_is_one_learner_of_the_plain_loop_with_the_whole_batch(
     benches: tuple[Any, Any], text: Path
@@ -164,6 +166,7 @@ def records(
     return list(bench.train(seeds))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_call_goes_on_within_a_cell_where_the_one_before_ended(tiny: Any, text: Path, tmp_path: Path) -> None:
     compiled: dict[int, Any] = {}
@@ -192,6 +195,7 @@ def test_what_time_did_not_reach_is_null(tiny: Any, text: Path) -> None:
         assert record["tokens"] == 0 < record["tokens_planned"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_cell_is_a_line_of_the_file_and_all_are_one_object(
     tiny: Any, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

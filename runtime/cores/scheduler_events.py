@@ -59,7 +59,7 @@ class FiringEnded(Record, frozen=True):
 
 
 class BodyFailed(Record, frozen=True):
-    """A body raised, when it was opened or fired."""
+    """A body raised, when it was opened or fired; `error` is its type and line: the text stays with the host."""
 
     node: int
     error: str

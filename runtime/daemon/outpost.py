@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from isthmus.runtime.daemon.host_endpoint import Shown
 from isthmus.runtime.daemon.site import Launch, Site
 from isthmus.runtime.ids import Member
+from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.supervision.messages import (
     FOUND_LENGTH_MAX,
     Orders,
@@ -53,6 +55,20 @@ def of_report(report: Report, shown: Mapping[Member, Shown]) -> Message:
     """A message with a report, and the hosts' status for people."""
     rows = [[msgspec.to_builtins(member), *_fitting(each)] for member, each in shown.items()]
     return {"type": REPORT, "report": msgspec.to_builtins(report), "shown": rows}
+
+
+def without_texts(report: Report, machine: str) -> Report:
+    """The report of a machine that keeps the texts of errors: all but these, and where they are.
+
+    `over` has a text, too, but only a recorder's, which is at home.
+    """
+    lives = tuple(replace(seen, error=_kept(seen.error, machine, seen.member)) for seen in report.lives)
+    ended = tuple(replace(gone, error=_kept(gone.error, machine, gone.member)) for gone in report.ended)
+    return replace(report, lives=lives, ended=ended)
+
+
+def _kept(error: Raised | None, machine: str, member: Member) -> Raised | None:
+    return None if error is None else error.kept_on(machine, str(member.replica))
 
 
 def read_report(message: Mapping[str, Any]) -> tuple[Report, dict[Member, Shown]]:
@@ -93,7 +109,7 @@ class Outpost:
 
     `send` sends a message to the home that it follows, and may lose it; `home` is that at first, in `term`, and
     `follow` and `turn_away` perform the commands about homes. Without orders it ends its hosts after `lonely_seconds`;
-    `on_over` is called once, when every process has ended for good.
+    `on_over` is called once, when every process has ended for good. If it `keeps_texts`, no text of an error leaves.
     """
 
     def __init__(
@@ -111,11 +127,13 @@ class Outpost:
         turn_away: Callable[[TurnAway], None],
         lonely_seconds: float,
         on_over: Callable[[], None],
+        keeps_texts: bool,
         tape_bytes: int = TAPE_BYTES,
     ) -> None:
         """Bind; zmq.ZMQError, OSError or sqlite3.Error if that fails."""
         self.folder, self.run = folder, run
         self._loop, self._is_closed = loop, False
+        self._name, self.keeps_texts, self._send = name, keeps_texts, send
         self._site = Site(
             loop,
             folder,
@@ -129,7 +147,7 @@ class Outpost:
             follow=follow,
             turn_away=turn_away,
             lonely_beats=round(lonely_seconds / BEAT_SECONDS),
-            report=lambda report, shown: send({**of_report(report, shown), "run": run}),
+            report=self._report,
             on_over=on_over,
             tape_bytes=tape_bytes,
         )
@@ -158,6 +176,10 @@ class Outpost:
         """Release everything; the hosts, if any are left, go on."""
         self._is_closed = True
         self._site.close()
+
+    def _report(self, report: Report, shown: Mapping[Member, Shown]) -> None:
+        leaving = without_texts(report, self._name) if self.keeps_texts else report
+        self._send({**of_report(leaving, shown), "run": self.run})
 
     def _beat(self) -> None:
         if not self._is_closed:

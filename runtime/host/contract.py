@@ -34,7 +34,7 @@ from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.system.disk import Disk
 
 STORY_SIZE_MAX: Final = 1 << 16
-"""Characters of a body's error; a longer one contains an array, and would not fit on the tape."""
+"""Characters of a body's error in its host's log; a longer one contains an array."""
 
 
 @dataclass(slots=True)

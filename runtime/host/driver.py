@@ -192,6 +192,8 @@ class Host:
         self.refused: Counter[str] = Counter()
         self.raised: Raised | None = None
         """The first exception of a body."""
+        self._texts: dict[int, str] = {}
+        """Node -> the whole text of its exception."""
         self.refusals: dict[tuple[Member, int], ItemRefusal] = {}
         self.bodies = Bodies(
             plan,
@@ -397,9 +399,11 @@ class Host:
             self.handle(NodeOpened(node, is_idle) if opened else self._body_failed(self._nodes[node], error))
 
     def _body_failed(self, node: NodePlan, error: BaseException | None) -> BodyFailed:
-        """The event of a body's exception, whose record is kept here."""
-        self.raised = self.raised or raised(node.name, error)
-        return BodyFailed(node.index, story(error))
+        """The event of a body's exception, whose record and text are kept here: tapes leave the machine."""
+        told = raised(node.name, error)
+        self.raised = self.raised or told
+        self._texts[node.index] = story(error)
+        return BodyFailed(node.index, f"{told.exception or 'an error'}, {told.file}:{told.line}")
 
     def _run_body(self, command: RunBody) -> None:
         node = self._nodes[command.node]
@@ -551,4 +555,5 @@ class Host:
         self._deferred.append(partial(self._on_ended, self, self._nodes[command.node].name))
 
     def _fail_host(self, command: FailHost) -> None:
-        self._deferred.append(partial(self._on_failed, self, self._nodes[command.node].name, command.error))
+        text = self._texts.get(command.node, command.error)
+        self._deferred.append(partial(self._on_failed, self, self._nodes[command.node].name, text))

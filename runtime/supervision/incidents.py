@@ -8,6 +8,7 @@ nanoseconds where the name ends in `_ns`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -90,10 +91,19 @@ Verdict: TypeAlias = (
 # -- exceptions of bodies ----------------------------------------------------------------------------------------------
 
 
-class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class Kept(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The text of an error stays on `machine`, in its log of `host`; texts of one `digest` are taken as equal."""
+
+    machine: _Name
+    host: _Name
+    digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}$")]
+
+
+class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """An exception of type `exception` ('' where there was none) in a node, at a line of a file.
 
-    `message` is one line; `file` and `line` are '' and 0 where the place is not known.
+    `message` is one line, '' where its text is `kept` elsewhere; `file` and `line` are '' and 0 where the place is not
+    known.
     """
 
     node: _Name
@@ -101,6 +111,7 @@ class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     message: _Text
     file: _Text
     line: _Count
+    kept: Kept | None = None
 
     @property
     def mistake(self) -> tuple[str, ...]:
@@ -108,8 +119,18 @@ class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
         Messages differ, for example by the slot in them; they count where no line is known.
         """
-        where = (self.file, str(self.line)) if self.file else (self.node, self.message)
+        text = _digest(self.message) if self.kept is None else self.kept.digest
+        where = (self.file, str(self.line)) if self.file else (self.node, text)
         return (self.exception, *where)
+
+    def kept_on(self, machine: str, host: str) -> Raised:
+        """The record without its text, which stays on that machine, in the log of that host."""
+        return msgspec.structs.replace(self, message="", kept=Kept(machine, host, _digest(self.message)))
+
+
+def _digest(text: str) -> str:
+    """Four bytes: they tell texts apart, and fit too many to tell which of them it was."""
+    return blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def raised_of(plain: Any) -> Raised:

@@ -313,7 +313,8 @@ class Repeats:
     def common(
         self, learners: Collection[Replica], is_believed: Callable[[Iterable[Replica]], bool]
     ) -> Repeated | None:
-        """The error by which the last life of each of these learners ended, if it is the same and was repeated.
+        """The error by which the last life of each of these learners ended, if it is the same and was repeated: one
+        whose text is here, if there is one.
 
         `is_believed`: whether the learners that repeated it may be taken for witnesses.
         """
@@ -326,7 +327,8 @@ class Repeats:
         ):
             return None
         again = [learner for learner in learners if self._rows[learner].lives >= REPEATS_MIN]
-        return Repeated(repeated[0].error, max(row.lives for row in repeated)) if is_believed(again) else None
+        with_text = next((row.error for row in repeated if row.error.kept is None), repeated[0].error)
+        return Repeated(with_text, max(row.lives for row in repeated)) if is_believed(again) else None
 
 
 UNSERVED_BEATS: Final = 1200

@@ -221,10 +221,16 @@ def read(data: bytes, kind: type[Any]) -> Reading:
     return Reading(segments, stored.rest, len(data) - stored.end, stored.is_unfinished)
 
 
+class _Versioned(msgspec.Struct, array_like=True):
+    """The first fields of an opening, of any version; the rest is skipped, and takes no memory."""
+
+    mark: str
+    version: int | None = None
+
+
 def _opening(body: bytes) -> Opening:
     try:
-        plain = msgspec.msgpack.decode(body)
-        version = plain[1] if isinstance(plain, list) and len(plain) > 1 else None
+        version = msgspec.msgpack.decode(body, type=_Versioned).version
         if version != VERSION:
             reader = f"; commit {_READERS[version]} reads it" if version in _READERS else ""
             raise ForeignTapeError(f"it is of version {version} of tapes, this isthmus reads version {VERSION}{reader}")

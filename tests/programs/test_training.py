@@ -150,6 +150,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_script_trains_and_its_configuration_starts_it_again(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)

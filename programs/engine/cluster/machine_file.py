@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, NamedTuple, final
+from typing import Annotated, Any, Final, Literal, NamedTuple, final
 
 import msgspec
 
@@ -36,7 +36,8 @@ class MachineConfig:
 
     `modules`: modules and absolute files that may be loaded; `pair`: the machine's keys, None without; `admitted`:
     public key -> name of the machines it admits; `secret`: the file of its secret key; `operators`: their public keys;
-    `runs`: the folder of its runs, None for the daemon's working folder.
+    `runs`: the folder of its runs, None for the daemon's working folder; `error_texts`: whether those of its hosts of
+    other homes' runs stay here, None where not given.
     """
 
     modules: tuple[str, ...] = ()
@@ -45,6 +46,7 @@ class MachineConfig:
     secret: Path | None = None
     operators: frozenset[str] = frozenset()
     runs: Path | None = None
+    error_texts: Literal["local", "home"] | None = None
 
     def faults(self, program: str, task: str, machine: str) -> Iterator[Fault]:
         """Faults of a program and a task that this machine may not load."""
@@ -83,16 +85,16 @@ def read(file: Path | None) -> MachineConfig:
             with collecting(faults):
                 tables[name] = Schema.of(name, _SECTIONS[name]).read(table)
     has = _Keys() if "keys" not in tables else _read_keys(tables["keys"], folder, faults)
-    runs = None
+    runs, of_runs = None, tables.get("runs", {})
     with collecting(faults):
-        runs = _folder(tables.get("runs", {}).get("folder", ""), folder)
+        runs = _folder(of_runs.get("folder", ""), folder)
     modules = tuple(_module(text, folder) for text in tables.get("programs", {}).get("modules", ()))
     for module in modules:
         with collecting(faults):
             _check_module(module)
     if faults:
         raise ConfigError.of(faults)
-    return MachineConfig(modules, has.pair, has.admitted, has.secret, has.operators, runs)
+    return MachineConfig(modules, has.pair, has.admitted, has.secret, has.operators, runs, of_runs.get("error_texts"))
 
 
 class _Keys(NamedTuple):
@@ -142,6 +144,13 @@ class RunsTable(msgspec.Struct, kw_only=True):
     folder: Annotated[
         str, Setting("The folder of the run folders. Default: the folder in which the daemon was started.")
     ] = ""
+    error_texts: Annotated[
+        Literal["local", "home"] | None,
+        Setting(
+            "Where texts of errors, tracebacks and logs of another home's run are: they stay here, or go to that home. "
+            'Default: `"local"` for `isthmus join`, `"home"` for `isthmus daemon`.'
+        ),
+    ] = None
 
 
 _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {

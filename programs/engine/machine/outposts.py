@@ -1,11 +1,12 @@
 """The runs of other machines that have hosts here: an outpost each, in a folder of its own among this daemon's state.
 
 A home describes a run (`station`), lists the wanted lives (`orders`), and asks: whether a request would be permitted
-(`check`), which files a run has left here (`files`), and for parts of them (`piece`). Code is judged by name, and data
-by their digest; nothing is imported. A repeated request is carried out once. Messages of a home count for its own runs
-only, and so do those of a machine that becomes the home of a run in its place: one that the home before it has named
-(an *heir*), or an operator. The station decides which of two it follows, by their terms. While the home of a run is
-silent, its heirs are dialled, too, as each of them may be the next home.
+(`check`), which files a run has left here (`files`), and for parts of them (`piece`). A machine that keeps the texts of
+errors serves no logs, and has them still when the run is over. Code is judged by name, and data by their digest;
+nothing is imported. A repeated request is carried out once. Messages of a home count for its own runs only, and so do
+those of a machine that becomes the home of a run in its place: one that the home before it has named (an *heir*), or an
+operator. The station decides which of two it follows, by their terms. While the home of a run is silent, its heirs are
+dialled, too, as each of them may be the next home.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.failover import HomeView
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.launch import Launcher
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
@@ -50,7 +52,18 @@ FILES: Final = re.compile(
     r"|tape/[A-Za-z0-9][A-Za-z0-9._-]{0,99}-\d{1,9}-\d{1,9}\.\d{1,9}\.tape"
 )
 """Files that a home may request: of tapes, those of hosts."""
+LOGS: Final = "logs"
 _UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
+
+
+def is_log(name: str) -> bool:
+    """Whether a file of a run is a log, which has what its processes print."""
+    return name.startswith(f"{LOGS}/")
+
+
+def host_of(log: str) -> str:
+    """The host ('learner/2') that a log is of, as `isthmus logs` names it."""
+    return "/".join(Path(log).name.partition(".log")[0].rsplit("-", 1))
 
 
 @dataclass(slots=True)
@@ -67,7 +80,8 @@ class HeldOutpost:
     def note(self, run: str) -> dict[str, Any]:
         """The note for the next daemon."""
         heirs = [heir.as_data() for heir in self.heirs]
-        return {"run": run, "home": self.link.home.as_data(), "term": self.term, "heirs": heirs}
+        kept = {"keeps_texts": self.outpost.keeps_texts}
+        return {"run": run, "home": self.link.home.as_data(), "term": self.term, "heirs": heirs, **kept}
 
 
 @final
@@ -97,6 +111,7 @@ class Outposts:
         self._is_operator, self._at_home = is_operator, at_home
         self._held: dict[str, HeldOutpost] = {}
         self._is_ending = False
+        self._keeps_texts = config.error_texts == "local"
         self._requests: Mapping[str, Callable[[HomeAddress, Message], Awaitable[Message]]] = {
             "check": self._check,
             "files": self._files,
@@ -151,7 +166,10 @@ class Outposts:
             note = json.loads((folder / NOTE).read_text())
             spec.rebase_clock_after_reboot(folder)
             heirs = tuple(HomeAddress(**heir) for heir in note["heirs"])
-            self._hold(folder, str(note["run"]), self._link(HomeAddress(**note["home"])), int(note["term"]), heirs)
+            link = self._link(HomeAddress(**note["home"]))
+            # A daemon that was started otherwise than the one before it, which has promised to keep them.
+            keeps_texts = bool(note["keeps_texts"]) or self._keeps_texts
+            self._hold(folder, str(note["run"]), link, int(note["term"]), heirs, keeps_texts=keeps_texts)
             for heir in heirs if int(note["term"]) > 1 else ():  # One of them was its home and may believe it still is.
                 self._dial(heir)
         except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
@@ -209,7 +227,7 @@ class Outposts:
             here = {**message["spec"]["here"], "secret": str(self._config.secret or "")}
             spec.write(folder, {**message["spec"], "zero_ns": zero_ns, "here": here})
             heirs = tuple(HomeAddress(*map(str, heir)) for heir in message["heirs"])
-            held = self._hold(folder, run, link, term, heirs)
+            held = self._hold(folder, run, link, term, heirs, keeps_texts=self._keeps_texts)
             write_json(folder / NOTE, held.note(run))
         except (KeyError, TypeError, ValueError, ConfigError, *_UNABLE) as error:
             link.send({"type": UNSTATIONED, "run": run, "error": f"{type(error).__name__}: {error}"})
@@ -217,7 +235,9 @@ class Outposts:
             return
         self._tell(f"takes part in {run}, a run of {link.home.name}")
 
-    def _hold(self, folder: Path, run: str, link: HomeLink, term: int, heirs: tuple[HomeAddress, ...]) -> HeldOutpost:
+    def _hold(
+        self, folder: Path, run: str, link: HomeLink, term: int, heirs: tuple[HomeAddress, ...], *, keeps_texts: bool
+    ) -> HeldOutpost:
         run_spec = spec.load(folder)
         outpost = Outpost(
             self._loop,
@@ -232,6 +252,7 @@ class Outposts:
             turn_away=lambda command: self._turn_away(run, command),
             lonely_seconds=run_spec.settings.home_away_seconds,
             on_over=lambda: self._over(run),
+            keeps_texts=keeps_texts,
             tape_bytes=run_spec.settings.tape_bytes,
         )
         held = self._held[run] = HeldOutpost(outpost, link, term, heirs, {link.home.name: link})
@@ -267,12 +288,21 @@ class Outposts:
                 self._link(heir)
 
     def _over(self, run: str) -> None:
-        """Every host has ended, and the home has the files it requested: remove the outpost."""
+        """Every host has ended, and the home has the files it requested: remove the outpost, but for logs it keeps."""
         held = self._held.pop(run)
         held.outpost.close()
+        folder, logs = held.outpost.folder, ""
         with suppress(OSError):
-            shutil.rmtree(held.outpost.folder)
-        self._tell(f"finished its part of {run}, a run of {held.link.home.name}")
+            if held.outpost.keeps_texts and any((folder / LOGS).glob("*")):
+                logs = f"; its logs are in {folder / LOGS}"
+                for path in sorted(folder.iterdir()):
+                    if path.is_dir() and path.name != LOGS:
+                        shutil.rmtree(path)
+                    elif not path.is_dir():
+                        path.unlink()
+            else:
+                shutil.rmtree(folder)
+        self._tell(f"finished its part of {run}, a run of {held.link.home.name}{logs}")
         self._on_change()
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -299,17 +329,25 @@ class Outposts:
             raise ConfigError.of(faults)
 
     async def _files(self, home: HomeAddress, message: Message) -> Message:
-        """[name, bytes] of the logs, spans and tapes of a run."""
-        folder = self._of(home, message).folder
-        sizes = {f"{path.parent.name}/{path.name}": path.stat().st_size for path in sorted(folder.glob("*/*"))}
-        return {"type": "files", "files": [[name, size] for name, size in sizes.items() if FILES.fullmatch(name)]}
+        """[name, bytes] of the logs, spans and tapes of a run, and the names of the logs that are `kept` here."""
+        outpost = self._of(home, message)
+        found = {f"{path.parent.name}/{path.name}": path for path in sorted(outpost.folder.glob("*/*"))}
+        names = [name for name in found if FILES.fullmatch(name)]
+        logs = [name for name in names if outpost.keeps_texts and is_log(name)]
+        files = [[name, found[name].stat().st_size] for name in names if name not in logs]
+        kept = [name for name in logs if name.endswith(".log")]  # A log and its end before are one for people.
+        return {"type": "files", "files": files, "kept": kept}
 
     async def _piece(self, home: HomeAddress, message: Message) -> Message:
         """A part of a file, each byte a character; of the last bytes if the offset is negative."""
         name, offset = str(message["name"]), int(message["offset"])
         if not FILES.fullmatch(name):
             raise ValueError(f"no file of a run: {name[:100]!r}")
-        path = self._of(home, message).folder / name
+        outpost = self._of(home, message)
+        if outpost.keeps_texts and is_log(name):
+            do = f"Look there: {text_is_on(self._name, host_of(name))}."
+            raise ConfigError(f"Reading {name}", "a file that its machine gives away", "one that it keeps", do)
+        path = outpost.folder / name
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size + offset) if offset < 0 else offset)
             return {"type": "piece", "text": file.read(PIECE_BYTES).decode("latin-1")}

@@ -23,9 +23,10 @@ import zmq
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
 from isthmus.programs.engine.machine.failover import bring_home
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
-from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED
+from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED, host_of, is_log
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
+from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.finish import RunEnd, error_of, finish_apart
 from isthmus.programs.engine.run.launch import Launcher, log_of
 from isthmus.runtime.daemon.home_daemon import Daemon
@@ -47,11 +48,11 @@ TEXT_BYTES_MAX: Final = PIECE_BYTES
 """The end of a log that one message holds."""
 _NONSENSE: Final = (OSError, LookupError, TypeError, ValueError, AttributeError)
 _OF_HOST: Final = (
-    re.compile(r"logs/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})\.log"),
+    re.compile(r"logs/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})\.log(\.1)?"),
     re.compile(r"spans/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})-\d{1,9}\.json"),
     re.compile(r"tape/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})-\d{1,9}\.\d{1,9}\.tape"),
 )
-_FORK_SERVER: Final = "logs/forkserver.log"
+_FORK_SERVER: Final = ("logs/forkserver.log", "logs/forkserver.log.1")
 
 
 async def gather(
@@ -60,9 +61,10 @@ async def gather(
     """Fetch a run's files from `machines` into its folder; each maps to the replicas that it may have hosted.
 
     Spans make the timeline, tapes that of lives that were killed; logs are for people. Files that stay where they are,
-    because they are beyond the bound or do not arrive whole, are named in the log of the run's daemon; a machine that
-    does not answer, or answers nonsense, costs its files and nothing else. Only files of hosts that the machine may
-    have had are taken: it writes into no other's, and into no tape that is here.
+    because they are beyond the bound or do not arrive whole, are named in the log of the run's daemon, and in place of
+    a log that its machine keeps a line says where it is; a machine that does not answer, or answers nonsense, costs its
+    files and nothing else. Only files of hosts that the machine may have had are taken: it writes into no other's, and
+    into no tape that is here.
     """
 
     async def one(machine: str) -> None:
@@ -82,6 +84,11 @@ async def _fetch_all(
     links: MachineLinks, run: str, folder: Path, machine: str, hosts: Collection[Replica], log: Callable[[str], None]
 ) -> None:
     listed = await links.request(machine, {"type": "files", "run": run}, ANSWER_SECONDS)
+    for name in dict.fromkeys(listed["kept"]):
+        if not is_of(name, hosts) or not is_log(name):
+            raise ValueError(f"no log of a host of this machine: {str(name)[:100]!r}")
+        line = f"{text_is_on(machine, host_of(name))}\n"
+        append_bytes(folder / here(name, machine), line.encode())
     left, tapes_left, seen = MACHINE_BYTES_MAX, TAPES_BYTES_MAX, set[str]()
     for name, size in listed["files"]:
         if not is_of(name, hosts) or name in seen or type(size) is not int or size < 0:
@@ -105,7 +112,7 @@ async def _fetch_all(
 def is_of(name: object, hosts: Collection[Replica]) -> bool:
     """Whether a file is the log or the spans of one of these hosts, or of a fork server."""
     forms = [form for each in _OF_HOST if isinstance(name, str) and (form := each.fullmatch(name))]
-    return name == _FORK_SERVER or any(Replica(form["role"], int(form["slot"])) in hosts for form in forms)
+    return name in _FORK_SERVER or any(Replica(form["role"], int(form["slot"])) in hosts for form in forms)
 
 
 async def fetch(links: MachineLinks, run: str, machine: str, name: str, size: int) -> bytes:

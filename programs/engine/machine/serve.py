@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +67,7 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     `begin` is called at the start. ConfigError if name or address are taken, or for a later fault
     (`MachineDaemon.fail`).
     """
+    private_daemon.check_loopback(f"Starting the daemon {name!r}")
     early = Interrupts()
     numbers = handle(early.on_signal)
     claim = NameClaim(name)
@@ -181,9 +183,11 @@ def join(address: str, name: str, islands: int, server_key: str | None, config: 
         raise ConfigError(f"Calling the daemon at {home.address}", "a daemon that listens there", "nobody", do)
     if home.public_key and permitted.pair is None:
         secret = _key_file(name)
-        permitted = machine_file.MachineConfig(permitted.modules, read_pair(secret), permitted.admitted, secret)
+        permitted = replace(permitted, pair=read_pair(secret), secret=secret)
     elif not home.public_key:
         ask(home.address, {"type": "machine"}, ANSWER_SECONDS)  # Raises for another version, or no daemon.
+
+    permitted = replace(permitted, error_texts=permitted.error_texts or "local")
 
     def begin(machine: MachineDaemon) -> None:
         machine.ends_when_expelled = True

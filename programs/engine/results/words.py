@@ -387,11 +387,18 @@ def end(end: End) -> str:
             assert_never(end)
 
 
-def raised(error: Raised) -> str:
-    """A body's error with its place."""
-    kind = f"{error.exception}: " if error.exception else ""
+def text_is_on(machine: str, host: str) -> str:
+    """Where a text is that its machine keeps."""
+    return f"the text is on machine {machine}, in its log of {host}"
+
+
+def raised(error: Raised, more: str = "") -> str:
+    """A body's error with its place, `more` about it, and where its text is that is not here."""
     where = f" ({error.file}:{error.line})" if error.file else ""
-    return f"{kind}{error.message}{where}"
+    if error.kept is not None:
+        return f"{error.exception or 'an error'}{where}{more}; {text_is_on(error.kept.machine, error.kept.host)}"
+    kind = f"{error.exception}: " if error.exception else ""
+    return f"{kind}{error.message}{where}{more}"
 
 
 def refusal(refusal: Refusal) -> str:
@@ -419,7 +426,7 @@ def failure(failure: Failure, log: Path | None = None) -> str:
             look = "" if log is None else f" Look at {log}."
             return f"{_sentence(f'{text}: {reason(failure.last)}')}{look}"
         case ProgramFailed():
-            return _sentence(f"{raised(failure.error)}, in every learner, again after a restart")
+            return _sentence(raised(failure.error, ", in every learner, again after a restart"))
         case NoMachineLeft():
             return _sentence(f"{failure.host} has no machine any more: {reason(failure.last)}")
         case Unserved():

@@ -101,6 +101,7 @@ def submit(request: Request) -> Submitted:
     from isthmus.programs.engine.request.graph_view import as_json
 
     elastic = sizes_here(request)
+    private_daemon.check_loopback(f"Starting {request.name}")
     request = request.with_folder()
     placement = {node.name: platform.node() for node in request.graph.nodes}
     shape = as_json(request.graph, request.proof, request.fingerprint, placement)

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ END_SECONDS_MAX: Final = 90.0
 GONE_SECONDS_MAX: Final = 10.0
 """Time limit for killed processes to be gone."""
 LOG: Final = "daemon.log"
+LOOPBACK_SECONDS_MAX: Final = 2.0
 PAUSE_SECONDS: Final = 0.05
 _DAEMON: Final = Replica("daemon", 0)
 _HOST_LOG: Final = re.compile(r".+-\d+\.log")
@@ -157,6 +159,17 @@ class PrivateDaemon:
             )
         log = self._folder / "logs" / LOG
         return f"its daemon ended {count} times in a row, the last time {how}; look at {log}"
+
+
+def check_loopback(doing: str) -> None:
+    """ConfigError unless processes of this machine reach each other at 127.0.0.1, as a daemon and its hosts have to."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=LOOPBACK_SECONDS_MAX).close()
+    except OSError as error:
+        do = "Bring it up (ip link set lo up), or train in one process: --transport inproc."
+        expected = "a loopback interface, over which the processes of a run talk"
+        raise ConfigError(doing, expected, f"127.0.0.1 out of reach: {error.strerror or error}", do) from None
 
 
 def start(folder: Path, lock: RunLock) -> subprocess.Popen[bytes]:

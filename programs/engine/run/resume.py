@@ -31,6 +31,7 @@ from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user
 from isthmus.programs.engine.request.request import SHIPPED_TASK, Program, Request
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, in_child, submitted
+from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Examined, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import heads, place_of
@@ -134,6 +135,7 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     """
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)
+    check_loopback(doing)
     run_spec = spec.load(folder)
     read = in_child(lambda: _read(folder, run_spec, request, doing))
     files, resumption = read["files"], Resumption(**read["resumption"])

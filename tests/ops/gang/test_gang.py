@@ -12,7 +12,7 @@ import pytest
 
 from tests.patience import PATIENCE
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 ALONE = """
 import json, jax

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.runtime.system.processes import ONE_THREAD
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 LARGE_OPERATIONS = """
 import jax, jax.numpy as jnp, numpy as np, optax

@@ -12,7 +12,7 @@ import pytest
 
 from tests.patience import PATIENCE
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 MESHES = ("2", "4", "8")
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
-from isthmus.runtime.daemon.outpost import SHOWN_BYTES_MAX, of_orders, of_report, over, read_orders, read_report
+from isthmus.runtime.daemon.outpost import (
+    SHOWN_BYTES_MAX,
+    of_orders,
+    of_report,
+    over,
+    read_orders,
+    read_report,
+    without_texts,
+)
 from isthmus.runtime.supervision.incidents import Exited, MachineLost
 from isthmus.runtime.supervision.messages import Orders, Over, Report, ReportError, Stamp
 from isthmus.runtime.wire.control_messages import Message, decode, encode
@@ -48,6 +57,23 @@ def test_orders_are_heard_as_they_were_given(orders: Orders) -> None:
 @pytest.mark.parametrize("report", REPORTS)
 def test_a_report_is_heard_as_it_was_made(report: Report) -> None:
     assert read_report(sent(of_report(report, SHOWN))) == (report, SHOWN)
+
+
+def test_no_text_of_an_error_leaves_a_machine_that_keeps_it() -> None:
+    secret = replace(BOOM, message="row 31 is of Jane")
+    report = Report((seen("learner/0#2", error=secret), seen("learner/1")), (gone("learner/2", Exited(3), secret),))
+    message = sent(of_report(without_texts(report, "beta"), SHOWN))
+    assert b"Jane" in encode(of_report(report, SHOWN))
+    assert b"Jane" not in encode(message)
+    found, _ = read_report(message)
+    assert found.lives[1] == report.lives[1]
+    assert found.ended[0] == replace(report.ended[0], error=found.ended[0].error)
+    for error, host in ((found.lives[0].error, "learner/0"), (found.ended[0].error, "learner/2")):
+        assert error is not None
+        assert (error.exception, error.file, error.line) == (BOOM.exception, BOOM.file, BOOM.line)
+        assert error.mistake == secret.mistake
+        assert error.kept is not None
+        assert (error.kept.machine, error.kept.host) == ("beta", host)
 
 
 def test_a_machine_that_is_not_needed_is_told_that_all_is_over() -> None:

@@ -51,8 +51,9 @@ def told(beats: int) -> Report:
     flows = Flows((EdgeFlow(0, 1, 2, seconds(3)),), (NodeFlow(0, 1, seconds(2)),))
     heartbeat = Heartbeat("stepping", endpoints("learner/1"), beats, node="inner-step", starved=starved, peers=3,
                           missing=missing, refusals=refusals, formed=Formed(1, 1), flows=flows)  # fmt: skip
-    ended = msgspec.structs.replace(gone("learner/3", Exited(1), BOOM), flows=flows)
-    return Report((Seen(life("learner/1"), 4711, beats, error=BOOM, heartbeat=heartbeat, over=Over()),),
+    kept = BOOM.kept_on("beta", "learner/1")
+    ended = msgspec.structs.replace(gone("learner/3", Exited(1), kept), flows=flows)
+    return Report((Seen(life("learner/1"), 4711, beats, error=kept, heartbeat=heartbeat, over=Over()),),
                   (ended,), lives("learner/1"))  # fmt: skip
 
 

@@ -73,6 +73,18 @@ def test_an_error_is_the_same_whatever_its_message_names() -> None:
     assert repeats.common([ONE, TWO], bool) is None
 
 
+@pytest.mark.parametrize("error", [BOOM, Raised("data", "ValueError", "of no line", "", 0)])
+def test_an_error_is_the_same_where_its_machine_keeps_the_text(error: Raised) -> None:
+    repeats = Repeats()
+    for learner in (ONE, TWO, TWO):
+        repeats.ended(learner, error if learner == ONE else error.kept_on("beta", "learner/1"), None, NOW)
+    for learners in ([ONE, TWO], [TWO, ONE]):
+        assert repeats.common(learners, bool) == Repeated(error, 2), "the one with its text"
+    other = Raised("data", "ValueError", "another, of no line", "", 0).kept_on("beta", "learner/1")
+    repeats.ended(TWO, other, None, NOW)
+    assert repeats.common([ONE, TWO], bool) is None
+
+
 def test_an_error_of_one_learner_alone_is_not_the_programs() -> None:
     repeats = Repeats()
     for _ in range(5):

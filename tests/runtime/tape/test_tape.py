@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 import types
 import typing
 from collections.abc import Callable
@@ -193,6 +194,18 @@ def test_files_that_do_not_follow_on_each_other_are_no_tape() -> None:
 def test_what_is_foreign_is_told(data: bytes, what: str) -> None:
     with pytest.raises(ForeignTapeError, match=what):
         read(data, HostRecord)
+
+
+def test_what_is_refused_takes_no_more_memory_than_it_has_bytes() -> None:
+    mark = msgspec.msgpack.encode(MARK)
+    data = framed(b"\x93" + mark + b"\x03" + b"\xdd" + (1 << 20).to_bytes(4, "big") + b"\x80" * (1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ForeignTapeError, match="is of version 3"):
+            read(data, HostRecord)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.binary(max_size=60))

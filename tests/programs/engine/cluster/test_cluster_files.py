@@ -203,6 +203,13 @@ def test_all_that_is_wrong_with_a_machine_file_is_told_at_once(tmp_path: Path) -
     ]  # fmt: skip
 
 
+def test_a_machine_says_where_texts_of_errors_stay(tmp_path: Path) -> None:
+    assert machine_file.read(write(tmp_path, "")).error_texts is None
+    assert machine_file.read(write(tmp_path, '[runs]\nerror_texts = "home"\n')).error_texts == "home"
+    with pytest.raises(ConfigError, match=r"one of 'local', 'home'"):
+        machine_file.read(write(tmp_path, '[runs]\nerror_texts = "here"\n'))
+
+
 def test_a_machine_loads_what_is_shipped_and_what_its_file_lists(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     found = machine_file.read(write(tmp_path, '[programs]\nmodules = ["mine.py", "package.part"]\n'))

@@ -12,9 +12,9 @@ import uvloop
 from typer.testing import CliRunner
 
 from isthmus.programs.command.main import app
-from isthmus.programs.engine.cluster import machine_file
+from isthmus.programs.engine.cluster import cluster_file, machine_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine import admissions
+from isthmus.programs.engine.machine import admissions, serve
 from isthmus.programs.engine.machine.admissions import Admissions
 from isthmus.programs.engine.run.private_daemon import NameClaim
 from isthmus.runtime.errors import ConfigError
@@ -84,6 +84,22 @@ def test_all_that_is_wrong_with_keys_is_told_at_once(place: Path) -> None:
         "another key for 'b'",
         "'no;name'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "texts"), [("", "local"), ('error_texts = "home"', "home"), ('error_texts = "local"', "local")]
+)
+def test_a_machine_that_joins_keeps_texts_of_errors_unless_its_file_says_home(
+    place: Path, monkeypatch: pytest.MonkeyPatch, said: str, texts: str
+) -> None:
+    begun: list[MachineConfig] = []
+    monkeypatch.setattr(serve, "run", lambda name, endpoint, permitted, begin: begun.append(permitted) or 0)
+    monkeypatch.setattr(cluster_file, "is_listening", lambda address: True)
+    read(place, f'[runs]\nfolder = "."\n{said}\n')
+    assert serve.join("tcp://127.0.0.1:7400", "beta", 1, ALPHA.public, place / "machine.toml") == 0
+    (config,) = begun
+    assert (config.error_texts, config.runs) == (texts, place)
+    assert config.secret == place / "beta.key"
 
 
 def test_a_machine_file_names_its_operators(place: Path) -> None:

@@ -47,14 +47,14 @@ RUN = {"tokens": 1, "learners": 1, "slots_max": 1}
 class Answers:
     """Links to machines that answer questions about files as each of them likes."""
 
-    def __init__(self, listed: dict[str, Any], data: str = "data") -> None:
-        self.listed, self.data = listed, data
+    def __init__(self, listed: dict[str, Any], data: str = "data", kept: dict[str, Any] | None = None) -> None:
+        self.listed, self.data, self.kept = listed, data, kept or {}
         self.asked: list[str] = []
 
     async def request(self, machine: str, message: dict[str, Any], seconds_max: float) -> dict[str, Any]:
         """The answer of a machine."""
         if message["type"] == "files":
-            return {"type": "files", "files": self.listed[machine]}
+            return {"type": "files", "files": self.listed[machine], "kept": self.kept.get(machine, [])}
         self.asked.append(message["name"])
         return {"type": "piece", "text": self.data[message["offset"] :]}
 
@@ -100,7 +100,8 @@ def test_a_machine_writes_into_no_file_of_another(tmp_path: Path, listed: Any) -
 
 
 def test_the_files_of_a_machines_own_hosts_come_home(tmp_path: Path) -> None:
-    listed = [["logs/forkserver.log", 4], ["logs/learner-1.log", 4], ["spans/learner-1-12.json", 4]]
+    listed = [["logs/forkserver.log", 4], ["logs/forkserver.log.1", 4], ["spans/learner-1-12.json", 4]]
+    listed += [["logs/learner-1.log", 4], ["logs/learner-1.log.1", 4]]
     listed += [["tape/learner-1-11.3.tape", 4], ["tape/learner-1-12.4.tape", 4]]
     (tmp_path / "tape").mkdir()
     (tmp_path / "tape" / "learner-1-12.4.tape").write_text("of here")
@@ -108,13 +109,34 @@ def test_the_files_of_a_machines_own_hosts_come_home(tmp_path: Path) -> None:
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
     assert found == [
         "logs/forkserver-beta.log",
+        "logs/forkserver-beta.log.1",
         "logs/learner-1.log",
+        "logs/learner-1.log.1",
         "logs/learner-2.log",
         "spans/learner-1-12.json",
         "tape/learner-1-11.3.tape",
         "tape/learner-1-12.4.tape",
     ]
     assert (tmp_path / "tape" / "learner-1-12.4.tape").read_text() == "of here"
+
+
+def test_in_place_of_a_log_that_its_machine_keeps_a_line_says_where_it_is(tmp_path: Path) -> None:
+    kept = {"beta": ["logs/forkserver.log", "logs/learner-1.log", "logs/learner-1.log"]}
+    assert gathered(tmp_path, Answers({"beta": [], "gamma": []}, kept=kept)) == []
+    logs = {path.name: path.read_text() for path in tmp_path.rglob("*.log")}
+    assert logs == {
+        "forkserver-beta.log": "the text is on machine beta, in its log of forkserver\n",
+        "learner-1.log": "the text is on machine beta, in its log of learner/1\n",
+    }
+
+
+@pytest.mark.parametrize(
+    "kept", [["logs/learner-0.log"], ["../summary.json"], ["spans/learner-1-1.json"], [7], 7, [[]]]
+)
+def test_a_machine_keeps_no_log_of_another(tmp_path: Path, kept: Any) -> None:
+    lines = gathered(tmp_path, Answers({"beta": [], "gamma": GAMMAS}, kept={"beta": kept}))
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["learner-2.log"]
+    assert [line.partition(" are missing")[0] for line in lines] == ["logs, spans and tapes of beta"]
 
 
 def test_a_file_is_no_larger_than_it_was_said_to_be(tmp_path: Path) -> None:
@@ -164,20 +186,10 @@ def test_spans_that_are_none_cost_only_themselves(tmp_path: Path, capsys: pytest
 class Place:
     """The outposts of beta, which has a part in a run of alpha; gamma is another home."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: MachineConfig | None = None) -> None:
         self.loop = uvloop.new_event_loop()
         self.lines: list[str] = []
-        self.outposts = Outposts(
-            self.loop,
-            "beta",
-            folder,
-            MachineConfig(),
-            tell=self.lines.append,
-            on_change=lambda: None,
-            link=lambda home: cast(HomeLink, None),
-            is_operator=lambda key: False,
-            at_home=lambda link, run, term: False,
-        )
+        self.outposts = self.outposts_of(folder, config or MachineConfig())
         self.links = {
             name: FakeLink(HomeAddress(name, f"tcp://127.0.0.1:{port}"))
             for name, port in (("alpha", 1), ("gamma", 2), ("heir", 3))
@@ -191,6 +203,20 @@ class Place:
         self.called = {"type": "station", "run": "run", "spec": told, "age_ns": 0, "term": 1}
         self.called["heirs"] = [["heir", "tcp://127.0.0.1:3", ""]]
         self.hear("alpha", self.called)
+
+    def outposts_of(self, folder: Path, config: MachineConfig) -> Outposts:
+        """The outposts of a daemon of beta."""
+        return Outposts(
+            self.loop,
+            "beta",
+            folder,
+            config,
+            tell=self.lines.append,
+            on_change=lambda: None,
+            link=lambda home: cast(HomeLink, self.links[home.name]),
+            is_operator=lambda key: False,
+            at_home=lambda link, run, term: False,
+        )
 
     def hear(self, home: str, message: dict[str, Any]) -> None:
         self.outposts.on_message(cast(HomeLink, self.links[home]), message)
@@ -239,6 +265,30 @@ def test_a_home_gives_no_orders_and_reads_no_files_of_another_homes_run(place: P
     place.hear("alpha", {**of_orders(Orders(is_over=True, home="alpha"), {}), "run": "run"})
     place.loop.run_until_complete(asyncio.sleep(0))
     assert place.outposts.runs(place.links["alpha"].home) == []
+
+
+def test_a_machine_that_keeps_texts_gives_no_log_away_and_has_them_when_the_run_is_over(tmp_path: Path) -> None:
+    place = Place(tmp_path, MachineConfig(error_texts="local"))
+    (folder,) = place.outposts.folders
+    for name in ("logs/learner-0.log", "logs/learner-0.log.1", "spans/learner-0-1.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("row 31 is of Jane")
+    place.outposts.release("run")
+    place.outposts = place.outposts_of(tmp_path, MachineConfig())  # The next daemon, started without the setting.
+    place.outposts.adopt(folder)
+    listed = place.answer("alpha", {"type": "files", "run": "run"})
+    assert (listed["files"], listed["kept"]) == ([["spans/learner-0-1.json", 17]], ["logs/learner-0.log"])
+    asked = {"type": "piece", "run": "run", "offset": 0}
+    assert place.answer("alpha", {**asked, "name": "spans/learner-0-1.json"})["text"]
+    for name in ("logs/learner-0.log", "logs/learner-0.log.1"):
+        with pytest.raises(ConfigError, match="the text is on machine beta, in its log of learner/0"):
+            place.answer("alpha", {**asked, "name": name})
+    place.hear("alpha", {**of_orders(Orders(is_over=True, home="alpha"), {}), "run": "run"})
+    place.loop.run_until_complete(asyncio.sleep(0))
+    left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
+    assert left == ["logs/learner-0.log", "logs/learner-0.log.1"]
+    assert f"its logs are in {folder}/logs" in place.lines[-1]
+    place.close()
 
 
 def test_only_a_machine_that_the_home_has_named_can_be_the_next_home(place: Place) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.programs.engine.machine.cluster_place import accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place
 from tests.programs.engine.machine.namespaces import Namespaces, why_not
+from tests.programs.engine.run.process_run import TASK
 
 WHY_NOT = why_not()
 pytestmark = [
@@ -40,6 +41,21 @@ islands = 1
 """
 
 
+TEXT_IS = "the text is on machine beta, in its log of learner/0"
+BATCH = """
+def batch(at):
+    wrong = Path(__file__).with_name("wrong")
+    if at.slot == 0 and wrong.exists():
+        text = wrong.read_text()
+        wrong.unlink()
+        raise ValueError(text)
+"""
+
+
+def _with_text(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and b"Jane" in path.read_bytes()]
+
+
 @pytest.fixture
 def net() -> Iterator[Namespaces]:
     made = Namespaces("alpha", "beta", "gamma")
@@ -58,6 +74,7 @@ def test_learners_behind_nat_train_under_keys(net: Namespaces, place: Place) -> 
     address, folder = f"tcp://{net.addresses['alpha']}:7400", place.folder
     for name in ("alpha", "beta"):
         assert place.call("keygen", name).returncode == 0
+    (folder / "paced.py").write_text("from pathlib import Path" + TASK.replace("\ndef batch(at):\n", BATCH))
     (folder / "alpha.toml").write_text(ALPHA)
     (folder / "cluster.toml").write_text(CLUSTER.format(address=address))
 
@@ -89,6 +106,13 @@ def test_learners_behind_nat_train_under_keys(net: Namespaces, place: Place) -> 
     says(gamma, "takes part in")
     merges = folder / "run" / "merges.jsonl"
     place.wait_for(lambda: '"voters": [0, 1]' in merges.read_text())
+    # A batch of beta's raises once, with its row in the message.
+    (folder / "wrong").write_text("row 31 is of Jane")
+    events = folder / "run" / "events.jsonl"
+    place.wait_for(lambda: '"kind":"failed"' in events.read_text().replace(" ", ""))
+    place.wait_for(lambda: '"restarted"' in events.read_text())
+    asked = place.call("logs", "learner/0", "--cluster", "cluster.toml", prefix=net.prefix("beta"))
+    assert (asked.returncode, TEXT_IS in asked.stderr) == (2, True), asked
     assert net.listening("alpha") >= {net.addresses["alpha"]}
     assert net.listening("beta") == net.listening("gamma") == {"127.0.0.1"}
     shown = place.call("status", "--cluster", "cluster.toml", prefix=net.prefix("beta"))
@@ -99,5 +123,10 @@ def test_learners_behind_nat_train_under_keys(net: Namespaces, place: Place) -> 
     assert place.call("stop", "--cluster", "cluster.toml", prefix=net.prefix("beta")).returncode == 0
     says(alpha, "finished")
     assert place.summary("run")["outcome"] == "stopped"
+    assert TEXT_IS in (folder / "run" / "report.html").read_text()
+    assert (folder / "run" / "logs" / "learner-0.log").read_text() == f"{TEXT_IS}\n"
+    assert [path.name for path in _with_text(folder / "run")] == []
+    says(folder / "beta.log", "its logs are in")
+    assert [path.name for path in _with_text(folder / "state-beta")] == ["learner-0.log"]
     accounts_add_up(place.summary("run"))
     assert not place.hosts()

@@ -177,6 +177,7 @@ def test_a_detached_run_without_a_cluster_survives_the_command_and_ends_with_its
     assert not list((place.folder / "state").rglob("*.json"))
 
 
+@pytest.mark.long
 def test_the_next_daemon_of_the_name_adopts_the_runs_of_one_that_was_killed(place: Place) -> None:
     daemon = MachineDaemon(place)
     command = place.begin(*place.training("run", "--cluster", daemon.cluster))

@@ -58,6 +58,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.close()
 
 
+@pytest.mark.long
 def test_a_machine_that_lies_in_every_report_harms_its_own_share_only(place: Place) -> None:
     machines = Machines(place, "alpha")
     (place.folder / "liar.py").write_text(LIAR)

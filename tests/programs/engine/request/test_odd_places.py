@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from isthmus.programs.engine.request.environment import cache_folder
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.new_folder import choose
 from isthmus.programs.engine.request.request import prepare
-from isthmus.programs.engine.run.private_daemon import state_folder
+from isthmus.programs.engine.run.private_daemon import check_loopback, state_folder
 from isthmus.runtime.errors import ConfigError
 
 SOURCE = """
@@ -129,3 +131,14 @@ def test_a_name_under_which_no_model_could_be_read_back_is_refused(names: tuple[
     with pytest.raises(ConfigError, match="stored and read back") as caught:
         layout(task)
     assert why in str(caught.value)
+
+
+def test_a_machine_without_loopback_is_told_so_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_loopback("Starting x")
+
+    def unreachable(*where: Any, **options: Any) -> socket.socket:
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    with pytest.raises(ConfigError, match=r"Starting x: expected a loopback interface.*Network is unreachable"):
+        check_loopback("Starting x")

@@ -272,6 +272,7 @@ def test_creating_the_folder_writes_the_configuration_and_points_latest_to_it(fo
 OUTER_STEP = {"outer_lr": 0.4, "outer_momentum": 0.7}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "chosen"),

@@ -183,6 +183,11 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
         ),
         (BodyRaised(WRONG), "failed: ValueError: no (mine.py:3)", "failed: ValueError: no (mine.py:3)"),
         (
+            BodyRaised(WRONG.kept_on("beta", "learner/1")),
+            "failed: ValueError (mine.py:3); the text is on machine beta, in its log of learner/1",
+            "failed: ValueError (mine.py:3); the text is on machine beta, in its log of learner/1",
+        ),
+        (
             Condemned(STALL),
             "killed: stuck: no step for 14.5 s, in one firing of node 'data': 253 ms +- 2.00 s are usual, phi is 12.4",
             "was stuck, without a step for 14.5 s in one firing of its node data, and was killed",
@@ -320,6 +325,12 @@ def test_an_end_says_how(how: incidents.End, words: str) -> None:
             ProgramFailed(WRONG, 2),
             None,
             "ValueError: no (mine.py:3), in every learner, again after a restart.",
+        ),
+        (
+            ProgramFailed(WRONG.kept_on("beta", "learner/1"), 2),
+            None,
+            "ValueError (mine.py:3), in every learner, again after a restart; the text is on machine beta, in its log "
+            "of learner/1.",
         ),
         (
             NoMachineLeft("syncer/0", Ended(MachineLost("beta", 20 * SECOND))),

@@ -20,7 +20,7 @@ from tests.effort import soaked
 from tests.patience import PATIENCE
 from tests.programs.engine.run.process_run import PAUSE
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 ISTHMUS = Path(sys.executable).with_name("isthmus")
 TASK = (Path(__file__).parents[4] / "docs" / "examples" / "mine.py").read_text()

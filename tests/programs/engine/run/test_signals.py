@@ -75,6 +75,7 @@ def test_during_preparation_nothing_is_started(start: Callable[..., Run], number
     assert not run.folder.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "stage",
     [
@@ -101,6 +102,7 @@ def test_a_first_ctrl_c_brings_the_run_to_its_end(start: Callable[..., Run], sta
     assert run.finish()["tokens_pending"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [soaked(is_daemon_starting), is_compiling])
 def test_a_second_one_ends_it_at_once(start: Callable[..., Run], stage: Callable[[Run], bool]) -> None:
     run = start(learners=1)

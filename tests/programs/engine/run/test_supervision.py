@@ -177,6 +177,7 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
     started[-1].close()
 
 
+@pytest.mark.long
 def test_a_host_that_is_silent_for_too_long_is_killed_and_replaced(supervise: Callable[..., Watched]) -> None:
     watched = supervise(patience=PATIENCE, learner_1="hang")
     pid = watched.wait_for_life("learner/1", 1)["pid"]
@@ -190,6 +191,7 @@ def test_a_host_that_is_silent_for_too_long_is_killed_and_replaced(supervise: Ca
     assert ended == Ended(Exited(signal="SIGKILL"), condemned.verdict)
 
 
+@pytest.mark.long
 def test_a_host_that_is_stopped_is_waited_for_until_the_run_is_to_stop(
     supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +315,7 @@ def test_the_next_daemon_adopts_the_hosts_that_live(supervise: Callable[..., Wat
     assert second.incidents("learner/0#1") == [Adopted()]
 
 
+@pytest.mark.long
 def test_a_daemon_whose_ledger_is_lost_adopts_the_hosts_that_speak_and_numbers_go_on_far_beyond(
     supervise: Callable[..., Watched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def same(held: dict[int, ShardState], other: dict[int, ShardState]) -> bool:
     return all(np.array_equal(held[p]["values"], other[p]["values"]) for p in other) and held.keys() == other.keys()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [SIZE, soaked(2_700_000)], ids=["whole", "in-parts"])
 def test_a_write_that_is_cut_leaves_the_snapshot_before_it(

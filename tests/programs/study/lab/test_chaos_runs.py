@@ -25,7 +25,7 @@ PLAN = """
 [run]
 task = "paced.py:task"
 learners = 2
-tokens = 80_000
+tokens = 60_000
 [[fault]]
 kind = "kill"
 host = "learner/1"

@@ -35,6 +35,7 @@ def compare(tmp_path: Path, typed: Callable[..., Result], monkeypatch: pytest.Mo
     return command
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_comparison_goes_on_where_it_was_broken_off(compare: Callable[..., Result]) -> None:
     given = ("decoupled-diloco", "--seeds", "1", "--speeds", "1,0.5", "--margin", "0.1", "--json")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from isthmus.programs.command.main import app
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_lock_step_waits_for_the_slower_and_grace_keeps_their_work(tmp_path: Path) -> None:
     page = tmp_path / "page.html"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus import Program
+from isthmus.ops.exchange.adaptive import KEEP
 from isthmus.programs.study.simulation.seeds import shape_of
 from isthmus.programs.study.simulation.toy_task import EVEN, WIDE, Toy
 from isthmus.programs.study.simulation.universe import Outcome, Shape, hosts_of, outcome_of
@@ -82,6 +83,7 @@ def cut(machine: str) -> Throttle:
     return Throttle(machine, kbits=KBITS / 10, seconds=END - BEGIN, at=BEGIN)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["learner-3", soaked("syncer-0")])
 def test_links_cut_to_a_tenth_in_mid_run(where: str) -> None:
@@ -98,7 +100,8 @@ def test_links_cut_to_a_tenth_in_mid_run(where: str) -> None:
     slots = [3] if where == "learner-3" else range(LEARNERS)
     assert sorted(given_up, key=str) == sorted([*(("push", slot) for slot in slots), ("update", None)], key=str)
     assert all((change["before"], change["after"]) == ("float32", "int4") for at, change in formats if at < END)
-    assert all(change["needed"] > 1.2 * change["goodput"] for at, change in formats if at < END)
+    # A format is given up at a load above KEEP; a mean over sweeps, some of them before the cut, is not far above.
+    assert all(change["needed"] > KEEP * change["goodput"] for at, change in formats if at < END)
     assert max(at for at, _ in formats) < END + 4 * TURN
     assert {name for _, name in witness.last["push"]} == {"float32"}
     assert witness.last["update"] == "float32"

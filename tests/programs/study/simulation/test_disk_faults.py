@@ -147,6 +147,7 @@ def uncounted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(files.Growing, "_write", broken)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "faults", "told"),

@@ -29,6 +29,7 @@ def run(world: Worlds, program: Program, *faults: Fault) -> tuple[WorldResult, l
     return result, [each.ended / 1e6 for each in steps]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
 @pytest.mark.parametrize("milliseconds", [800, soaked(820), soaked(860), 900, soaked(940), soaked(980)])

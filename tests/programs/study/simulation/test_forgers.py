@@ -87,6 +87,7 @@ def test_what_does_not_follow_its_schema_reaches_nobody(
     assert {life.partition("#")[2] for life in outcome.lives if not life.startswith(LIAR)} == {"1"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_that_goes_on_through_its_lives_is_given_up() -> None:
     outcome, books = with_a_liar(Forge(LIAR, "progress", "epochs", None, "drop", at=0.1), steps=400)

@@ -73,6 +73,7 @@ def test_a_learner_that_joins_is_lent_the_moments_of_another_while_it_steps() ->
     assert_exact(outcome)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_death_of_one_who_is_asked_keeps_nobody_from_stepping() -> None:
     first, join = Loans(), Join("learner/4", at=8.5)

@@ -119,6 +119,7 @@ STREAMS = {"interval": 8, "fragments": 4}
 """A fragment is captured every other step: with an overlap of 5, up to three are under way at any boundary."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "seed", "deaths"),

@@ -41,6 +41,7 @@ def killed_run(program: str, settings: dict[str, Any], *more: Any, seed: int = 0
     return outcome_of(shape, *more)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "settings"), PROGRAMS)
 def test_no_batch_is_trained_twice_among_what_is_merged_though_learners_are_killed_20_times(

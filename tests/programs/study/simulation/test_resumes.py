@@ -81,6 +81,7 @@ def model(world: Universe) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [soaked(DECOUPLED), CODED], indirect=True)
 def test_two_resumes_of_one_snapshot_are_equal_bit_for_bit(cut: Cut) -> None:

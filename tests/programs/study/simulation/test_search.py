@@ -118,6 +118,7 @@ def test_what_soaks_have_found_stays_mended(seed: int) -> None:
     assert run(seed).violation is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, soaked(3), soaked(6)])
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def _isthmus(folder: Path, hash_seed: str, *arguments: str) -> subprocess.Comple
     )
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_seed_is_the_same_universe_under_any_hash_seed(tmp_path: Path) -> None:
     first, second = (_isthmus(tmp_path, hash_seed, "--seed", "7", "--json") for hash_seed in ("1", "4242"))

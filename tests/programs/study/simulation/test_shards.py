@@ -113,6 +113,7 @@ def test_a_learner_that_comes_back_after_the_end_does_not_begin_anew(linear: Tas
     assert world.status["learners"][1]["step"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 4])
 def test_a_run_trains_as_with_one_shard(world: Worlds, linear: Task, shards: int) -> None:
