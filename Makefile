@@ -48,8 +48,7 @@ train: .venv/installed
 
 # A file of tests is one worker's, so that what its fixtures start is started once; tests/conftest.py puts long ones first.
 # Bytecode is kept: without it every process that a test starts compiles the sources anew, and every worker all tests.
-# Three workers for two cores: a worker that waits for its processes leaves a core to another.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --no-loadscope-reorder --dist
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --dist
 
 test: .venv/installed-test
 	$(PYTEST) loadfile -m "not soak and not long"

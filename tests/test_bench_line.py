@@ -248,6 +248,7 @@ def test_what_is_wrong_is_refused_in_one_message(
     assert not (tmp_path / "no folder").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_state_of_another_request_or_of_none_is_refused(
     tiny: Any, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

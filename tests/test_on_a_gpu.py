@@ -377,6 +377,7 @@ def test_a_step_that_fails_is_recorded_and_the_next_one_begins(benches: Any, ben
     assert "it broke" in (bench.folder / "log.txt").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_step_that_runs_past_its_time_is_ended_with_all_that_it_started(benches: Any, bench: Any) -> None:
     """A daemon, stopped, in a session of its own, as a run leaves it behind."""

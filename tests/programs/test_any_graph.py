@@ -125,6 +125,7 @@ def test_of_a_model_whose_learners_hear_nothing_the_newest_is_the_end(run: Run, 
     assert list((tmp_path / "run" / "snapshots" / "final").glob("*.safetensors"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_final_model_that_does_not_come_is_a_failure_that_is_told(run: Run) -> None:
     ended = run("promises", tokens=64 * 200)

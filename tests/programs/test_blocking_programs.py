@@ -47,6 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, WorldRe
         worlds.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKING)
 def test_it_trains_the_budget_exactly_and_leaves_a_model(runs: dict[str, WorldResult], name: str) -> None:
@@ -106,6 +107,7 @@ def test_any_number_of_learners_will_do(world: Worlds, name: str, learners: int)
     assert [slot.steps for slot in result.slots.values()] == [6] * learners
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["diloco", "elastic-data-parallel", soaked("streaming-diloco"), soaked("data-parallel")]

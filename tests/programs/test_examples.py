@@ -52,6 +52,7 @@ def call(here: Path, *command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "program",
     [
@@ -148,6 +149,7 @@ def test_actors_and_one_learner_train_in_processes(here: Path) -> None:
     assert list((here / "run" / "snapshots" / "final").glob("*.safetensors"))
 
 
+@pytest.mark.long
 def test_a_program_that_asks_for_the_end_is_stopped_in_this_process(here: Path) -> None:
     told = ["--task", "mine.py:task", "--learners", 2, "--tokens", 100_000_000, "--set", "program.below=100.0"]
     done = call(

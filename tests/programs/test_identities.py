@@ -44,6 +44,7 @@ def _run(world: Worlds, program: str, task: Any = ADAM, steps: int = STEPS, **se
     return result
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("overlap", "answer_ms"), [pytest.param(1, 4.0, marks=pytest.mark.soak), (2, 9.0)])
 def test_decoupled_is_streaming_where_everybody_is_waited_for(
@@ -69,6 +70,7 @@ def test_decoupled_is_streaming_where_everybody_is_waited_for(
     assert len(set(streaming.updates[0])) > sweeps  # Every version differs from every other.
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_follows_links_that_carry_everything_is_float32(world: Worlds) -> None:
     """The same bits as where nothing follows anything, though updates take another way, through `receive`."""
@@ -83,6 +85,7 @@ def test_what_follows_links_that_carry_everything_is_float32(world: Worlds) -> N
     assert following.answers == fixed.answers
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_another_overlap_is_another_algorithm(world: Worlds) -> None:
     """What the test above compares is not the same whatever happens."""
@@ -110,6 +113,7 @@ def test_streaming_in_one_fragment_is_diloco(world: Worlds, merge: str) -> None:
         assert np.array_equal(final_model(first.folder)[name], tensor)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["data-parallel", "elastic-data-parallel"])
 def test_diloco_of_one_step_is_data_parallel(world: Worlds, program: str) -> None:

@@ -62,6 +62,7 @@ def batch_of(position: int) -> Any:
     return batch(At(0, 0, position))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_shipped_task_is_found_by_the_runs_configuration(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"

@@ -69,6 +69,7 @@ def test_islands_of_several_sizes_train_together(tmp_path: Path, sizes: tuple[in
     assert summary["eval_loss_final"] < summary["eval_loss_initial"] - 0.5
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_preparing_a_run_starts_no_backend(tmp_path: Path) -> None:
     run(APART, str(tmp_path / "run"), text(tmp_path))

@@ -49,6 +49,7 @@ def test_memory_returns_when_the_last_view_goes() -> None:
     assert where in [address(each) for each in [empty(LARGE) for _ in range(8)]]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_large_block_that_nothing_takes_goes_to_the_kernel() -> None:
     """Though malloc has room for it. Smaller ones stay: they are taken from the shelf, where the large one is not."""

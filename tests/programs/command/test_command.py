@@ -195,6 +195,7 @@ def test_everything_that_is_wrong_is_in_one_message(folder: Path) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_the_installed_command_refuses_as_well(folder: Path) -> None:
     command = [str(Path(sys.executable).parent / "isthmus"), "train", "--tokens", "0"]

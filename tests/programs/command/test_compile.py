@@ -164,6 +164,7 @@ finally:
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_the_command_itself_imports_no_jax(tmp_path: Path, worker: Worker) -> None:
     command = [sys.executable, "-c", APART]

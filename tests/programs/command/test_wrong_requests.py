@@ -7,6 +7,7 @@ import pytest
 from tests.programs.command.wrong_requests import CLUSTERS, COMMANDS, MACHINES, PLANS, RECORDED, all_faults
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_wrong_request_is_answered_as_it_was_recorded() -> None:
     recorded = json.loads(RECORDED.read_text())

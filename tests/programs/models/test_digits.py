@@ -20,6 +20,7 @@ from isthmus.programs.engine.request.reference import load
 from isthmus.runtime.errors import ConfigError
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_held_out_images_are_never_trained_on() -> None:
     x, y = images()
@@ -45,6 +46,7 @@ def test_statistics_are_merged_as_means_and_moments_stay() -> None:
     assert not any(name.startswith("optimizer") for name in kinds)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_network_is_normalised_by_its_batch_or_by_given_statistics() -> None:
     state = task.init(jax.random.key(0))
@@ -102,6 +104,7 @@ def test_without_scikit_learn_one_is_told_what_to_install(monkeypatch: pytest.Mo
     assert "pip install -e '.[digits]'" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_four_learners_read_digits(tmp_path: Path) -> None:
     program = Program("decoupled-diloco", interval=12, fragments=2)

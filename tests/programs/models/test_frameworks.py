@@ -87,6 +87,7 @@ def plain() -> list[float]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [LIBRARIES[0], *map(soaked, LIBRARIES[1:])])
 def test_the_losses_are_those_of_the_same_model_without_a_library(
@@ -109,6 +110,7 @@ def test_a_script_becomes_a_task_by_at_most_twelve_lines_which_its_page_shows(na
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [LIBRARIES[0], *map(soaked, (*LIBRARIES[1:], "optax_chain"))])
 def test_two_learners_train_it_in_this_process(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ def test_a_silent_cable_is_given_up_and_what_it_held_is_sent_again(world: World)
     assert learner.ups == [SYNCER] * 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_no_socket_gets_to_its_high_water_mark(world: World) -> None:
     """A message a turn, to a peer that reads nothing: credit ends long before libzmq's patience does."""
@@ -105,6 +106,7 @@ def test_no_socket_gets_to_its_high_water_mark(world: World) -> None:
     assert (syncer.losses, learner.losses) == ([], [])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_heartbeat_never_waits_for_a_fragment(world: World) -> None:
     syncer, learner, cable = connected(world, HASTY._replace(silence_max=seconds(1.2)))
@@ -157,6 +159,7 @@ def test_a_peer_that_accepts_and_says_nothing_is_given_up(world: World) -> None:
     assert learner.ups == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nothing_comes_from_or_goes_to_a_member_that_was_forgotten(world: World) -> None:
     syncer, learner, _ = connected(world, PATIENT)

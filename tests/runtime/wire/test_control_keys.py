@@ -116,6 +116,7 @@ def test_the_caller_is_the_machine_whose_key_it_is(place: Place) -> None:
     assert place.server.caller is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_who_is_not_admitted_waits_until_it_is(place: Place) -> None:
     client = place.client(STRANGER)
@@ -153,6 +154,7 @@ def test_who_is_expelled_is_not_heard_again_even_if_another_takes_the_name(place
     place.until(lambda: len(client.answers) == 2)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_command_is_told_what_is_wrong_with_keys(place: Place) -> None:
     plain = place.listen(None)

@@ -280,6 +280,7 @@ def test_bytes_that_are_not_even_zeromq_are_ignored(world: World, context: Any) 
     siege.check()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_host_that_answers_nonsense_is_dialled_again_and_harms_nobody(world: World, context: Any) -> None:
     """The side that dials is as careful as the side that listens."""

@@ -59,6 +59,7 @@ def test_a_relayed_pair_needs_no_heartbeat(world: World) -> None:
         world.until(lambda: other.credit[LEARNERS[0], 1] == number + 1)  # noqa: B023
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_relayed_pair_survives_the_loss_of_either_way(world: World) -> None:
     _, (one, other), cables = relayed(world, PATIENT)

@@ -94,6 +94,7 @@ def halves(open_socket: Callable[[], socket.socket]) -> None:
             raw.sendall((GREETING[:5], GREETING.ljust(64, b"\0"), os.urandom(64))[number % 4 - 1])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_impatience")
 @pytest.mark.slow
 def test_half_handshakes_end_and_cost_a_host_nothing_that_stays(world: World, context: Any) -> None:

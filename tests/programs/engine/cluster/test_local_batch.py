@@ -71,6 +71,7 @@ def test_ties_go_to_the_first() -> None:
     assert shares(1, [1, 1]) == (1, 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_paced_batches_make_steps_of_one_length() -> None:
     machines = Topology((HUB, SLOW, FAST))

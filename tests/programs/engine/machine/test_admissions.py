@@ -258,6 +258,7 @@ def followed() -> Iterator[Followed]:
     followed.loop.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_keyring_follows_its_file_while_the_daemon_lives(followed: Followed) -> None:
     admissions.admit("alpha", "gamma", GAMMA.public)

@@ -319,6 +319,7 @@ def test_a_home_reads_only_logs_and_spans(place: Place, name: Any) -> None:
         place.answer("alpha", {"type": "piece", "run": "run", "name": name, "offset": 0})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ["../run", "/tmp/run", "a/b", "", ".", "..", "r" * 129, "run\n"])
 def test_a_part_of_a_run_is_in_a_folder_of_its_own(place: Place, tmp_path: Path, run: str) -> None:
     before = sorted(tmp_path.parent.rglob("*"))

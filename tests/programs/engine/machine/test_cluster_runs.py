@@ -139,6 +139,7 @@ def test_a_shard_whose_machine_is_lost_is_served_by_another(place: Place) -> Non
     accounts_add_up(place.summary("run"))
 
 
+@pytest.mark.long
 def test_everything_that_is_wrong_with_the_machines_is_told_at_once(place: Place, typed: Callable[..., Result]) -> None:
     machines = Machines(place, "alpha", "beta")
     with fake_daemon(type="nothing") as nobody:

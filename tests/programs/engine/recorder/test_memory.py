@@ -142,6 +142,7 @@ def test_the_story_is_what_it_says(undisturbed: Any) -> None:
     assert found["merges"][0]["time"] < 0 < found["merges"][-1]["time"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("tears", [False, True])
 def test_killed_at_any_moment_it_knows_and_has_written_the_same(undisturbed: Any, *, tears: bool) -> None:

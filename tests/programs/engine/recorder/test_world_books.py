@@ -26,6 +26,7 @@ def linear() -> Task:
     return names["task"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_books_are_what_the_tapes_say_whatever_dies(world: Worlds, linear: Task) -> None:
     faults = [

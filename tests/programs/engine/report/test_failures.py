@@ -347,6 +347,7 @@ def test_lines_that_are_no_incidents_are_counted(tmp_path: Path) -> None:
     assert record.problems == ["events.jsonl: 4 of 5 lines cannot be read and are left out."]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_many_deaths_stay_small(tmp_path: Path) -> None:
     run = build(tmp_path / "run", learners=8, steps=1500)

@@ -359,6 +359,7 @@ def test_many_learners_and_a_long_trace_stay_small(tmp_path: Path) -> None:
     assert "The first 8 of 64 learners are drawn." in page.page
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_many_merges_share_cells(tmp_path: Path) -> None:
     run = build(tmp_path / "run", steps=60)

@@ -364,6 +364,7 @@ SHOW = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("order", "learners", "given", "expected"),

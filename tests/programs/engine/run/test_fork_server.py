@@ -31,6 +31,7 @@ fork_server._fork(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), req
 REQUEST = json.dumps({"name": "learner/0", "incarnation": 1, "endpoint": "tcp://127.0.0.1:1"}).encode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answered", [0, 1], ids=["before-an-answer", "with-an-answer-unread"])
 def test_without_its_daemon_it_ends(tmp_path: Path, answered: int) -> None:
     daemon, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -137,6 +137,7 @@ def test_one_that_dies_is_counted_where_that_can_be(
     assert place.server() != server
 
 
+@pytest.mark.long
 def test_one_that_was_ready_is_replaced_at_once_and_not_for_ever(
     place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +162,7 @@ def test_one_that_was_ready_is_replaced_at_once_and_not_for_ever(
     assert place.ready()
 
 
+@pytest.mark.long
 def test_one_that_is_stopped_while_it_prepares_is_not_waited_for(
     place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +175,7 @@ def test_one_that_is_stopped_while_it_prepares_is_not_waited_for(
     assert server not in place.children()
 
 
+@pytest.mark.long
 def test_one_that_is_busy_preparing_has_longer(
     place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +227,7 @@ def test_without_room_nothing_is_prepared_and_whoever_asks_is_told(
         place.ask()
 
 
+@pytest.mark.long
 def test_a_disk_that_takes_no_log_costs_the_log(place: Place) -> None:
     (place.folder / "logs").rmdir()
     place.ask()

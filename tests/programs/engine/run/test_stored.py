@@ -21,6 +21,7 @@ URL = f"s3://{BUCKET}/run"
 SETTINGS = ("run.snapshot_every_seconds=0.2", "program.interval=8", "program.outer_momentum=0.5")
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_a_url_in_another_folder_and_its_accounts_add_up(tmp_path: Path) -> None:
     with serving() as port:
         way = Way(port)

@@ -224,6 +224,7 @@ def test_a_process_that_never_says_a_word_is_replaced(
     assert Condemned(NoFirstHeartbeat(10_000_000_000)) in watched.incidents("learner/1#1")
 
 
+@pytest.mark.long
 def test_a_learner_that_ends_again_and_again_is_given_up_while_there_are_enough(
     supervise: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:

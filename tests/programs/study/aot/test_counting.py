@@ -77,6 +77,7 @@ def parameters(folder: Path) -> int:
     return sum(prod(leaf.shape.shape) for leaf in recipe.leaves())
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize("devices", [1, soaked(4)])
 def test_a_learners_functions_are_counted(tmp_path: Path, devices: int) -> None:
@@ -98,6 +99,7 @@ def test_a_learners_functions_are_counted(tmp_path: Path, devices: int) -> None:
     assert second == {name: each | {"is_kept": True} for name, each in first.items()}
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_of_what_survives_an_adoption_something_is_computed(tmp_path: Path) -> None:
     (first, _), size = counted(tmp_path, "streaming-diloco", 1, "adopt/0", "adopt/1"), parameters(tmp_path)

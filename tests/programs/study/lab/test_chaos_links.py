@@ -76,6 +76,7 @@ def there_and_back(client: socket.socket, data: bytes) -> tuple[bytes, float]:
     return b"".join(parts), time.monotonic() - begun
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("conditions", "seconds_min"),
     [
@@ -140,6 +141,7 @@ def left_open(links: LinkProxy) -> list[object]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_closing_leaves_no_connection_open_that_was_being_hung_up(echo: Echo) -> None:

@@ -65,6 +65,7 @@ def test_a_comparison_goes_on_where_it_was_broken_off(compare: Callable[..., Res
     assert second["sides"][0]["finals"] == one["finals"]  # Virtual time: the same bits.
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_platform_that_jax_cannot_use_is_a_failure_and_never_a_silent_cpu(compare: Callable[..., Result]) -> None:
     done = compare("diloco", "--seeds", "1", "--speeds", "1", "--json", status=1, platforms="cuda")

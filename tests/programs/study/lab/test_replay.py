@@ -87,6 +87,7 @@ def taped(driver: Driver) -> bytes:
 # -- the same ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_is_replayed_from_its_folder_alone(finished: Path) -> None:
     status, told = replayed(finished)

@@ -165,6 +165,7 @@ def changing(seed: int) -> tuple[Outcome, Changes]:
     return outcome_of(more, witness), witness
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [soaked(0), 5])
 def test_universes_with_faults_and_links_that_change(seed: int) -> None:

@@ -26,6 +26,7 @@ def test_recorder_and_evaluator_die_in_the_final_phase(later: float) -> None:
     assert outcome.violation is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("later", [0.0, 0.1, 0.6])
 def test_somebody_asks_for_the_end_while_a_shard_is_down(later: float) -> None:

@@ -46,6 +46,7 @@ def test_a_model_that_was_merged_is_not_begun_anew(world: Worlds, program: Progr
     assert ("initial" in kinds) == (milliseconds == 800), "nobody else had the first version"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS[1:], ids=NAMES[1:])
 def test_holders_that_are_cut_off_are_waited_for_a_second(world: Worlds, program: Program) -> None:

@@ -58,6 +58,7 @@ class Loans(Checker):
             self.over += 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_learner_that_joins_is_lent_the_moments_of_another_while_it_steps() -> None:
     loans = Loans()

@@ -35,6 +35,7 @@ def evaluations(result: WorldResult) -> dict[tuple[int, str], list[float]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [soaked(0.3), 1e6])
 def test_learners_that_all_begin_again_have_the_bits_of_a_run_without_deaths(world: Worlds, seconds: float) -> None:
@@ -59,6 +60,7 @@ def test_one_that_comes_back_alone_ends_the_run_and_says_why(world: Worlds) -> N
         run(world, "data-parallel", ALL[1:2])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_next_life_of_the_syncer_goes_back_to_the_last_snapshot(world: Worlds) -> None:
     calm = run(world, "elastic-data-parallel", [])
@@ -94,6 +96,7 @@ def same_model(calm: WorldResult, struck: WorldResult) -> bool:
     return all(len({(folder / name).read_bytes() for folder in folders}) == 1 for name in files)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["data-parallel", "elastic-data-parallel"])
 def test_after_the_death_of_everything_the_model_has_the_bits_of_a_run_without_deaths(world: Worlds, name: str) -> None:

@@ -88,6 +88,7 @@ def test_who_is_reached_again_goes_on() -> None:
     assert seen.of(Condemned) == seen.of(Ended) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_where_half_of_all_hosts_hear_none_no_host_is_at_fault() -> None:
     seen = Chronicle()

@@ -102,6 +102,7 @@ JOINED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [soaked(JOINED[0]), JOINED[1], soaked(JOINED[2])], indirect=True)
 @pytest.mark.parametrize("learners", [LEARNERS + 1])

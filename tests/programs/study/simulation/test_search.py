@@ -68,6 +68,7 @@ def _die_at_five(seed: int) -> Outcome:
     return Outcome(seed, None)
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_process_that_dies_is_told_with_its_seed_and_the_others_go_on() -> None:
@@ -109,6 +110,7 @@ def test_a_search_whose_guards_never_fired_fails(
     assert told["guards"]["too early"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [5337, 5703, 160_283])
 def test_what_soaks_have_found_stays_mended(seed: int) -> None:

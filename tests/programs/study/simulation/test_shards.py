@@ -57,6 +57,7 @@ hosts = st.sampled_from([*(f"learner/{slot}" for slot in range(LEARNERS)), *(f"s
 deaths = st.builds(Death, hosts, st.floats(50, 800), st.floats(30, 400))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @settings(max_examples=examples(15, least=5), deadline=None)
 @given(

@@ -12,6 +12,7 @@ WINDOW_BYTES = 64 << 10
 """Two fragments, as the window of a real run is to fragments of a real model."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_link_is_slower_than_one_fragment_an_interval() -> None:
     """Two fragments of 30 kB are due every 1.6 s, for which this link takes 3.2 s, each way. Whoever is behind it steps
@@ -40,6 +41,7 @@ def test_a_link_is_slower_than_one_fragment_an_interval() -> None:
     assert_exact(outcome)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_learner_is_ten_times_slower_but_alive() -> None:
     """H stays what was asked for, and nobody is waited for; the slow one is merged, too."""

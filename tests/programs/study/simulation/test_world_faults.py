@@ -53,6 +53,7 @@ def test_a_learner_behind_a_cut_goes_on_alone_and_comes_back(world: Worlds, line
     assert result.summary["tokens_lost"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_same_seed_and_faults_give_the_same_tapes(world: Worlds, linear: Task) -> None:
     def tapes(seed: int) -> dict[str, bytes]:
@@ -64,6 +65,7 @@ def test_the_same_seed_and_faults_give_the_same_tapes(world: Worlds, linear: Tas
     assert first == tapes(3) != tapes(4)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["decoupled-diloco", "docs/examples/gossip.py:build"])
 def test_a_learner_that_never_comes_back_does_not_keep_the_run_from_its_end(

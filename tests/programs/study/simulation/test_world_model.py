@@ -26,6 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return task(layers=1, width=16, heads=2, context=16, batch=2, data=(str(folder / "text"),))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", WORLDS, ids=["deaths", "ways", "joining"])
 def test_the_shipped_model_learns_under_faults(world: Worlds, tiny: Task, faults: tuple[Fault, ...]) -> None:
