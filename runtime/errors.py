@@ -23,6 +23,7 @@ def printable(text: str, keeping: str = "\n\t") -> str:
 
 def log_entry(text: str) -> str:
     """A text as one entry of a log: printable, with further lines indented, so that none passes for another entry."""
+    # As wide as the time before an entry.
     return printable(text).replace("\n", "\n         ")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, NewType
+from typing import Annotated, Final, NewType, TypeAlias
 
 import msgspec
 from msgspec import Meta
+
+from isthmus.runtime.clock import Duration
 
 Handle = NewType("Handle", int)
 """A payload's number on its host. Cores see handles only; a negative handle names a constant of the graph."""
@@ -16,12 +18,15 @@ NUMBER_MAX: Final = 1 << 48
 """Limit of slots and incarnations in messages."""
 NAME_LENGTH_MAX: Final = 500
 """Characters of a name in a message: of a role, a node or an edge."""
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Lasting: TypeAlias = Annotated[Duration, Meta(ge=0, le=COUNT_MAX)]
+Name: TypeAlias = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
 
 
 class Replica(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True):
     """A numbered place in a role (`learner/2`); for learners the number is the slot."""
 
-    role: Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
+    role: Name
     slot: Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 
     def __str__(self) -> str:

@@ -91,7 +91,7 @@ def join(gang: Gang) -> Following:
     )
 
 
-class Arrival(NamedTuple):
+class AdmittedProcess(NamedTuple):
     """A process that is let in: its connection, its number, and the copy of the island's state that it has."""
 
     connection: socket.socket
@@ -113,7 +113,7 @@ class Hellos:
         gang.door.setblocking(False)
         self._ready.register(gang.door, selectors.EVENT_READ)
 
-    def next(self, until: float) -> Arrival | None:
+    def next(self, until: float) -> AdmittedProcess | None:
         """The next process that is let in; None at `until`, a time of the monotonic clock."""
         while (now := time.monotonic()) < until:
             for other in [other for other, (_, deadline) in self._waiting.items() if deadline <= now]:
@@ -141,7 +141,7 @@ class Hellos:
             self._waiting[other] = bytearray(), time.monotonic() + HELLO_SECONDS
             self._ready.register(other, selectors.EVENT_READ)
 
-    def _read(self, other: socket.socket) -> Arrival | None:
+    def _read(self, other: socket.socket) -> AdmittedProcess | None:
         """The process at the other end, once its hello is whole and right."""
         data, _ = self._waiting[other]
         try:
@@ -160,7 +160,7 @@ class Hellos:
         self._forget(other)
         other.settimeout(None)
         other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Arrival(other, *came)
+        return AdmittedProcess(other, *came)
 
     def _drop(self, other: socket.socket) -> None:
         self._forget(other)

@@ -15,31 +15,28 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from isthmus.runtime.clock import Duration
-from isthmus.runtime.ids import COUNT_MAX, Replica
+from isthmus.runtime.ids import Count, Lasting, Replica
 
 FLOWS_MAX: Final = 1 << 14
 """Edges, and nodes, of a graph: a hundred times those of the largest program that is shipped."""
 _Index: TypeAlias = Annotated[int, Meta(ge=0, lt=FLOWS_MAX)]
-_Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
-_Lasting: TypeAlias = Annotated[Duration, Meta(ge=0, le=COUNT_MAX)]
 
 
 class EdgeFlow(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """One edge, as far as one host has to do with it."""
 
     edge: _Index
-    items: _Count
-    size_bytes: _Count
-    waited: _Lasting
+    items: Count
+    size_bytes: Count
+    waited: Lasting
 
 
 class NodeFlow(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """One node of one host."""
 
     node: _Index
-    firings: _Count
-    waited: _Lasting
+    firings: Count
+    waited: Lasting
 
 
 class Flows(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

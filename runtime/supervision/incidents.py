@@ -16,13 +16,11 @@ from msgspec import Meta
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.cores.membership_messages import Excuse, Finding, LongExcuse, Pace, Refusal, Silence, Stall
-from isthmus.runtime.ids import COUNT_MAX, NAME_LENGTH_MAX, Member, Replica
+from isthmus.runtime.ids import COUNT_MAX, Count, Member, Name, Replica
 
 TEXT_LENGTH_MAX: Final = 2000
 """Characters of a text that a host reports, such as an error: four times the longest that a body's error has."""
-_Name: TypeAlias = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
-_Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_LENGTH_MAX)]
-_Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_LENGTH_MAX)]
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
@@ -91,11 +89,11 @@ Verdict: TypeAlias = (
 # -- exceptions of bodies ----------------------------------------------------------------------------------------------
 
 
-class Kept(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class TextPlace(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """The text of an error stays on `machine`, in its log of `host`; texts of one `digest` are taken as equal."""
 
-    machine: _Name
-    host: _Name
+    machine: Name
+    host: Name
     digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}$")]
 
 
@@ -106,12 +104,12 @@ class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, 
     known.
     """
 
-    node: _Name
-    exception: _Text
-    message: _Text
-    file: _Text
-    line: _Count
-    kept: Kept | None = None
+    node: Name
+    exception: Text
+    message: Text
+    file: Text
+    line: Count
+    kept: TextPlace | None = None
 
     @property
     def mistake(self) -> tuple[str, ...]:
@@ -125,7 +123,7 @@ class Raised(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, 
 
     def kept_on(self, machine: str, host: str) -> Raised:
         """The record without its text, which stays on that machine, in the log of that host."""
-        return msgspec.structs.replace(self, message="", kept=Kept(machine, host, _digest(self.message)))
+        return msgspec.structs.replace(self, message="", kept=TextPlace(machine, host, _digest(self.message)))
 
 
 def _digest(text: str) -> str:
@@ -148,7 +146,7 @@ class Exited(Finding, frozen=True, tag="exited"):
     """Its process ended, with `status`, or by `signal` ('SIGKILL'); neither where the status is unknowable."""
 
     status: Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)] | None = None
-    signal: _Name = ""
+    signal: Name = ""
 
 
 class Unseen(Finding, frozen=True, tag="unseen"):
@@ -158,20 +156,20 @@ class Unseen(Finding, frozen=True, tag="unseen"):
 class NotStarted(Finding, frozen=True, tag="not-started"):
     """Its process could not be started: no memory, or no process left."""
 
-    error: _Text
+    error: Text
 
 
 class MachineLost(Finding, frozen=True, tag="machine-lost"):
     """Its machine was silent for too long (`silence_ns`, 0 where silence was not the cause)."""
 
-    machine: _Name
-    silence_ns: _Count
+    machine: Name
+    silence_ns: Count
 
 
 class MachineTaken(Finding, frozen=True, tag="machine-taken"):
     """Its machine no longer takes part in the run."""
 
-    machine: _Name
+    machine: Name
     how: Literal["left", "expelled"]
 
 
@@ -223,10 +221,10 @@ class SlowHost(Finding, frozen=True, tag="slow"):
 class Starved(Finding, frozen=True, tag="starved"):
     """Its node waits most of the time for node `source`: `made_ns` for each item, `rest_ns` for the rest of a step."""
 
-    node: _Name
-    source: _Name
-    made_ns: _Count
-    rest_ns: _Count
+    node: Name
+    source: Name
+    made_ns: Count
+    rest_ns: Count
 
 
 class KeepsUp(Finding, frozen=True, tag="keeps-up"):

@@ -20,16 +20,12 @@ from msgspec import UNSET, Meta, UnsetType
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import Phase
-from isthmus.runtime.ids import COUNT_MAX, NAME_LENGTH_MAX, Member, Replica
+from isthmus.runtime.ids import Count, Lasting, Member, Name, Replica
 from isthmus.runtime.supervision.flows import Flows
-from isthmus.runtime.supervision.incidents import TEXT_LENGTH_MAX, End, Raised, Starved
+from isthmus.runtime.supervision.incidents import TEXT_LENGTH_MAX, End, Raised, Starved, Text
 
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
-Lasting: TypeAlias = Annotated[Duration, Meta(ge=0, le=COUNT_MAX)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Of processors: 30,000 years."""
-Name: TypeAlias = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
-Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_LENGTH_MAX)]
 _PORT: Final = r"(6553[0-5]|655[0-2]\d|65[0-4]\d{2}|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
 Address: TypeAlias = Annotated[
     str, Meta(pattern=rf"^tcp://(\[[0-9A-Fa-f:.]{{2,45}}\]|[A-Za-z0-9._-]{{1,253}}):{_PORT}$")
@@ -37,7 +33,7 @@ Address: TypeAlias = Annotated[
 """An endpoint that a socket can dial."""
 LIVES_MAX: Final = 4096
 """Of one machine, in a report: a hundred times the islands of a large one."""
-REFUSALS_MAX: Final = 256
+REFUSAL_ROWS_MAX: Final = 256
 """Senders and edges of which one host keeps the refused items (`runtime.host.driver`)."""
 
 
@@ -124,7 +120,7 @@ class Heartbeat(Part, frozen=True):
     peers: Count = 0
     unreached: Count = 0
     missing: Annotated[tuple[Missing, ...], Meta(max_length=MISSING_MAX)] = ()
-    refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSALS_MAX)] = ()
+    refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSAL_ROWS_MAX)] = ()
     formed: Formed = Formed()
 
 
@@ -187,7 +183,7 @@ class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peers: Count | UnsetType = UNSET
     unreached: Count | UnsetType = UNSET
     missing: Annotated[tuple[tuple[Name, Count, Count], ...], Meta(max_length=MISSING_MAX)] | UnsetType = UNSET
-    refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSALS_MAX)] | UnsetType = UNSET
+    refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSAL_ROWS_MAX)] | UnsetType = UNSET
     formed: Formed | UnsetType = UNSET
     flows: Flows | UnsetType = UNSET
 

@@ -221,7 +221,7 @@ def read(data: bytes, kind: type[Any]) -> Reading:
     return Reading(segments, stored.rest, len(data) - stored.end, stored.is_unfinished)
 
 
-class _Versioned(msgspec.Struct, array_like=True):
+class _AnyOpening(msgspec.Struct, array_like=True):
     """The first fields of an opening, of any version; the rest is skipped, and takes no memory."""
 
     mark: str
@@ -230,7 +230,7 @@ class _Versioned(msgspec.Struct, array_like=True):
 
 def _opening(body: bytes) -> Opening:
     try:
-        version = msgspec.msgpack.decode(body, type=_Versioned).version
+        version = msgspec.msgpack.decode(body, type=_AnyOpening).version
         if version != VERSION:
             reader = f"; commit {_READERS[version]} reads it" if version in _READERS else ""
             raise ForeignTapeError(f"it is of version {version} of tapes, this isthmus reads version {VERSION}{reader}")

@@ -28,7 +28,7 @@ from isthmus.runtime.graph.devices import CATALOGUE, Device
 from isthmus.runtime.graph.placement import Machine, Topology
 from isthmus.runtime.wire.security_keys import DO_KEYS, is_loopback, read_public
 
-_ADDRESS: Final = re.compile(r"tcp://(?P<host>[^:/\[\]]+|\[[0-9A-Fa-f:.]+(%\w+)?\]):(?P<port>\d{1,5}|\*)")
+_ADDRESS: Final = re.compile(r"tcp://(?P<host>[^:/\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5}|\*)")
 _PORT_MAX: Final = 65535
 ANSWER_SECONDS_MAX: Final = 2.0
 

@@ -231,7 +231,7 @@ TAKEOVER_SECONDS: Final = 2.0
 """A daemon that takes over looks for all processes of its machine in one pass, of some hundredths of a second."""
 
 
-class Cuts:
+class CutFinder:
     """Finds in facts, in order, where a run was cut off: the ends that no daemon saw are those of all living hosts.
 
     `hosts` are those with which the run begins; without any nothing is a cut. Facts from such an end on are held until
@@ -285,7 +285,7 @@ def _is_unseen(fact: Fact) -> bool:
 
 def with_cuts(facts: Iterable[Fact], hosts: Iterable[str]) -> list[Fact]:
     """All facts, in order, with a RunCut wherever a run that begins with these hosts was cut off."""
-    cuts = Cuts(hosts)
+    cuts = CutFinder(hosts)
     return [*(each for fact in facts for each in cuts.add(fact)), *cuts.rest()]
 
 

@@ -337,9 +337,9 @@ def claim(store: Store, after: StoreTerm, home: str, nonce: str) -> StoreTerm:
     """Claim the term that follows `after`, for a run that goes on in `home`; `nonce` is eight hexadecimal digits.
 
     `after` is the newest term that was known when the snapshot was fetched. OSError if another command has claimed a
-    term since. A claim is an object that nobody else writes. Who sees a second one
-    with a greater nonce withdraws; who sees a lesser one waits until it is withdrawn. So one command at most goes on:
-    of two that have put their claims at least one sees the other's.
+    term since. A claim is an object that nobody else writes. Who sees a second one with a greater nonce withdraws; who
+    sees a lesser one waits until it is withdrawn. So one command at most goes on: of two that have put their claims at
+    least one sees the other's.
     """
     mine = StoreTerm(after.number + 1, nonce)
     name = f"{CLAIM}{mine}"

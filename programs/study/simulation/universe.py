@@ -28,9 +28,8 @@ from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.study.simulation import toy_task
-from isthmus.programs.study.simulation.invariants import checkers
+from isthmus.programs.study.simulation.invariants import LiesChecker, checkers
 from isthmus.programs.study.simulation.invariants_books_checker import BooksChecker, TapesChecker
-from isthmus.programs.study.simulation.invariants_lies import LiesChecker
 from isthmus.programs.study.simulation.invariants_model import (
     FilesChecker,
     GuardsWitness,

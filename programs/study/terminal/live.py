@@ -31,7 +31,7 @@ from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import (
     Absence,
     Absences,
-    Cuts,
+    CutFinder,
     Fact,
     RunCut,
     Tone,
@@ -105,7 +105,7 @@ class NoticeFeed:
         self._is_store_away = False
         self._shown_began = set[tuple[int, int, str]]()
         self._sick_steps: dict[int, tuple[int, int]] = {}
-        self._cuts = Cuts(hosts_of(folder))
+        self._cuts = CutFinder(hosts_of(folder))
         self._news_from = self._now() if is_resumed else None
 
     def update(self, status: Mapping[str, Any]) -> list[Notice]:

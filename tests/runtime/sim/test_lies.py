@@ -12,7 +12,7 @@ from isthmus.runtime.daemon.outpost import of_report, read_report
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.lies import ANY, CLAIMS, FIELDS, SHOWN_FIELDS, VALUES, Liar, forged
 from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
-from isthmus.runtime.supervision.home_events import BadReportCame, HomeBeat, Places, ReportCame, RunRoles, SendOrders
+from isthmus.runtime.supervision.home_events import BadReportCame, HomeBeat, Places, ReportCame, SendOrders
 from isthmus.runtime.supervision.incidents import Exited, Starved
 from isthmus.runtime.supervision.messages import (
     FOUND_LENGTH_MAX,
@@ -27,15 +27,19 @@ from isthmus.runtime.supervision.messages import (
     Seen,
 )
 from isthmus.runtime.wire.control_messages import Message, decode, encode
-from tests.runtime.supervision.supervision_stories import BOOM, HomeStory, endpoints, gone, life, lives, seen
-
-EDGE: Final = "send.answer -> merge.answer"
-UPDATE: Final = "outer.update -> step.update"
-CAST: Final = RunRoles(
-    roles={"learner": 4, "syncer": 1, "recorder": 1},
-    least={"learner": 1},
-    edges={EDGE: ("learner", "syncer"), UPDATE: ("syncer", "learner")},
+from tests.runtime.supervision.supervision_stories import (
+    ANSWER,
+    BOOM,
+    FOUR_LEARNERS,
+    UPDATE,
+    HomeStory,
+    endpoints,
+    gone,
+    life,
+    lives,
+    seen,
 )
+
 PLACES: Final = Places(home="alpha", machines={Replica("learner", 1): "beta", Replica("learner", 2): "gamma"})
 OTHERS: Final = ("learner/0", "learner/2", "learner/3", "syncer/0", "recorder/0")
 STARVED: Final = {"kind": "starved", "node": "inner-step", "source": "data", "made_ns": 9, "rest_ns": 9}
@@ -61,7 +65,7 @@ class Run(HomeStory):
     """A home of hosts on three machines, of which one sends what it likes."""
 
     def __init__(self) -> None:
-        super().__init__(CAST, PLACES)
+        super().__init__(FOUR_LEARNERS, PLACES)
         self.serve(1)
         self.now, self.roster = 1.0, ()
 
@@ -119,14 +123,14 @@ def test_a_value_in_a_field_is_refused_under_the_name_of_the_field_or_is_one_of_
 def test_no_value_in_any_field_harms_another_machine_or_makes_the_core_raise(number: int) -> None:
     run = Run()
     for beats, field in enumerate(FIELDS, 2):
-        lied = Liar(field, number, "", (EDGE, UPDATE)).lied(of_report(told(beats), SHOWN), run.roster)
+        lied = Liar(field, number, "", (ANSWER, UPDATE)).lied(of_report(told(beats), SHOWN), run.roster)
         run.hears_of_beta(lied)
         assert run.is_unharmed(), (field, VALUES[number])
 
 
 @pytest.mark.parametrize("claim", [*CLAIMS, ANY])
 def test_no_claim_harms_another_machine(claim: str) -> None:
-    run, liar = Run(), Liar(claim, 0, "7", (EDGE, UPDATE))
+    run, liar = Run(), Liar(claim, 0, "7", (ANSWER, UPDATE))
     for beats in range(2, 40):
         run.hears_of_beta(of_report(told(beats), SHOWN))  # So that its hosts are heard, and may be believed.
         run.hears_of_beta(liar.lied(of_report(told(beats), SHOWN), run.roster))

@@ -51,6 +51,15 @@ AT_HOME: Final = "learner/0 recorder/0"
 ON_BETA: Final = "learner/1 syncer/0"
 
 
+ANSWER: Final = "send.answer -> merge.answer"
+UPDATE: Final = "outer.update -> step.update"
+FOUR_LEARNERS: Final = RunRoles(
+    roles={"learner": 4, "syncer": 1, "recorder": 1},
+    least={"learner": 1},
+    edges={ANSWER: ("learner", "syncer"), UPDATE: ("syncer", "learner")},
+)
+
+
 def life(text: str) -> Member:
     """A life."""
     name, _, number = text.partition("#")

@@ -22,15 +22,18 @@ from isthmus.runtime.supervision.home_events import (
 from isthmus.runtime.supervision.incidents import Condemned, ReportRefused
 from isthmus.runtime.supervision.messages import Heartbeat, ItemRefusal, Over, Report, ReportFault, Seen, Stamp
 from isthmus.runtime.supervision.watch import REFUSALS_MAX, REFUSED_EVERY
-from tests.runtime.supervision.supervision_stories import BOOM, HomeStory, endpoints, gone, life, seen
-
-ANSWER: Final = "send.answer -> merge.answer"
-UPDATE: Final = "outer.update -> step.update"
-CAST: Final = RunRoles(
-    roles={"learner": 4, "syncer": 1, "recorder": 1},
-    least={"learner": 1},
-    edges={ANSWER: ("learner", "syncer"), UPDATE: ("syncer", "learner")},
+from tests.runtime.supervision.supervision_stories import (
+    ANSWER,
+    BOOM,
+    FOUR_LEARNERS,
+    UPDATE,
+    HomeStory,
+    endpoints,
+    gone,
+    life,
+    seen,
 )
+
 PLACES: Final = Places(
     home="alpha",
     machines={Replica("learner", slot): name for slot, name in ((0, "beta"), (1, "beta"), (2, "gamma"), (3, "delta"))},
@@ -38,7 +41,7 @@ PLACES: Final = Places(
 FAULT: Final = ReportFault("report.lives[0].pid", "`int` >= 0", "-1")
 
 
-def began(cast: RunRoles = CAST, places: Places = PLACES) -> HomeStory:
+def began(cast: RunRoles = FOUR_LEARNERS, places: Places = PLACES) -> HomeStory:
     story = HomeStory(cast, places)
     story.serve(1)
     return story
