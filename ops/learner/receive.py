@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Need, Round, Update, is_withdrawn
+from isthmus.ops.exchange.messages import Need, Round, Turn, Update, is_withdrawn
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -36,7 +36,7 @@ class Receive:
     @staticmethod
     def schemas(fragments: Sequence[Fragment], *, in_turns: bool = False) -> dict[str, Any]:
         """The forms of the messages of shards, and of holders of published versions."""
-        return {"update": schemas.coded_update(fragments), "pull": schemas.TURN if in_turns else schemas.ROUND}
+        return {"update": schemas.coded_update(fragments), "pull": Turn if in_turns else Round}
 
     def __init__(self, fragments: Sequence[Fragment], *, in_turns: bool = False) -> None:
         self._fragments = fragments

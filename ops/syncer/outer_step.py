@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     CodedState,
@@ -32,7 +31,6 @@ from isthmus.ops.exchange.messages import (
     copied,
 )
 from isthmus.ops.exchange.messages import FinalFragment as FinalItem
-from isthmus.ops.exchange.schemas import KEPT, WANTED
 from isthmus.ops.syncer.merge import KEPT_MAX
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ class KeyFrames:
 
     outputs = ("learner", "evaluator", "recorder")
     collects = ("state", "need")
-    schemas: ClassVar = {"need": schemas.NEED}
+    schemas: ClassVar = {"need": Need}
 
     def __init__(self) -> None:
         self._newest: dict[int, Update] = {}
@@ -129,7 +127,7 @@ class OuterStep:
     outputs = ("update", "state", "coded_state", "merged", "final", "cut")
     collects = ("kept", "wanted")
     determined: ClassVar = ("update", "state", "coded_state", "final")
-    schemas: ClassVar = {"kept": KEPT, "wanted": WANTED}
+    schemas: ClassVar = {"kept": Kept, "wanted": WantedCut}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}
 
     def __init__(
