@@ -381,7 +381,20 @@ class ReachedPositions(TypedDict):
     states: list[list[Any]]
 
 
-class Update(TypedDict):
+class Whole(TypedDict):
+    """The fields of an update whose values are not coded."""
+
+    fragment: Count
+    version: Version
+    kind: UpdateKind
+    values: SentVector
+    clock: LifeTokens
+    positions: Positions
+    totals: LifeTokens
+    refused: Members
+
+
+class Update(Whole):
     """outer-step -> inner-step, evaluator: the published values of a fragment.
 
     `clock` is [slot, incarnation, position]: up to which token each slot's work is in it; `positions` [slot, position]:
@@ -392,17 +405,9 @@ class Update(TypedDict):
     fragments; with `base`, `values` and `scales` are the codes of the difference from that version.
     """
 
-    fragment: Count
-    version: Version
-    kind: UpdateKind
-    values: SentVector
     scales: NotRequired[Vector]
     base: NotRequired[Version]
     place: NotRequired[Count]
-    clock: LifeTokens
-    positions: Positions
-    totals: LifeTokens
-    refused: Members
 
 
 class ShardState(Update):
@@ -622,19 +627,24 @@ class Vote(TypedDict):
     stream: StreamState | None
 
 
+def passed_on(kind: type, item: Mapping[str, Any], **others: Any) -> Any:
+    """An item of a type, in the order of its fields: those that another item has, too, and others."""
+    fields = {**item, **others}
+    return {name: fields[name] for name in kind.__annotations__ if name in fields}
+
+
+def whole_of(item: Update, values: Any) -> Update:
+    """An update with these values, which are not coded."""
+    whole: Update = passed_on(Whole, item, values=values)
+    return whole
+
+
 def copied(held: Update) -> Update:
     """A copy of a published update, for hosts that hold an older version or none; of a State only the update."""
-    is_final = held["kind"] == "final"
-    return Update(
-        fragment=held["fragment"],
-        version=held["version"],
-        kind="final" if is_final else "copy",
-        values=held["values"],
-        clock=held["clock"],
-        positions=held["positions"],
-        totals=held["totals"],
-        refused=held["refused"] if is_final else [],
-    )
+    copy = whole_of(held, held["values"])
+    if held["kind"] != "final":
+        copy["kind"], copy["refused"] = "copy", []
+    return copy
 
 
 def withdrawn(fragment: int) -> Update:

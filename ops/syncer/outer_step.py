@@ -28,7 +28,9 @@ from isthmus.ops.exchange.messages import (
     Vector,
     Version,
     WantedCut,
+    Whole,
     copied,
+    passed_on,
 )
 from isthmus.ops.exchange.messages import FinalFragment as FinalItem
 from isthmus.ops.syncer.merge import KEPT_MAX
@@ -310,14 +312,5 @@ class OuterStep:
         return self._publications[p].values if p in self._publications else self._theta[p]
 
     def _update(self, gradient: Gradient, refused: list[list[int]]) -> Update:
-        assert gradient["version"] is not None
-        return Update(
-            fragment=gradient["fragment"],
-            version=gradient["version"],
-            kind=gradient["kind"],
-            values=self._published(gradient["fragment"]),
-            clock=gradient["clock"],
-            positions=gradient["positions"],
-            totals=gradient["totals"],
-            refused=refused,
-        )
+        update: Update = passed_on(Whole, gradient, values=self._published(gradient["fragment"]), refused=refused)
+        return update
