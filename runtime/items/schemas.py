@@ -3,33 +3,8 @@
 Decides whether an item may reach its body, and describes the fault of one that may not. `host` and the home's `watch`
 decide what becomes of the item and its sender. A body declares `schemas`, a dict of its input ports, or a static method
 that makes it from the arguments of the node. A schema is a type; `Annotated` adds *rules* as plain data, because bodies
-import nothing from here:
-
-    Any                           anything
-    int, float, str, bool         an integer of 64 bits; an integer or float, finite or not; a text; True or False
-    Literal["ready", "final"]     one of these texts
-    A | B, A | None               what follows one of the types; None
-    list[A], dict[str, A]         a list, or a dict by texts, each entry of which follows the type
-    tuple[A, B]                   a list of just so many entries, each of which follows its own type
-    NDArray[np.float32]           an array of this dtype
-    a TypedDict                   a dict that has its fields at least; `NotRequired`: the field may be absent
-
-    ("range", least, most)        int, or float, which is then finite: in this range; `most` may be left out
-    ("length", n)                 list: so many entries
-    ("sizes", n, None)            array: of these sizes, None for any; ("by", field, (x, y)): x where the item's `field`
-                                  is 0, y where it is 1
-    ("sender", "slot")            int: the slot, or the "incarnation", of the host that sent the item
-    ("times", field, n)           int: n times the item's `field`; of a tuple, the number of the sender's slot, or the
-                                  last; ("times", field, n, start): so much more than the item's `start`
-    ("at most times", field, n)   int: from 0 to such a product; ("at most times", field, n, start)
-    "firings"                     int: at most the count of firings of the node that emits it; checked where it is
-                                  emitted, because only that host knows the count
-    ("needs", "name")             TypedDict: all other fields may be absent
-    {"name": A}                   TypedDict: this field is of this type instead
-    A                             the type that is checked instead of the annotated one
-
-Of rules of one name the last counts. Fields that `by`, `times` and `at most times` name come before them. A check ends
-at the first fault. It reads no value of an array, because the loop of the host waits for it.
+import nothing from here (docs/reference/schemas.md lists both). Fields that `by`, `times` and `at most times` name come
+before them. A check ends at the first fault. It reads no value of an array, because the loop of the host waits for it.
 """
 
 from __future__ import annotations
@@ -91,25 +66,34 @@ def attested(schema: Any) -> tuple[str, ...]:
 def _parted(schema: Any) -> tuple[Any, dict[str, Any]]:
     """A type, and its rules by name."""
     rules: dict[str, Any] = {}
-    while get_origin(schema) is Annotated:
-        schema, *metadata = get_args(schema)
-        inner: dict[str, Any] = {}
-        for each in metadata:
-            if type(each) is tuple:
-                inner[each[0]] = each[1:]
-            elif isinstance(each, str):
-                inner[each] = ()
-            elif isinstance(each, Mapping):
-                inner[_FIELDS] = each
-            else:
-                schema = each
-        rules = inner | rules
-    return schema, rules
+    while True:
+        origin = get_origin(schema) or schema
+        if origin is Annotated:
+            schema, *metadata = get_args(schema)
+            inner: dict[str, Any] = {}
+            for each in metadata:
+                if type(each) is tuple:
+                    inner[each[0]] = each[1:]
+                elif isinstance(each, str):
+                    inner[each] = ()
+                elif isinstance(each, Mapping):
+                    inner[_FIELDS] = each
+                else:
+                    schema = each
+            rules = inner | rules
+        elif hasattr(origin, "__value__"):  # A `type` statement, as NumPy's NDArray is one since Python 3.12.
+            schema = origin.__value__[get_args(schema)] if get_args(schema) else origin.__value__
+        else:
+            return schema, rules
 
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
+    try:
+        return typing.get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        wanted = "annotations whose names are those of its module"
+        raise ValueError(f"reading a schema: expected {wanted} in {kind.__name__}, found {error.name}.") from None
 
 
 def _declared(kind: Any, rules: _Rules) -> dict[str, tuple[Any, bool]]:

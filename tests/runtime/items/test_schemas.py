@@ -149,6 +149,14 @@ def test_what_is_no_schema_is_refused_at_once(schema: Any, found: str) -> None:
         compiled(schema)
 
 
+def test_a_type_that_names_what_its_module_does_not_have_is_refused() -> None:
+    class Local(TypedDict):
+        x: Unheard  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(ValueError, match=r"expected annotations .* in Local, found Unheard"):
+        compiled(Local)
+
+
 def test_bodies_declare_schemas_as_they_are_or_by_their_arguments() -> None:
     class Plain:
         schemas = {"item": int}  # noqa: RUF012
