@@ -259,22 +259,22 @@ class Answer(TypedDict):
     this life continued theirs.
     """
 
-    slot: SenderSlot
-    incarnation: SenderLife
     fragment: Count
     round: Count
     kind: Kind
+    slot: SenderSlot
+    incarnation: SenderLife
     base: Version | None
     begin: Count
-    steps: Count
     end: Count
+    steps: Count
     clock: LifeTokens
     gradient: SentVector
-    scales: NotRequired[Vector]
     norms: Vector
     positions: Positions
     state: StreamState | None
     former: NotRequired[Former]
+    scales: NotRequired[Vector]
 
 
 MERGES_KEPT: Final = 1024

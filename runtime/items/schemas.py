@@ -3,8 +3,8 @@
 Decides whether an item may reach its body, and describes the fault of one that may not. `host` and the home's `watch`
 decide what becomes of the item and its sender. A body declares `schemas`, a dict of its input ports, or a static method
 that makes it from the arguments of the node. A schema is a type; `Annotated` adds *rules* as plain data, because bodies
-import nothing from here (docs/reference/schemas.md lists both). Fields that `by`, `times` and `at most times` name come
-before them. A check ends at the first fault. It reads no value of an array, because the loop of the host waits for it.
+import nothing from here (docs/reference/schemas.md lists both). A check ends at the first fault. It reads no value of
+an array, because the loop of the host waits for it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def _declared(kind: Any, rules: _Rules) -> dict[str, tuple[Any, bool]]:
         declared[name] = (others.get(name, inner), is_needed if needs is None else name in needs)
     if unknown := [name for name in (*others, *(needs or ())) if name not in declared]:
         raise ValueError(f"reading a schema: expected fields of {kind.__name__}, found {', '.join(unknown)}.")
-    return declared
+    # Those of other types last: their rules may name other fields, whose own faults come first.
+    return {name: declared[name] for name in (*(name for name in declared if name not in others), *others)}
 
 
 def _known(names: Any) -> str:

@@ -182,6 +182,13 @@ def test_a_product_may_begin_at_another_field(end: Any, fits: bool) -> None:
     )
 
 
+def test_a_field_of_another_type_is_checked_after_those_that_it_may_name() -> None:
+    check = compiled(Annotated[Span, {"begin": Annotated[int, ("times", "steps", 8)]}])
+    mismatch = check({"begin": 8, "steps": "1", "end": 9}, {}, SENDER)
+    assert mismatch is not None
+    assert mismatch.field == "steps"
+
+
 @pytest.mark.parametrize(("end", "fits"), [(10, True), (11, True), (34, True), (35, False), (9, False), (12.0, False)])
 def test_a_count_may_be_anything_up_to_the_product(*, end: Any, fits: bool) -> None:
     check = compiled(Annotated[Span, {"end": Annotated[int, ("at most times", "steps", 8, "begin")]}])
