@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from isthmus.ops.exchange.messages import Control, Held, Merging, StepReport
+from isthmus.ops.exchange.messages import Amount, Change, Control, Held, Merging, StepReport
 from isthmus.ops.exchange.messages import FinalFragment as FinalItem
-from isthmus.ops.exchange.schemas import ASKED, CHANGE, COUNT, HELD, KINDS, LIFE, METRICS, REPORT, TRIPLES, VERSION
+from isthmus.ops.island.evaluate import Evaluated
 from isthmus.programs.engine.recorder import lines as recorder_memory
 from isthmus.programs.engine.recorder.accounts import FIELDS as CHANGE_FIELDS
 from isthmus.programs.engine.recorder.accounts import Books, in_order
@@ -146,44 +146,14 @@ class ModelHolders:
         return [fragment for fragment in range(self._count) if fragment not in held]
 
 
-MERGED: Final = {
-    "shard": COUNT,
-    "epoch": LIFE,
-    "round": COUNT,
-    "place": COUNT,
-    "fragment": COUNT,
-    "kind": ("text", *KINDS),
-    "version": ("optional", VERSION),
-    "origin": ("optional", VERSION),
-    "momentum": ("optional", VERSION),
-    "voters": ("list", COUNT),
-    "weights": ("list", "number"),
-    "left_out": ("list", COUNT),
-    "refused": ("list", ("row", COUNT, "text")),
-    "shortened": ("list", ("row", COUNT, "number")),
-    "opposed": ("list", ("row", COUNT, COUNT)),
-    "reason": "text",
-    "opened_at": "integer",
-    "quorum_at": "integer",
-    "closed_at": "integer",
-    "published_at": "integer",
-    "merged_tokens": TRIPLES,
-    "merges": COUNT,
-    "votes": COUNT,
-    "asked?": ASKED,
-}
 SCHEMAS: Final[dict[str, Any]] = {
-    "progress": REPORT,
-    "merged": MERGED,
-    "evaluation": {
-        "kind": ("text", "initial", "during", "final"),
-        "loss": "float",
-        "tokens": COUNT,
-        "metrics?": METRICS,
-    },
-    "final": {"fragment": COUNT, "tensors": "any"},
-    "held": HELD,
-    "changed": CHANGE,
+    # Of any program: some report their tokens alone.
+    "progress": Annotated[StepReport, ("needs", "tokens"), {"step_time": Amount}],
+    "merged": Merging,
+    "evaluation": Evaluated,
+    "final": Annotated[FinalItem, {"tensors": Any}],
+    "held": Held,
+    "changed": Change,
 }
 
 
