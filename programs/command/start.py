@@ -18,9 +18,8 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -40,8 +39,7 @@ from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import seconds
 from isthmus.programs.engine.run.in_processes import DetachedError, Submitted, detach, in_child, submit_in_child
-from isthmus.programs.engine.run.resume import check_program, is_store, resumed, resumed_from_store
-from isthmus.programs.engine.snapshots.stored import KEY
+from isthmus.programs.engine.run.resume import check_program, is_store, resumed
 from isthmus.programs.settings import Text, collecting
 from isthmus.programs.study.aot.compiling import check_compiler, compiled_for, finder, keep, lines_of
 from isthmus.programs.study.aot.figures import Target, target
@@ -74,24 +72,17 @@ def train(options: Options, *, is_detached: bool, quiet: bool) -> None:
 
 def resume(where: str, options: Options, *, is_detached: bool, quiet: bool) -> None:
     """Go on with a run that was cut off, in its folder or from a store; watch it unless it is detached."""
-    is_elsewhere = is_store(where)
-    options.check_resume(*(["run_dir"] if is_elsewhere else []))
+    options.check_resume(*(["run_dir"] if is_store(where) else []))
 
-    def request(folder: Path, sets: list[str]) -> Request:
-        run_spec, wanted = spec.load(folder), options.resumed(folder).with_sets(sets)
-        check_program(run_spec, wanted.program_reference(), f"Resuming {where}")
-        return wanted.request().to_train().with_store(run=run_spec.run)
-
-    def from_store(aside: Path, place: str) -> Callable[[], Request]:
-        is_set = any(each.split("=")[0].strip() == KEY for each in options.sets or ())
-        more = [] if is_set else [f"{KEY}={place}"]
-        return partial(request, aside, more)
+    def request_of(folder: Path, more: Mapping[str, Any], doing: str) -> Request:
+        asked = {each.split("=")[0].strip() for each in options.sets or ()}
+        sets = [f"run.{name}={value}" for name, value in more.items() if f"run.{name}" not in asked]
+        wanted = options.resumed(folder).with_sets(sets)
+        check_program(spec.load(folder), wanted.program_reference(), doing)
+        return wanted.request()
 
     with preparing(quiet=quiet):
-        if is_elsewhere:
-            submitted = resumed_from_store(where, options.run_dir, from_store)
-        else:
-            submitted = resumed(Path(where), partial(request, Path(where), []))
+        submitted = resumed(where, options.run_dir, request_of)
     if submitted.resumption is not None:
         announce_resumption(submitted.resumption, quiet=quiet)
     _run(submitted, is_detached=is_detached, quiet=quiet)

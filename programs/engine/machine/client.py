@@ -17,8 +17,8 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.handover import Handover, MachineSite, RunRoot
+from isthmus.programs.engine.machine.names import living
 from isthmus.programs.engine.request import new_folder, spec
-from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.in_process import RunOutcome, Watch
 from isthmus.programs.engine.run.in_processes import STATUS_SECONDS, Submitted, ended, shown
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts, leave_output
@@ -79,10 +79,8 @@ class DaemonClient:
     @classmethod
     def here(cls, name: str) -> DaemonClient | None:
         """The daemon of this name on this machine, if it listens on loopback and so needs no keys."""
-        for entry in private_daemon.living():
-            if entry.name == name and is_loopback(entry.endpoint):
-                return cls(name, entry.endpoint)
-        return None
+        entry = living().get(name)
+        return cls(name, entry.note.endpoint) if entry is not None and is_loopback(entry.note.endpoint) else None
 
     def find(self, message: Message | None = None) -> dict[str, Any]:
         """The daemon's description of itself; ConfigError if nothing listens there, or another daemon."""

@@ -20,6 +20,7 @@ from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.client import patience
 from isthmus.programs.engine.machine.links import MALFORMED, HomeAddress, answered, refusal
+from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.next_home import NextHome
 from isthmus.programs.engine.machine.outposts import NOTE
@@ -38,7 +39,6 @@ from isthmus.programs.engine.machine.run import (
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.run.finish import error_of
-from isthmus.programs.engine.run.private_daemon import DaemonRun
 from isthmus.programs.engine.run.resume import has_snapshot
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_messages import Message, version_of
