@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 RUN: Final = "isthmus.programs.engine.run"
 STARTS: Final = {
-    "command": ("isthmus.programs.command.main", "isthmus.programs.command.run_commands"),
+    "command": ("isthmus.programs.command.main", "isthmus.programs.command.start"),
     "daemon": (f"{RUN}.daemon_process",),
     "fork server": (f"{RUN}.fork_server", "isthmus.programs.decoupled", "isthmus.programs.language_model"),
     "host": (f"{RUN}.host_process", "isthmus.programs.decoupled", "isthmus.programs.language_model"),
