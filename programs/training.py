@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from isthmus.programs.engine.cluster.handover import Handover
     from isthmus.programs.engine.machine.client import DaemonClient
     from isthmus.programs.engine.recorder.summary import Summary
-    from isthmus.programs.engine.run.in_process import RunOutcome, Watch
     from isthmus.programs.engine.run.in_processes import Submitted
+    from isthmus.programs.engine.run.watch_loop import RunOutcome, Watch
 
 TRANSPORTS: Final = ("zmq", "inproc")
 """Transports between the hosts of a run: processes over ZeroMQ, or this process. The first is the default."""

@@ -12,8 +12,9 @@ import typer
 from isthmus.programs.command.options import Options
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request
-from isthmus.programs.engine.run.in_processes import DetachedError, Submitted, detach, submit_in_child
+from isthmus.programs.engine.run.in_processes import Submitted, detach, submit_in_child
 from isthmus.programs.engine.run.resume import check_program, is_store, resumed
+from isthmus.programs.engine.run.watch_loop import DetachedError
 from isthmus.programs.study.terminal.live import announce, announce_resumption, preparing, watching
 from isthmus.programs.training import start_processes
 from isthmus.runtime.errors import ConfigError

@@ -8,7 +8,6 @@ may be on another machine than the command: answers contain everything that the 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,9 +18,9 @@ from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.handover import Handover, MachineSite, RunRoot
 from isthmus.programs.engine.machine.names import living
 from isthmus.programs.engine.request import new_folder, spec
-from isthmus.programs.engine.run.in_process import RunOutcome, Watch
-from isthmus.programs.engine.run.in_processes import STATUS_SECONDS, Submitted, ended, shown
-from isthmus.programs.engine.run.interrupts import Interrupts, interrupts, leave_output
+from isthmus.programs.engine.run.in_processes import Submitted
+from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
+from isthmus.programs.engine.run.watch_loop import RunOutcome, RunWatch, Watch, ended
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError, RunError
 from isthmus.runtime.graph.placement import Machine, home_of
 from isthmus.runtime.wire.control_client import ask
@@ -190,8 +189,50 @@ def watch_on_machine(
     daemon: DaemonClient, submitted: Submitted, watch: Watch | None, interrupted: Interrupts
 ) -> RunOutcome:
     """Watch a run that was handed over; RunError if the run failed, or if Ctrl-C came twice."""
-    summary = _watch_until_over(daemon, str(submitted.run_dir), watch, interrupted)
-    return ended(submitted.run_dir, summary, watch)
+    machine = _MachineWatch(daemon, str(submitted.run_dir))
+    RunWatch(machine, interrupted).until_over(submitted.run_dir, watch)
+    return ended(submitted.run_dir, machine.summary, watch)
+
+
+@final
+class _MachineWatch:
+    """The run in the folder `run` of a machine's daemon, as its command watches it: each question renews its lease."""
+
+    fate: Final = "if it is gone, the run's processes end by themselves within a minute"
+
+    def __init__(self, daemon: DaemonClient, run: str) -> None:
+        self._daemon, self._run = daemon, run
+        self._heard_at = time.monotonic()
+        self.is_over = False
+        self.summary: dict[str, Any] | None = None
+
+    def tend(self) -> None:
+        """RunError after SILENCE_SECONDS_MAX without an answer."""
+        silence = time.monotonic() - self._heard_at
+        if silence > SILENCE_SECONDS_MAX:
+            at = f"the daemon {self._daemon.name!r} at {self._daemon.address}"
+            raise RunError(f"{at} has not answered for {silence:.0f} s; {self.fate}")
+
+    def status(self) -> Message | None:
+        answer = self._ask({"type": "watch"})
+        if answer is not None and answer["type"] == "refused":
+            raise RunError(str(Fault(*answer["faults"][0])))
+        if answer is not None and answer["type"] == "over":
+            self.is_over, self.summary = True, answer["summary"]
+            return None
+        return answer
+
+    def confirms(self, message: Message) -> bool:
+        return self._ask(message) is not None
+
+    def detach(self) -> bool:
+        return False
+
+    def _ask(self, message: Message) -> Message | None:
+        answer = self._daemon.ask({**message, "run": self._run}, 1.0)
+        if answer is not None:
+            self._heard_at = time.monotonic()
+        return answer
 
 
 def newest_run(daemon: DaemonClient) -> Path:
@@ -206,40 +247,3 @@ def newest_run(daemon: DaemonClient) -> Path:
     if not running and not answer["former"]:
         raise ConfigError(doing, "a run", "none so far", "Start one: isthmus train --cluster FILE.")
     return running[0] if running else Path(answer["former"][-1]["run"])
-
-
-def _watch_until_over(
-    daemon: DaemonClient, run: str, watch: Watch | None, interrupted: Interrupts
-) -> dict[str, Any] | None:
-    """Renew the lease, pass on Ctrl-C, and show how it goes, until the run is over; its summary."""
-    interrupts_sent, heard_at = 0, time.monotonic()
-    while True:
-        message: Message = {"type": "watch"}
-        if interrupted.count > interrupts_sent:
-            message = (
-                {"type": "stop"}
-                if interrupts_sent == 0
-                else {"type": "end", "reason": "ended at once by a second Ctrl-C"}
-            )
-        answer = daemon.ask({**message, "run": run}, 1.0)
-        if answer is not None:
-            heard_at = time.monotonic()
-            interrupts_sent += message["type"] != "watch"
-        silence = time.monotonic() - heard_at
-        if silence > SILENCE_SECONDS_MAX or (answer is None and interrupted.count > 1):
-            raise RunError(
-                f"the daemon {daemon.name!r} at {daemon.address} has not answered for {silence:.0f} s; "
-                "if it is gone, the run's processes end by themselves within a minute"
-            )
-        if answer is not None and answer["type"] == "over":
-            summary: dict[str, Any] | None = answer["summary"]
-            return summary
-        if answer is not None and answer["type"] == "refused" and message["type"] == "watch":
-            raise RunError(str(Fault(*answer["faults"][0])))
-        if watch is not None and answer is not None and answer["type"] == "status":
-            try:
-                watch.update(shown(answer))
-            except BrokenPipeError:
-                leave_output()
-                sys.stderr.write(f"isthmus: standard output was closed; {run} goes on under {daemon.name!r}\n")
-        time.sleep(STATUS_SECONDS)

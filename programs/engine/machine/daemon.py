@@ -37,7 +37,7 @@ from isthmus.programs.engine.machine.run import (
     unable,
 )
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.finish import error_of
 from isthmus.programs.engine.run.resume import has_snapshot
 from isthmus.runtime.errors import ConfigError, Fault
@@ -180,7 +180,7 @@ class MachineDaemon:
         if (folder / NOTE).exists():
             self.neighbours.outposts.adopt(folder)
             return
-        if (folder / "over.json").exists():
+        if (folder / OVER).exists():
             self._remember(run.folder, outcome_in(folder))
             return
         if not (folder / spec.SPEC).exists():

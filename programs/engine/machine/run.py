@@ -24,10 +24,10 @@ from isthmus.programs.engine.machine.failover import bring_home
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED, host_of, is_log
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import InUseError, RunLock
+from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.finish import finish_apart
-from isthmus.programs.engine.run.held_run import OVER, HeldRun
+from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.launch import log_of
 from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest

@@ -10,9 +10,9 @@ import subprocess
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, final
 
-from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.finish import RunEnd, error_of
 from isthmus.programs.engine.run.launch import Launcher
@@ -20,8 +20,6 @@ from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.wire.daemon_notes import PRIVATE
-
-OVER: Final = "over.json"
 
 
 @final

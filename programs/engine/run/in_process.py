@@ -12,9 +12,8 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from isthmus.programs.engine.islands.claims import shares
 from isthmus.programs.engine.recorder import summary as recorded
@@ -29,6 +28,7 @@ from isthmus.programs.engine.results import words
 from isthmus.programs.engine.run.finish import leave_behind
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.launch import log_of
+from isthmus.programs.engine.run.watch_loop import RunOutcome, Watch
 from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RunError
@@ -40,24 +40,6 @@ from isthmus.runtime.system.files import write_json
 
 STATUS_SECONDS: Final = 0.25
 RECORD: Final = "recorder/0/record"
-
-
-class Watch(Protocol):
-    """An observer of a run."""
-
-    def update(self, status: dict[str, Any]) -> None:
-        """The newest status; keys may be missing early."""
-
-    def close(self, summary: dict[str, Any]) -> None:
-        """The run is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """The result of a run: its figures, and the folder with the rest."""
-
-    summary: dict[str, Any]
-    folder: Path
 
 
 def run_inproc(request: Request, *, watch: Watch | None, islands: Mapping[Replica, Island] | None = None) -> RunOutcome:

@@ -15,21 +15,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 from isthmus.programs.engine.request import new_folder
-from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.launch import FORK_SERVER_LOG
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
-from isthmus.runtime.wire.control_messages import DETACH
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_messages import DETACH, Message
 from isthmus.runtime.wire.daemon_notes import bury, forget, note_of, private_endpoint
 
-END_SECONDS_MAX: Final = 90.0
-"""Time limit for a daemon to kill its hosts and write the last files, for which a full disk has a minute."""
 GONE_SECONDS_MAX: Final = 10.0
 """Time limit for killed processes to be gone."""
 LOG: Final = "daemon.log"
@@ -51,6 +50,8 @@ class PrivateDaemon:
     run has hosts that train without one, which is a minute (ORPHAN_SECONDS). After that there is nothing left to adopt.
     """
 
+    fate: Final = "was killed"
+
     def __init__(self, folder: Path, lock: RunLock, say: Callable[[str], None]) -> None:
         """Start the first; RunError if it cannot be started."""
         self._folder, self._lock, self._say = folder, lock, say
@@ -60,18 +61,31 @@ class PrivateDaemon:
         self._is_told = False
         self.is_unwritten = False
         """The run is over, and the disk does not even take that fact."""
-        self._process: subprocess.Popen[bytes] | None = start(folder, lock)
+        self.seen: dict[str, Any] = {}
+        """The status of its daemons so far."""
+        self._process: subprocess.Popen[bytes] | None = self._start()
 
     @property
-    def endpoint(self) -> str | None:
-        """The daemon's endpoint; None until it is published, and while there is no daemon."""
-        return None if self._process is None else endpoint_of(self._folder, self._process.pid)
+    def is_over(self) -> bool:
+        """Whether the end of the run is written."""
+        return (self._folder / OVER).exists()
 
-    def answered(self) -> None:
-        """Note that it serves."""
-        if self._served_at is None:
-            self._served_at = _now()
-            self._is_told = False
+    def status(self) -> Message | None:
+        """The newest status of the present daemon; None while there is none."""
+        status = self._ask({"type": "status"}, 1.0)
+        if status is not None:
+            if self._served_at is None:
+                self._served_at, self._is_told = _now(), False
+            # A new daemon has no training status until the recorder reports, nor figures of hosts until they do.
+            former = {host["name"]: host for host in self.seen.get("hosts", ())}
+            hosts = [{**former.get(host["name"], {}), **host} for host in status["hosts"]]
+            self.seen.update({name: value for name, value in status.items() if value or name not in self.seen})
+            self.seen["hosts"] = hosts
+        return status
+
+    def confirms(self, message: Message) -> bool:
+        """Whether the present daemon answers a request."""
+        return self._ask(message, 2.0) is not None
 
     def tend(self) -> None:
         """Start the next daemon once it is due; RunError if another is pointless."""
@@ -79,13 +93,13 @@ class PrivateDaemon:
             self._follow(self._process)
         if self._process is None and _now() >= self._due:
             try:
-                self._process = start(self._folder, self._lock)
+                self._process = self._start()
             except RunError as error:
                 self._put_off(f"before it began: {error}")
 
     def detach(self) -> bool:
         """Let the daemon and its run go on without this process; whether there is a daemon that can."""
-        if self._process is None or self._process.poll() is not None or self.endpoint is None:
+        if self._process is None or self._process.poll() is not None or self._endpoint is None:
             return False
         assert self._process.stdin is not None
         self._process.stdin.write(DETACH)
@@ -111,8 +125,41 @@ class PrivateDaemon:
             self.kill()
             return
         _let_go(self._process)
-        if not wait(self._process, patience):
-            self.kill()
+        begun = time.monotonic()
+        while self._process.poll() is None:
+            if time.monotonic() > begun + patience():
+                self.kill()
+                return
+            time.sleep(PAUSE_SECONDS)
+
+    @property
+    def _endpoint(self) -> str | None:
+        """The daemon's endpoint; None until it is published, and while there is no daemon."""
+        note = note_of(self._folder)
+        is_there = note is not None and self._process is not None and note.pid == self._process.pid
+        return note.endpoint if note is not None and is_there else None
+
+    def _ask(self, message: Message, seconds_max: float) -> Message | None:
+        endpoint = self._endpoint
+        return None if endpoint is None else ask(endpoint, message, seconds_max)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start a daemon, as a process of its own session, with the lock and a pipe; RunError if that cannot be."""
+        logs, module = self._folder / "logs", "isthmus.programs.engine.run.daemon_process"
+        command = [sys.executable, "-m", module, str(self._folder), "--pipe", "--lock", str(self._lock.file)]
+        try:
+            logs.mkdir(exist_ok=True)
+            with (logs / LOG).open("ab") as log:
+                return subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    pass_fds=(self._lock.file,),
+                )
+        except OSError as error:
+            raise RunError(f"its daemon could not be started: {error}") from None
 
     # -- the next one --------------------------------------------------------------------------------------------------
 
@@ -170,43 +217,6 @@ def check_loopback(doing: str) -> None:
     except OSError as error:
         expected, do = "room for the daemon's socket in the temporary folder", "Set TMPDIR to another folder."
         raise ConfigError(doing, expected, str(error), do) from None
-
-
-def start(folder: Path, lock: RunLock) -> subprocess.Popen[bytes]:
-    """Start a daemon for the run, as a process of its own session, with its lock and a pipe from this one; RunError if
-    that cannot be."""
-    logs = folder / "logs"
-    module = "isthmus.programs.engine.run.daemon_process"
-    command = [sys.executable, "-m", module, str(folder), "--pipe", "--lock", str(lock.file)]
-    try:
-        logs.mkdir(exist_ok=True)
-        with (logs / LOG).open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=(lock.file,),
-            )
-    except OSError as error:
-        raise RunError(f"its daemon could not be started: {error}") from None
-
-
-def wait(process: subprocess.Popen[bytes], patience: Callable[[], float] = lambda: END_SECONDS_MAX) -> bool:
-    """Whether a daemon ends before `patience` seconds are over."""
-    begun = time.monotonic()
-    while process.poll() is None:
-        if time.monotonic() > begun + patience():
-            return False
-        time.sleep(PAUSE_SECONDS)
-    return True
-
-
-def endpoint_of(folder: Path, pid: int) -> str | None:
-    """The endpoint of the daemon with this pid; None until it is published."""
-    note = note_of(folder)
-    return note.endpoint if note is not None and note.pid == pid else None
 
 
 def refusal_of(folder: Path) -> str:
