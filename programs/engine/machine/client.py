@@ -82,8 +82,23 @@ class DaemonClient:
         return cls(name, entry.note.endpoint) if entry is not None and is_loopback(entry.note.endpoint) else None
 
     def find(self, message: Message | None = None) -> dict[str, Any]:
-        """The daemon's description of itself; ConfigError if nothing listens there, or another daemon."""
-        return find(self.name, self.address, message, keys=self.keys, server_key=self.server_key)
+        """Its answer, by default its description of itself.
+
+        ConfigError for a refusal, or if nothing listens there, or another daemon.
+        """
+        doing = f"Calling the daemon {self.name!r} at {self.address}"
+        start = f"isthmus daemon --name {self.name} --listen {self.address}"
+        if not cluster_file.is_listening(self.address):
+            raise ConfigError(doing, "a daemon that listens there", "nobody", f"Start it: {start}")
+        answer = _permitted(self.ask(message or {"type": "machine"}, ANSWER_SECONDS))
+        if answer is None or answer["type"] != "machine":
+            actual = f"no answer within {ANSWER_SECONDS:.0f} s" if answer is None else "a daemon of a single run"
+            do = f"Look at what listens there, or start it: {start}"
+            raise ConfigError(doing, "the daemon of a machine", actual, do)
+        if answer["name"] != self.name:
+            do = f"Write name = {answer['name']!r} in the cluster file, or the address of {self.name!r}."
+            raise ConfigError(doing, f"the name {self.name!r}", f"{answer['name']!r}", do)
+        return answer
 
     def ask(self, message: Message, seconds_max: float) -> Message | None:
         """The daemon's answer; None if none arrives in time."""
@@ -92,13 +107,11 @@ class DaemonClient:
     def say(self, message: Message) -> Message:
         """The daemon's answer; ConfigError for a refusal, or if none arrives in time."""
         seconds_max = patience(str(message["type"]))
-        answer = self.ask(message, seconds_max)
+        answer = _permitted(self.ask(message, seconds_max))
         if answer is None:
             doing, expected = f"Asking the daemon {self.name!r} at {self.address}", "an answer"
             do = "`isthmus status --all` shows whether it is still there, and its runs."
             raise ConfigError(doing, expected, f"none within {seconds_max:.0f} s", do)
-        if answer["type"] == "refused":
-            raise ConfigError.of([Fault(*fault) for fault in answer["faults"]])
         return answer
 
 
@@ -107,23 +120,10 @@ def patience(kind: str) -> float:
     return LONG_SECONDS.get(kind, ANSWER_SECONDS)
 
 
-def find(
-    name: str, address: str, message: Message | None = None, *, keys: Keyring | None = None, server_key: str = ""
-) -> dict[str, Any]:
-    """The answer of a machine's daemon; ConfigError for a refusal, or if nothing listens there, or another daemon."""
-    doing = f"Calling the daemon {name!r} at {address}"
-    start = f"isthmus daemon --name {name} --listen {address}"
-    if not cluster_file.is_listening(address):
-        raise ConfigError(doing, "a daemon that listens there", "nobody", f"Start it: {start}")
-    answer = ask(address, message or {"type": "machine"}, ANSWER_SECONDS, keys=keys, server_key=server_key)
+def _permitted(answer: Message | None) -> Message | None:
+    """An answer, if there is one; ConfigError for a refusal."""
     if answer is not None and answer["type"] == "refused":
         raise ConfigError.of([Fault(*fault) for fault in answer["faults"]])
-    if answer is None or answer["type"] != "machine":
-        actual = f"no answer within {ANSWER_SECONDS:.0f} s" if answer is None else "a daemon of a single run"
-        raise ConfigError(doing, "the daemon of a machine", actual, f"Look at what listens there, or start it: {start}")
-    if answer["name"] != name:
-        do = f"Write name = {answer['name']!r} in the cluster file, or the address of {name!r}."
-        raise ConfigError(doing, f"the name {name!r}", f"{answer['name']!r}", do)
     return answer
 
 
@@ -165,8 +165,8 @@ def resume_there(daemon: DaemonClient, cluster: Cluster, run: str, run_dir: Path
     going_on: dict[str, list[str]] = {}
     for machine in others:
         if cluster_file.is_listening(str(machine.address)):
-            answer = find(machine.name, str(machine.address), keys=daemon.keys, server_key=machine.public_key or "")
-            going_on[machine.name] = [str(each["name"]) for each in answer["runs"]]
+            there = DaemonClient(machine.name, str(machine.address), daemon.keys, machine.public_key or "")
+            going_on[machine.name] = [str(each["name"]) for each in there.find()["runs"]]
     name = folder_there(daemon, daemon.find()["root"], run_dir if is_store else Path(run))
     sites = [asdict(MachineSite.of(machine)) for machine in cluster.machines]
     message = {"type": "restore", "url": run} if is_store else {"type": "resume"}
