@@ -275,11 +275,12 @@ def kill_all(folder: Path) -> None:
 def _log_of(pid: int) -> Path | None:
     """The log of a run that is a process's output; None if it has another, or ended."""
     try:
+        is_mine = Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
         path = Path(os.readlink(f"/proc/{pid}/fd/1").removesuffix(" (deleted)"))
     except OSError:  # Or it is another user's.
         return None
-    is_log = path.parent.name == "logs" and (path.name in (LOG, FORK_SERVER_LOG) or _HOST_LOG.fullmatch(path.name))
-    return path if is_log else None
+    is_log = path.name in (LOG, FORK_SERVER_LOG) or _HOST_LOG.fullmatch(path.name)
+    return path if is_mine and is_log and path.parent.name == "logs" else None
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:

@@ -92,7 +92,8 @@ class RunWatch:
             if status is not None and not _is_read(watch, status, otherwise=not detaches):
                 if detaches and self._daemon.detach():
                     raise DetachedError
-                say(f"standard output was closed; the run goes on: isthmus status --watch {folder}")
+                if watch is not None:
+                    say(f"standard output was closed; the run goes on: isthmus status --watch {folder}")
             time.sleep(STATUS_SECONDS)
 
     def patience(self) -> float:
