@@ -38,8 +38,8 @@ from isthmus.programs.engine.machine.run import (
 )
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
-from isthmus.programs.engine.run.finish import error_of
 from isthmus.programs.engine.run.resume import has_snapshot
+from isthmus.programs.engine.run.run_end import error_of
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_messages import Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer

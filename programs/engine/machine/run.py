@@ -26,9 +26,9 @@ from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPER
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
 from isthmus.programs.engine.results.words import text_is_on
-from isthmus.programs.engine.run.finish import finish_apart
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.launch import log_of
+from isthmus.programs.engine.run.run_end import finish_apart
 from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica

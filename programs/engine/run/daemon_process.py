@@ -19,9 +19,9 @@ from setproctitle import setproctitle
 
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, RunLock
-from isthmus.programs.engine.run.finish import cpu_seconds, finish
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.interrupts import unblock
+from isthmus.programs.engine.run.run_end import RunEnd, cpu_seconds
 from isthmus.runtime.wire.control_messages import DETACH
 
 IN_USE: Final = 2
@@ -46,6 +46,13 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"isthmus: Supervising {options.run}: expected a run without a daemon, found {error}.\n")
         return IN_USE
     return _serve(options.run, lock, has_pipe=options.pipe)
+
+
+def finish(folder: Path, end: RunEnd) -> None:
+    """Write the last files; what does that is loaded now, so that hosts need not wait for it when the run starts."""
+    from isthmus.programs.engine.run import finish as last_files
+
+    last_files.finish(folder, end)
 
 
 def _serve(folder: Path, lock: RunLock, *, has_pipe: bool) -> int:

@@ -14,8 +14,8 @@ from typing import Any, final
 
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.request.spec import Spec
-from isthmus.programs.engine.run.finish import RunEnd, error_of
 from isthmus.programs.engine.run.launch import Launcher
+from isthmus.programs.engine.run.run_end import RunEnd, error_of
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.system.files import write_json

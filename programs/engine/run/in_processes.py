@@ -279,7 +279,7 @@ def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
 
     Does not wait for a disk that takes nothing now.
     """
-    from isthmus.programs.engine.run.finish import RunEnd, finish_apart
+    from isthmus.programs.engine.run.run_end import RunEnd, finish_apart
 
     if private_daemon.refusal_of(folder):
         return False
