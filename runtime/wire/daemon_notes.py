@@ -67,17 +67,14 @@ def note_of(folder: Path) -> DaemonNote | None:
 
 
 def publish(folder: Path, endpoint: str, name: str) -> None:
-    """Name this process, which listens at `endpoint`, as the daemon in a folder; OSError on failure.
-
-    The folder belongs to this process: a former daemon is dead.
-    """
+    """Name this process, which listens at `endpoint`, as the daemon in a folder; OSError on failure."""
     bury(folder)
     write_json(folder / HERE, asdict(DaemonNote.mine(endpoint, name)))
 
 
 def bury(folder: Path) -> None:
-    """Remove the socket of a folder's daemon, which is dead."""
-    if (note := note_of(folder)) is not None:
+    """Remove the socket of a folder's daemon if it is dead: in a copy of a run folder it may be alive."""
+    if (note := note_of(folder)) is not None and not note.is_living:
         forget(note.endpoint)
 
 

@@ -6,14 +6,16 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import uvloop
 
+from isthmus.runtime.system.files import write_json
 from isthmus.runtime.wire import daemon_notes
 from isthmus.runtime.wire.control_server import ControlServer
-from isthmus.runtime.wire.daemon_notes import PRIVATE, forget, note_of, private_endpoint, publish
+from isthmus.runtime.wire.daemon_notes import HERE, PRIVATE, DaemonNote, forget, note_of, private_endpoint, publish
 
 STRANGER = 65534
 """The user `nobody`."""
@@ -73,16 +75,18 @@ def test_nothing_is_left(server: ControlServer) -> None:
     assert not folder.exists()
 
 
-def test_the_socket_of_a_daemon_that_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
-    endpoints = [private_endpoint(), private_endpoint()]
-    for endpoint in endpoints:
-        publish(tmp_path, endpoint, "local")
-        note = note_of(tmp_path)
-        assert note is not None
-        assert (note.endpoint, note.pid, note.is_living) == (endpoint, os.getpid(), True)
-    assert [path_of(endpoint).parent.exists() for endpoint in endpoints] == [False, True]
-    forget(endpoints[1])
-    assert not path_of(endpoints[1]).parent.exists()
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_the_socket_of_a_daemon_that_was_killed_is_removed_by_the_next(tmp_path: Path, is_dead: bool) -> None:
+    """One that lives is that of a run of whose folder this is a copy."""
+    former, endpoint = private_endpoint(), private_endpoint()
+    note = replace(DaemonNote.mine(former, "local"), **({"started": 1} if is_dead else {}))
+    write_json(tmp_path / HERE, asdict(note))
+    publish(tmp_path, endpoint, "local")
+    assert note_of(tmp_path) == DaemonNote.mine(endpoint, "local")
+    assert path_of(former).parent.exists() == (not is_dead)
+    for each in (former, endpoint):
+        forget(each)
+        assert not path_of(each).parent.exists()
 
 
 @pytest.mark.parametrize("form", ["ipc://{}/isthmus-a/other", "ipc://{}/b/daemon", "tcp://127.0.0.1:7400", "ipc://"])
