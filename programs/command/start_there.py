@@ -6,7 +6,6 @@ is written, so that a wrong request leaves nothing behind: the request is placed
 
 from __future__ import annotations
 
-import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from isthmus.programs.study.terminal.live import announce, preparing, watching
 from isthmus.programs.training import start_on_machine
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
 from isthmus.runtime.graph.placement import Placement
+from isthmus.runtime.system.processes import cpu_seconds
 
 
 def train_there(options: Options, cluster: Cluster, *, is_detached: bool, quiet: bool) -> None:
@@ -87,8 +87,7 @@ def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
     job = request.job
     modules_digest = digest.digest(job.program, job.task.text)
     sites = Sites.of(daemon.name, cluster.machines, placement.machines, modules_digest)
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    run_spec = spec.of(request, zero_ns=0, cpu_seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))
+    run_spec = spec.of(request, zero_ns=0, cpu_seconds=cpu_seconds(with_children=True))
     run_spec["settings"]["processes"] = list(placement.processes)
     if not faults:
         run_spec["elastic"] = elastic_sizes(request, cluster.topology, placement)

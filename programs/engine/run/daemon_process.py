@@ -21,7 +21,8 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, RunLock
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.interrupts import unblock
-from isthmus.programs.engine.run.run_end import RunEnd, cpu_seconds
+from isthmus.programs.engine.run.run_end import RunEnd
+from isthmus.runtime.system.processes import cpu_seconds
 from isthmus.runtime.wire.control_messages import DETACH
 
 IN_USE: Final = 2

@@ -7,7 +7,6 @@ and writes the files of the run that are not the recorder's.
 from __future__ import annotations
 
 import platform
-import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -37,6 +36,7 @@ from isthmus.runtime.host.one_process import LocalRun
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.processes import cpu_seconds
 
 STATUS_SECONDS: Final = 0.25
 RECORD: Final = "recorder/0/record"
@@ -67,7 +67,9 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
     shape = as_json(request.graph, request.proof, request.fingerprint, _placement(request))
     with new_folder.prepared(folder):
         write_json(folder / "graph.json", shape)
-        fields = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=_cpu_seconds(), transport=spec.INPROC)
+        fields = spec.of(
+            request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds(with_children=True), transport=spec.INPROC
+        )
         spec.write(folder, fields)
     trace = Trace()
 
@@ -86,7 +88,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         trace=trace,
         islands=islands,
     )
-    cpu_before = _cpu_seconds()
+    cpu_before = cpu_seconds(with_children=True)
     with interrupts() as interrupted:
         run.start()
         was_stopped = _watch_until_over(run, watch, interrupted)
@@ -107,7 +109,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         shards=counts.get("syncer", 0),
         fragment_sizes=fragment_sizes(request.graph),
         ended=ended,
-        cpu_seconds=at.cpu_seconds + _cpu_seconds() - cpu_before,
+        cpu_seconds=at.cpu_seconds + cpu_seconds(with_children=True) - cpu_before,
         graph=request.graph,
         flows=flows,
         merges_recorded=recorded.merges(folder),
@@ -155,9 +157,3 @@ def _failure(run: LocalRun, folder: Path) -> str | None:
 def _placement(request: Request) -> dict[str, str]:
     """Every node on this machine."""
     return {node.name: platform.node() for node in request.graph.nodes}
-
-
-def _cpu_seconds() -> float:
-    """CPU seconds of this process and its children so far."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
 import select
 import signal
 import subprocess
@@ -41,7 +40,7 @@ from isthmus.runtime.graph.template import Job
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.flows import Flows, as_used
 from isthmus.runtime.system.files import write_json
-from isthmus.runtime.system.processes import kill_session
+from isthmus.runtime.system.processes import cpu_seconds, kill_session
 
 SIGNAL_SECONDS: Final = 0.05
 """Interval of checks for a signal."""
@@ -97,9 +96,8 @@ def submit(request: Request) -> Submitted:
     shape = as_json(request.graph, request.proof, request.fingerprint, placement)
     with new_folder.prepared(request.run_dir):
         write_json(request.run_dir / "graph.json", shape)
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    fields = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds, elastic=elastic)
+    used = cpu_seconds(with_children=True)
+    fields = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=used, elastic=elastic)
     with new_folder.prepared(request.run_dir):
         spec.write(request.run_dir, fields)
     return Submitted(request.name, request.job, request.run_dir, request.warnings, dict(request.chosen))

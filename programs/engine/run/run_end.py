@@ -6,7 +6,6 @@ calls `finish_apart`.
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
@@ -63,12 +62,6 @@ def error_of(daemon: Daemon) -> str | None:
         return None
     log = None if daemon.lost is None else log_of(daemon.folder, daemon.lost)
     return words.failure(daemon.failure, log)
-
-
-def cpu_seconds() -> float:
-    """CPU seconds of this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def finish_apart(folder: Path, ending: RunEnd) -> None:
