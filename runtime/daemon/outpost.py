@@ -1,6 +1,6 @@
 """The outpost of a run on a machine that is not its home: its station there, on a link to the home.
 
-It decides nothing. Its hosts connect to it on loopback, as they would to the daemon of their home. The functions encode
+It decides nothing. Its hosts connect to its socket, as they would to the daemon of their home. The functions encode
 orders and reports as control messages.
 """
 
@@ -34,6 +34,7 @@ from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.tape.writing import TAPE_BYTES
 from isthmus.runtime.wire.control_messages import Message, encode
+from isthmus.runtime.wire.daemon_notes import PRIVATE
 
 SHOWN_BYTES_MAX: Final = 64 << 10
 """Size of one host's status: four times that of a learner with 64 fragments, and a sixty-fourth of a message."""
@@ -139,7 +140,7 @@ class Outpost:
             folder,
             run=run,
             name=name,
-            listen="tcp://127.0.0.1:*",
+            listen=PRIVATE,
             launch=launch,
             is_at_home=False,
             home=home,

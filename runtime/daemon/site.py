@@ -51,10 +51,10 @@ from isthmus.runtime.supervision.station_events import (
     TurnAway,
     WatchProcess,
 )
-from isthmus.runtime.system.files import write_json
-from isthmus.runtime.system.processes import is_stopped, kill_session, started_at
+from isthmus.runtime.system.processes import is_stopped, kill_session
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES
+from isthmus.runtime.wire.daemon_notes import HERE, publish
 
 
 class Launch(Protocol):
@@ -152,10 +152,6 @@ class LocalProcesses:
                 self._loop.call_later(REAP_SECONDS, self._reap_group, group, times - 1)
 
 
-HERE: Final = "daemon.json"
-"""The file in which hosts find the endpoint of their machine's daemon."""
-
-
 class Site:
     """The hosts of run `run` on this machine, in `folder`.
 
@@ -202,8 +198,7 @@ class Site:
 
     def start(self) -> None:
         """Publish this daemon's endpoint, and adopt the hosts that live here."""
-        here = {"endpoint": self.endpoint_of_hosts.endpoint, "pid": os.getpid(), "started": started_at(os.getpid())}
-        write_json(self.folder / HERE, {**here, "name": self._name})
+        publish(self.folder, self.endpoint_of_hosts.endpoint, self._name)
         remembered = tuple(Remembered(*row) for row in self.ledger.newest())
         self._launch.prepare(
             [each.member.replica for each in remembered]
