@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from isthmus.programs.engine.results.absences import Absence, Remark, Waiting, waiting_in
+from isthmus.programs.engine.results.lines import EvaluationLine, MergeRecord, ReportLine
 
 MICROSECOND: Final = 1e-6
 
@@ -149,67 +150,8 @@ def read_timeline(data: bytes) -> Timeline:
     return Timeline(firings, transfers)
 
 
-LOSS: Final = "loss"
 STAMP: Final = re.compile(r"-(\d{8}-\d{6})(?:-\d+)?$")
 """End of a run folder's default name: the start of the run, and a number if that was taken."""
-
-
-class ReportLine(msgspec.Struct, frozen=True):
-    """A learner's report: one line of metrics.jsonl."""
-
-    time: float = 0.0
-    learner: int = 0
-    incarnation: int = 1
-    phase: str = ""
-    step: float | None = None
-    tokens: float = 0.0
-    loss: float | None = None
-    staleness: float | None = None
-    bytes_sent: float | None = None
-    bytes_received: float | None = None
-    sick: bool = False
-    metrics: dict[str, float | None] = {}
-
-    def of(self, metric: str) -> float | None:
-        """The loss, or another scalar; None if not reported."""
-        return self.loss if metric == LOSS else self.metrics.get(metric)
-
-
-class EvaluationLine(msgspec.Struct, frozen=True):
-    """The global model on held-out data: one line of evaluations.jsonl."""
-
-    time: float = 0.0
-    tokens: float = 0.0
-    eval_loss: float | None = None
-    kind: str = "during"
-    metrics: dict[str, float | None] = {}
-
-    def of(self, metric: str) -> float | None:
-        """The loss, or another scalar; None if not reported."""
-        return self.eval_loss if metric == LOSS else self.metrics.get(metric)
-
-
-class MergeRecord(msgspec.Struct, frozen=True):
-    """One round of a fragment, as it closed: one line of merges.jsonl."""
-
-    time: float = 0.0
-    fragment: int = 0
-    round: int = 0
-    kind: str = "merge"
-    version: list[int] | None = None
-    voters: list[int] = []
-    weights: list[float | None] = []
-    left_out: list[int] = []
-    refused: list[list[Any]] = []
-    reason: str = ""
-    quorum_ms: float | None = None
-    grace_ms_used: float | None = None
-    norm: float | None = None
-
-    @property
-    def duration(self) -> float:
-        """Seconds from the opening of the round to its close; 0 if not recorded."""
-        return sum(part for part in (self.quorum_ms, self.grace_ms_used) if part is not None) / 1e3
 
 
 @dataclass(frozen=True, slots=True)

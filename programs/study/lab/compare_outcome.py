@@ -16,8 +16,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from isthmus.programs.engine.results.lines import LOSS, ReportLine
 from isthmus.programs.engine.results.reading import load
-from isthmus.programs.engine.results.record import LOSS, ReportLine, RunRecord, as_number
+from isthmus.programs.engine.results.record import RunRecord, as_number
 from isthmus.programs.study.lab import compare
 from isthmus.programs.study.lab.compare import ComparisonPlan, Variant
 
@@ -124,7 +125,9 @@ def _places(record: RunRecord, *, is_alone: bool) -> list[EvaluatedPlace]:
     for item in record.evaluations:
         values = {name: item.of(name) for name in (LOSS, *record.metrics)}
         measured_values = {name: value for name, value in values.items() if value is not None}
-        places.append(EvaluatedPlace(item.tokens, max(item.time, 0.0), between(passed, item.time), measured_values))
+        places.append(
+            EvaluatedPlace(float(item.tokens), max(item.time, 0.0), between(passed, item.time), measured_values)
+        )
     return places
 
 

@@ -33,7 +33,7 @@ from isthmus.programs.engine.report.charts_drawing import (
 )
 from isthmus.programs.engine.report.charts_lines import Chart, Curve
 from isthmus.programs.engine.report.page import rendered
-from isthmus.programs.engine.results.record import LOSS
+from isthmus.programs.engine.results.lines import LOSS
 from isthmus.programs.engine.results.words import UNKNOWN, decimal, percent, seconds, size
 from isthmus.programs.study.lab.compare_outcome import (
     AXES,

@@ -40,12 +40,13 @@ from isthmus.programs.engine.results.absences import (
     away,
     back,
     cut_words,
-    fact_of,
+    facts_in,
     hosts_of,
     remark,
     waiting_of,
 )
-from isthmus.programs.engine.results.changes import change_of, is_better, sentence
+from isthmus.programs.engine.results.changes import is_better, sentence
+from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.reading import last_record
 from isthmus.programs.engine.results.words import snapshot_lines, store_line
 from isthmus.programs.study.terminal.figures import (
@@ -180,7 +181,7 @@ class NoticeFeed:
             which = row["shard"], row["epoch"], row["number"]
             if which not in self._shown_changes:
                 self._shown_changes.add(which)
-                change = change_of(row)
+                change = ChangeRecord(**{**row, "time": row["time"] or 0.0})
                 yield Notice(row["time"], sentence(change), "good" if is_better(change) else "odd")
 
     def _damaged(self, status: Mapping[str, Any]) -> Iterator[Notice]:
@@ -244,10 +245,7 @@ class NoticeFeed:
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        for line in whole.splitlines():
-            fact = _parsed(line, submitted)
-            if fact is not None:
-                yield fact
+        yield from filter(None, facts_in(whole, submitted))
 
     def _works(self, status: Mapping[str, Any]) -> Iterator[Fact]:
         """The hosts that are seen to work."""
@@ -296,14 +294,6 @@ def _of_former_lives(notice: Notice) -> Notice:
 def newest(notices: Sequence[Notice], count: int) -> Sequence[Notice]:
     """The last `count` of them."""
     return notices[-count:] if count > 0 else []
-
-
-def _parsed(line: bytes, submitted: int) -> Fact | None:
-    try:
-        line_object = json.loads(line)
-        return fact_of(line_object, submitted) if isinstance(line_object, dict) else None
-    except (ValueError, RecursionError, OverflowError):
-        return None
 
 
 def _tone(changed: Absence) -> Tone:
