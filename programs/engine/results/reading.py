@@ -217,9 +217,14 @@ def _absences(
     )
 
 
+def submitted_ns(folder: Path, problems: list[str]) -> int | None:
+    """The instant of the machine's clock from which the times of a run count; None if no spec can be read."""
+    return _read(folder / "spec.json", problems, lambda data: int(_object(data)["zero_ns"]), None)
+
+
 def _facts(folder: Path, start_seconds: float, problems: list[str]) -> list[Fact]:
     """The daemon's records of its hosts, in seconds since the first inner step."""
-    submitted = _read(folder / "spec.json", problems, lambda data: int(_object(data)["zero_ns"]), None)
+    submitted = submitted_ns(folder, problems)
     if submitted is None:
         return []
     zero = submitted + round(start_seconds * 1e9)
