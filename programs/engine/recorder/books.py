@@ -517,14 +517,16 @@ class Remembering:
         self._saved = data
 
 
-def read_into(books: Books, folder: Path, disk: Disk, now: int) -> None:
-    """Fold what is in a run folder into books: the memory of a recorder, and its lines. OSError if the disk cannot be
-    read; then it may be done again."""
+def read_into(books: Books, folder: Path, disk: Disk, now: int, *, is_whole: bool = False) -> None:
+    """Fold what is in a run folder into books: the memory of a recorder, and the lines that are newer, or all of them.
+
+    OSError if the disk cannot be read; then it may be done again.
+    """
     memory = load(folder, disk)
     if memory is not None:
         books.recall(memory)
     for kind in KINDS:
-        for line in recorded(folder, disk, kind, is_tail=memory is not None):
+        for line in recorded(folder, disk, kind, is_tail=memory is not None and not is_whole):
             books.accept(line, now)
 
 

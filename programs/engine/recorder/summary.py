@@ -44,7 +44,7 @@ def figures(folder: Path, status: Mapping[str, Any], *, sizes: Sequence[int], le
     """The last published status, with the figures of the folder where these are ahead."""
     try:
         books = Books(sizes=sizes)
-        read_into(books, folder, DISK, 0)
+        read_into(books, folder, DISK, 0, is_whole=True)
         of_folder = books.figures(learners)
     except (OSError, KeyError, TypeError):  # Nothing was recorded, or nothing of it can be read.
         return dict(status)
