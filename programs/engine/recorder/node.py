@@ -227,7 +227,7 @@ def failure(
         )
     if loss is not None and not math.isfinite(loss):
         return (
-            f"the loss of the trained model is not finite ({loss}). "
+            "the loss of the trained model is not finite. "
             "Lower the learning rates (task.lr, program.outer_lr), or look at the data."
         )
     return None
