@@ -24,7 +24,7 @@ import msgspec
 
 from isthmus.programs import language_model
 from isthmus.programs.engine.islands.sizes import sizes_here
-from isthmus.programs.engine.recorder import lines
+from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user_of
@@ -224,10 +224,10 @@ def _settle(folder: Path, snapshot: FetchedSnapshot) -> None:
 
 def tell_faults(folder: Path, faults: list[str]) -> None:
     """Add faults of snapshots to the run's recorder memory, which reports them."""
-    memory = lines.load(folder, DISK)
+    memory = books.load(folder, DISK)
     if faults and memory is not None:
         memory.snapshot_faults = [*memory.snapshot_faults, *faults]
-        write_bytes(folder / lines.FILE, msgspec.msgpack.encode(memory))
+        write_bytes(folder / books.FILE, msgspec.msgpack.encode(memory))
 
 
 def spec_of(folder: Path, snapshot: FetchedSnapshot, doing: str) -> spec.Spec:
@@ -296,13 +296,9 @@ def _read(
 
 def _trained(folder: Path) -> list[tuple[int, int, int]]:
     """(slot, incarnation, tokens) of every life of a learner, by the recorder's memory and its lines."""
-    memory = lines.load(folder, DISK)
-    trained = {(slot, life): tokens for slot, life, tokens in ([] if memory is None else memory.totals)}
-    for line in lines.lines(folder / "metrics.jsonl", DISK, is_tail=memory is not None):
-        with suppress(KeyError, TypeError):
-            of = line["learner"], line["incarnation"]
-            trained[of] = max(trained.get(of, 0), line["tokens"])
-    return [(slot, life, tokens) for (slot, life), tokens in sorted(trained.items())]
+    recorded = books.Books(sizes=())
+    books.read_into(recorded, folder, DISK, 0)
+    return [(slot, life, tokens) for slot, life, tokens in recorded.totals.rows()]
 
 
 def resumption_of(manifest: Manifest, sizes: Sequence[int], trained: Sequence[tuple[int, int, int]]) -> Resumption:
@@ -418,7 +414,7 @@ def check_cut_off(folder: Path, doing: str) -> None:
 
 
 def _check_unfinished(folder: Path, doing: str) -> None:
-    memory = lines.load(folder, DISK)
+    memory = books.load(folder, DISK)
     outcomes = [json.loads((folder / name).read_text())["outcome"] for name in OVER if (folder / name).exists()]
     if outcomes and (outcomes[0] != "failed" or memory is None or memory.final):
         raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcomes[0]}", "Start a new run.")
