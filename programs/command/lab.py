@@ -20,25 +20,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Group
-from rich.text import Text
-
 from isthmus.programs import DEFAULT, SHIPPED, settings
 from isthmus.programs.command.config import absolute
 from isthmus.programs.command.options import Options
 from isthmus.programs.engine.request.new_folder import choose
-from isthmus.programs.engine.results.words import decimal, percent, seconds
+from isthmus.programs.engine.results.words import seconds
 from isthmus.programs.engine.run.in_processes import in_child
 from isthmus.programs.study.lab import chaos_plan as plans
-from isthmus.programs.study.lab.chaos_page import write_page
+from isthmus.programs.study.lab.chaos_page import PAGE, write_page
 from isthmus.programs.study.lab.chaos_plan import ChaosPlan
 from isthmus.programs.study.lab.chaos_strikes import check_permitted
-from isthmus.programs.study.lab.chaos_trial import TrainingOrder, Tried, as_data, headline, try_program
+from isthmus.programs.study.lab.chaos_trial import TrainingOrder, Tried, as_data, try_program
 from isthmus.programs.study.simulation import searches
 from isthmus.programs.study.simulation.searches import PHASES, idle, rare, rare_steps
 from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.programs.study.simulation.universe import Outcome
-from isthmus.programs.study.terminal.figures import Column, Screen, fitted
+from isthmus.programs.study.terminal.figures import show
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.files import write_json
 
@@ -63,13 +60,8 @@ def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
     for order in orders:
         tried.append(try_program(order, hosts[order.program], plan, folder, tried[:1], _say))
         write_json(folder / FIGURES, as_data(tried))
-        page = write_page(folder, tried)
-    if as_json:
-        sys.stdout.write(json.dumps(as_data(tried), indent=2) + "\n")
-    else:
-        console = Screen()
-        console.print(_shown(tried, console.width))
-        console.print(f"\npage  {os.path.relpath(page)}", soft_wrap=True)
+        sheet = write_page(folder, tried)
+    show(sheet, as_json=as_json, last=f"page  {os.path.relpath(folder / PAGE)}")
     return all(each.is_good for each in tried)
 
 
@@ -122,49 +114,6 @@ def _hosts(order: TrainingOrder) -> list[str]:
 def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
-
-
-def _shown(tried: Sequence[Tried], width: int) -> Group:
-    """Tables: the programs, and the faults of each."""
-    legend = (
-        "calm: the same run undisturbed; kept: goodput / calm; waits: of inner steps on other hosts, more than 1 ms, "
-        "by learners not struck"
-    )
-    parts: list[Any] = [_programs(tried, width), Text(legend, "dim"), *map(Text, headline(tried))]
-    for each in tried:
-        parts += [Text(""), Text(f"{each.order.program}, {each.struck.folder}", "bold"), _faults(each, width)]
-    return Group(*parts)
-
-
-def _programs(tried: Sequence[Tried], width: int) -> Any:
-    rows = [each.as_data() for each in tried]
-    columns = [
-        Column("program", [row["program"] for row in rows], is_text=True),
-        Column("outcome", [row["outcome"] for row in rows], is_text=True),
-        Column("seconds", [decimal(each.struck.number("wall_seconds"), 1) for each in tried]),
-        Column("uptime", [percent(row["uptime"]) for row in rows]),
-        Column("goodput", [percent(row["goodput"]) for row in rows]),
-        Column("calm", [percent(row["goodput_undisturbed"]) for row in rows]),
-        Column("kept", [percent(each.ratio) for each in tried]),
-        Column("merged", [percent(row["merged_share"]) for row in rows]),
-        Column("loss", [decimal(row["eval_loss_final"]) for row in rows]),
-        Column("calm", [decimal(row["eval_loss_undisturbed"]) for row in rows]),
-        Column("waits", [str(row["waits_on_other_hosts"]) for row in rows]),
-    ]
-    return fitted(columns, width, ("outcome", "merged", "seconds"))
-
-
-def _faults(tried: Tried, width: int) -> Any:
-    back = {id(each.strike): each.seconds for each in tried.struck.recoveries}
-    strikes = tried.struck.strikes
-    columns = [
-        Column("at", [seconds(each.fault.at) for each in strikes]),
-        Column("fault", [each.fault.kind for each in strikes], is_text=True),
-        Column("host", [each.fault.host for each in strikes], is_text=True),
-        Column("works again", [seconds(back.get(id(each))) for each in strikes]),
-        Column("proof", [each.proof or f"did not happen: {each.why}" for each in strikes], is_text=True),
-    ]
-    return fitted(columns, width, ("proof",))
 
 
 SEED_MAX: Final = (1 << 63) - 1

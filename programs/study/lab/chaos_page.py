@@ -1,4 +1,4 @@
-"""The page of `isthmus chaos`: the terminal's figures, and the pictures, in one file that loads nothing.
+"""The result of `isthmus chaos`: its tables, and its page, one file that loads nothing.
 
 The pictures of `isthmus chaos`: what programs kept, and of one run the steps of all learners, what was done to which
 process, and the global loss, on one axis of time.
@@ -7,9 +7,9 @@ process, and the global loss, on one axis of time.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from markupsafe import Markup
 
@@ -26,12 +26,13 @@ from isthmus.programs.engine.report.charts_drawing import (
 )
 from isthmus.programs.engine.report.charts_lines import Chart, Curve
 from isthmus.programs.engine.report.charts_timeline import TimeWindow
-from isthmus.programs.engine.report.page import document, rendered
+from isthmus.programs.engine.report.page import REPORT, document, write_sheet
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.results.lines import EvaluationLine
 from isthmus.programs.engine.results.reading import load
 from isthmus.programs.engine.results.record import RunRecord
-from isthmus.programs.engine.results.words import decimal, percent, seconds
-from isthmus.programs.study.lab.chaos_trial import Recovery, TrialFigures, Tried, headline
+from isthmus.programs.engine.results.words import decimal, percent, seconds, whole
+from isthmus.programs.study.lab.chaos_trial import Recovery, TrialFigures, Tried, as_data, headline
 from isthmus.runtime.system.files import write_bytes
 
 _WIDTH: Final = 1080.0
@@ -152,38 +153,84 @@ def _loss(record: RunRecord, calm: RunRecord, x: Scale, marks: Sequence[float]) 
 
 PAGE: Final = "chaos.html"
 PICTURE: Final = "chaos.svg"
+_COLUMNS: Final = (
+    *("program", "outcome", "calm time", "time", "uptime", "calm goodput", "goodput", "kept", "merged"),
+    *("calm loss", "loss", "waits"),
+)
+_FAULTS: Final = ("at", "fault", "host", "works again", "proof")
+_ACCOUNTS: Final = ("total", "merged", "overlapped", "refused", "lost", "pending")
+_LEGEND: Final = (
+    "calm: the same run undisturbed; goodput: of the learners' time, what trained tokens that were kept; kept: goodput "
+    "/ calm goodput; uptime: of the time, that in which some learner stepped; waits: how often a learner that was not "
+    "struck itself began a step more than 1 ms late because of another host."
+)
+_DRAWN: Final = (
+    "Every inner step of every learner under the plan; the merges of the syncer and the evaluations, where there are "
+    "such; what was struck, with a dashed box until it worked again; and the loss of the global model, dashed where it "
+    "is that of the undisturbed run."
+)
 
 
-def write_page(folder: Path, tried: Sequence[Tried]) -> Path:
-    """Write the page into `folder`, and beside the runs of each program its picture alone; the path of the page."""
+def write_page(folder: Path, tried: Sequence[Tried]) -> Sheet:
+    """Write the page into `folder`, and beside the runs of each program its picture alone; returns what it shows."""
     records = [(load(each.struck.folder), load(each.calm.folder)) for each in tried]
-    pictures = [whole_run(each.struck, *both) for each, both in zip(tried, records, strict=True)]
-    for each, picture in zip(tried, pictures, strict=True):
+    parts = [
+        PageSection(
+            "What it cost",
+            [table(_COLUMNS, list(map(_figures, tried)), ("calm time", "outcome", "merged", "time"), ("outcome",))],
+            [*headline(tried), _LEGEND],
+            kept(tried) if any(each.struck.strikes for each in tried) else None,
+            "Goodput under the plan, as a share of the program's own undisturbed goodput.",
+        )
+    ]
+    for each, both in zip(tried, records, strict=True):
+        picture = whole_run(each.struck, *both)
         write_bytes(each.struck.folder.parent / PICTURE, document(picture).encode("utf-8"))
-    values: dict[str, Any] = {
-        "headline": list(headline(tried)),
-        "kept": kept(tried) if any(each.struck.strikes for each in tried) else None,
-        "tried": [each.as_data() for each in tried],
-        "ratios": [each.ratio for each in tried],
-        "pictures": pictures,
-        "faults": [_strike_rows(each) for each in tried],
-        "accounts": [struck.summary for struck, _ in records],
-        "charts": [Chart("loss", "Loss on held-out data", list(_curves(tried, records)), [])],
-        "reports": [
-            (f"{each.order.program}, {name}", os.path.relpath(one.folder / "report.html", folder))
-            for each in tried
-            for name, one in (("undisturbed", each.calm), ("under the plan", each.struck))
-        ],
-    }
-    path = folder / PAGE
-    write_bytes(path, rendered("chaos.html", **values).encode("utf-8"))
-    return path
+        accounts = [whole(each.struck.number(f"tokens_{name}")) for name in _ACCOUNTS]
+        tables = [table(("tokens trained", *_ACCOUNTS[1:]), [accounts])]
+        if each.struck.strikes:
+            tables.insert(0, table(_FAULTS, _faults_of(each), ("proof",), ("fault", "host", "proof")))
+        parts.append(PageSection(each.order.program, tables, (), picture, _DRAWN))
+    charts = [Chart("loss", "Loss on held-out data", list(_curves(tried, records)), [])]
+    note = "Bold curves are of runs under the plan, thin ones of the same run undisturbed."
+    parts.append(PageSection("Global loss", (), [note], charts=charts, axes=("time", "tokens"), is_detail=True))
+    reports = [
+        (f"{each.order.program}, {name}", os.path.relpath(one.folder / REPORT, folder), "")
+        for each in tried
+        for name, one in (("undisturbed", each.calm), ("under the plan", each.struck))
+    ]
+    parts.append(PageSection("Runs", links=reports, is_detail=True))
+    sheet = Sheet("Chaos", " \u00b7 ".join(each.order.program for each in tried), parts, as_data(tried))
+    write_sheet(folder / PAGE, sheet)
+    return sheet
 
 
-def _strike_rows(tried: Tried) -> list[Mapping[str, Any]]:
-    """The strikes, with the seconds until the target worked again."""
-    back = {id(each.strike): each.seconds for each in tried.struck.recoveries}
-    return [{**strike.as_data(), "back": back.get(id(strike))} for strike in tried.struck.strikes]
+def _figures(tried: Tried) -> tuple[str, ...]:
+    """A row of the programs' table."""
+    struck, calm = tried.struck.number, tried.calm.number
+    return (
+        tried.order.program,
+        tried.struck.summary["outcome"],
+        *map(seconds, (calm("wall_seconds"), struck("wall_seconds"))),
+        *map(percent, (struck("uptime"), calm("goodput"), struck("goodput"), tried.ratio, struck("merged_share"))),
+        *map(decimal, (calm("eval_loss_final"), struck("eval_loss_final"))),
+        str(tried.struck.waits),
+    )
+
+
+def _faults_of(tried: Tried) -> list[tuple[str, ...]]:
+    """A row for each strike, with the seconds until the target worked again."""
+    again = {id(each.strike): each.seconds for each in tried.struck.recoveries}
+    return [
+        (
+            seconds(each.fault.at),
+            each.fault.kind,
+            each.fault.host,
+            seconds(again.get(id(each))),
+            each.proof or f"did not happen: {each.why}",
+        )
+        for each in tried.struck.strikes
+    ]
 
 
 def _curves(tried: Sequence[Tried], records: Sequence[tuple[RunRecord, RunRecord]]) -> Iterator[Curve]:

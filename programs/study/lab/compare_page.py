@@ -12,13 +12,10 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, final
 
-import msgspec
 from markupsafe import Markup
-from rich.text import Text
 
 from isthmus.programs.engine.islands.environment import ProcessPlaces
 from isthmus.programs.engine.report.charts_drawing import (
@@ -32,7 +29,8 @@ from isthmus.programs.engine.report.charts_drawing import (
     text,
 )
 from isthmus.programs.engine.report.charts_lines import Chart, Curve
-from isthmus.programs.engine.report.page import rendered
+from isthmus.programs.engine.report.page import REPORT
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.results.lines import LOSS
 from isthmus.programs.engine.results.record import between
 from isthmus.programs.engine.results.words import UNKNOWN, decimal, percent, seconds, size
@@ -45,8 +43,6 @@ from isthmus.programs.study.lab.compare_outcome import (
     Side,
 )
 from isthmus.programs.study.lab.compare_runs import RunEvent
-from isthmus.programs.study.terminal.figures import Column, Screen, fitted
-from isthmus.runtime.system.files import write_bytes
 
 PAGE: Final = "compare.html"
 _SHARES: Final = [share / 40 for share in range(41)]
@@ -58,24 +54,83 @@ _WIDTH: Final = 1080.0
 _ROW: Final = 26.0
 _NAMES: Final = 330.0
 """Pixels for the names of sides."""
+_DISPENSABLE: Final = ("in a merge", "goodput", "merged", "sent", "time", "runs", "interval")
+_INTERVALS: Final = "Squares are means of differences paired by seed, bars their 95 % intervals{}. Left is better."
+_CURVES: Final = (
+    "Bold curves are means over seeds at equal shares of the tokens, thin ones single seeds. Bytes are those that "
+    "learners handed over, and received where there is a syncer. Learning rates fall with the tokens: on the way no "
+    "model is what it would be if its run were to end there. Drag to zoom; a double click shows all again."
+)
+_EQUAL: Final = "Loss minus that of the reference, where the one of the two that came less far ended."
 
 
-def write_page(folder: Path, comparison: Comparison, notes: Sequence[str]) -> Path:
-    """Write the page into the folder of a comparison, whole or not at all, and return its path."""
-    path = folder / PAGE
-    values: dict[str, Any] = {
-        "comparison": comparison,
-        "notes": notes,
-        "charts": list(charts(comparison)),
-        "intervals": intervals(comparison),
-        "axes": AXES,
-        "loss": LOSS,
-        "reports": [
-            (side.name, run, os.path.join(run.folder, "report.html")) for side in comparison.sides for run in side.runs
-        ],
-    }
-    write_bytes(path, rendered("comparison.html", **values).encode("utf-8"))
-    return path
+def sheet(comparison: Comparison) -> Sheet:
+    """The result, all figures of which are the comparison itself."""
+    sides, loss = comparison.sides, LOSS
+    verdicts = ("verdict",) if comparison.margin is not None else ()
+    of_sides = [
+        (
+            side.name,
+            str(len(side.runs)),
+            *(_figure(side.finals.get(name)) for name in comparison.metrics),
+            "reference" if side.name == comparison.reference else _mean_words(side.differences.get(loss)),
+            _ends(side.differences.get(loss)),
+            *(side.verdict or "" for _ in verdicts),
+        )
+        for side in sides
+    ]
+    of_runs = [
+        (
+            side.name,
+            _mean_words(side.gain),
+            _ends(side.gain),
+            seconds(side.seconds.mean),
+            percent(side.goodput.mean),
+            percent(side.merged_share.mean),
+            decimal(side.contributors.mean, 2),
+            size(side.bytes.mean),
+        )
+        for side in sides
+    ]
+    differences = "side", "runs", *comparison.metrics, "- reference", "interval", *verdicts
+    tables = [
+        table(differences, of_sides, _DISPENSABLE),
+        table(
+            ("side", "alone - this", "interval", "time", "goodput", "merged", "in a merge", "sent"),
+            of_runs,
+            _DISPENSABLE,
+        ),
+    ]
+    parts = [PageSection("What came of it", tables, list(notes(comparison)))]
+    drawn = list(charts(comparison))
+    if (drawing := intervals(comparison)) is not None:
+        title = f"Loss minus that of {comparison.reference}"
+        band = "; the shaded band is the margin" if comparison.margin is not None else ""
+        parts.append(PageSection(title, drawing=drawing, caption=_INTERVALS.format(band), is_detail=True))
+    if drawn:
+        equal = [
+            (side.name, *(_difference(side.at_equal.get(axis)) for axis in AXES)) for side in sides if side.at_equal
+        ]
+        at_equal = table(("side", *(f"equal {axis}" for axis in AXES)), equal)
+        parts += [
+            PageSection("On the way", (), [_CURVES], charts=drawn, axes=AXES, is_detail=True),
+            PageSection("At equal tokens, time and bytes", [at_equal], [_EQUAL], is_detail=True),
+        ]
+    links = [
+        (f"{side.name}, seed {run.seed}", os.path.join(run.folder, REPORT), f": {decimal(run.finals.get(loss))}")
+        for side in sides
+        for run in side.runs
+    ]
+    missing = (
+        f"{comparison.missing} runs are missing, of {len(comparison.seeds) * len(sides)}; the same command goes on."
+    )
+    return Sheet(
+        "Comparison",
+        " \u00b7 ".join(side.name for side in sides if not side.is_control),
+        [*parts, PageSection("Runs", links=links, is_detail=True)],
+        comparison,
+        missing if comparison.missing else "",
+    )
 
 
 def charts(comparison: Comparison) -> Iterator[Chart]:
@@ -176,11 +231,6 @@ def _interval(side: Side, gap: FigureDifference, scale: Scale, y: float) -> Mark
     return joined(parts)
 
 
-_WIDE: Final = 160
-"""Characters a line if the output is no terminal."""
-_DISPENSABLE: Final = ("in a merge", "goodput", "merged", "sent", "time", "runs", "interval")
-
-
 @final
 class RunsProgress:
     """Shows the runs in progress on standard error: on a terminal in one line that changes, else in a line a run."""
@@ -242,46 +292,6 @@ def placed(where: ProcessPlaces) -> str:
     return f"Computing on {many}, {runs}{share}. JAX_PLATFORMS=cpu has them on the CPU."
 
 
-def show(comparison: Comparison, *, as_json: bool) -> None:
-    """Print it."""
-    if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(comparison), indent=2).decode() + "\n")
-        return
-    console = Screen()
-    if not console.is_terminal:
-        console.width = _WIDE
-    for columns in _tables(comparison):
-        console.print(fitted(columns, console.width, _DISPENSABLE))
-        console.print()
-    for note in notes(comparison):
-        console.print(Text(note), soft_wrap=True)
-    console.print(Text(f"Runs and page: {comparison.folder}"), soft_wrap=True)
-
-
-def _tables(comparison: Comparison) -> Iterator[list[Column]]:
-    """Two tables: the compared metrics, and the figures of the runs."""
-    sides = comparison.sides
-    names = Column("", [side.name for side in sides], is_text=True)
-    yield [
-        names,
-        Column("runs", [str(len(side.runs)) for side in sides]),
-        *(Column(name, [_figure(side.finals.get(name)) for side in sides]) for name in comparison.metrics),
-        Column("- reference", [_mean_words(side.differences.get(LOSS)) for side in sides]),
-        Column("interval", [_ends(side.differences.get(LOSS)) for side in sides]),
-        *([Column("", [side.verdict or "" for side in sides])] if comparison.margin is not None else []),
-    ]
-    yield [
-        names,
-        Column("alone - this", [_mean_words(side.gain) for side in sides]),
-        Column("interval", [_ends(side.gain) for side in sides]),
-        Column("time", [seconds(side.seconds.mean) for side in sides]),
-        Column("goodput", [_percent(side.goodput) for side in sides]),
-        Column("merged", [_percent(side.merged_share) for side in sides]),
-        Column("in a merge", ["" if (mean := side.contributors.mean) is None else decimal(mean, 2) for side in sides]),
-        Column("sent", [size(side.bytes.mean) for side in sides]),
-    ]
-
-
 def notes(comparison: Comparison) -> Iterator[str]:
     """The meaning of the columns, and missing runs."""
     clock = "real time" if comparison.clock == "real" else "virtual time"
@@ -296,8 +306,6 @@ def notes(comparison: Comparison) -> Iterator[str]:
         yield f"Computed on {', '.join(comparison.devices)}."
     if comparison.margin is not None:
         yield f"Verdicts are against a margin of {comparison.margin:g}, given before the first run."
-    if comparison.missing:
-        yield f"{comparison.missing} of {many * len(comparison.sides)} runs are missing; the same command goes on."
     for side in comparison.sides:
         for run in side.runs:
             if run.remark:
@@ -318,5 +326,5 @@ def _figure(figure: Figure | None) -> str:
     return decimal(figure.mean) + (f" ± {decimal(figure.deviation)}" if figure.deviation is not None else "")
 
 
-def _percent(figure: Figure) -> str:
-    return "" if figure.mean is None else percent(figure.mean)
+def _difference(gap: FigureDifference | None) -> str:
+    return f"{_mean_words(gap)} ({_ends(gap)})" if _ends(gap) else _mean_words(gap)

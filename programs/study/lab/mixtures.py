@@ -8,13 +8,13 @@ those of a real run; steps take the given time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 from isthmus.programs.engine.recorder.roles import least_replicas, resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.engine.report.charts_lines import ChartLine, draw_lines
-from isthmus.programs.engine.report.page import PageSection, Sheet
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.request.run_settings import SNAPSHOT_SECONDS_DEFAULT
@@ -233,70 +233,52 @@ def _check_speeds(learners: int, slower: float, steps: int) -> None:
         raise ConfigError.of(faults)
 
 
-_COLUMNS: Final = ("case", "goodput", "published", "of merged work", "learners a merge", "virtual time")
-_NOTE: Final = (
-    "Goodput is the share of the learners' time in steps, as it was published; of merged work is that of summary.json, "
-    "where work that was refused is not good. How much slower the slower half is was not published."
-)
+_DRAWN: Final = "Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428."
 
 
-def as_object(cases: Sequence[Mixed], slower: float) -> dict[str, Any]:
-    """All figures."""
-    return {"slower": slower, "cases": [asdict(each) for each in cases]}
-
-
-def table(cases: Sequence[Mixed]) -> str:
-    """A line for each case."""
-    return _lines(_COLUMNS, list(map(_row, cases)), _NOTE)
-
-
-def sheet(cases: Sequence[Mixed], slower: float) -> Sheet:
-    """The page."""
+def speeds_sheet(cases: Sequence[Mixed], slower: float) -> Sheet:
+    """The result, with a row for each case."""
     lines = [ChartLine(each.case, [(at, each.goodput)], [(at, each.published)]) for at, each in enumerate(cases)]
     drawing = draw_lines(lines, "Goodput", lambda at: str(int(at) + 1), percent, low=0.5, high=1.0)
     lead = f"Half of the learners step at {slower:g} times the speed of the others. Virtual time."
-    notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _NOTE]
-    return Sheet("Mixed speeds", lead, [PageSection("Goodput", drawing, _COLUMNS, list(map(_row, cases)), notes)])
-
-
-def _row(of: Mixed) -> tuple[str, ...]:
-    shares = percent(of.goodput), percent(of.published), percent(of.goodput_merged)
-    return of.case, *shares, f"{of.contributors:.2f}", seconds(of.seconds)
-
-
-_BORROWED: Final = ("more learners", "time to finish", "if joining cost nothing", "published", "their tokens")
-_HALF: Final = (
-    "Time to finish the same tokens, against the run without them. The borrowed learners join when half of that time "
-    "has passed, and stay. When they were borrowed was not published."
-)
-
-
-def borrowed_object(cases: Sequence[Borrowed]) -> dict[str, Any]:
-    """All figures."""
-    return {"cases": [asdict(each) for each in cases]}
-
-
-def borrowed_table(cases: Sequence[Borrowed]) -> str:
-    """A line for each case."""
-    return _lines(_BORROWED, list(map(_borrowed_row, cases)), _HALF)
+    columns = "case", "goodput", "published", "of merged work", "learners a merge", "virtual time"
+    rows = [
+        (
+            each.case,
+            *map(percent, (each.goodput, each.published, each.goodput_merged)),
+            f"{each.contributors:.2f}",
+            seconds(each.seconds),
+        )
+        for each in cases
+    ]
+    note = (
+        "Goodput is the share of the learners' time in steps, as it was published; of merged work is that of "
+        "summary.json, where work that was refused is not good. How much slower the slower half is was not published."
+    )
+    part = PageSection("Goodput", [table(columns, rows, columns[:3:-1])], [note], drawing, _DRAWN)
+    return Sheet("Mixed speeds", lead, [part], {"slower": slower, "cases": cases})
 
 
 def borrowed_sheet(cases: Sequence[Borrowed]) -> Sheet:
-    """The page."""
+    """The result, with a row for each case."""
     ours, theirs = [(each.more, each.time) for each in cases], [(each.more, each.published) for each in cases]
     ring = [(each.more, each.published_data_parallel) for each in cases]
     lines = [ChartLine("decoupled-diloco", ours, theirs), ChartLine("data-parallel (published)", ring)]
     drawing = draw_lines(lines, "Time to finish", lambda more: f"+{percent(more)}", lambda time: f"{time:.2f}", low=0.5)
-    notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _HALF]
-    part = PageSection("Time to finish", drawing, _BORROWED, list(map(_borrowed_row, cases)), notes)
-    return Sheet("Borrowed compute", "Learners that join half-way. Virtual time.", [part])
-
-
-def _borrowed_row(of: Borrowed) -> tuple[str, ...]:
-    return f"+{percent(of.more)}", f"{of.time:.3f}", f"{of.limit:.3f}", f"{of.published:.2f}", percent(of.share)
-
-
-def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> str:
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (columns, *rows)]
-    return "\n".join([*lines, "", note, ""])
+    columns = "more learners", "time to finish", "if joining cost nothing", "published", "their tokens"
+    rows = [
+        (
+            f"+{percent(each.more)}",
+            f"{each.time:.3f}",
+            f"{each.limit:.3f}",
+            f"{each.published:.2f}",
+            percent(each.share),
+        )
+        for each in cases
+    ]
+    note = (
+        "Time to finish the same tokens, against the run without them. The borrowed learners join when half of that "
+        "time has passed, and stay. When they were borrowed was not published."
+    )
+    part = PageSection("Time to finish", [table(columns, rows, columns[:1:-1])], [note], drawing, _DRAWN)
+    return Sheet("Borrowed compute", "Learners that join half-way. Virtual time.", [part], {"cases": cases})

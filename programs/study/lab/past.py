@@ -16,13 +16,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from isthmus.programs.engine.report.sheet import Column
 from isthmus.programs.engine.results import why as why_words
 from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.why import MergeQuery, why
 from isthmus.programs.engine.results.why_merge_facts import NOT_RECORDED, MergeFacts, RoundAnswer, Why
 from isthmus.programs.study.lab import replay as replay_words
 from isthmus.programs.study.lab.replay import Replay, replay
-from isthmus.programs.study.terminal.figures import Column, Screen, fitted
+from isthmus.programs.study.terminal.figures import Screen, fitted
 from isthmus.programs.study.terminal.live import facts
 
 

@@ -21,7 +21,7 @@ from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.schemas import BITS
 from isthmus.ops.kernels import averaging, coding, nesterov
 from isthmus.programs.engine.report.charts_drawing import Scale, drawing, line, rectangle, text
-from isthmus.programs.engine.report.page import PageSection, Sheet
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
 from isthmus.programs.study.aot.figures import Target, target
 from isthmus.programs.study.lab.goodput import DATA_PARALLEL, ELASTIC, SECONDS, TERMS, YEAR_SECONDS, goodput_of
@@ -413,6 +413,7 @@ def _cost_per_hour(of: PlanRequest) -> float | None:
 
 
 _COLUMNS = ("program", "up, mean", "down, mean", "peak", "shard's link", "no wait from", "a step", "goodput")
+_DISPENSABLE = ("shard's link", "peak", "down, mean", "up, mean")
 _LEGEND = (
     "no wait from: the smallest link on which every fragment is back within the overlap; -: on none. In "
     "decoupled-diloco no step ever waits; what comes back later is older, and H is lengthened where it has to be."
@@ -428,59 +429,39 @@ _ASSUMED = (
 )
 
 
-def as_object(plan: RunPlan) -> dict[str, Any]:
-    """All figures, in bits, bytes and seconds."""
-    wanted = asdict(plan.wanted) | {"islands": [island.name for island in plan.wanted.islands]}
-    return {
-        "wanted": wanted,
-        "programs": [
-            {
-                **asdict(each.links),
-                **{name: getattr(each, name) for name in ("step_seconds", "goodput", "uptime")},
-                "cost_per_1000_steps": each.cost,
-            }
-            for each in plan.outlooks
-        ],
-        "memory_bytes": asdict(plan.memory),
-        "islands": list(_islands(plan)),
-        "merge": {**asdict(plan.rates), "seconds": plan.merge_seconds, "overlap_left_seconds": plan.overlap_left},
-        "cost_per_hour": plan.cost_per_hour,
-    }
-
-
-def table(plan: RunPlan) -> str:
-    """The plan for people, without a page."""
-    rows = _rows(plan)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    facts = (f"{name:<10}{fact}" for name, fact in _facts(plan))
-    return "\n".join([*lines, _LEGEND, "", *facts, "", *_ASSUMED, ""])
-
-
 def sheet(plan: RunPlan) -> Sheet:
-    """The page."""
-    wanted, (columns, *rows) = plan.wanted, _rows(plan)
+    """The plan; its data are all figures, in bits, bytes and seconds."""
+    wanted = plan.wanted
     lead = (
         f"{scaled(wanted.parameters)} parameters, {wanted.learners} learners, {seconds(wanted.step_seconds)} a step, "
         f"{wanted.fragments} fragments, each merged once in {wanted.interval} steps. Nothing ran but the merge."
     )
+    is_priced = plan.cost_per_hour is not None
+    columns = (*_COLUMNS, "1000 steps cost") if is_priced else _COLUMNS
+    rows = [(*_row(each), f"{each.cost:,.2f}") if is_priced else _row(each) for each in plan.outlooks]
     return Sheet(
         "A plan",
         lead,
         [
-            PageSection("Links", _drawing(plan), columns, rows, [_LEGEND]),
-            PageSection("Machines", None, ("what", "how much"), list(_facts(plan)), _ASSUMED),
+            PageSection("Links", [table(columns, rows, _DISPENSABLE)], [_LEGEND], _drawing(plan)),
+            PageSection("Machines", [table(("what", "how much"), list(_facts(plan)), (), ("how much",))], _ASSUMED),
         ],
+        {
+            "wanted": asdict(wanted) | {"islands": [island.name for island in wanted.islands]},
+            "programs": [
+                {
+                    **asdict(each.links),
+                    **{name: getattr(each, name) for name in ("step_seconds", "goodput", "uptime")},
+                    "cost_per_1000_steps": each.cost,
+                }
+                for each in plan.outlooks
+            ],
+            "memory_bytes": plan.memory,
+            "islands": list(_islands(plan)),
+            "merge": {**asdict(plan.rates), "seconds": plan.merge_seconds, "overlap_left_seconds": plan.overlap_left},
+            "cost_per_hour": plan.cost_per_hour,
+        },
     )
-
-
-def _rows(plan: RunPlan) -> list[tuple[str, ...]]:
-    """The names of the columns, and a row for each program; with what 1000 steps that count cost, where it is known."""
-    rows = [_COLUMNS, *map(_row, plan.outlooks)]
-    if plan.cost_per_hour is None:
-        return rows
-    costs = ["1000 steps cost", *(f"{each.cost:,.2f}" for each in plan.outlooks if each.cost is not None)]
-    return [(*row, cost) for row, cost in zip(rows, costs, strict=True)]
 
 
 def _row(of: Outlook) -> tuple[str, ...]:

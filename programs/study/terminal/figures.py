@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, final
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from isthmus.programs.engine.report.sheet import Column, Sheet
 from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.words import book_lines, snapshot_lines, store_line
 from isthmus.runtime.cores.membership_messages import SILENT
@@ -324,21 +327,6 @@ _GAPS: Final = (2, 1)
 """Spaces between columns: as many as there is room for."""
 
 
-class Column(NamedTuple):
-    """A column with its cells; `usual` is the width in letters that it keeps free, `is_text` sets it to the left."""
-
-    name: str
-    cells: Sequence[str | Text]
-    usual: int = 0
-    is_text: bool = False
-
-    @property
-    def width(self) -> int:
-        """Its width in characters."""
-        cells = (cell.plain if isinstance(cell, Text) else cell for cell in self.cells)
-        return max(self.usual, cell_len(self.name), *map(cell_len, cells), 0)
-
-
 def fitted(columns: Iterable[Column], width: int, dispensable: Iterable[str] = ()) -> Table:
     """A table at most `width` letters wide: of `dispensable` the first are left out first, until the others fit."""
     shown, spare = list(columns), list(dispensable)
@@ -362,7 +350,12 @@ def in_lines(columns: Iterable[Column], width: int, gap: int) -> Iterator[Table]
 
 
 def _fits(columns: Sequence[Column], width: int, gap: int) -> bool:
-    return sum(column.width for column in columns) + gap * (len(columns) - 1) <= width
+    return sum(map(_width, columns)) + gap * (len(columns) - 1) <= width
+
+
+def _width(column: Column) -> int:
+    cells = (cell.plain if isinstance(cell, Text) else cell for cell in column.cells)
+    return max(column.usual, cell_len(column.name), *map(cell_len, cells), 0)
 
 
 def _drawn(columns: Sequence[Column], gap: int) -> Table:
@@ -380,6 +373,28 @@ def _drawn(columns: Sequence[Column], gap: int) -> Table:
 def _cell(cell: str | Text) -> Text:
     """A cell as it stands, without the markup or control characters of whoever wrote it."""
     return Text(printable(cell)) if isinstance(cell, str) else Text(printable(cell.plain), style=cell.style)
+
+
+_WIDE: Final = 160
+"""Characters of a line where the output is no terminal."""
+
+
+def show(sheet: Sheet, *, as_json: bool, last: str = "") -> None:
+    """Print a result as JSON, or its tables and sentences with a `last` line; the command names the first section."""
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(sheet.data), indent=2).decode() + "\n")
+        return
+    console = Screen()
+    console.width = console.width if console.is_terminal else _WIDE
+    for part in (part for part in sheet.parts if not part.is_detail):
+        if part is not sheet.parts[0]:
+            console.print(Text(f"\n{printable(part.title)}", "bold"))
+        for table in part.tables:
+            console.print(fitted(table.columns, console.width, table.dispensable), Text(""), sep="\n")
+        for note in part.notes:
+            console.print(Text(printable(note)), soft_wrap=True)
+    for line in filter(None, (sheet.missing, last)):
+        console.print(Text(printable(line)), soft_wrap=True)
 
 
 RETIRED: Final = ("expelled", "left", "left out", "given up")
