@@ -21,7 +21,7 @@ from isthmus.programs.settings import Text, collecting
 from isthmus.programs.study.lab import compare as folders
 from isthmus.programs.study.lab.compare import ComparisonPlan, ComparisonRequest, Pacing, plan
 from isthmus.programs.study.lab.compare_outcome import comparison
-from isthmus.programs.study.lab.compare_page import PAGE, RunsProgress, sheet
+from isthmus.programs.study.lab.compare_page import PAGE, sheet
 from isthmus.programs.study.lab.compare_runs import carry_out
 from isthmus.programs.study.terminal.figures import show
 from isthmus.runtime.errors import ConfigError, Fault
@@ -52,16 +52,11 @@ def compare(options: CompareOptions, *, as_json: bool) -> bool:
     comparison_plan = msgspec.convert(in_child(lambda: msgspec.to_builtins(_plan(options))), ComparisonPlan)
     folder = folders.folder_of(comparison_plan, options.folder)
     comparison_plan = folders.opened(folder, comparison_plan)
-    progress = RunsProgress()
     try:
         with RunLock(folder):
-            failed = carry_out(folder, comparison_plan, options.seeds, progress.on_event)
-            progress.clear()
+            failed = carry_out(folder, comparison_plan, options.seeds)
             result = sheet(comparison(folder, comparison_plan, options.seeds, failed))
             write_sheet(folder / PAGE, result)
-    except KeyboardInterrupt:
-        progress.broken_off()
-        raise
     except InUseError as error:
         do = "Wait for its end; then the same command shows what came of it."
         raise ConfigError(f"Comparing in {folder}", "a folder that nobody else uses", str(error), do) from None

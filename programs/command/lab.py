@@ -8,7 +8,6 @@ them in `simulation.workers`.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -18,11 +17,12 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from isthmus.programs import DEFAULT, SHIPPED, settings
 from isthmus.programs.command.config import absolute
 from isthmus.programs.command.options import Options
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.request.new_folder import choose
 from isthmus.programs.engine.results.words import seconds
 from isthmus.programs.engine.run.in_processes import in_child
@@ -35,7 +35,7 @@ from isthmus.programs.study.simulation import searches
 from isthmus.programs.study.simulation.searches import PHASES, idle, rare, rare_steps
 from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.programs.study.simulation.universe import Outcome
-from isthmus.programs.study.terminal.figures import show
+from isthmus.programs.study.terminal.figures import ProgressLine, show
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.files import write_json
 
@@ -58,7 +58,7 @@ def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
     folder = choose(run_dir, "chaos", datetime.now())
     tried: list[Tried] = []
     for order in orders:
-        tried.append(try_program(order, hosts[order.program], plan, folder, tried[:1], _say))
+        tried.append(try_program(order, hosts[order.program], plan, folder, tried[:1], ProgressLine().say))
         write_json(folder / FIGURES, as_data(tried))
         sheet = write_page(folder, tried)
     show(sheet, as_json=as_json, last=f"page  {os.path.relpath(folder / PAGE)}")
@@ -108,14 +108,6 @@ def _hosts(order: TrainingOrder) -> list[str]:
     return [f"{role}/{slot}" for role, count in counts.items() for slot in range(count)]
 
 
-# -- telling -----------------------------------------------------------------------------------------------------------
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
 SEED_MAX: Final = (1 << 63) - 1
 PROGRESS_SECONDS: Final = 0.5
 
@@ -147,33 +139,32 @@ def world(
     if has_gangs:
         searches.check(program)
     again = partial(command, program=program, more=" --deaths" * is_deadly + " --gangs" * has_gangs)
-    begun = time.monotonic()
-    outcomes, told_at, failed = [], begun, 0
+    begun = told_at = time.monotonic()
+    outcomes, failed, line = list[Outcome](), 0, ProgressLine()
     tried = partial(searches.run_deadly if is_deadly else searches.run_ganged if has_gangs else run, program=program)
     for outcome in searches.outcomes(tried, range(seed, seed + seeds)):
         outcomes.append(outcome)
         failed += outcome.violation is not None
         if outcome.violation is not None and not as_json:
-            _clear()
+            line.show("")
             sys.stdout.write(story(outcome, again) + "\n")
             sys.stdout.flush()
         now = time.monotonic()
-        if now - told_at >= PROGRESS_SECONDS and sys.stderr.isatty():
+        if now - told_at >= PROGRESS_SECONDS:
             told_at = now
-            _clear(progress(len(outcomes), seeds, failed, now - begun))
-    _clear()
+            line.show(progress(len(outcomes), seeds, failed, now - begun))
+    line.show("")
     outcomes.sort(key=lambda outcome: outcome.seed)
     took = time.monotonic() - begun
+    phases = sum((outcome.phases for outcome in outcomes), Counter[tuple[str, str]]())
+    guards = sum((outcome.guards for outcome in outcomes), Counter[str]())
     if is_deadly:
-        missing = rare_steps(_phases(outcomes), least)
+        missing = rare_steps(phases, least)
     elif has_gangs:
-        missing = searches.unseen(_guards(outcomes)) if least else []
+        missing = searches.unseen(guards) if least else []
     else:
-        missing = rare(_phases(outcomes), program, least) + (idle(_guards(outcomes), program) if least else [])
-    if as_json:
-        sys.stdout.write(json.dumps(as_object(outcomes, took, again, missing), indent=2) + "\n")
-    else:
-        sys.stdout.write(table(outcomes, took) + "".join(f"too rare: {each}\n" for each in missing))
+        missing = rare(phases, program, least) + (idle(guards, program) if least else [])
+    show(_sheet(outcomes, phases, guards, took, again, missing), as_json=as_json)
     return not failed and not missing
 
 
@@ -198,35 +189,17 @@ def command(seed: int, program: str, *, more: str = "") -> str:
     return f"isthmus simulate world --seed {seed}{named}{more}"
 
 
-def table(outcomes: list[Outcome], took: float) -> str:
-    """Counts of each kind of fault by phase of the runs, and of each guard; and the figures."""
-    phases = _phases(outcomes)
-    wide = max(12, *(len(kind) + 1 for kind, _ in phases)) if phases else 12
-    lines = [f"{'fault':<{wide}}" + "".join(f"{phase:>10}" for phase in PHASES) + f"{'in all':>10}"]
-    for kind in sorted({kind for kind, _ in phases}):
-        counts = [phases[kind, phase] for phase in PHASES]
-        lines.append(f"{kind:<{wide}}" + "".join(f"{count:>10}" for count in (*counts, sum(counts))))
-    guards = _guards(outcomes)
-    lines += ["", *(f"{name:<36}{count:>6}" for name, count in sorted(guards.items()))]
-    failed = sum(outcome.violation is not None for outcome in outcomes)
-    passed = sum(outcome.seconds for outcome in outcomes)
-    many = "1 seed" if len(outcomes) == 1 else f"{len(outcomes)} seeds"
-    lines += [
-        "",
-        f"{many}, {failed or 'none'} with a violation; "
-        f"{seconds(passed)} of virtual time in {seconds(took)}, "
-        f"{60 * len(outcomes) / took:.0f} seeds a minute",
-    ]
-    if len(outcomes) == 1:
-        lines.append(f"tape {outcomes[0].tape_digest}")
-    return "\n".join(lines) + "\n"
-
-
-def as_object(outcomes: list[Outcome], took: float, again: Callable[[int], str], missing: list[str]) -> dict[str, Any]:
-    """The results as data; `failures` are the seeds with a violation, `too_rare` the `missing` faults."""
-    faults: Counter[str] = Counter()
-    for outcome in outcomes:
-        faults += outcome.faults
+def _sheet(
+    outcomes: list[Outcome],
+    phases: Counter[tuple[str, str]],
+    guards: Counter[str],
+    took: float,
+    again: Callable[[int], str],
+    missing: list[str],
+) -> Sheet:
+    """Counts of each kind of fault by phase of the runs, and of each guard; in its data `failures` are the seeds with a
+    violation, `too_rare` the `missing` faults."""
+    counts = {kind: {phase: phases[kind, phase] for phase in PHASES} for kind in sorted({kind for kind, _ in phases})}
     failures = [
         {
             "seed": outcome.seed,
@@ -238,20 +211,30 @@ def as_object(outcomes: list[Outcome], took: float, again: Callable[[int], str],
         for outcome in outcomes
         if outcome.violation is not None
     ]
-    phases = _phases(outcomes)
-    summary: dict[str, Any] = {
+    digest = {"tape_digest": outcomes[0].tape_digest} if len(outcomes) == 1 else {}
+    data = {
         "seeds": len(outcomes),
         "violations": len(failures),
-        "faults": dict(sorted(faults.items())),
-        "phases": {kind: {phase: phases[kind, phase] for phase in PHASES} for kind in sorted(faults)},
-        "guards": dict(sorted(_guards(outcomes).items())),
+        "faults": {kind: sum(each.values()) for kind, each in counts.items()},
+        "phases": counts,
+        "guards": dict(sorted(guards.items())),
         "seeds_per_minute": round(60 * len(outcomes) / took, 1),
         "failures": failures,
         "too_rare": missing,
+        **digest,
     }
-    if len(outcomes) == 1:
-        summary["tape_digest"] = outcomes[0].tape_digest
-    return summary
+    virtual = sum(outcome.seconds for outcome in outcomes)
+    lead = (
+        f"{len(outcomes)} seed{'s' * (len(outcomes) > 1)}, {len(failures) or 'none'} with a violation; "
+        f"{seconds(virtual)} of virtual time in {seconds(took)}, {60 * len(outcomes) / took:.0f} seeds a minute"
+    )
+    faults = [[kind, *map(str, (*each.values(), sum(each.values())))] for kind, each in counts.items()]
+    tables = [
+        table(("fault", *PHASES, "in all"), faults),
+        table(("guard", "times"), [(name, str(count)) for name, count in sorted(guards.items())]),
+    ]
+    notes = [lead, *(f"tape {each}" for each in digest.values()), *(f"too rare: {each}" for each in missing)]
+    return Sheet("Universes", lead, [PageSection("Faults", tables, notes)], data)
 
 
 def _check(seed: int, seeds: int, least: int, program: str) -> None:
@@ -265,24 +248,3 @@ def _check(seed: int, seeds: int, least: int, program: str) -> None:
     if faults:
         raise ConfigError.of(faults)
     shape_of(seed, program)
-
-
-def _phases(outcomes: list[Outcome]) -> Counter[tuple[str, str]]:
-    phases: Counter[tuple[str, str]] = Counter()
-    for outcome in outcomes:
-        phases += outcome.phases
-    return phases
-
-
-def _guards(outcomes: list[Outcome]) -> Counter[str]:
-    guards: Counter[str] = Counter()
-    for outcome in outcomes:
-        guards += outcome.guards
-    return guards
-
-
-def _clear(line: str = "") -> None:
-    """Show a line of progress in the place of the one before."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()

@@ -1,23 +1,18 @@
-"""The page of a comparison: the terminal's figures, with curves and intervals, in one file that loads nothing.
+"""The result of a comparison: its tables, and its page with curves and intervals, one file that loads nothing.
 
 A curve is the mean over seeds at equal shares of the tokens: of the loss, and of the time and bytes that it took to get
 there, so that it is one curve along each axis. Thin lines are single seeds.
-
-A comparison on the terminal: a line while its runs are in progress, and a table of its sides.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any, Final, final
+from typing import Any, Final
 
 from markupsafe import Markup
 
-from isthmus.programs.engine.islands.environment import ProcessPlaces
 from isthmus.programs.engine.report.charts_drawing import (
     Scale,
     drawing,
@@ -42,7 +37,6 @@ from isthmus.programs.study.lab.compare_outcome import (
     FigureDifference,
     Side,
 )
-from isthmus.programs.study.lab.compare_runs import RunEvent
 
 PAGE: Final = "compare.html"
 _SHARES: Final = [share / 40 for share in range(41)]
@@ -229,67 +223,6 @@ def _interval(side: Side, gap: FigureDifference, scale: Scale, y: float) -> Mark
         parts.append(rectangle(scale(gap.low), y - 2, scale(gap.high) - scale(gap.low), 4, "chip", title))
     parts.append(rectangle(scale(gap.mean) - 4, y - 7, 8, 14, "chip", title))
     return joined(parts)
-
-
-@final
-class RunsProgress:
-    """Shows the runs in progress on standard error: on a terminal in one line that changes, else in a line a run."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._begun = time.monotonic()
-        self._finished = 0
-        self._done = "no"
-
-    def on_event(self, event: RunEvent | ProcessPlaces) -> None:
-        """Show it."""
-        if isinstance(event, ProcessPlaces):
-            self._line(placed(event))
-            return
-        self._done = f"{event.done} of {event.many}"
-        if event.failure:
-            self._line(f"{event.name} failed: {event.failure}")
-        elif event.summary is not None:
-            self._finished += 1
-            took = seconds(event.summary.get("wall_seconds"))
-            loss = decimal(event.summary.get("eval_loss_final"))
-            self._line(f"{event.done} of {event.many}  {event.name}: {loss}, {took}{self._left(event)}")
-        elif self._is_terminal:
-            share = "" if event.share is None else f" {100 * event.share:.0f} %"
-            sys.stderr.write(f"\r\x1b[2K{event.done} of {event.many} runs; {event.name}{share}")
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self._is_terminal:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
-
-    def broken_off(self) -> None:
-        """Print that the comparison was interrupted, and how to continue it."""
-        self._line(f"{self._done} runs are done; the same command goes on with the others.")
-
-    def _left(self, news: RunEvent) -> str:
-        left = (time.monotonic() - self._begun) / self._finished * (news.many - news.done)
-        return f"; about {seconds(left)} left" if left else ""
-
-    def _line(self, text: str) -> None:
-        self.clear()
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-
-
-def placed(where: ProcessPlaces) -> str:
-    """The devices of runs in virtual time, in words."""
-    count = len(where.environments)
-    runs = "one run at a time" if count == 1 else f"{count} runs at once"
-    if not where.devices:
-        platform = "what JAX_PLATFORMS names" if where.platform is None else "the CPU"
-        return f"Computing on {platform}, {runs}."
-    kind = "GPU" if where.platform == "cuda" else "TPU chip"
-    many = f"{where.devices} {kind}{'s' if where.devices > 1 else ''}"
-    share = "" if where.share is None else f", each with {where.share:g} of the memory of one"
-    return f"Computing on {many}, {runs}{share}. JAX_PLATFORMS=cpu has them on the CPU."
 
 
 def notes(comparison: Comparison) -> Iterator[str]:

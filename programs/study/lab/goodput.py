@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, final
 from isthmus.programs.engine.report.charts_lines import ChartLine, draw_lines
 from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.results.words import UNKNOWN, percent, scaled
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.programs.study.lab.demands import Demand, check, within
 
 YEAR_SECONDS: Final = 365.25 * 86_400
 UPTIME_STEPS: Final = 3
@@ -226,20 +226,24 @@ def _cell(program: str, learners: int, chips: int, seeds: int) -> Cell:
 
 
 def _check(learners: Sequence[int], chips: Sequence[int], seeds: int) -> None:
-    doing, faults = "Reading the options of `isthmus simulate goodput`", list[Fault]()
-    if not learners or not all(1 <= count <= LEARNERS_MAX for count in learners):
-        actual = ", ".join(map(str, learners)) or "none"
-        faults.append(Fault(doing, f"--learners from 1 to {LEARNERS_MAX}", actual, "Say how many, as in 1,2,4."))
-    slice_chips = TERMS[DECOUPLED].slice_chips
+    slice_chips = FailureTerms().slice_chips
     least = slice_chips * max([1, *learners])
-    if not chips or not all(least <= many <= CHIPS_MAX for many in chips):
-        actual = ", ".join(map(str, chips)) or "none"
-        expected = f"--chips from {least:,} (a slice of {slice_chips} for each learner) to {CHIPS_MAX:,}"
-        faults.append(Fault(doing, expected, actual, "Take more chips, or fewer learners."))
-    if not 1 <= seeds <= SEEDS_MAX:
-        faults.append(Fault(doing, f"--seeds from 1 to {SEEDS_MAX}", str(seeds), "Say how many days to try."))
-    if faults:
-        raise ConfigError.of(faults)
+    demands = [
+        Demand(
+            bool(learners) and all(1 <= count <= LEARNERS_MAX for count in learners),
+            f"--learners from 1 to {LEARNERS_MAX}",
+            ", ".join(map(str, learners)) or "none",
+            "Say how many, as in 1,2,4.",
+        ),
+        Demand(
+            bool(chips) and all(least <= many <= CHIPS_MAX for many in chips),
+            f"--chips from {least:,} (a slice of {slice_chips} for each learner) to {CHIPS_MAX:,}",
+            ", ".join(map(str, chips)) or "none",
+            "Take more chips, or fewer learners.",
+        ),
+        within("--seeds", seeds, 1, SEEDS_MAX, "Say how many days to try."),
+    ]
+    check("Reading the options of `isthmus simulate goodput`", demands)
 
 
 SOURCE: Final = "arXiv 2604.21428"

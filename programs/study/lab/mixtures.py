@@ -19,10 +19,11 @@ from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.request.run_settings import SNAPSHOT_SECONDS_DEFAULT
 from isthmus.programs.engine.results.words import percent, seconds
+from isthmus.programs.study.lab.demands import Demand, check, within
 from isthmus.programs.study.simulation import toy_task
 from isthmus.programs.study.simulation.universe import FOLDER
 from isthmus.programs.study.simulation.virtual_run import VirtualPace
-from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.ids import Replica
@@ -130,7 +131,11 @@ def borrowed(learners: int, steps: int, seed: int) -> list[Borrowed]:
     When learners were borrowed was not published; from half of the tokens on, without any cost, is 1/2 + 1/2 / (1 +
     more), within a point of the published figure for each case.
     """
-    _check_borrowed(learners, steps)
+    is_right = 4 <= learners <= BORROWED_LEARNERS_MAX and learners % 4 == 0
+    expected = f"--learners a multiple of 4 from 4 to {BORROWED_LEARNERS_MAX}"
+    do = "25 % more of it has to be a number of learners."
+    wanted = Demand(is_right, expected, str(learners), do)
+    check("Reading the options of `isthmus simulate borrowed`", [wanted, _steps(steps)])
     alone = measured(Program("decoupled-diloco"), learners=learners, steps=steps, pace=_PACE, seed=seed).summary
     half = alone["start_seconds"] + alone["wall_seconds"] / 2
     cases = []
@@ -143,17 +148,6 @@ def borrowed(learners: int, steps: int, seed: int) -> list[Borrowed]:
         time, share = took / alone["wall_seconds"], guests / run["tokens_total"]
         cases.append(Borrowed(more, len(joining), took, time, limit, share, decoupled, data_parallel))
     return cases
-
-
-def _check_borrowed(learners: int, steps: int) -> None:
-    doing, faults = "Reading the options of `isthmus simulate borrowed`", list[Fault]()
-    if not (4 <= learners <= BORROWED_LEARNERS_MAX and learners % 4 == 0):
-        expected = f"--learners a multiple of 4 from 4 to {BORROWED_LEARNERS_MAX}"
-        faults.append(Fault(doing, expected, str(learners), "25 % more of it has to be a number of learners."))
-    if not 50 <= steps <= STEPS_MAX:
-        faults.append(Fault(doing, f"--steps from 50 to {STEPS_MAX}", str(steps), "Say how many a learner makes."))
-    if faults:
-        raise ConfigError.of(faults)
 
 
 SLOWER: Final = 0.68
@@ -198,7 +192,14 @@ def mixed(learners: int, slower: float, steps: int, seed: int) -> list[Mixed]:
     jitter. How much slower they are was not published: 0.68 is what lock-step with 84 % implies, (1 + 0.68) / 2, so
     that case is set by the published figure.
     """
-    _check_speeds(learners, slower, steps)
+    check(
+        "Reading the options of `isthmus simulate speeds`",
+        [
+            within("--learners", learners, 2, SPEEDS_LEARNERS_MAX, "Say how many there are."),
+            within("--slower", slower, 0.05, 1, "Say how fast the slower half is."),
+            _steps(steps),
+        ],
+    )
     speeds = tuple(1.0 if slot < (learners + 1) // 2 else slower for slot in range(learners))
     cases = []
     for case, program in CASES.items():
@@ -219,18 +220,8 @@ def _stepping(run: Measured, learners: int) -> float:
     return spent / (learners * (last - first))
 
 
-def _check_speeds(learners: int, slower: float, steps: int) -> None:
-    doing, faults = "Reading the options of `isthmus simulate speeds`", list[Fault]()
-    if not 2 <= learners <= SPEEDS_LEARNERS_MAX:
-        faults.append(
-            Fault(doing, f"--learners from 2 to {SPEEDS_LEARNERS_MAX}", str(learners), "Say how many there are.")
-        )
-    if not 0.05 <= slower <= 1:
-        faults.append(Fault(doing, "--slower from 0.05 to 1", f"{slower:g}", "Say how fast the slower half is."))
-    if not 50 <= steps <= STEPS_MAX:
-        faults.append(Fault(doing, f"--steps from 50 to {STEPS_MAX}", str(steps), "Say how many a learner makes."))
-    if faults:
-        raise ConfigError.of(faults)
+def _steps(steps: int) -> Demand:
+    return within("--steps", steps, 50, STEPS_MAX, "Say how many a learner makes.")
 
 
 _DRAWN: Final = "Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428."

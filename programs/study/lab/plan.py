@@ -24,8 +24,10 @@ from isthmus.programs.engine.report.charts_drawing import Scale, drawing, line, 
 from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
 from isthmus.programs.study.aot.figures import Target, target
+from isthmus.programs.study.lab import demands
+from isthmus.programs.study.lab.demands import Demand, within
 from isthmus.programs.study.lab.goodput import DATA_PARALLEL, ELASTIC, SECONDS, TERMS, YEAR_SECONDS, goodput_of
-from isthmus.runtime.errors import ConfigError, Fault, nearest
+from isthmus.runtime.errors import ConfigError, nearest
 
 LEARNERS_MAX: Final = 1024
 PARAMETERS_MAX: Final = 1e14
@@ -85,31 +87,26 @@ def islands_of(names: Sequence[str], learners: int) -> tuple[Target, ...]:
 
 def check(wanted: PlanRequest) -> None:
     """ConfigError with everything that cannot be."""
-    faults = [
-        Fault(_DOING, expected, actual, do) for is_right, expected, actual, do in _demands(wanted) if not is_right
-    ]
-    if faults:
-        raise ConfigError.of(faults)
+    demands.check(_DOING, _demands(wanted))
 
 
-def _demands(of: PlanRequest) -> list[tuple[bool, str, str, str]]:
-    """Each demand as (is met, expected, found, what to do)."""
+def _demands(of: PlanRequest) -> list[Demand]:
     least = f"from 1 to {of.interval}, no more than --interval"
-    demands = [
-        _within(of.parameters, 1, PARAMETERS_MAX, "--parameters", "Say how many, as in 12e9."),
-        _within(of.learners, 1, LEARNERS_MAX, "--learners", "Say how many there are."),
-        _within(of.step_seconds, 1e-6, 1e6, "--step-seconds", "Say how long an inner step takes."),
-        _within(of.interval, 1, 1e6, "--interval", "Say after how many steps a fragment is merged again."),
-        _within(of.fragments, 1, _fragments_max(of), "--fragments", "Say into how many to cut the model."),
-        (
+    demanded = [
+        within("--parameters", of.parameters, 1, PARAMETERS_MAX, "Say how many, as in 12e9."),
+        within("--learners", of.learners, 1, LEARNERS_MAX, "Say how many there are."),
+        within("--step-seconds", of.step_seconds, 1e-6, 1e6, "Say how long an inner step takes."),
+        within("--interval", of.interval, 1, 1e6, "Say after how many steps a fragment is merged again."),
+        within("--fragments", of.fragments, 1, _fragments_max(of), "Say into how many to cut the model."),
+        Demand(
             1 <= of.overlap <= of.interval,
             f"--overlap {least}",
             str(of.overlap),
             "Say in how many steps it is back.",
         ),
-        _within(of.shards, 1, min(max(of.fragments, 1), 1e6), "--shards", "A shard has a fragment at least."),
-        _within(of.gradient_share, 1e-6, 1, "--gradient-share", "Say in which share of a step gradients may cross."),
-        _within(of.failures_per_year, 0, 1e4, "--failures-per-year", "Say how often a chip fails."),
+        within("--shards", of.shards, 1, min(max(of.fragments, 1), 1e6), "A shard has a fragment at least."),
+        within("--gradient-share", of.gradient_share, 1e-6, 1, "Say in which share of a step gradients may cross."),
+        within("--failures-per-year", of.failures_per_year, 0, 1e4, "Say how often a chip fails."),
     ]
     for option, value, most in (
         ("--link-gbits", None if of.link_bits is None else of.link_bits / 1e9, 1e6),
@@ -117,22 +114,17 @@ def _demands(of: PlanRequest) -> list[tuple[bool, str, str, str]]:
         ("--price", of.price_per_hour, 1e6),
     ):
         if value is not None:
-            demands.append(_within(value, 1 if option == "--chips" else 1e-6, most, option, "Leave it out, or say it."))
+            demanded.append(within(option, value, 1 if option == "--chips" else 1e-6, most, "Leave it out, or say it."))
     for option, form in (("--push", of.push), ("--update", of.update), ("--gradients", of.gradients)):
-        demands.append((form in BITS, f"{option} one of {', '.join(BITS)}", repr(form), nearest(form, BITS)))
+        demanded.append(Demand(form in BITS, f"{option} one of {', '.join(BITS)}", repr(form), nearest(form, BITS)))
     if of.chips is not None and of.chips < of.learners:
-        demands.append((False, "--chips at least one for each learner", str(of.chips), "Take more chips."))
-    return demands
+        demanded.append(Demand(False, "--chips at least one for each learner", str(of.chips), "Take more chips."))
+    return demanded
 
 
 def _fragments_max(of: PlanRequest) -> float:
     """A fragment has a parameter at least; where there cannot be so many parameters, that says it."""
     return min(of.parameters, 1e6) if 1 <= of.parameters <= PARAMETERS_MAX else 1e6
-
-
-def _within(value: float, least: float, most: float, option: str, do: str) -> tuple[bool, str, str, str]:
-    is_right = math.isfinite(value) and least <= value <= most
-    return is_right, f"{option} from {least:g} to {most:g}", f"{value:g}", do
 
 
 LARGEST: Final = 4 / 3

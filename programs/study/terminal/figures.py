@@ -39,6 +39,26 @@ if TYPE_CHECKING:
 
 
 @final
+class ProgressLine:
+    """A line on standard error that changes while something goes on, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stderr.isatty()
+
+    def show(self, text: str) -> None:
+        """Show `text` in place of the one before, on a terminal alone."""
+        if self.is_terminal:
+            sys.stderr.write(f"\r\x1b[2K{text}")
+            sys.stderr.flush()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.show("")
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+@final
 class Screen(Console):
     """Standard output: BrokenPipeError where its reader is gone, and not the end of the process."""
 
@@ -363,7 +383,11 @@ def _drawn(columns: Sequence[Column], gap: int) -> Table:
     for column in columns:
         least = column.usual if column.is_text else None
         table.add_column(
-            Text(printable(column.name)), justify="left" if column.is_text else "right", no_wrap=True, min_width=least
+            Text(printable(column.name)),
+            justify="left" if column.is_text else "right",
+            no_wrap=not column.is_text,
+            overflow="fold",
+            min_width=least,
         )
     for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(_cell, row))
