@@ -31,12 +31,13 @@ from isthmus.programs.study.lab.chaos_page import PAGE, write_page
 from isthmus.programs.study.lab.chaos_plan import ChaosPlan
 from isthmus.programs.study.lab.chaos_strikes import check_permitted
 from isthmus.programs.study.lab.chaos_trial import TrainingOrder, Tried, as_data, try_program
+from isthmus.programs.study.lab.demands import Demand, check
 from isthmus.programs.study.simulation import searches
 from isthmus.programs.study.simulation.searches import PHASES, idle, rare, rare_steps
 from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.programs.study.simulation.universe import Outcome
 from isthmus.programs.study.terminal.figures import ProgressLine, show
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import write_json
 
 PROGRAMS: Final = (DEFAULT, "data-parallel", "elastic-data-parallel")
@@ -238,13 +239,10 @@ def _sheet(
 
 
 def _check(seed: int, seeds: int, least: int, program: str) -> None:
-    doing, faults = "Reading the options of `isthmus simulate world`", []
-    if not 0 <= seed <= SEED_MAX:
-        faults.append(Fault(doing, f"--seed from 0 to {SEED_MAX}", str(seed), "Choose another."))
-    if seeds < 1:
-        faults.append(Fault(doing, "--seeds of at least 1", str(seeds), "Say how many seeds to try."))
-    if least < 0:
-        faults.append(Fault(doing, "--each of at least 0", str(least), "Say how often each fault has to happen."))
-    if faults:
-        raise ConfigError.of(faults)
+    wanted = [
+        Demand(0 <= seed <= SEED_MAX, f"--seed from 0 to {SEED_MAX}", str(seed), "Choose another."),
+        Demand(seeds >= 1, "--seeds of at least 1", str(seeds), "Say how many seeds to try."),
+        Demand(least >= 0, "--each of at least 0", str(least), "Say how often each fault has to happen."),
+    ]
+    check("Reading the options of `isthmus simulate world`", wanted)
     shape_of(seed, program)

@@ -122,11 +122,16 @@ def _scalar(record: RunRecord, name: str, title: str) -> Chart:
         return [(report.time, value) for report in part if (value := report.of(name)) is not None]
 
     # The last curve is drawn above the others.
-    curves = [*reported(record, places), *_evaluated(record, name)]
+    curves = [*reported(record, places), *evaluated(record, name, "global model, held-out data", "accent")]
+    bands = [_band(record, item, "evaluator away") for item in _evaluator_away(record)]
+    return metric_chart(name, title, curves, bands[:_BANDS_MAX])
+
+
+def metric_chart(name: str, title: str, curves: list[Curve], bands: list[Band]) -> Chart:
+    """The chart of a metric; that of a loss which falls far is logarithmic."""
     values = [value for curve in curves for value in curve.values if value is not None]
     is_logarithmic = name == LOSS and bool(values) and 0 < _LOGARITHMIC_MIN * min(values) <= max(values)
-    bands = [_band(record, item, "evaluator away") for item in _evaluator_away(record)]
-    return Chart("loss" if name == LOSS else f"metric {name}", title, curves, bands[:_BANDS_MAX], is_logarithmic)
+    return Chart("loss" if name == LOSS else f"metric {name}", title, curves, bands, is_logarithmic)
 
 
 def _paces(record: RunRecord, window: TimeWindow | None) -> Chart:
@@ -139,7 +144,7 @@ def _paces(record: RunRecord, window: TimeWindow | None) -> Chart:
     return Chart("pace", "Inner steps a second", reported(record, step_rates, _PACE_STRETCHES_MAX), bands)
 
 
-def _evaluated(record: RunRecord, name: str) -> Iterator[Curve]:
+def evaluated(record: RunRecord, name: str, label: str, colour: str, *, is_main: bool = True) -> Iterator[Curve]:
     """The curve of the global model, broken where the evaluator was away; none before the first evaluation."""
     gaps = _evaluator_away(record)
     pieces: list[list[tuple[float, float, float]]] = [[]]
@@ -152,7 +157,7 @@ def _evaluated(record: RunRecord, name: str) -> Iterator[Curve]:
             pieces.append([])
         pieces[-1].append((item.tokens, item.time, value))
     if pieces[0]:
-        yield _curve("global model, held-out data", "accent", pieces, is_main=True)
+        yield _curve(label, colour, pieces, is_main=is_main)
 
 
 def _evaluator_away(record: RunRecord) -> list[Absence]:

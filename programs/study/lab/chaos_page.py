@@ -24,12 +24,11 @@ from isthmus.programs.engine.report.charts_drawing import (
     text,
     titled,
 )
-from isthmus.programs.engine.report.charts_lines import Chart, Curve
+from isthmus.programs.engine.report.charts_lines import Chart, evaluated
 from isthmus.programs.engine.report.charts_timeline import TimeWindow
 from isthmus.programs.engine.report.page import REPORT, document, write_sheet
 from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
-from isthmus.programs.engine.results.lines import EvaluationLine
-from isthmus.programs.engine.results.reading import load
+from isthmus.programs.engine.results.lines import LOSS, EvaluationLine
 from isthmus.programs.engine.results.record import RunRecord
 from isthmus.programs.engine.results.words import decimal, percent, seconds, whole
 from isthmus.programs.study.lab.chaos_trial import Recovery, TrialFigures, Tried, as_data, headline
@@ -67,10 +66,10 @@ def kept(tried: Sequence[Tried]) -> Markup:
     return drawing(_WIDTH, 6 + len(tried) * (_BAR + 8), label, *parts)
 
 
-def whole_run(struck: TrialFigures, record: RunRecord, calm: RunRecord) -> Markup:
+def whole_run(struck: TrialFigures, calm: RunRecord) -> Markup:
     """Steps, faults and loss, one below the other on one axis of time."""
     parts, y = list[Markup](), 0.0
-    for each in _strips(struck, record, calm):
+    for each in _strips(struck, calm):
         height = float(each.partition('"')[2].partition('"')[0].rpartition(" ")[2])
         parts.append(
             Markup('<svg y="{}" width="{}" height="{}" ').format(y, _WIDTH, height) + Markup(each[len("<svg ") :])
@@ -79,8 +78,9 @@ def whole_run(struck: TrialFigures, record: RunRecord, calm: RunRecord) -> Marku
     return drawing(_WIDTH, y, "Steps of all learners, what was done to which process, and the global loss", *parts)
 
 
-def _strips(struck: TrialFigures, record: RunRecord, calm: RunRecord) -> Iterator[Markup]:
+def _strips(struck: TrialFigures, calm: RunRecord) -> Iterator[Markup]:
     """Each as wide as all, with the seconds at the same places."""
+    record = struck.record
     window = TimeWindow(0.0, max(record.wall_seconds, 1e-3))
     happened = [each for each in struck.recoveries if each.strike.proof]
     marks = [each.strike.begun - struck.zero for each in happened]
@@ -173,7 +173,6 @@ _DRAWN: Final = (
 
 def write_page(folder: Path, tried: Sequence[Tried]) -> Sheet:
     """Write the page into `folder`, and beside the runs of each program its picture alone; returns what it shows."""
-    records = [(load(each.struck.folder), load(each.calm.folder)) for each in tried]
     parts = [
         PageSection(
             "What it cost",
@@ -183,22 +182,29 @@ def write_page(folder: Path, tried: Sequence[Tried]) -> Sheet:
             "Goodput under the plan, as a share of the program's own undisturbed goodput.",
         )
     ]
-    for each, both in zip(tried, records, strict=True):
-        picture = whole_run(each.struck, *both)
-        write_bytes(each.struck.folder.parent / PICTURE, document(picture).encode("utf-8"))
-        accounts = [whole(each.struck.number(f"tokens_{name}")) for name in _ACCOUNTS]
+    for each in tried:
+        record = each.struck.record
+        picture = whole_run(each.struck, each.calm.record)
+        write_bytes(record.folder.parent / PICTURE, document(picture).encode("utf-8"))
+        accounts = [whole(record.number(f"tokens_{name}")) for name in _ACCOUNTS]
         tables = [table(("tokens trained", *_ACCOUNTS[1:]), [accounts])]
         if each.struck.strikes:
             tables.insert(0, table(_FAULTS, _faults_of(each), ("proof",), ("fault", "host", "proof")))
         parts.append(PageSection(each.order.program, tables, (), picture, _DRAWN))
-    charts = [Chart("loss", "Loss on held-out data", list(_curves(tried, records)), [])]
+    both = [
+        (index, f"{each.order.program}, {name}", run.record, run is each.struck)
+        for index, each in enumerate(tried)
+        for name, run in (("undisturbed", each.calm), ("under the plan", each.struck))
+    ]
+    curves = [
+        curve
+        for index, name, record, is_main in both
+        for curve in evaluated(record, LOSS, name, learner_class(index), is_main=is_main)
+    ]
+    charts = [Chart("loss", "Loss on held-out data", curves, [])]
     note = "Bold curves are of runs under the plan, thin ones of the same run undisturbed."
     parts.append(PageSection("Global loss", (), [note], charts=charts, axes=("time", "tokens"), is_detail=True))
-    reports = [
-        (f"{each.order.program}, {name}", os.path.relpath(one.folder / REPORT, folder), "")
-        for each in tried
-        for name, one in (("undisturbed", each.calm), ("under the plan", each.struck))
-    ]
+    reports = [(name, os.path.relpath(record.folder / REPORT, folder), "") for _, name, record, _ in both]
     parts.append(PageSection("Runs", links=reports, is_detail=True))
     sheet = Sheet("Chaos", " \u00b7 ".join(each.order.program for each in tried), parts, as_data(tried))
     write_sheet(folder / PAGE, sheet)
@@ -207,10 +213,10 @@ def write_page(folder: Path, tried: Sequence[Tried]) -> Sheet:
 
 def _figures(tried: Tried) -> tuple[str, ...]:
     """A row of the programs' table."""
-    struck, calm = tried.struck.number, tried.calm.number
+    struck, calm = tried.struck.record.number, tried.calm.record.number
     return (
         tried.order.program,
-        tried.struck.summary["outcome"],
+        tried.struck.record.text("outcome"),
         *map(seconds, (calm("wall_seconds"), struck("wall_seconds"))),
         *map(percent, (struck("uptime"), calm("goodput"), struck("goodput"), tried.ratio, struck("merged_share"))),
         *map(decimal, (calm("eval_loss_final"), struck("eval_loss_final"))),
@@ -231,19 +237,3 @@ def _faults_of(tried: Tried) -> list[tuple[str, ...]]:
         )
         for each in tried.struck.strikes
     ]
-
-
-def _curves(tried: Sequence[Tried], records: Sequence[tuple[RunRecord, RunRecord]]) -> Iterator[Curve]:
-    """The loss of the global model of each program, undisturbed (thin) and under the plan (bold)."""
-    for index, (each, (struck, calm)) in enumerate(zip(tried, records, strict=True)):
-        for name, record, is_main in (("undisturbed", calm, False), ("under the plan", struck, True)):
-            evaluated = [item for item in record.evaluations if item.eval_loss is not None]
-            if evaluated:
-                yield Curve(
-                    f"{each.order.program}, {name}",
-                    learner_class(index),
-                    [round(item.tokens) for item in evaluated],
-                    [round(item.time, 4) for item in evaluated],
-                    [item.eval_loss for item in evaluated],
-                    is_main,
-                )

@@ -23,7 +23,7 @@ from isthmus.programs.engine.report.charts_drawing import (
     rectangle,
     text,
 )
-from isthmus.programs.engine.report.charts_lines import Chart, Curve
+from isthmus.programs.engine.report.charts_lines import Chart, Curve, metric_chart
 from isthmus.programs.engine.report.page import REPORT
 from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.results.lines import LOSS
@@ -43,7 +43,6 @@ _SHARES: Final = [share / 40 for share in range(41)]
 """Twice as many as a run has evaluations."""
 _CURVES_MAX: Final = 40
 """Curves of a chart; with more only means are drawn."""
-_LOGARITHMIC_MIN: Final = 2.0
 _WIDTH: Final = 1080.0
 _ROW: Final = 26.0
 _NAMES: Final = 330.0
@@ -130,12 +129,9 @@ def sheet(comparison: Comparison) -> Sheet:
 def charts(comparison: Comparison) -> Iterator[Chart]:
     """A chart of every metric that was evaluated while runs were in progress."""
     for metric in comparison.metrics:
-        curves = list(_curves(comparison, metric))
-        values = [value for curve in curves for value in curve.values if value is not None]
-        is_logarithmic = metric == LOSS and bool(values) and 0 < _LOGARITHMIC_MIN * min(values) <= max(values)
-        if curves:
+        if curves := list(_curves(comparison, metric)):
             title = "Loss on held-out data" if metric == LOSS else f"{metric}, on held-out data"
-            yield Chart(f"metric {metric}", title, curves, [], is_logarithmic)
+            yield metric_chart(metric, title, curves, [])
 
 
 def _curves(comparison: Comparison, metric: str) -> Iterator[Curve]:

@@ -353,7 +353,7 @@ def fitted(columns: Iterable[Column], width: int, dispensable: Iterable[str] = (
     while not _fits(shown, width, _GAPS[-1]) and spare:
         name = spare.pop(0)
         shown = [column for column in shown if column.name != name]
-    gap = next((gap for gap in _GAPS if _fits(shown, width, gap)), _GAPS[-1])
+    gap = next((gap for gap in _GAPS if _fits(shown, width, gap)), _GAPS[0])
     return _drawn(shown, gap)
 
 
