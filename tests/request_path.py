@@ -63,7 +63,7 @@ def followed() -> list[str]:
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "argv", ["isthmus", *ARGUMENTS]):
         sys.argv += ["--run-dir", f"{folder}/run"]
         # In this process, and not in a child that it forks; and no further than to the written folder.
-        with mock.patch.object(in_processes, "has_backend", lambda: True), mock.patch.object(start, "_run"):
+        with mock.patch.object(in_processes, "has_backend", return_value=True), mock.patch.object(start, "_run"):
             sys.setprofile(path.profile)
             try:
                 main.main()
