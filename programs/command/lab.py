@@ -37,7 +37,7 @@ from isthmus.programs.study.simulation.searches import PHASES, idle, rare, rare_
 from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.programs.study.simulation.universe import Outcome
 from isthmus.programs.study.terminal.figures import ProgressLine, show
-from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.system.files import write_json
 
 PROGRAMS: Final = (DEFAULT, "data-parallel", "elastic-data-parallel")
@@ -46,8 +46,11 @@ _SUFFIX: Final = ".toml"
 
 
 def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
-    """Try programs under a plan, and show the figures; whether all runs were done and all faults happened. ConfigError
-    for a plan or a request that is wrong, before anything starts."""
+    """Try programs under a plan, and show the figures; whether all runs were done and all faults happened.
+
+    A program that fails is told, and the others go on; RunError if all do. ConfigError for a plan or a request that is
+    wrong, before anything starts.
+    """
     file, programs = _named(what)
     plan = plans.ChaosPlan() if file is None else _read(file)
     plans.check_programs(plan, [*programs, *SHIPPED])
@@ -57,13 +60,20 @@ def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
     check_permitted()
     orders = [_placed(plan, order, hosts[order.program]) for order in orders]
     folder = choose(run_dir, "chaos", datetime.now())
-    tried: list[Tried] = []
+    tried, failures, line = list[Tried](), list[RunError](), ProgressLine()
     for order in orders:
-        tried.append(try_program(order, hosts[order.program], plan, folder, tried[:1], ProgressLine().say))
+        try:
+            tried.append(try_program(order, hosts[order.program], plan, folder, tried[:1], line.say))
+        except RunError as error:
+            failures.append(error)
+            line.say(f"{order.program} failed: {error}")
+            continue
         write_json(folder / FIGURES, as_data(tried))
         sheet = write_page(folder, tried)
+    if not tried:
+        raise failures[0]
     show(sheet, as_json=as_json, last=f"page  {os.path.relpath(folder / PAGE)}")
-    return all(each.is_good for each in tried)
+    return not failures and all(each.is_good for each in tried)
 
 
 def _named(what: Sequence[str]) -> tuple[Path | None, list[str]]:
