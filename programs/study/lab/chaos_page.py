@@ -60,7 +60,9 @@ def kept(tried: Sequence[Tried]) -> Markup:
         parts.append(rectangle(x.start, y, x.stop - x.start, _BAR, "band"))
         if ratio is not None:
             label_text = f"{each.order.program} kept {percent(ratio)} of its undisturbed goodput"
-            parts.append(rectangle(x.start, y, x(min(ratio, 1.0)) - x.start, _BAR, f"chip c{row % 8}", label_text))
+            parts.append(
+                rectangle(x.start, y, x(min(ratio, 1.0)) - x.start, _BAR, f"chip {learner_class(row)}", label_text)
+            )
             parts.append(text(min(x(ratio), x.stop) + 8, y + 18, percent(ratio), "value"))
     label = "Goodput under the plan, as a share of the program's own undisturbed goodput"
     return drawing(_WIDTH, 6 + len(tried) * (_BAR + 8), label, *parts)
