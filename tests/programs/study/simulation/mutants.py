@@ -23,12 +23,14 @@ from isthmus.ops.recovery import hold
 from isthmus.ops.syncer import merge, pacer, schedule
 from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.runtime.cores import quorum_core as quorum
+from isthmus.runtime.daemon import home_daemon, host_endpoint, site
 from isthmus.runtime.host import own_process as meetings
 from isthmus.runtime.sim import host as life
 from isthmus.runtime.sim import machine as sim_ledger
 from isthmus.runtime.sim.faults import KillDaemon, Stop
 from isthmus.runtime.sim.universe import HOME
 from isthmus.runtime.supervision import fleet, home, lives, station, watch
+from isthmus.runtime.supervision.station_events import KillProcess, LivesNoted
 from isthmus.runtime.wire import connections, protocol_credit, protocol_messages, protocol_session
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -362,6 +364,78 @@ def begun_after_one_shard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batches_node, "beginning", broken)
 
 
+# -- of the shells around supervision, chosen before any seed was tried on them -----------------------------------------
+
+
+def noted_after_the_start(patch: pytest.MonkeyPatch) -> None:
+    """The ledger records lives after their processes were asked for, not before."""
+    note = site.Site._note_lives
+
+    def broken(self: Any, members: Any) -> None:
+        self._clock.call_soon(lambda: note(self, members))
+        self._driver.feed(LivesNoted(members))
+
+    patch.setattr(site.Site, "_note_lives", broken)
+
+
+def early_end_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The end of a process is not told where its host has not spoken before."""
+    ended = site.Site._ended
+
+    def broken(self: Any, member: Any, *more: Any) -> None:
+        if member in self.shown:
+            ended(self, member, *more)
+
+    patch.setattr(site.Site, "_ended", broken)
+
+
+def roster_once_for_each_replica(patch: pytest.MonkeyPatch) -> None:
+    """A host that came back is sent no roster that its former life was sent."""
+    tell = host_endpoint.HostEndpoint.tell
+
+    def broken(self: Any, command: Any, keys: Any) -> None:
+        sent = self.__dict__.setdefault("sent", {})
+        for member in command.members:
+            life, roster = sent.get(member.replica, (None, None))
+            is_new = life in (None, member) or roster != command.roster
+            if is_new:
+                sent[member.replica] = member, command.roster
+            told = msgspec.structs.replace(command, members=(member,), roster=command.roster if is_new else None)
+            tell(self, told, keys)
+
+    patch.setattr(host_endpoint.HostEndpoint, "tell", broken)
+
+
+def refused_start_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A process that could not be started is not told of."""
+    start = site.Site._start_process
+
+    def broken(self: Any, member: Any) -> None:
+        feed, self._driver.feed = self._driver.feed, lambda event: None
+        try:
+            start(self, member)
+        finally:
+            self._driver.feed = feed
+
+    patch.setattr(site.Site, "_start_process", broken)
+
+
+def condemned_kept_by_outposts(patch: pytest.MonkeyPatch) -> None:
+    """An outpost keeps the processes of lives that the home has given up."""
+    perform = site.Site._perform
+
+    def broken(self: Any, command: Any) -> None:
+        if not (isinstance(command, KillProcess) and not self.station._is_at_home):
+            perform(self, command)
+
+    patch.setattr(site.Site, "_perform", broken)
+
+
+def superseded_home_goes_on(patch: pytest.MonkeyPatch) -> None:
+    """A home is not told that another one has taken its place."""
+    patch.setattr(home_daemon.Daemon, "_turned_away", lambda self, command: None)
+
+
 MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (quorum_off_by_one, "decoupled-diloco"),
     (counters_not_reset, "decoupled-diloco"),
@@ -400,6 +474,15 @@ MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (begun_after_one_shard, "decoupled-diloco"),
 )
 """Each with the program that shows it: Queue edges between hosts are in few."""
+OF_SHELLS: Final = (
+    noted_after_the_start,
+    early_end_forgotten,
+    roster_once_for_each_replica,
+    refused_start_forgotten,
+    condemned_kept_by_outposts,
+    superseded_home_goes_on,
+)
+"""To be caught once the simulator runs the shells."""
 
 
 NOTED_STOP: Final = replace(
