@@ -29,12 +29,13 @@ from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Island, Span, Trace, Traffic, spans_file, untold
 from isthmus.runtime.host.driver import Host
-from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
+from isthmus.runtime.host.threads import ThreadExecutor
 from isthmus.runtime.ids import LEARNER, Member, Replica, leader
 from isthmus.runtime.supervision.incidents import Starved
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.processes import ONE_THREAD, started_at
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.tape.payloads import Keeper, folder_of

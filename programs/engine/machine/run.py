@@ -29,6 +29,7 @@ from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.finish import RunEnd, error_of, finish_apart
 from isthmus.programs.engine.run.launch import Launcher, log_of
+from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
@@ -205,19 +206,16 @@ class MachineRun:
         self._unheard = 0 if is_watched else None
         self._callers: dict[str, HomeLink] = {}
         self._launch = Launcher(loop, folder, run_spec.computing)
+        tape_bytes = run_spec.settings.tape_bytes
         self.daemon = Daemon(
-            loop,
-            folder,
+            LocalGround(loop, folder, name=machine, launch=self._launch, tape_bytes=tape_bytes),
             run_spec.cast,
             run=run_spec.run,
             name=machine,
-            listen="tcp://127.0.0.1:*",
-            launch=self._launch,
             on_over=self._gather,
             places=sites.places(),
             send=self._send,
             keys=lambda: {} if keys is None else {name: key for key, name in keys.admitted.items()},
-            tape_bytes=run_spec.settings.tape_bytes,
             turn_away=self._turn_away,
         )
         loop.call_soon(self._start)

@@ -24,6 +24,7 @@ from isthmus.programs.engine.run.finish import RunEnd, cpu_seconds, error_of, fi
 from isthmus.programs.engine.run.interrupts import unblock
 from isthmus.programs.engine.run.launch import Launcher
 from isthmus.programs.engine.run.private_daemon import Private
+from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.system.files import write_json
@@ -89,17 +90,15 @@ def _serve(options: argparse.Namespace) -> int:
         threading.Thread(target=work, name="finish").start()
 
     launch = Launcher(loop, options.run, run_spec.computing)
-    daemon = Daemon(
+    ground = LocalGround(
         loop,
         options.run,
-        run_spec.cast,
-        run=run_spec.run,
         name=options.name,
-        listen=options.listen,
         launch=launch,
-        on_over=over,
+        listen=options.listen,
         tape_bytes=run_spec.settings.tape_bytes,
     )
+    daemon = Daemon(ground, run_spec.cast, run=run_spec.run, name=options.name, on_over=over)
 
     def on_command() -> None:
         """The command lets the run go its own way, or is gone."""

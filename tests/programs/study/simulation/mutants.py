@@ -364,7 +364,7 @@ def begun_after_one_shard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batches_node, "beginning", broken)
 
 
-# -- of the shells around supervision, chosen before any seed was tried on them -----------------------------------------
+# -- of the shells around supervision, chosen before any seed was tried on them ----------------------------------------
 
 
 def noted_after_the_start(patch: pytest.MonkeyPatch) -> None:
