@@ -7,12 +7,11 @@ has grounds of its own, and runs the same shells on them.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,9 @@ from isthmus.runtime.clock import Clock
 from isthmus.runtime.daemon.ledger import Ledger, identity
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Core, Driver
-from isthmus.runtime.supervision.incidents import Exited, Happened, as_line, of_line
-from isthmus.runtime.system.files import Lines, write_json
+from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.system.disk import DISK, Disk
+from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.processes import is_stopped, kill_session, started_at
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
@@ -79,27 +79,14 @@ class Server(Protocol):
         """Hang up."""
 
 
-class IncidentLog(Protocol):
-    """The incidents of a run, in the order in which its home wrote them down."""
-
-    def append(self, happened: Happened) -> None:
-        """Add one, now or as soon as the disk accepts it."""
-
-    def read(self) -> Iterator[Happened]:
-        """All that can be read."""
-
-    def flush(self) -> bool:
-        """Try to write those that wait; returns whether none are left."""
-
-    def close(self) -> None:
-        """Close it; those that the disk does not accept now are lost."""
-
-
 class Ground(ABC):
     """One run on one machine, in `folder`, as the shells of its daemon see it."""
 
-    def __init__(self, folder: Path, clock: Clock, ledger: Ledger, processes: Processes, launch: Launch) -> None:
-        self.folder, self.clock, self.ledger, self.processes, self.launch = folder, clock, ledger, processes, launch
+    def __init__(
+        self, folder: Path, disk: Disk, clock: Clock, ledger: Ledger, processes: Processes, launch: Launch
+    ) -> None:
+        self.folder, self.disk, self.clock, self.ledger = folder, disk, clock, ledger
+        self.processes, self.launch = processes, launch
 
     @abstractmethod
     def drive(self, name: str, core: Core, perform: Callable[[Any], None]) -> Driver:
@@ -112,10 +99,6 @@ class Ground(ABC):
     @abstractmethod
     def publish(self, endpoint: str) -> None:
         """Let hosts find this daemon at an endpoint."""
-
-    @abstractmethod
-    def incidents(self) -> IncidentLog:
-        """The run's incidents; of a home alone."""
 
     @abstractmethod
     def restore_ledger(self) -> bool:
@@ -153,7 +136,7 @@ class LocalGround(Ground):
     ) -> None:
         """OSError or sqlite3.Error if the ledger cannot be opened. Tapes of each core have at most `tape_bytes`."""
         ledger = Ledger(folder, was_there=(folder / HERE).exists())
-        super().__init__(folder, LoopClock(loop, 0), ledger, LocalProcesses(loop), launch)
+        super().__init__(folder, DISK, LoopClock(loop, 0), ledger, LocalProcesses(loop), launch)
         self._loop, self._name, self._listen, self._tape_bytes = loop, name, listen, tape_bytes
         self._identity = identity(folder)
         self._tapes: list[tuple[TapeFiles, Tape]] = []
@@ -172,9 +155,6 @@ class LocalGround(Ground):
         here = {"endpoint": endpoint, "pid": os.getpid(), "started": started_at(os.getpid()), "name": self._name}
         write_json(self.folder / HERE, here)
 
-    def incidents(self) -> IncidentLog:
-        return _IncidentFile(self.folder / "events.jsonl")
-
     def restore_ledger(self) -> bool:
         return self.ledger.restore()
 
@@ -192,24 +172,6 @@ class LocalGround(Ground):
         for files, _ in self._tapes:
             files.close()
         self.ledger.close()
-
-
-class _IncidentFile:
-    """Incidents in a file, a line each."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._lines = path, Lines(path)
-        self.flush, self.close = self._lines.flush, self._lines.close
-
-    def append(self, happened: Happened) -> None:
-        self._lines.append(as_line(happened))
-
-    def read(self) -> Iterator[Happened]:
-        """All but lines that are torn."""
-        lines = self._path.read_bytes().splitlines() if self._path.exists() else []
-        for line in lines:
-            with suppress(ValueError):
-                yield of_line(json.loads(line))
 
 
 REAP_SECONDS: Final = 0.25

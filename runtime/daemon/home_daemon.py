@@ -11,10 +11,11 @@ that were given up are tried again; those that get no more lives are retired.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -58,21 +59,26 @@ from isthmus.runtime.supervision.home_events import (
 from isthmus.runtime.supervision.incidents import (
     Failure,
     Happened,
+    Incident,
     LedgerRemoved,
     NeverHealthy,
     NoMachineLeft,
     Ordered,
     RestartsExhausted,
     Unserved,
+    as_line,
+    of_line,
 )
 from isthmus.runtime.supervision.liveness import PATIENCE
 from isthmus.runtime.supervision.messages import Report, ReportError
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
+from isthmus.runtime.system.files import Lines
 from isthmus.runtime.wire.control_messages import Message, decode, encode
 
 JOURNAL = "journal"
 TRAINING = "training"
+EVENTS: Final = "events.jsonl"
 
 
 class Daemon:
@@ -108,7 +114,7 @@ class Daemon:
         self._shown: dict[Member, Shown] = {}
         self._cancel_timer: Callable[[], None] = lambda: None
         self._has_begun = self._is_closed = False
-        self._incidents = ground.incidents()
+        self._events = Lines(self.folder / EVENTS, ground.disk)
         self._driver = ground.drive("home", self.home, self._perform)
         commands = {"status": self._status_asked, "stop": self._stop_asked, "end": self._end_asked}
         self._site = Site(
@@ -127,12 +133,13 @@ class Daemon:
 
     def start(self) -> None:
         """Publish this daemon's endpoint, adopt live hosts and start the others; or end them, if the run is over."""
-        training, former = self._ledger.noted(TRAINING), journal_in(self._ledger)
+        journal, training = self._ledger.noted(JOURNAL), self._ledger.noted(TRAINING)
         if training is not None:
             self.status_last = decode(training)["training"]
+        former = None if journal is None else msgspec.msgpack.decode(journal, type=Journal)
         self._site.start()
         is_lost = self._ledger.is_lost("home")
-        recorded = Recorded.of(self._incidents.read()) if is_lost else Recorded()
+        recorded = Recorded.of(self._recorded()) if is_lost else Recorded()
         began = HomeBegan(self._ledger.numbers(), former, is_lost, recorded)
         self._has_begun = True
         self._driver.feed(began)
@@ -213,7 +220,7 @@ class Daemon:
         """Release everything; the hosts, if any are left, go on."""
         self._is_closed = True
         self._cancel_timer()
-        self._incidents.close()
+        self._events.close()
         self._site.close()
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -233,14 +240,14 @@ class Daemon:
         if self._is_closed:
             return
         if self._site.beat():
-            self._incidents.append(Happened(self._clock.now(), DAEMON, LedgerRemoved()))
+            self._write(DAEMON, LedgerRemoved())
         if self._ground.is_gone() and self.outcome == "running":
             self.end(
                 f"the run folder {self.folder} was deleted while the run went on, and with it what was recorded; "
                 "the run was ended. Start it again."
             )
         self._driver.feed(HomeBeat())
-        self._incidents.flush()
+        self._events.flush()
         self._ground.flush()
         self._clock.call_at(Instant(self._clock.now() + seconds(BEAT_SECONDS)), self._beat)
 
@@ -282,7 +289,7 @@ class Daemon:
             case SendOrders():
                 self._order(command)
             case WriteIncident():
-                self._incidents.append(Happened(self._clock.now(), command.member, command.incident))
+                self._write(command.member, command.incident)
             case SetHomeTimer():
                 self._cancel_timer()
                 self._cancel_timer = self._clock.call_at(command.at, self._fired)
@@ -291,6 +298,18 @@ class Daemon:
                 self._clock.call_soon(partial(self._on_over, self))
             case _:
                 assert_never(command)
+
+    def _write(self, member: Member, incident: Incident) -> None:
+        self._events.append(as_line(Happened(self._clock.now(), member, incident)))
+
+    def _recorded(self) -> Iterator[Happened]:
+        """The incidents of the run, without lines that are torn."""
+        data = b""
+        with suppress(OSError):  # None was written yet.
+            data = self._ground.disk.read(self.folder / EVENTS)
+        for line in data.splitlines():
+            with suppress(ValueError):
+                yield of_line(json.loads(line))
 
     def _note_lives(self, members: tuple[Member, ...]) -> None:
         try:
@@ -360,24 +379,27 @@ def move(folder: Path, former: Path | None) -> None:
         _go_on(ledger, folder)
 
 
-def journal_in(ledger: Ledger) -> Journal | None:
-    """The journal of the last daemon that had a ledger; None where there was none."""
-    noted = ledger.noted(JOURNAL)
-    return None if noted is None else msgspec.msgpack.decode(noted, type=Journal)
+def journal_in(database: sqlite3.Connection) -> Journal | None:
+    """The journal of the last daemon that had a ledger; None where there is none, or it cannot be read."""
+    try:
+        row = database.execute("select value from notes where name = ?", (JOURNAL,)).fetchone()
+        return None if row is None else msgspec.msgpack.decode(bytes(row[0]), type=Journal)
+    except (sqlite3.Error, msgspec.DecodeError):
+        return None
 
 
 def journal_of(folder: Path) -> Journal | None:
     """The journal of the last daemon of a run; None where there is none, or it cannot be read."""
     try:
         with closing(sqlite3.connect(f"file:{folder / FILE}?mode=ro", uri=True)) as database:
-            row = database.execute("select value from notes where name = ?", (JOURNAL,)).fetchone()
-        return None if row is None else msgspec.msgpack.decode(bytes(row[0]), type=Journal)
-    except (sqlite3.Error, msgspec.DecodeError):
+            return journal_in(database)
+    except sqlite3.Error:
         return None
 
 
 def _go_on(ledger: Ledger, folder: Path, **changes: Any) -> None:
-    journal = journal_in(ledger) or Journal()
+    noted = ledger.noted(JOURNAL)
+    journal = Journal() if noted is None else msgspec.msgpack.decode(noted, type=Journal)
     going = msgspec.structs.replace(journal, outcome="running", failure=None, **changes)
     if going != journal:
         ledger.note(JOURNAL, msgspec.msgpack.encode(going))

@@ -369,10 +369,9 @@ def begun_after_one_shard(patch: pytest.MonkeyPatch) -> None:
 
 def noted_after_the_start(patch: pytest.MonkeyPatch) -> None:
     """The ledger records lives after their processes were asked for, not before."""
-    note = site.Site._note_lives
 
     def broken(self: Any, members: Any) -> None:
-        self._clock.call_soon(lambda: note(self, members))
+        self._ground.clock.call_soon(lambda: self._ledger.begin(members))
         self._driver.feed(LivesNoted(members))
 
     patch.setattr(site.Site, "_note_lives", broken)
