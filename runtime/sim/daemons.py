@@ -290,16 +290,16 @@ class SimulatedDaemon(Ground):
         )
         self._home: Daemon | None = None
         self._outpost: Outpost | None = None
-        if machine.places is not None:
+        if (places := machine.places) is not None:
             self._home = Daemon(
                 self,
                 shared.cast,
                 run=RUN.name,
                 name=machine.name,
                 on_over=lambda daemon: shared.finished(machine, daemon.home),
-                places=machine.places,
+                places=places,
                 send=self._send,
-                turn_away=lambda other: self._supersede(other, machine.name),
+                turn_away=lambda other: self._tell_home(other, machine.name, places.term),
             )
 
     def start(self) -> None:
@@ -322,7 +322,7 @@ class SimulatedDaemon(Ground):
             term=term,
             send=self._report,
             follow=self._follow,
-            turn_away=lambda command: self._supersede(command.home, command.by),
+            turn_away=lambda command: self._tell_home(command.home, command.by, command.term),
             lonely_seconds=LONELY_BEATS * BEAT_SECONDS,
             on_over=self._end_outpost,
             keeps_texts=False,
@@ -444,7 +444,7 @@ class SimulatedDaemon(Ground):
         if home is not None and home.term > 1 and not home.is_ending:
             for name in home.fleet.others:
                 if name not in self._heard:
-                    self._reach(name, lambda daemon: daemon._called(self._machine.name, home.term))
+                    self._tell_home(name, self._machine.name, home.term)
         self.clock.call_at(Instant(self.clock.now() + seconds(BEAT_SECONDS)), self._call)
 
     def _called(self, home: str, term: int) -> None:
@@ -454,14 +454,9 @@ class SimulatedDaemon(Ground):
         elif self._outpost is not None:
             self._outpost.call(home, term)
 
-    def _supersede(self, name: str, by: str) -> None:
-        """Tell a machine that takes itself for the home that another one is, which calls it then."""
-        self._reach(name, lambda daemon: daemon._reach(by, lambda other: other._call_at(daemon._machine.name)))
-
-    def _call_at(self, name: str) -> None:
-        if self.home is not None:
-            term = self.home.term
-            self._reach(name, lambda daemon: daemon._called(self._machine.name, term))
+    def _tell_home(self, name: str, home: str, term: int) -> None:
+        """Tell another machine which one is the home, as that does when it calls there."""
+        self._reach(name, lambda daemon: daemon._called(home, term))
 
     def _follow(self, command: FollowHome) -> None:
         self._machine.follows = command.home, command.term

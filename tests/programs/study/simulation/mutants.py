@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,10 +24,10 @@ from isthmus.ops.recovery import hold
 from isthmus.ops.syncer import merge, pacer, schedule
 from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.runtime.cores import quorum_core as quorum
-from isthmus.runtime.daemon import home_daemon, host_endpoint, site
+from isthmus.runtime.daemon import home_daemon, host_endpoint, ledger, site
+from isthmus.runtime.daemon.ledger import LedgerError
 from isthmus.runtime.host import own_process as meetings
 from isthmus.runtime.sim import host as life
-from isthmus.runtime.sim import machine as sim_ledger
 from isthmus.runtime.sim.faults import KillDaemon, Stop
 from isthmus.runtime.sim.universe import HOME
 from isthmus.runtime.supervision import fleet, home, lives, station, watch
@@ -219,7 +220,7 @@ def stopped_hosts_killed(patch: pytest.MonkeyPatch) -> None:
 
 def ledger_believed(patch: pytest.MonkeyPatch) -> None:
     """Where a ledger was lost, numbers are counted from the beginning again."""
-    patch.setattr(sim_ledger.SimulatedLedger, "is_lost", lambda self, whose: False)
+    patch.setattr(ledger.Ledger, "is_lost", lambda self, whose: False)
 
 
 def model_begun_anew(patch: pytest.MonkeyPatch) -> None:
@@ -371,7 +372,11 @@ def noted_after_the_start(patch: pytest.MonkeyPatch) -> None:
     """The ledger records lives after their processes were asked for, not before."""
 
     def broken(self: Any, members: Any) -> None:
-        self._ground.clock.call_soon(lambda: self._ledger.begin(members))
+        def note() -> None:
+            with suppress(LedgerError):
+                self._ledger.begin(members)
+
+        self._ground.clock.call_soon(note)
         self._driver.feed(LivesNoted(members))
 
     patch.setattr(site.Site, "_note_lives", broken)
@@ -389,17 +394,14 @@ def early_end_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def roster_once_for_each_replica(patch: pytest.MonkeyPatch) -> None:
-    """A host that came back is sent no roster that its former life was sent."""
+    """A host that came back is sent no roster, where its former life was sent one by this daemon."""
     tell = host_endpoint.HostEndpoint.tell
 
     def broken(self: Any, command: Any, keys: Any) -> None:
         sent = self.__dict__.setdefault("sent", {})
         for member in command.members:
-            life, roster = sent.get(member.replica, (None, None))
-            is_new = life in (None, member) or roster != command.roster
-            if is_new:
-                sent[member.replica] = member, command.roster
-            told = msgspec.structs.replace(command, members=(member,), roster=command.roster if is_new else None)
+            is_first = sent.setdefault(member.replica, member) == member
+            told = msgspec.structs.replace(command, members=(member,), roster=command.roster if is_first else None)
             tell(self, told, keys)
 
     patch.setattr(host_endpoint.HostEndpoint, "tell", broken)
