@@ -36,11 +36,19 @@ _SIZE_PER_THREAD_MIN = 4 * STRIPE_SIZE
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile `function` when it is first called: to the on-disk cache, releasing the GIL, no fast math.
+    """Compile `function` when it is first called: to the disk cache, if there is one, releasing the GIL, no fast math.
 
     Float sums are then computed in the order in which they are written, with no fused multiply-add, on every machine.
     """
-    return cast(Callable[P, R], numba.njit(nogil=True, cache=True, fastmath=False)(function))
+    return cast(Callable[P, R], numba.njit(nogil=True, cache=has_cache(), fastmath=False)(function))
+
+
+def has_cache() -> bool:
+    """Whether numba has a folder for what it compiles. For a user without a home it would make one named ~ in the
+    working folder."""
+    if "NUMBA_CACHE_DIR" in os.environ or os.access(os.path.dirname(__file__), os.W_OK):
+        return True
+    return os.path.expanduser("~") != "~"
 
 
 def kernel_input(vector: Float32) -> Float32:

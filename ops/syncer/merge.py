@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,7 +151,6 @@ class Merge:
 
     outputs = ("gradient", "reached")
     collects = ("answer",)
-    determined: ClassVar = outputs
 
     @staticmethod
     def schemas(fragments: Sequence[Fragment], *, step_tokens: StepTokens, **_: Any) -> dict[str, Any]:

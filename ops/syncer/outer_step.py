@@ -128,7 +128,6 @@ class OuterStep:
 
     outputs = ("update", "state", "coded_state", "merged", "final", "cut")
     collects = ("kept", "wanted")
-    determined: ClassVar = ("update", "state", "coded_state", "final")
     schemas: ClassVar = {"kept": KEPT, "wanted": WANTED}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}
 

@@ -319,8 +319,6 @@ def replay(run: Run = None, as_json: AsJson = False) -> None:
     A tape has what a host or a daemon was told, and what its core decided.
 
     A fresh core is told the same; exit status 1 if it decides anything else.
-
-    Where payloads were kept (--keep-payloads), every merge is computed again: the same bytes?
     """
     from isthmus.programs.study.lab import past as replay_view
     from isthmus.programs.study.terminal import status

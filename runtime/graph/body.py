@@ -33,8 +33,6 @@ class Body(Protocol):
       bring several.
     - `schemas`: the rules of what comes to its input ports (`items.schemas`), or a static method that makes them of the
       arguments of the node.
-    - `determined`: the output ports whose items depend on the inputs of this firing and of those before, and on nothing
-      else: no clock, no other thread. A tape need not store what can be recomputed.
     - `noted`: by output port, the fields of its items that are noted on the tape.
 
     Of the instance, read after it is opened and after each call:
@@ -46,7 +44,6 @@ class Body(Protocol):
     outputs: ClassVar[tuple[str, ...]] = ()
     collects: ClassVar[tuple[str, ...]] = ()
     schemas: ClassVar[Mapping[str, Rule] | Callable[..., Mapping[str, Rule]]] = MappingProxyType({})
-    determined: ClassVar[tuple[str, ...]] = ()
     noted: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     is_idle: bool = False
     is_finished: bool = False
@@ -90,7 +87,7 @@ class _Defaults(Body, IslandBody):
 _DEFAULTS: Final = _Defaults()
 
 Trait: TypeAlias = Literal[
-    "outputs", "collects", "schemas", "determined", "noted", "is_idle", "is_finished", "open", "close",
+    "outputs", "collects", "schemas", "noted", "is_idle", "is_finished", "open", "close",
     "follower", "prepare", "calls_on", "work",
 ]  # fmt: skip
 """The members of `Body` and `IslandBody`."""

@@ -1,10 +1,4 @@
-"""Which firings of a host can be recomputed: those of bodies whose outputs are a function of their inputs.
-
-A body names such output ports as `determined`: an item there depends on the body's inputs and its earlier firings, and
-on nothing else: no clock, no other thread. An input item that comes by a local Queue from such a port is recomputed
-with the firing that made it; all others must be stored.
-
-Compiles a verified graph into one Plan per kind of host: what one replica of a role will run.
+"""Compiles a verified graph into one Plan per kind of host: what one replica of a role will run.
 
 A plan is the graph seen from one role: its nodes, every edge that touches it, and for each output port the *fields* of
 an item that cores must read (mailbox keys, routing keys, what opens a round). Payloads themselves never reach a core.
@@ -235,25 +229,3 @@ def _fields(
             if edge.target_port == fires.opened_by:
                 optional.update(dict.fromkeys(OPENING_FIELDS))
     return tuple(fields), tuple(integers), tuple(name for name in optional if name not in fields)
-
-
-def ports(body: Any) -> tuple[str, ...]:
-    """The output ports of a body whose items are a function of its inputs."""
-    return tuple(trait(body, "determined"))
-
-
-def made_here(plan: Plan, node: NodePlan) -> dict[str, tuple[str, str]]:
-    """The input ports of a node whose items can be recomputed, each with the node and port that they come from."""
-    origins = {}
-    for port in node.inputs:
-        sources = [_source(plan, plan.edges[index]) for index in port.edges]
-        if len(sources) == 1 and sources[0] is not None:
-            origins[port.name] = sources[0]
-    return origins
-
-
-def _source(plan: Plan, edge: EdgePlan) -> tuple[str, str] | None:
-    if edge.kind != "queue" or edge.route != "local" or edge.initial:
-        return None
-    source = next((node for node in plan.nodes if node.index == edge.source), None)
-    return (source.name, edge.source_port) if source and edge.source_port in ports(source.body) else None

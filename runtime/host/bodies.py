@@ -20,7 +20,6 @@ from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.cores.scheduler_core import CONSTANTS_PER_EDGE
 from isthmus.runtime.cores.scheduler_events import Fields
 from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.graph import plans
 from isthmus.runtime.graph.body import trait
 from isthmus.runtime.graph.plans import NodePlan, OutputPlan, Plan
 from isthmus.runtime.graph.template import Reference
@@ -30,7 +29,6 @@ from isthmus.runtime.items import layout
 from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.items.schemas import Mismatch, attested
 from isthmus.runtime.system.disk import Disk
-from isthmus.runtime.tape.payloads import EmittedItem, Keeper
 
 
 class Payload(msgspec.Struct):
@@ -143,8 +141,7 @@ class Bodies:
     """The bodies of the host that runs `plan` for `member`, by number of their node.
 
     `published` is the status that each has published, `rejected_inputs` the faults that they have reported and that the
-    host has not recorded yet; the host sets `stop_requested`, for bodies to see. A `keeper` stores payloads of firings
-    that can be recomputed.
+    host has not recorded yet; the host sets `stop_requested`, for bodies to see.
     """
 
     def __init__(
@@ -160,7 +157,6 @@ class Bodies:
         members: Callable[[], frozenset[Member]],
         emitted: Callable[[NodePlan, list[Emission]], None],
         island: Island | None = None,
-        keeper: Keeper | None = None,
         folder: Path | None = None,
     ) -> None:
         self.published: dict[str, dict[str, Any]] = {}
@@ -169,7 +165,6 @@ class Bodies:
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
         self._members, self._island, self._folder = members, island, folder
-        self._keeper = keeper
         self._ports = {
             node.index: {output.name: _output_port(plan, number, output) for number, output in enumerate(node.outputs)}
             for node in plan.nodes
@@ -217,14 +212,11 @@ class Bodies:
         body = self._bodies[node.index]
         begun = self._clock.now()
         self._firings[node.index] += 1
-        inputs_kept = dict(inputs) if self._keeper is not None and plans.ports(node.body) else None
         result = body(**inputs)
         inputs.clear()
         if type(result) is GeneratorType:
             result = self._go_on(node, body, result)
         emissions = self._emissions(node, body, result)
-        if inputs_kept is not None:
-            self._keep(node, inputs_kept, emissions)
         is_idle, is_finished = trait(body, "is_idle"), trait(body, "is_finished")
         return FiringResult(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
 
@@ -281,24 +273,6 @@ class Bodies:
             fields = layout.fields(item, port.fields) if port.fields else None
             emissions.append(Emission(port.number, payload, fields))
         return emissions
-
-    def _keep(self, node: NodePlan, inputs: Mapping[str, Any], emissions: list[Emission]) -> None:
-        """Store the inputs and outputs of a firing, as far as they cannot be recomputed."""
-        assert self._keeper is not None
-        ports = plans.ports(node.body)
-        emitted = [
-            EmittedItem(port, each.payload.item, each.payload.encoded)
-            for each in emissions
-            if (port := node.outputs[each.port].name) in ports
-        ]
-        self._keeper.keep(
-            node.name,
-            self._firings[node.index],
-            inputs,
-            emitted,
-            several=[port.name for port in node.inputs if not port.is_bare],
-            made_here=plans.made_here(self._plan, node),
-        )
 
     def _attest(self, node: NodePlan, port: str, field: str, item: Any) -> None:
         """Raise LocalProtocolError for an item whose `field` exceeds the count of its node's firings."""

@@ -60,7 +60,6 @@ from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.supervision.messages import ItemRefusal
 from isthmus.runtime.system.disk import DISK, Disk
-from isthmus.runtime.tape.payloads import Keeper
 from isthmus.runtime.tape.writing import Tape
 
 
@@ -177,7 +176,6 @@ class Host:
         tape: Tape | None = None,
         trace: Trace | None = None,
         island: Island | None = None,
-        keeper: Keeper | None = None,
         folder: Path | None = None,
         on_ended: Callable[[Host, str], None] = lambda host, node: None,
         on_failed: Callable[[Host, str, str], None] = lambda host, node, error: None,
@@ -206,7 +204,6 @@ class Host:
             members=lambda: self.scheduler.members,
             emitted=self._emitted_meanwhile,
             island=island,
-            keeper=keeper,
             folder=folder,
         )
         self._clock, self._channel, self._executor = clock, channel, executor

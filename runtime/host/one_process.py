@@ -26,7 +26,6 @@ from isthmus.runtime.host.threads import ThreadExecutor
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.shared_loop import SharedLoop
-from isthmus.runtime.tape.payloads import Keeper, folder_of
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 
@@ -39,8 +38,7 @@ class LocalRun:
     """A run: `start`, then `wait` until it is over, then `close`. `counts` gives the number of replicas of each role.
 
     `islands` are the devices of this process that a replica may use, all of them where it has no entry. Tapes are
-    written to `folder`, those of each host in at most `tape_bytes`, and payloads, where it `keeps_payloads`; without
-    `folder` neither is.
+    written to `folder`, those of each host in at most `tape_bytes`; without `folder` there are none.
     """
 
     def __init__(
@@ -53,7 +51,6 @@ class LocalRun:
         resolve: Callable[[Reference], Any],
         folder: Path | None = None,
         tape_bytes: int = TAPE_BYTES,
-        keeps_payloads: bool = False,
         trace: Trace | None = None,
         islands: Mapping[Replica, Island] = _ALL_DEVICES,
     ) -> None:
@@ -93,7 +90,6 @@ class LocalRun:
                 tape=tape,
                 trace=trace,
                 island=islands.get(member.replica),
-                keeper=Keeper(folder_of(folder, member)) if folder is not None and keeps_payloads else None,
                 on_ended=self._ended,
                 on_failed=self._failed,
             )

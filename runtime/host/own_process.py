@@ -38,7 +38,6 @@ from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.processes import ONE_THREAD, started_at
 from isthmus.runtime.system.shared_loop import SharedLoop
-from isthmus.runtime.tape.payloads import Keeper, folder_of
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 from isthmus.runtime.wire.control_client import ControlClient
@@ -328,9 +327,8 @@ class HostProcess:
 
     `listens` is the address at which others dial it, None if none do; rosters keep `machines` (the machine of each
     member) and `keys` (the admitted ones) up to date. `island` are the devices that this host may use; the tapes of all
-    lives of its replica have at most `tape_bytes`; where it `keeps_payloads`, those of firings that can be recomputed
-    are stored. `endpoints` are what it reports if no host dials it; `on_roster` is called with every roster, `elastic`
-    is queried for the state of an elastic island.
+    lives of its replica have at most `tape_bytes`. `endpoints` are what it reports if no host dials it; `on_roster` is
+    called with every roster, `elastic` is queried for the state of an elastic island.
     """
 
     def __init__(
@@ -354,7 +352,6 @@ class HostProcess:
         on_roster: Callable[[Sequence[Row], Sequence[Form]], None] | None = None,
         elastic: HostIsland | None = None,
         tape_bytes: int = TAPE_BYTES,
-        keeps_payloads: bool = False,
     ) -> None:
         self._member, self._plan, self._folder = member, plan, folder
         self._listens, self._run = listens, run
@@ -378,7 +375,6 @@ class HostProcess:
             tape=self._tape,
             trace=self._trace,
             island=island,
-            keeper=Keeper(folder_of(folder, member)) if keeps_payloads else None,
             folder=folder,
             on_ended=self._node_ended,
             on_failed=self._failed,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from isthmus.runtime.channels.in_process import Network
@@ -20,7 +19,6 @@ from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock, jittered
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.tape.payloads import Keeper, folder_of
 from isthmus.runtime.tape.writing import Tape, joined
 
 SEGMENT_BYTES: Final = 1 << 14
@@ -58,9 +56,7 @@ class World:
         delay: DelayOf = at_once,
         jitter: float = 0.0,
         trace: Trace | None = None,
-        payloads: Path | None = None,
     ) -> None:
-        """`payloads`: the run folder in which payloads are stored, None where they are not."""
         self.clock = VirtualClock()
         self.trace = trace
         edges = {index: edge.name for plan in plans.values() for index, edge in plan.edges.items()}
@@ -88,7 +84,6 @@ class World:
                 resolve=resolve,
                 tape=self.tapes[member],
                 trace=trace,
-                keeper=None if payloads is None else Keeper(folder_of(payloads, member)),
                 on_ended=lambda host, node: self.ended.add((str(host.member.replica), node)),
                 on_failed=self._failed,
             )

@@ -11,6 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, final
 
+_MASK: Final = os.umask(0o077)
+"""The umask with which this process started, for all that is made here: code of the user's may change it at any time,
+and the files of a run are read by other processes."""
+os.umask(_MASK)
+
 
 class File(Protocol):
     """A file that is open for writing at its end."""
@@ -62,7 +67,11 @@ class KernelFile:
     """A file of this machine, by its descriptor."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        self._descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.fchmod(self._descriptor, 0o666 & ~_MASK)
+        except FileExistsError:
+            self._descriptor = os.open(path, flags | os.O_CLOEXEC)
 
     @property
     def size(self) -> int:
@@ -126,6 +135,7 @@ class KernelDisk:
         if not path.is_dir():
             self._make_folder(path.parent)
             path.mkdir(exist_ok=True)
+            path.chmod(0o777 & ~_MASK)
             self.sync_folder(path.parent)
 
 

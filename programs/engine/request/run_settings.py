@@ -90,13 +90,6 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             remedy=f"Leave run.tape_bytes out for {TAPE_BYTES}.",
         ),
     ] = TAPE_BYTES
-    keep_payloads: Annotated[
-        bool,
-        Setting(
-            "Keep what is merged and published, so that `isthmus replay` computes every merge again.",
-            option="--keep-payloads",
-        ),
-    ] = False
     processes: Annotated[
         tuple[int, ...], Setting("The processes of each learner's island, by slot; of slots beyond the end, one.")
     ] = ()

@@ -110,7 +110,6 @@ def main(arguments: list[str]) -> int:
         ),
         island=island,
         tape_bytes=run_spec.settings.tape_bytes,
-        keeps_payloads=run_spec.settings.keep_payloads,
     )
     return host.run()
 

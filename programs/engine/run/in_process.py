@@ -101,7 +101,6 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         resolve=resolved,
         folder=folder,
         tape_bytes=request.run.tape_bytes,
-        keeps_payloads=request.run.keep_payloads,
         trace=trace,
         islands=islands,
     )

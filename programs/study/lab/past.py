@@ -39,8 +39,6 @@ def show_replay(folder: Path, *, as_json: bool) -> bool:
     for tape in done.tapes:
         if tape.difference is not None:
             console.print(Text(""), facts(list(replay_words.story(tape, tape.difference))), sep="\n")
-        if tape.computed is not None and (other := tape.computed.difference) is not None:
-            console.print(Text(""), facts(list(replay_words.other_bytes(tape, other))), sep="\n")
     console.print()
     for remark in replay_words.remarks(done):
         console.print(remark, markup=False)

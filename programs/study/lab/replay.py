@@ -8,7 +8,7 @@ difference is described. Plans come from the run's spec, which names the program
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -19,7 +19,6 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import user_of
 from isthmus.programs.engine.results import tapes, words
 from isthmus.programs.engine.results.tapes import HOME, TapeFile
-from isthmus.programs.study.lab.replay_merges import Computed, OtherBytes, fault, merges_again
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.cores.scheduler_core import Scheduler
 from isthmus.runtime.cores.scheduler_events import (
@@ -84,13 +83,11 @@ class Replayed:
     missing: int = 0
     begins_ns: int | None = None
     difference: Difference | None = None
-    computed: Computed | None = None
-    """The result of computing its merges again; None if no payloads were kept."""
 
     @property
     def is_identical(self) -> bool:
-        """Whether its core decided the same, and its merges came to the same bytes."""
-        return self.difference is None and (self.computed is None or self.computed.difference is None)
+        """Whether its core decided the same."""
+        return self.difference is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +102,6 @@ class Replay:
     def is_identical(self) -> bool:
         """Whether no core decided otherwise."""
         return all(each.is_identical for each in self.tapes)
-
-    @property
-    def computed(self) -> int | None:
-        """The number of merge rounds that were computed again; None if no payloads were kept."""
-        counts = [each.computed.merges for each in self.tapes if each.computed is not None]
-        return sum(counts) if counts else None
 
     @property
     def commands(self) -> int:
@@ -322,15 +313,9 @@ def replay(folder: Path) -> Replay:
     done = []
     for file, tape in read:
         try:
-            replayed = _replayed(file, tape, setting.of(file))
+            done.append(_replayed(file, tape, setting.of(file)))
         except ValueError as error:
             faults.append(Fault(f"Reading {file.name}", "segments that begin with the core's state", str(error), _SAME))
-            continue
-        try:
-            done.append(_with_merges(folder, file, replayed, setting.of(file)))
-        except (OSError, ValueError) as error:
-            assert file.member is not None
-            faults.append(fault(file.member, error))
     if faults:
         raise ConfigError.of(faults)
     return Replay(str(folder), done, _absent(setting, files))
@@ -423,14 +408,6 @@ def _replayed(file: TapeFile, tape: Reading, setting: _TapeSetting) -> Replayed:
     )
 
 
-def _with_merges(folder: Path, file: TapeFile, replayed: Replayed, setting: _TapeSetting) -> Replayed:
-    """The same, with the result of computing its merges again."""
-    if file.member is None:
-        return replayed
-    plan = setting.plans[file.member.replica.role]
-    return replace(replayed, computed=merges_again(folder, plan, file.member, setting.run_spec.job.seed))
-
-
 def _core(file: TapeFile, plan: Plan | None, setting: _TapeSetting) -> ReplayedCore:
     """A fresh core for a tape."""
     if plan is not None and file.member is not None:
@@ -457,7 +434,6 @@ def as_object(replay: Replay, took_seconds: float) -> dict[str, Any]:
         "records": replay.records,
         "commands": replay.commands,
         "merges": replay.merges,
-        "merges_computed": replay.computed,
         "seconds": round(took_seconds, 3),
         "hosts": [_object(each) for each in replay.tapes],
         "absent": list(replay.absent),
@@ -480,9 +456,6 @@ def remarks(replay: Replay) -> Iterator[str]:
         if tape.missing:
             missing = _count(tape.missing, "record")
             yield f"{name(tape)}: {missing} in the middle were lost to a full disk; replayed before and behind them."
-        if (computed := tape.computed) is not None and computed.difference is None and computed.merges < tape.merges:
-            there = ", ".join(f"{_count(count, 'firing')} of {node}" for node, count in computed.firings.items())
-            yield f"{name(tape)}: payloads of {there} are there; merges behind them are not computed again."
         if tape.torn_bytes:
             torn = words.size(tape.torn_bytes)
             yield f"{name(tape)}: its last record was never finished ({torn}), and is left out."
@@ -514,21 +487,9 @@ def story(tape: Replayed, difference: Difference) -> Iterator[tuple[str, str]]:
     yield "replayed", _listed(difference.replayed)
 
 
-def other_bytes(tape: Replayed, other: OtherBytes) -> Iterator[tuple[str, str]]:
-    """The first item of a life with other bytes: keywords and texts."""
-    yield "host", name(tape)
-    yield "firing", f"{words.whole(other.firing)} of {other.node}"
-    yield "given", other.given
-    yield "item", f"{other.port}{': ' if other.item else ''}{other.item}"
-    yield "kept", other.kept
-    yield "computed", other.computed
-
-
 def ending(replay: Replay, took_seconds: float) -> str:
     """The last line: how much was replayed, and whether it was the same."""
     merges = f", {words.whole(replay.merges)} merge rounds" if replay.merges else ""
-    if replay.computed is not None:
-        merges += f", {words.whole(replay.computed)} merges computed again"
     counts = f"{_count(len(replay.tapes), 'tape')}, {_count(replay.commands, 'command')}{merges}"
     verdict = "identical" if replay.is_identical else "different"
     return f"{verdict}: {counts}, in {words.seconds(took_seconds)}"
@@ -546,10 +507,6 @@ def _object(tape: Replayed) -> dict[str, Any]:
         "commands": tape.commands,
         "merges": tape.merges,
         "torn_bytes": tape.torn_bytes,
-        "merges_computed": None if tape.computed is None else tape.computed.merges,
-        "other_bytes": None
-        if not (computed := tape.computed) or not computed.difference
-        else computed.difference._asdict(),
         "difference": None if tape.difference is None else _difference_as_data(tape.difference),
     }
 

@@ -81,16 +81,14 @@ class Worlds:
         jitter: float = 0.05,
         seconds_max: float = 3600.0,
         faults: Sequence[Fault] = (),
-        keep_payloads: bool = False,
     ) -> WorldResult:
         """Train until `steps` inner steps a learner (on average) are done, and the end is merged.
 
         An inner step takes `step_ms` / `speeds[slot]` (1 where none is given), any other firing a fiftieth of
-        `step_ms`, with `jitter` (a share); items travel `delay_ms` between hosts. `faults`
-        (`isthmus.runtime.sim`) name hosts by replica, and machines: every learner and syncer has its own
-        ('learner-2'), the others are at 'home'. `keep_payloads`, where there are no faults, is as for `isthmus
-        train`. RequestError for a request that is wrong, RunError if a body fails or a fault did not happen,
-        TimeoutError if the run is not over after `seconds_max` virtual seconds.
+        `step_ms`, with `jitter` (a share); items travel `delay_ms` between hosts. `faults` (`isthmus.runtime.sim`) name
+        hosts by replica, and machines: every learner and syncer has its own ('learner-2'), the others are at 'home'.
+        RequestError for a request that is wrong, RunError if a body fails or a fault did not happen, TimeoutError if
+        the run is not over after `seconds_max` virtual seconds.
         """
         from isthmus.programs.engine.request import new_folder
         from isthmus.programs.engine.request.request import prepare
@@ -100,7 +98,6 @@ class Worlds:
         self._count += 1
         tokens = steps * learners * task.tokens_mean(learners)
         budget: dict[str, Any] = {"learners": learners, "tokens": tokens, "seed": seed}
-        budget |= {"keep_payloads": True} if keep_payloads else {}
         request = prepare(program, task, run=budget, run_dir=self._folder / f"run-{self._count}")
         new_folder.create(request.run_dir, request.config_text)
         ran = VirtualRun(request, VirtualPace(tuple(speeds), step_ms, delay_ms, jitter), faults)

@@ -117,5 +117,4 @@ class VirtualRun:
             delay=lambda edge, size_bytes: milliseconds(pace.delay_ms),
             jitter=pace.jitter,
             trace=self.trace,
-            payloads=request.run_dir if request.run.keep_payloads else None,
         )

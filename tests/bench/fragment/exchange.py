@@ -26,7 +26,6 @@ class Outer(OuterStep):
     """An outer step that keeps its state to itself."""
 
     outputs = ("update", "merged", "evaluation", "final")
-    determined: ClassVar = ()
     noted: ClassVar = {}
 
     def __call__(self, gradient: Any, kept: Any = None, wanted: Any = None) -> dict[str, Any]:

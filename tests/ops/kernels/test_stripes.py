@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import threading
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.kernels.stripes import STRIPE_SIZE, share, stripes
+from isthmus.ops.kernels.stripes import STRIPE_SIZE, has_cache, share, stripes
 
 sizes = st.lists(st.one_of(st.integers(1, 100), st.integers(1, 5 * STRIPE_SIZE)), min_size=1, max_size=12)
 
@@ -65,3 +66,19 @@ def test_stripes_of_chosen_units() -> None:
         (10, STRIPE_SIZE + 10, 1),
         (STRIPE_SIZE + 10, STRIPE_SIZE + 20, 1),
     ]
+
+
+def test_without_a_home_kernels_are_cached_only_where_there_is_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert not has_cache()
+    monkeypatch.setenv("HOME", "/home/of-somebody")
+    assert has_cache()
+    monkeypatch.delenv("HOME")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/var/cache/kernels")
+    assert has_cache()

@@ -309,7 +309,6 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
         "snapshot_every_seconds": 15.0,
         "tape_bytes": 64 << 20,
         "home_away_seconds": 600.0,
-        "keep_payloads": False,
         "devices_min": 0,
     }
     task = request.config["task"]

@@ -46,7 +46,6 @@ COMMANDS: Final[tuple[str, ...]] = (
     "--set run.snapshot_every_seconds=86401",
     "--set run.snapshots=s3://",
     "--set run.tape_bytes=1",
-    "--set run.keep_payloads=perhaps",
     "--set run.processes=two",
     "--set run.processes=[0,1]",
     "--set run.home_away_seconds=4",

@@ -128,7 +128,6 @@ def test_the_resolved_configuration_makes_the_same_request_again(folder: Path) -
         "snapshot_every_seconds": 15.0,
         "tape_bytes": 64 << 20,
         "home_away_seconds": 600.0,
-        "keep_payloads": False,
         "devices_min": 0,
     }
     assert config["program"] == {"interval": 5, "blocks": False}

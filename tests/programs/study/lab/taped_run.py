@@ -50,12 +50,9 @@ def taped_run(
     steps: int = 60,
     speeds: Sequence[float] = (),
     faults: Sequence[Fault] = (),
-    keep_payloads: bool = False,
 ) -> Path:
     """The folder of a run that is over, as one in one process leaves it, but for the trace."""
-    result = world.run(
-        program, task=TASK, learners=learners, steps=steps, speeds=speeds, faults=faults, keep_payloads=keep_payloads
-    )
+    result = world.run(program, task=TASK, learners=learners, steps=steps, speeds=speeds, faults=faults)
     budget = {"learners": learners, "tokens": learners * steps * TOKENS, "seed": 0}
     request = prepare(program, TASK, run=budget, run_dir=result.folder.parent / "unused")
     spec.write(result.folder, spec.of(request, zero_ns=0, cpu_seconds=0.0, transport=spec.INPROC))
