@@ -22,7 +22,9 @@ from isthmus.ops.exchange import token_accounts
 from isthmus.ops.learner import inner_step
 from isthmus.ops.recovery import hold
 from isthmus.ops.syncer import merge, pacer, schedule
+from isthmus.programs.study.simulation import searches
 from isthmus.programs.study.simulation.seeds import run, shape_of
+from isthmus.programs.study.simulation.universe import Outcome
 from isthmus.runtime.cores import quorum_core as quorum
 from isthmus.runtime.daemon import home_daemon, host_endpoint, ledger, site
 from isthmus.runtime.daemon.ledger import LedgerError
@@ -36,6 +38,8 @@ from isthmus.runtime.wire import connections, protocol_credit, protocol_messages
 
 Break = Callable[[pytest.MonkeyPatch], None]
 SEEDS: Final = 300
+DEATHS: Final = "deaths"
+"""In place of a program: seeds of `isthmus simulate world --deaths`."""
 
 
 def counters_not_reset(patch: pytest.MonkeyPatch) -> None:
@@ -369,17 +373,21 @@ def begun_after_one_shard(patch: pytest.MonkeyPatch) -> None:
 
 
 def noted_after_the_start(patch: pytest.MonkeyPatch) -> None:
-    """The ledger records lives after their processes were asked for, not before."""
+    """Ledgers record lives after their processes were asked for, not before: of the home and of the station.
 
-    def broken(self: Any, members: Any) -> None:
+    Of either alone nobody would notice: what one has not recorded, the other has.
+    """
+
+    def later(shell: Any, write: Any, members: Any) -> None:
         def note() -> None:
             with suppress(LedgerError):
-                self._ledger.begin(members)
+                write(members)
 
-        self._ground.clock.call_soon(note)
-        self._driver.feed(LivesNoted(members))
+        shell._ground.clock.call_soon(note)
+        shell._driver.feed(LivesNoted(members))
 
-    patch.setattr(site.Site, "_note_lives", broken)
+    patch.setattr(site.Site, "_note_lives", lambda self, members: later(self, self._ledger.begin, members))
+    patch.setattr(home_daemon.Daemon, "_note_lives", lambda self, members: later(self, self._ledger.give, members))
 
 
 def early_end_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -473,17 +481,13 @@ MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (begun_from_zero, "decoupled-diloco"),
     (begun_after_one_fragment, "decoupled-diloco"),
     (begun_after_one_shard, "decoupled-diloco"),
+    (early_end_forgotten, "decoupled-diloco"),
+    (roster_once_for_each_replica, "decoupled-diloco"),
+    (refused_start_forgotten, "decoupled-diloco"),
+    (condemned_kept_by_outposts, "decoupled-diloco"),
+    (superseded_home_goes_on, DEATHS),
 )
-"""Each with the program that shows it: Queue edges between hosts are in few."""
-OF_SHELLS: Final = (
-    noted_after_the_start,
-    early_end_forgotten,
-    roster_once_for_each_replica,
-    refused_start_forgotten,
-    condemned_kept_by_outposts,
-    superseded_home_goes_on,
-)
-"""To be caught once the simulator runs the shells."""
+"""Each with the program that shows it: Queue edges between hosts are in few; a home that moves is among deaths."""
 
 
 NOTED_STOP: Final = replace(
@@ -491,13 +495,21 @@ NOTED_STOP: Final = replace(
 )
 """The daemon of the home dies after it has noted a stop, and before it orders one: no seed of the first SEEDS has that
 since a first merge waits. It catches `stop_forgotten`."""
+BEGUN: Final = replace(shape_of(3), faults=(KillDaemon(HOME, 1.0, 6, at=0.0),), storms=(), steps=4, step_ms=100.0)
+"""The daemon of the home dies in the instant in which it has started its first process: it catches
+`noted_after_the_start`."""
+
+
+def outcome(seed: int, program: str) -> Outcome:
+    """The outcome of a seed of a program, or of one with deaths."""
+    return searches.run_deadly(seed) if program == DEATHS else run(seed, program)
 
 
 def violation_of(broken: Break, seed: int, program: str) -> str | None:
     """What a seed objects to while the code is broken."""
     with pytest.MonkeyPatch.context() as patch:
         broken(patch)
-        return run(seed, program).violation
+        return outcome(seed, program).violation
 
 
 def search(broken: Break, program: str) -> tuple[int, str] | None:
