@@ -4,7 +4,7 @@
     syncer role:   conductor --Queue--> merge [Quorum of all] --Queue--> outer-step
     between:       outer-step ==update==> gate    conductor ==pull==> gate    fragment-send ==answer==> merge
 
-The same nodes as in diloco. A fragment leaves at one boundary, and its outer step is adopted `overlap` steps later, at
+A fragment leaves at one boundary, and its outer step is adopted `overlap` steps later, at
 the same step by all learners. If it has not arrived by then, they wait for it: communication is hidden, but training
 still in lock-step.
 """
@@ -12,12 +12,12 @@ still in lock-step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final
 
 from isthmus.ops.data.batches_node import Batches
-from isthmus.ops.exchange.fragments import Cut, count_default, partition, units_max
+from isthmus.ops.exchange.fragments import Cut, Fragment, count_default, partition, units_max
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
 from isthmus.ops.learner.lock_step import LockStep, StepGate
@@ -108,8 +108,30 @@ def build(
     """The graph; ConfigError, with every fault, for settings out of range."""
     interval = _interval(job, interval, fragments, overlap)
     parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
-    lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum)
-    graph = Graph(NAME)
+    outer = outer_settings(job, interval, outer_lr, outer_momentum)
+    graph = in_turns(
+        NAME, job, parts, interval, outer, overlap=overlap, alpha=alpha, merge=merge, push=push, update=update
+    )
+    graph.chose(fragments=len(parts))
+    return graph
+
+
+def in_turns(
+    name: str,
+    job: Job,
+    parts: Sequence[Fragment],
+    interval: int,
+    outer: tuple[float, float],
+    *,
+    overlap: int,
+    alpha: float,
+    merge: MergeRule,
+    push: Format,
+    update: Format,
+) -> Graph:
+    """The graph `name` of learners in lock-step; `outer` are learning rate and momentum of the outer step."""
+    lr, momentum = outer
+    graph = Graph(name)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     syncer = graph.role("syncer", replicas=(1, 1))
     evaluator = graph.role("evaluator", replicas=(1, 1))
@@ -155,7 +177,7 @@ def build(
         partial(Merge, parts, step_tokens=step_tokens_of(job), method=merge, lr=lr, momentum=momentum),
         fires=everybody,
     )
-    outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
+    stepping = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
     evaluate = evaluator.node("evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens), fires=AnyOf("update"))
 
     rounds_max = open_rounds_max(overlap, len(parts), interval) + len(parts)
@@ -170,22 +192,22 @@ def build(
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.all)
     graph.edge(conductor["round"], merging["round"], Queue(capacity=rounds_max))
-    arriving = to_learner(graph, learner, outer, conductor["pull"], gate, in_turns=True)
-    graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
-    published = updates_in(graph, evaluator, outer)
+    arriving = to_learner(graph, learner, stepping, conductor["pull"], gate, in_turns=True)
+    graph.edge(merging["gradient"], stepping["gradient"], Queue(capacity=rounds_max))
+    published = updates_in(graph, evaluator, stepping)
     connect(graph, published, evaluate["update"], Latest("fragment"))
-    graph.edge(outer["merged"], conductor["merged"], Latest("fragment"))
+    graph.edge(stepping["merged"], conductor["merged"], Latest("fragment"))
     graph.edge(step["progress"], conductor["progress"], Latest(), to=syncer.all)
     graph.edge(step["progress"], gate["progress"], Latest())
     graph.train(
         reports=step["report"],
         control=conductor["control"],
-        model=outer["final"],
+        model=stepping["final"],
         evaluation=evaluate["evaluation"],
-        merges=outer["merged"],
+        merges=stepping["merged"],
         held=conductor["held"],
         counts_budget=True,
     )
-    hold_whole(graph, step, conductor, outer, published=published, copies=arriving)
-    graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)
+    hold_whole(graph, step, conductor, stepping, published=published, copies=arriving)
+    graph.chose(interval=interval, outer_lr=lr, outer_momentum=momentum)
     return graph

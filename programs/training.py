@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from isthmus.programs.engine.cluster.handover import Handover
     from isthmus.programs.engine.machine.client import DaemonClient
     from isthmus.programs.engine.recorder.summary import Summary
-    from isthmus.programs.engine.run.in_process import RunOutcome, Watch
     from isthmus.programs.engine.run.in_processes import Submitted
+    from isthmus.programs.engine.run.watch_loop import RunOutcome, Watch
 
 TRANSPORTS: Final = ("zmq", "inproc")
 """Transports between the hosts of a run: processes over ZeroMQ, or this process. The first is the default."""
@@ -135,20 +134,13 @@ def _check_resume(resume: str | Path, **options: Any) -> None:
 
 def _resume(where: str, run: Mapping[str, Any], run_dir: str | Path | None, *, quiet: bool) -> Result:
     from isthmus.programs import trained
-    from isthmus.programs.engine.run.resume import is_store, resumed, resumed_from_store
+    from isthmus.programs.engine.run.resume import resumed
     from isthmus.programs.study.terminal.live import announce_resumption, watching
 
-    doing = f"Resuming {where}"
-    if is_store(where):
-        folder = None if run_dir is None else Path(run_dir)
-        submitted = resumed_from_store(
-            where, folder, lambda aside, place: partial(again, aside, {"snapshots": place, **run}, doing)
-        )
-    elif run_dir is not None:
-        do = "Leave it out: a run goes on in its folder."
-        raise ConfigError(doing, "run_dir= only for a run that goes on from a store", repr(str(run_dir)), do)
-    else:
-        submitted = resumed(Path(where), partial(again, Path(where), run, doing))
+    def request_of(folder: Path, more: Mapping[str, Any], doing: str) -> Request:
+        return again(folder, {**more, **run}, doing)
+
+    submitted = resumed(where, None if run_dir is None else Path(run_dir), request_of)
     if submitted.resumption is not None:
         announce_resumption(submitted.resumption, quiet=quiet)
     with watching(submitted, quiet=quiet, is_resumed=True) as watch:
@@ -164,18 +156,16 @@ def again(folder: Path, run: Mapping[str, Any], doing: str) -> Request:
     from isthmus.programs.engine.request import spec
     from isthmus.programs.engine.run.resume import check_program
 
-    run_spec = spec.load(folder)
     config = read_file(folder / CONFIG, "the configuration", "Name the folder of a run with resume=.")
     former = dict(config["run"])
     program, task = former.pop("program"), former.pop("task", None)
-    check_program(run_spec, program, doing)
-    request = prepare(
+    check_program(spec.load(folder), program, doing)
+    return prepare(
         Program(program, **config.get("program", {})),
         task,
         run={**former, **run},
         task_settings={} if task else config.get("task", {}),
     )
-    return request.to_train().with_store(run=run_spec.run)
 
 
 def check_transport(transport: str | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, final, runtime_checkable
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, final, runtime_checkable
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -178,7 +178,9 @@ class Windows:
         return index * last // (count - 1)
 
 
-State: TypeAlias = npt.NDArray[np.uint8]
+_Count: TypeAlias = Annotated[int, ("range", 0)]
+_Ordinal: TypeAlias = Annotated[int, ("range", 1)]
+State: TypeAlias = Annotated[npt.NDArray[np.uint8], ("sizes", None)]
 """The state of a stream, as it travels (`streams`)."""
 
 STATE_SIZE_BYTES_MAX: Final = 4096
@@ -193,26 +195,13 @@ class Place(TypedDict):
     `state` is of the slot's stream before batch `state_position`, None if unknown.
     """
 
-    slot: int
-    incarnation: int
-    shard: int
-    shards: int
-    position: int
-    state_position: int
+    slot: _Count
+    incarnation: _Ordinal
+    shard: _Count
+    shards: _Ordinal
+    position: _Count
+    state_position: _Count
     state: State | None
-
-
-_COUNT: Final = ("integer", 0)
-PLACE: Final = {
-    "slot": _COUNT,
-    "incarnation": ("integer", 1),
-    "shard": _COUNT,
-    "shards": ("integer", 1),
-    "position": _COUNT,
-    "state_position": _COUNT,
-    "state": ("optional", ("array", "uint8", (None,))),
-}
-"""The schema of a Place."""
 
 
 class Cursor(TypedDict):

@@ -8,7 +8,6 @@ from typing import Any, Final, Protocol, final
 
 from isthmus.ops.data.batches import (
     EMPTY_MAX,
-    PLACE,
     At,
     Beginning,
     Cursor,
@@ -131,7 +130,7 @@ class Batches:
 
     outputs = ("batch", "cursor")
     collects = ("place",)
-    schemas: Final = {"place": PLACE}
+    schemas: Final = {"place": Place}
 
     def __init__(self, task: Any, *, learners: int, slots: int) -> None:
         self._task, self._learners, self._slots = task, learners, slots

@@ -21,8 +21,8 @@ from typing import Any, Final, final
 
 from isthmus.ops.data.batches import Step
 from isthmus.ops.elastic.copies import WorkerSpec
-from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.gang.mesh_island import ElasticGang, IslandForm
+from isthmus.ops.gang.orders import RemoteLearner
 
 LOOK_SECONDS: Final = 0.02
 """Interval of checks for a new form while an answer is awaited."""
@@ -42,7 +42,7 @@ class ElasticError(RuntimeError):
 
 
 @final
-class ElasticLearner:
+class ElasticLearner(RemoteLearner):
     """`where` returns the position of the batch that comes with a step; `now` the time. `has_kept`: the local leaves
     were created, and are those of the life before."""
 
@@ -68,52 +68,22 @@ class ElasticLearner:
         del batch
         self._form_anew(None)
 
-    def begin(self) -> None:
-        self._do("begin")
-
     def step(self, batch: Any, progress: float) -> Mapping[str, Any]:
         newer = self._newer()
         if newer is not None:
             self._grow()
-        metrics: Mapping[str, Any] = self._do("step", batch, progress, self._where())
+        metrics: Mapping[str, Any] = self._change("step", batch, progress, self._where())
         self._broken = 0
         if self._now() - self._copied_at >= COPY_SHARE * self._copy_took:
             self._copy()
         return metrics
 
-    def extract(self, fragment: int) -> Vector:
-        values: Vector = self._result_of(("extract", fragment))
-        return values
-
-    def adopt(self, fragment: int, values: Vector) -> None:
-        self._do("adopt", fragment, values)
-
-    def replace(self, fragment: int, values: Vector) -> None:
-        self._do("replace", fragment, values)
-
     def restart(self) -> None:
         """Initialize the local leaves; the first time, those that were taken over from the life before are kept."""
         self.has_kept = self._inherits
         if not self._inherits:
-            self._do("restart")
+            super().restart()
         self._inherits = False
-
-    def count_from(self, steps: int) -> None:
-        self._do("count_from", steps)
-
-    def local(self) -> list[Any]:
-        leaves: list[Any] = self._result_of(("local",))
-        return leaves
-
-    def take_local(self, leaves: Sequence[Any]) -> bool:
-        return bool(self._do("take_local", list(leaves)))
-
-    def own(self, *, whole: bool) -> list[Any]:
-        leaves: list[Any] = self._result_of(("own", whole))
-        return leaves
-
-    def take_own(self, leaves: Sequence[Any]) -> bool:
-        return bool(self._do("take_own", list(leaves)))
 
     def lend(self) -> list[Any]:
         """The empty list: an elastic island lends no moments."""
@@ -126,13 +96,12 @@ class ElasticLearner:
 
     # -- requests to the worker ----------------------------------------------------------------------------------------
 
-    def _do(self, *request: Any) -> Any:
-        """Make a request that changes the state."""
-        result = self._result_of(request)
+    def _change(self, *request: Any) -> Any:
+        result = self._read(*request)
         self._since.append(request)
         return result
 
-    def _result_of(self, request: tuple[Any, ...]) -> Any:
+    def _read(self, *request: Any) -> Any:
         """The worker's answer, in whichever form of the island."""
         begun = self._now()
         while True:

@@ -26,7 +26,7 @@ from isthmus.ops.elastic import copies
 from isthmus.ops.elastic.copies import FormedGang, WorkerPlace, WorkerSpec
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.gang.meeting import GangError, join, lead
-from isthmus.ops.gang.orders import Following, Leader, LeaderOrders, follow
+from isthmus.ops.gang.orders import CALLS, TAKES, Following, Leader, LeaderOrders, call, follow
 from isthmus.ops.island.life import LearnerLife, lower_priority
 
 ORDER_SECONDS: Final = 60.0
@@ -183,28 +183,13 @@ class _Worker:
                     result = {name: np.asarray(each) for name, each in learner.step(batch, progress).items()}
                 case ("extract", fragment):
                     result = np.asarray(learner.extract(fragment), np.float32)
-                case ("adopt", fragment, values):
-                    learner.adopt(fragment, values)
-                case ("replace", fragment, values):
-                    learner.replace(fragment, values)
-                case ("begin",):
-                    learner.begin()
-                case ("restart",):
-                    learner.restart()
-                case ("count_from", steps):
-                    learner.count_from(steps)
-                case ("local",):
-                    result = [*learner.local()]
-                case ("own", whole):
-                    result = learner.own(whole=whole)
-                case ("take_local", leaves):
-                    result = learner.take_local(leaves)
-                case ("take_own", leaves):
-                    result = learner.take_own(leaves)
                 case ("copy",):
                     self._copies += 1
                     self._orders.give("copy", self._copies)
                     result = self._copy(self._copies)
+                case (name, *arguments) if name in CALLS or name in TAKES.values():
+                    result = call(learner, name, *arguments)
+                    result = [*result] if name == "local" else result  # An iterator, which cannot be sent.
                 case request:
                     raise ValueError(f"nothing that a host asks: {request[0]!r}")
             host.send(("done", result))

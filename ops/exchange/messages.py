@@ -8,12 +8,49 @@ are integer nanoseconds of the clock of the host that wrote them; only differenc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.ops.exchange.schemas import COUNT, LEAVES, LIFE, OWN
+from isthmus.ops.exchange.token_accounts import FATES
+
+Count: TypeAlias = Annotated[int, ("range", 0)]
+Ordinal: TypeAlias = Annotated[int, ("range", 1)]
+"""A number that counts from 1, as incarnations do."""
+Finite: TypeAlias = Annotated[float, ("range",)]
+Amount: TypeAlias = Annotated[float, ("range", 0)]
+SenderSlot: TypeAlias = Annotated[int, ("sender", "slot")]
+SenderLife: TypeAlias = Annotated[int, ("sender", "incarnation")]
+Version: TypeAlias = Annotated[list[int], tuple[Count, Count]]
+"""[epoch, count]."""
+SlotLife: TypeAlias = Annotated[list[int], tuple[Count, Ordinal]]
+"""[slot, incarnation]."""
+Members: TypeAlias = list[SlotLife]
+LifeTokens: TypeAlias = list[Annotated[list[int], tuple[Count, Ordinal, Count]]]
+"""[slot, incarnation, tokens or position] of lives."""
+Positions: TypeAlias = list[Annotated[list[int], tuple[Count, Count]]]
+"""[slot, position in the slot's batches]."""
+Metrics: TypeAlias = list[Annotated[list[Any], tuple[str, float]]]
+"""[name, value] of scalars."""
+Lengths: TypeAlias = list[Amount]
+"""Lengths of merged answers."""
+Former: TypeAlias = list[Annotated[list[int], tuple[Ordinal, Count, Count, Ordinal]]]
+"""[incarnation, begin, end, steps] of earlier lives of a slot."""
+Links: TypeAlias = list[Annotated[list[Any], tuple[str, Count, Count, Count]]]
+"""[role, slot, bytes a second in the mean, and at best]."""
+Vector: TypeAlias = Annotated[npt.NDArray[np.float32], ("sizes", None)]
+"""A fragment's values, one flat float32 vector: the values of its units, each raveled in C order, one after another."""
+SentVector: TypeAlias = Annotated[npt.NDArray[Any], Vector]
+"""Values, or, where a node declares it (`vector`), their codes."""
+PackedBytes: TypeAlias = Annotated[npt.NDArray[Any], Annotated[npt.NDArray[np.uint8], ("sizes", None)]]
+StreamState: TypeAlias = Annotated[list[Any], tuple[Count, PackedBytes]]
+"""[position, state] of the slot's stream."""
+Leaves: TypeAlias = list[Annotated[list[Any], tuple[str, list[Count], PackedBytes]]]
+"""[type, shape, bytes]."""
+Format: TypeAlias = Literal["float32", "bf16", "int8", "int4"]
+"""The format of a vector as it travels (`kernels.coding`)."""
+
 
 SECONDS: Final = 15.0
 """Interval of snapshots, as for those of fragments."""
@@ -28,10 +65,10 @@ class WholeState(TypedDict):
     work is in it, and `streams` [slot, position, state] of those that have a state.
     """
 
-    tokens: int
-    steps: int
-    totals: list[list[int]]
-    positions: list[list[int]]
+    tokens: Count
+    steps: Count
+    totals: LifeTokens
+    positions: Positions
     streams: list[list[Any]]
     leaves: list[Any]
     standings: NotRequired[list[list[Any]]]
@@ -72,8 +109,8 @@ class WantedCut(TypedDict):
     It covers the model, whose versions then have these `counts`, by fragment, and each learner's own state.
     """
 
-    fragment: int
-    counts: list[int]
+    fragment: Count
+    counts: list[Count]
 
 
 Taken: TypeAlias = Literal["local", "lent", "own", "whole"]
@@ -92,18 +129,18 @@ class Own(TypedDict):
     the run, as this learner knew it.
     """
 
-    slot: int
-    incarnation: int
-    standings: list[list[Any]]
-    totals: list[list[int]]
-    leaves: list[list[Any]]
+    slot: Count
+    incarnation: Ordinal
+    standings: list[Annotated[list[Any], tuple[Count, Count, Count | None, Former]]]
+    totals: LifeTokens
+    leaves: Leaves
 
 
 class Restored(TypedDict):
     """hold -> inner-step: the state that a life continues with; None where nothing is kept of its slot."""
 
-    slot: int
-    incarnation: int
+    slot: Count
+    incarnation: Ordinal
     own: Own | None
 
 
@@ -114,13 +151,13 @@ class Moments(TypedDict):
     after so many (`step`) of this life's steps, as [type, shape, bytes]; none where it has no good ones.
     """
 
-    slot: int
-    incarnation: int
+    slot: SenderSlot
+    incarnation: SenderLife
     lacks: bool
     lends: bool
-    to: list[int] | None
-    step: int
-    leaves: list[list[Any]]
+    to: SlotLife | None
+    step: Count
+    leaves: Leaves
 
 
 class Loan(TypedDict):
@@ -130,31 +167,19 @@ class Loan(TypedDict):
     before is void.
     """
 
-    slot: int
-    incarnation: int
-    to: list[int] | None
-    by: list[int] | None
-    step: int
-    leaves: list[list[Any]]
+    slot: Count
+    incarnation: Ordinal
+    to: SlotLife | None
+    by: SlotLife | None
+    step: Count
+    leaves: Leaves
 
 
-_MEMBER = ("optional", ("row", COUNT, LIFE))
-MOMENTS = {**OWN, "lacks": "flag", "lends": "flag", "to": _MEMBER, "step": COUNT, "leaves": LEAVES}
-LOAN = {"slot": COUNT, "incarnation": LIFE, "to": _MEMBER, "by": _MEMBER, "step": COUNT, "leaves": LEAVES}
-
-
-Vector: TypeAlias = npt.NDArray[np.float32]
-"""A fragment's values, one flat float32 vector: the values of its units, each raveled in C order, one after another."""
-
-Version: TypeAlias = list[int]
-Kind: TypeAlias = Literal["initial", "recover", "merge", "final", "copy"]
+Kind: TypeAlias = Literal["initial", "recover", "merge", "final"]
+UpdateKind: TypeAlias = Literal[Kind, "copy"]
 """The purpose of a round: the first version of the model, the newest version that learners hold (requested by a shard
 that came back), an ordinary merge, the hand-over at the end. An update of kind 'copy' comes from no round: a host that
 only holds it sends it to learners that may have none."""
-
-
-Format: TypeAlias = Literal["float32", "bf16", "int8", "int4"]
-"""The format of a vector as it travels (`kernels.coding`)."""
 
 
 class RequestedSettings(TypedDict):
@@ -163,10 +188,10 @@ class RequestedSettings(TypedDict):
     The format of each slot's answer, [slot, format], that of the update, and interval and overlap in inner steps.
     """
 
-    push: list[list[Any]]
+    push: list[Annotated[list[Any], tuple[Count, Format]]]
     update: Format
-    interval: int
-    overlap: int
+    interval: Ordinal
+    overlap: Count
 
 
 class Round(TypedDict):
@@ -179,19 +204,19 @@ class Round(TypedDict):
     follow the links.
     """
 
-    round: int
-    fragment: int
-    attempt: int
+    round: Count
+    fragment: Count
+    attempt: Count
     kind: Kind
-    members: list[list[int]]
-    count_min: int
-    grace: int | None
-    required: list[int]
-    deadline: int | None
-    chain: int | None
-    interval: int
-    totals: list[list[int]]
-    known: list[list[Any]]
+    members: Members
+    count_min: Count
+    grace: Count | None
+    required: list[Count]
+    deadline: Count | None
+    chain: Count | None
+    interval: Count
+    totals: LifeTokens
+    known: list[Annotated[list[Any], tuple[Count, Count, str, Lengths]]]
     asked: NotRequired[RequestedSettings]
 
 
@@ -213,12 +238,12 @@ class Capture(TypedDict):
     begin: int
     end: int
     steps: int
-    clock: list[list[int]]
+    clock: LifeTokens
     values: Any
     anchor: Vector | None
-    positions: list[list[int]]
-    state: list[Any] | None
-    former: NotRequired[list[list[int]]]
+    positions: Positions
+    state: StreamState | None
+    former: NotRequired[Former]
     push: NotRequired[str]
     coded: NotRequired[Any]
 
@@ -234,22 +259,22 @@ class Answer(TypedDict):
     this life continued theirs.
     """
 
-    fragment: int
-    round: int
+    fragment: Count
+    round: Count
     kind: Kind
-    slot: int
-    incarnation: int
+    slot: SenderSlot
+    incarnation: SenderLife
     base: Version | None
-    begin: int
-    end: int
-    steps: int
-    clock: list[list[int]]
-    gradient: npt.NDArray[Any]
-    scales: NotRequired[Vector]
+    begin: Count
+    end: Count
+    steps: Count
+    clock: LifeTokens
+    gradient: SentVector
     norms: Vector
-    positions: list[list[int]]
-    state: list[Any] | None
-    former: NotRequired[list[list[int]]]
+    positions: Positions
+    state: StreamState | None
+    former: NotRequired[Former]
+    scales: NotRequired[Vector]
 
 
 MERGES_KEPT: Final = 1024
@@ -270,29 +295,29 @@ class Merging(TypedDict):
     its round. Times are those of the shard's clock.
     """
 
-    shard: int
-    epoch: int
-    round: int
-    place: int
-    fragment: int
+    shard: Count
+    epoch: Ordinal
+    round: Count
+    place: Count
+    fragment: Count
     kind: Kind
     version: Version | None
     origin: Version | None
     momentum: Version | None
-    voters: list[int]
-    weights: list[float]
-    left_out: list[int]
-    refused: list[list[Any]]
-    shortened: list[list[Any]]
-    opposed: list[list[int]]
+    voters: list[Count]
+    weights: list[Finite]
+    left_out: list[Count]
+    refused: list[Annotated[list[Any], tuple[Count, str]]]
+    shortened: list[Annotated[list[Any], tuple[Count, Finite]]]
+    opposed: Positions
     reason: str
     opened_at: int
     quorum_at: int
     closed_at: int
     published_at: int
-    merged_tokens: list[list[int]]
-    merges: int
-    votes: int
+    merged_tokens: LifeTokens
+    merges: Count
+    votes: Count
     asked: NotRequired[RequestedSettings]
 
 
@@ -306,20 +331,20 @@ class Change(TypedDict):
     of so many steps. `at` is an instant of the shard's clock.
     """
 
-    shard: int
-    epoch: int
-    number: int
-    place: int
-    round: int
-    setting: str
-    slot: int | None
+    shard: Count
+    epoch: Ordinal
+    number: Ordinal
+    place: Count
+    round: Count
+    setting: Literal["push", "update", "interval", "overlap"]
+    slot: Count | None
     before: str
     after: str
-    reason: str
-    link: int | None
-    goodput: int
-    needed: int
-    round_trip: float
+    reason: Literal["carries less", "carries more", "slow rounds", "quick rounds"]
+    link: Count | None
+    goodput: Count
+    needed: Count
+    round_trip: Amount
     at: int
 
 
@@ -336,11 +361,11 @@ class Gradient(TypedDict):
     version: Version | None
     direction: Vector | None
     scale: Vector | None
-    clock: list[list[int]]
-    positions: list[list[int]]
-    totals: list[list[int]]
-    lives: list[list[int]]
-    lengths: list[float]
+    clock: LifeTokens
+    positions: Positions
+    totals: LifeTokens
+    lives: Members
+    lengths: Lengths
     merging: Merging
 
 
@@ -351,12 +376,25 @@ class ReachedPositions(TypedDict):
     """
 
     fragment: int
-    clock: list[list[int]]
-    positions: list[list[int]]
+    clock: LifeTokens
+    positions: Positions
     states: list[list[Any]]
 
 
-class Update(TypedDict):
+class Whole(TypedDict):
+    """The fields of an update whose values are not coded."""
+
+    fragment: Count
+    version: Version
+    kind: UpdateKind
+    values: SentVector
+    clock: LifeTokens
+    positions: Positions
+    totals: LifeTokens
+    refused: Members
+
+
+class Update(Whole):
     """outer-step -> inner-step, evaluator: the published values of a fragment.
 
     `clock` is [slot, incarnation, position]: up to which token each slot's work is in it; `positions` [slot, position]:
@@ -367,17 +405,9 @@ class Update(TypedDict):
     fragments; with `base`, `values` and `scales` are the codes of the difference from that version.
     """
 
-    fragment: int
-    version: Version
-    kind: Kind
-    values: npt.NDArray[Any]
     scales: NotRequired[Vector]
     base: NotRequired[Version]
-    place: NotRequired[int]
-    clock: list[list[int]]
-    positions: list[list[int]]
-    totals: list[list[int]]
-    refused: list[list[int]]
+    place: NotRequired[Count]
 
 
 class ShardState(Update):
@@ -389,7 +419,7 @@ class ShardState(Update):
     """
 
     tensors: dict[str, Vector]
-    lengths: list[float]
+    lengths: Lengths
 
 
 class CodedState(TypedDict):
@@ -399,19 +429,19 @@ class CodedState(TypedDict):
     where the program has any, and of what Theta differs from the published values of this version.
     """
 
-    fragment: int
+    fragment: Count
     version: Version
-    momentum: NotRequired[npt.NDArray[Any]]
+    momentum: NotRequired[SentVector]
     momentum_scales: NotRequired[Vector]
-    theta: npt.NDArray[Any]
+    theta: SentVector
     theta_scales: Vector
-    lengths: list[float]
+    lengths: Lengths
 
 
 class Kept(TypedDict):
     """the hold node of the run's home -> outer-step, in a new life of the shard: the `tensors` of a State."""
 
-    fragment: int
+    fragment: Count
     version: Version
     tensors: dict[str, Vector]
 
@@ -422,7 +452,7 @@ class Need(TypedDict):
     `lacks`: it lacks codes that follow that version.
     """
 
-    fragment: int
+    fragment: Count
     version: Version
     lacks: bool
 
@@ -430,7 +460,7 @@ class Need(TypedDict):
 class FinalFragment(TypedDict):
     """outer-step -> recorder, once per fragment: the trained model, by names of units ('head', 'embedding[0:64]')."""
 
-    fragment: int
+    fragment: Count
     version: Version
     tensors: dict[str, npt.NDArray[np.float32]]
 
@@ -444,16 +474,16 @@ class Progress(TypedDict):
     `links`, where settings follow them, the goodput of its links: [role, slot, bytes a second in the mean, at best].
     """
 
-    slot: int
-    incarnation: int
+    slot: SenderSlot
+    incarnation: SenderLife
     phase: Literal["ready", "stepping", "final"]
-    step: int
-    tokens: int
-    step_time: int
-    delay_steps: int
-    epochs: list[int]
-    totals: list[list[int]]
-    links: NotRequired[list[list[Any]]]
+    step: Count
+    tokens: Count
+    step_time: Count
+    delay_steps: Count
+    epochs: list[Count]
+    totals: LifeTokens
+    links: NotRequired[Links]
 
 
 class StepReport(Progress):
@@ -470,20 +500,28 @@ class StepReport(Progress):
     of each slot in the model that it has: [slot, tokens].
     """
 
-    stepping: int
+    stepping: Count
     loss: float
-    metrics: list[list[Any]]
-    staleness: int
+    metrics: Metrics
+    staleness: Count
     sick: bool
-    sick_step: int
-    accounts: list[list[int]]
+    sick_step: Count
+    accounts: list[Annotated[list[Count], ("length", len(FATES))]]
     versions: list[Version]
-    bytes_sent: int
-    bytes_received: int
-    waited: int
+    bytes_sent: Count
+    bytes_received: Count
+    waited: Count
     device_kind: str
-    began: list[Any] | None
-    in_model: list[list[int]]
+    began: Annotated[list[Any], tuple[Literal["copy", "snapshot", "anew", "peer"], Count, Count]] | None
+    in_model: Positions
+
+
+class Brought(TypedDict):
+    """The status of a store: URL, number of its newest snapshot, and why it lacks the next."""
+
+    url: str
+    number: Count
+    error: str | None
 
 
 class Held(TypedDict):
@@ -499,15 +537,15 @@ class Held(TypedDict):
     """
 
     holder: str
-    fragments: list[int]
-    merged: list[int]
-    saved: list[list[int]]
-    totals: list[list[int]]
+    fragments: list[Count]
+    merged: list[Count]
+    saved: list[Annotated[list[int], tuple[Count, Ordinal, Count]]]
+    totals: LifeTokens
     faults: list[str]
     error: str | None
-    store: dict[str, Any] | None
-    lives: list[list[int]]
-    given: list[list[Any]]
+    store: Brought | None
+    lives: Members
+    given: list[Annotated[list[Any], tuple[Count, Count, Count, str, Lengths]]]
 
 
 class Control(TypedDict):
@@ -518,9 +556,9 @@ class Control(TypedDict):
     """
 
     stop: bool
-    tokens: int
-    totals: list[list[int]]
-    published: list[list[int]]
+    tokens: Count
+    totals: LifeTokens
+    published: list[Annotated[list[int], tuple[Count, Count, Count]]]
 
 
 class Turn(Round):
@@ -529,7 +567,7 @@ class Turn(Round):
     All turns of the end ask for one boundary.
     """
 
-    steps: int
+    steps: Count
 
 
 class Permit(TypedDict):
@@ -544,7 +582,7 @@ class RoundOpening(TypedDict):
     """caller -> average: a round of `members` ([slot, incarnation] pairs), all of which are awaited."""
 
     round: int
-    members: list[list[int]]
+    members: Members
     count_min: int
     grace: int | None
 
@@ -558,16 +596,16 @@ class Call(TypedDict):
     this one."""
 
     round: int
-    members: list[list[int]]
+    members: Members
     mean: Vector | None
-    voters: list[list[int]]
-    served: list[list[int]]
+    voters: Members
+    served: Members
     state: list[Any] | None
     donor: int | None
     trained_before: int
     trained: int
-    totals: list[list[int]]
-    positions: list[list[int]]
+    totals: LifeTokens
+    positions: Positions
     streams: list[list[Any]]
     is_last: bool
 
@@ -579,29 +617,34 @@ class Vote(TypedDict):
     slot's stream.
     """
 
-    round: int
-    slot: int
-    incarnation: int
-    tokens: int
+    round: Count
+    slot: SenderSlot
+    incarnation: SenderLife
+    tokens: Ordinal
     values: Vector
     state: list[Any] | None
-    positions: list[list[int]]
-    stream: list[Any] | None
+    positions: Positions
+    stream: StreamState | None
+
+
+def passed_on(kind: type, item: Mapping[str, Any], **others: Any) -> Any:
+    """An item of a type, in the order of its fields: those that another item has, too, and others."""
+    fields = {**item, **others}
+    return {name: fields[name] for name in kind.__annotations__ if name in fields}
+
+
+def whole_of(item: Update, values: Any) -> Update:
+    """An update with these values, which are not coded."""
+    whole: Update = passed_on(Whole, item, values=values)
+    return whole
 
 
 def copied(held: Update) -> Update:
     """A copy of a published update, for hosts that hold an older version or none; of a State only the update."""
-    is_final = held["kind"] == "final"
-    return Update(
-        fragment=held["fragment"],
-        version=held["version"],
-        kind="final" if is_final else "copy",
-        values=held["values"],
-        clock=held["clock"],
-        positions=held["positions"],
-        totals=held["totals"],
-        refused=held["refused"] if is_final else [],
-    )
+    copy = whole_of(held, held["values"])
+    if held["kind"] != "final":
+        copy["kind"], copy["refused"] = "copy", []
+    return copy
 
 
 def withdrawn(fragment: int) -> Update:

@@ -6,11 +6,11 @@ Decides what each learner adds and passes on at which hop. Does not decide what 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Annotated, Any, Final, NamedTuple, TypedDict
 
 import numpy as np
 
-from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.exchange.messages import Count, Vector
 
 START: Final[dict[str, Any]] = {}
 """The input of the first hop of a step: nothing yet."""
@@ -97,8 +97,8 @@ class Ring:
     @staticmethod
     def schemas(learners: int, *, tokens_most: int) -> dict[str, Any]:
         """The form of the neighbour's items; the first of a step is empty."""
-        row = "row", ("integer", 0, learners - 1), ("integer", 1, tokens_most), ("integer", 0)
-        return {"neighbour": {"trained?": ("list", row), "stop?": "flag"}}
+        row = tuple[Annotated[int, ("range", 0, learners - 1)], Annotated[int, ("range", 1, tokens_most)], Count]
+        return {"neighbour": Annotated[RingPart, ("needs",), {"trained": list[row]}]}
 
     def __init__(self, learners: int, *, tokens_most: int) -> None:
         self._learners, self._most = learners, tokens_most

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias, final
 
@@ -140,46 +141,93 @@ class Following:
 
 
 class Led(Protocol):
-    """The functions that are called on every process of an island."""
+    """A learner's part in each process of an island: the calls of a `RemoteLearner`, and these."""
 
     @property
     def device_kind(self) -> str: ...
-
-    def begin(self) -> None: ...
 
     def compile(self, batch: Any) -> None: ...
 
     def step(self, batch: Any, progress: float) -> Mapping[str, Any]: ...
 
-    def extract(self, fragment: int) -> Any: ...
-
-    def adopt(self, fragment: int, values: Vector | None) -> None: ...
-
-    def replace(self, fragment: int, values: Vector | None) -> None: ...
-
-    def restart(self) -> None: ...
-
-    def count_from(self, steps: int) -> None: ...
-
-    def local(self) -> Iterable[Any]: ...
-
     def fits(self, what: Taken, leaves: Sequence[Any]) -> bool: ...
 
     def forms(self, what: Taken) -> list[Any]: ...
 
-    def take_local(self, leaves: Sequence[Any]) -> bool: ...
 
-    def lend(self) -> list[Any]: ...
+CALLS: Final[Mapping[str, tuple[type, ...]]] = {
+    "begin": (),
+    "extract": (int,),
+    "adopt": (int,),
+    "replace": (int,),
+    "restart": (),
+    "count_from": (int,),
+    "local": (),
+    "lend": (),
+    "own": (bool,),
+}
+"""The calls that an order has as they are, and the types of their numbers. Values of fragments stay with the leader."""
+TAKES: Final[Mapping[Taken, str]] = {"local": "take_local", "lent": "borrow", "own": "take_own", "whole": "take_own"}
+"""The calls whose leaves follow their order."""
 
-    def borrow(self, leaves: Sequence[Any]) -> bool: ...
 
-    def own(self, *, whole: bool) -> list[Any]: ...
+def call(learner: Any, name: str, *arguments: Any) -> Any:
+    """The result of a call of a `RemoteLearner` by a learner here."""
+    if name == "own":
+        return learner.own(whole=arguments[0])
+    return getattr(learner, name)(*arguments)
 
-    def take_own(self, leaves: Sequence[Any]) -> bool: ...
+
+class RemoteLearner(ABC):
+    """A learner of several processes, as inner-step calls it (`island.contract.LastingLearning`)."""
+
+    @abstractmethod
+    def _change(self, name: str, *arguments: Any) -> Any:
+        """The result of a call that changes the state, in all processes."""
+
+    def _read(self, name: str, *arguments: Any) -> Any:
+        """The result of a call that leaves it as it is."""
+        return self._change(name, *arguments)
+
+    def begin(self) -> None:
+        self._change("begin")
+
+    def extract(self, fragment: int) -> Any:
+        return self._read("extract", fragment)
+
+    def adopt(self, fragment: int, values: Vector) -> None:
+        self._change("adopt", fragment, values)
+
+    def replace(self, fragment: int, values: Vector) -> None:
+        self._change("replace", fragment, values)
+
+    def restart(self) -> None:
+        self._change("restart")
+
+    def count_from(self, steps: int) -> None:
+        self._change("count_from", steps)
+
+    def local(self) -> Iterable[Any]:
+        return self._read("local")  # type: ignore[no-any-return]
+
+    def take_local(self, leaves: Sequence[Any]) -> bool:
+        return bool(self._change("take_local", list(leaves)))
+
+    def own(self, *, whole: bool) -> list[Any]:
+        return self._read("own", whole)  # type: ignore[no-any-return]
+
+    def take_own(self, leaves: Sequence[Any]) -> bool:
+        return bool(self._change("take_own", list(leaves)))
+
+    def lend(self) -> list[Any]:
+        return self._read("lend")  # type: ignore[no-any-return]
+
+    def borrow(self, leaves: Sequence[Any]) -> bool:
+        return bool(self._change("borrow", list(leaves)))
 
 
 @final
-class Leader:
+class Leader(RemoteLearner):
     """The leader, for inner-step. `where` returns the position of the batch that comes with a step."""
 
     def __init__(self, learner: Led, orders: LeaderOrders, where: Callable[[], Step]) -> None:
@@ -195,10 +243,6 @@ class Leader:
         self._learner.compile(batch)
         self._orders.wait()
 
-    def begin(self) -> None:
-        self._orders.give("begin")
-        self._learner.begin()
-
     def step(self, batch: Any, progress: float) -> Mapping[str, Any]:
         where = self._where()
         if not self._has_stepped and where.stream_state is not None:
@@ -208,55 +252,20 @@ class Leader:
         self._orders.give("step", where.position, progress)
         return self._learner.step(batch, progress)
 
-    def extract(self, fragment: int) -> Any:
-        self._orders.give("extract", fragment)
-        return self._learner.extract(fragment)
-
-    def adopt(self, fragment: int, values: Vector) -> None:
-        self._orders.give("adopt", fragment)
-        self._learner.adopt(fragment, values)
-
-    def replace(self, fragment: int, values: Vector) -> None:
-        self._orders.give("replace", fragment)
-        self._learner.replace(fragment, values)
-
-    def restart(self) -> None:
-        self._orders.give("restart")
-        self._learner.restart()
-
-    def count_from(self, steps: int) -> None:
-        self._orders.give("count", steps)
-        self._learner.count_from(steps)
-
-    def local(self) -> Iterable[Any]:
-        self._orders.give("local")
-        return self._learner.local()
-
-    def take_local(self, leaves: Sequence[Any]) -> bool:
-        return self._take("local", leaves) and self._learner.take_local(leaves)
-
-    def lend(self) -> list[Any]:
-        self._orders.give("lend")
-        return self._learner.lend()
-
-    def borrow(self, leaves: Sequence[Any]) -> bool:
-        return self._take("lent", leaves) and self._learner.borrow(leaves)
-
-    def own(self, *, whole: bool) -> list[Any]:
-        self._orders.give("own", whole)
-        return self._learner.own(whole=whole)
-
-    def take_own(self, leaves: Sequence[Any]) -> bool:
-        is_whole = self._learner.fits("whole", leaves)
-        return self._take("whole" if is_whole else "own", leaves) and self._learner.take_own(leaves)
-
-    def _take(self, what: Taken, leaves: Sequence[Any]) -> bool:
-        """Send these leaves to the other processes, unless their forms differ; whether they were sent."""
-        if not self._learner.fits(what, leaves):
-            return False
-        self._orders.give("take", what)
-        self._orders.send(leaves)
-        return True
+    def _change(self, name: str, *arguments: Any) -> Any:
+        """Announce a call, and make it; one with leaves is made nowhere if their forms differ."""
+        if name in CALLS:
+            self._orders.give(name, *arguments[: len(CALLS[name])])
+        else:
+            (leaves,) = arguments
+            what = next(what for what, each in TAKES.items() if each == name)
+            if what == "own" and self._learner.fits("whole", leaves):
+                what = "whole"
+            if not self._learner.fits(what, leaves):
+                return False
+            self._orders.give("take", what)
+            self._orders.send(leaves)
+        return call(self._learner, name, *arguments)
 
 
 def follow(learner: Led, order: Order, batches: InOrder, leader: Following) -> None:
@@ -265,33 +274,13 @@ def follow(learner: Led, order: Order, batches: InOrder, leader: Following) -> N
     Leaves that belong to an order are read from `leader`.
     """
     match order:
-        case ["begin"]:
-            learner.begin()
         case ["step", int(position), float(progress)]:
             learner.step(batches.batch(position), progress)
         case ["know", int(position), bytes(state)]:
             batches.know(position, np.frombuffer(state, np.uint8))
-        case ["extract", int(fragment)]:
-            learner.extract(fragment)
-        case ["adopt", int(fragment)]:
-            learner.adopt(fragment, None)
-        case ["replace", int(fragment)]:
-            learner.replace(fragment, None)
-        case ["restart"]:
-            learner.restart()
-        case ["count", int(steps)]:
-            learner.count_from(steps)
-        case ["local"]:
-            learner.local()
-        case ["lend"]:
-            learner.lend()
-        case ["own", bool(whole)]:
-            learner.own(whole=whole)
-        case ["take", "local"]:
-            learner.take_local(leader.receive(learner.forms("local")))
-        case ["take", "lent"]:
-            learner.borrow(leader.receive(learner.forms("lent")))
-        case ["take", "own" | "whole" as what]:
-            learner.take_own(leader.receive(learner.forms(what)))
+        case ["take", ("local" | "lent" | "own" | "whole") as what]:
+            call(learner, TAKES[what], leader.receive(learner.forms(what)))
+        case [str(name), *numbers] if tuple(map(type, numbers)) == CALLS.get(name):
+            call(learner, name, *numbers, *([None] if name in ("adopt", "replace") else ()))
         case _:
             raise ValueError(f"no order of a leader: {order!r}")

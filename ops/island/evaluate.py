@@ -6,12 +6,11 @@ The evaluation node of programs whose learners all hold the same model: it evalu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Control, Update, Vector
+from isthmus.ops.exchange.messages import Control, Count, Metrics, Update, Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves, tree_mean
-from isthmus.ops.exchange.schemas import UPDATE
 from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.island.contract import evaluation_of, first_tensors_of
 
@@ -31,8 +30,8 @@ class Evaluated(TypedDict):
 
     kind: EvaluationKind
     loss: float
-    tokens: int
-    metrics: list[list[Any]]
+    tokens: Count
+    metrics: NotRequired[Metrics]
 
 
 def evaluated(kind: EvaluationKind, metrics: Mapping[str, float], tokens: int) -> Evaluated:
@@ -64,7 +63,7 @@ class Evaluate:
 
     outputs = ("evaluation",)
     collects = ("update",)
-    schemas: Final = {"update": UPDATE}
+    schemas: Final = {"update": Update}
 
     def __init__(self, task: Any, fragments: Sequence[Fragment], *, tokens: int, times: int = TIMES_DEFAULT) -> None:
         self._task, self._fragments = task, fragments

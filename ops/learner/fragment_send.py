@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Answer, Capture
+from isthmus.ops.exchange.messages import Answer, Capture, passed_on
 from isthmus.ops.kernels.buffers import Float32
 
 if TYPE_CHECKING:
@@ -123,26 +123,7 @@ class FragmentSend:
             whole = values if anchor is None else outer_gradient(anchor, values, fragment)
             lengths = norms(whole, fragment)
             gradient = self._gradient_fields(capture, whole)
-        answer = Answer(
-            fragment=capture["fragment"],
-            round=capture["round"],
-            kind=capture["kind"],
-            slot=capture["slot"],
-            incarnation=capture["incarnation"],
-            base=capture["base"],
-            begin=capture["begin"],
-            end=capture["end"],
-            steps=capture["steps"],
-            clock=capture["clock"],
-            gradient=gradient["gradient"],
-            norms=lengths,
-            positions=capture["positions"],
-            state=capture["state"],
-        )
-        if "former" in capture:
-            answer["former"] = capture["former"]
-        if "scales" in gradient:
-            answer["scales"] = gradient["scales"]
+        answer: Answer = passed_on(Answer, capture, norms=lengths, **gradient)
         return answer
 
     def _gradient_fields(self, capture: Capture, whole: Float32) -> dict[str, Any]:

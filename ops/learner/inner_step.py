@@ -16,11 +16,9 @@ from typing import Any, ClassVar, Final, Literal
 
 from isthmus.ops.data.batches import Cursor, Step, first_batch, tokens_in
 from isthmus.ops.elastic.learner import ElasticLearner
-from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.adaptive import coarser
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
-    LOAN,
     Control,
     Loan,
     Own,
@@ -66,8 +64,8 @@ class InnerStep:
     @staticmethod
     def schemas(task: Any, *, fragments: Sequence[Fragment] = (), **_: Any) -> dict[str, Any]:
         """The forms of the messages of shards and the lend node; whole trees may have any form."""
-        shards = {"update": schemas.UPDATE, "pull": schemas.ROUND} if fragments else {}
-        return {**shards, "loan": LOAN}
+        shards = {"update": Update, "pull": Round} if fragments else {}
+        return {**shards, "loan": Loan}
 
     def __init__(
         self,

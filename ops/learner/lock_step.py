@@ -15,7 +15,6 @@ from typing import Any, Final, Literal
 from isthmus.ops.data.batches import Cursor
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Permit, Progress, Restored, Round, Turn, Update, WantedCut, is_withdrawn
-from isthmus.ops.exchange.schemas import RESTORED, TURN, UPDATE, WANTED
 from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.inner_step import InnerStep
@@ -31,7 +30,7 @@ class LockStep:
 
     outputs = ("fragment", "progress", "report", "own")
     collects = ("update", "pull", "wanted", "restored")
-    schemas: Final = {"wanted": WANTED, "restored": RESTORED}
+    schemas: Final = {"wanted": WantedCut, "restored": Restored}
     follower: Final = Follow
 
     def __init__(
@@ -154,7 +153,7 @@ class StepGate:
 
     outputs = ("update", "pull", "permit")
     collects = ("update", "pull")
-    schemas: Final = {"update": UPDATE, "pull": TURN}
+    schemas: Final = {"update": Update, "pull": Turn}
 
     def __init__(self, *, fragments: int, overlap: int, free: int) -> None:
         self._fragments, self._overlap, self._free = fragments, overlap, free

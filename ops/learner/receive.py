@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Need, Round, Update, is_withdrawn
+from isthmus.ops.exchange.messages import Need, Round, Turn, Update, is_withdrawn, whole_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -36,7 +36,7 @@ class Receive:
     @staticmethod
     def schemas(fragments: Sequence[Fragment], *, in_turns: bool = False) -> dict[str, Any]:
         """The forms of the messages of shards, and of holders of published versions."""
-        return {"update": schemas.coded_update(fragments), "pull": schemas.TURN if in_turns else schemas.ROUND}
+        return {"update": schemas.coded_update(fragments), "pull": Turn if in_turns else Round}
 
     def __init__(self, fragments: Sequence[Fragment], *, in_turns: bool = False) -> None:
         self._fragments = fragments
@@ -131,17 +131,3 @@ class Receive:
             return []
         self._lacking[p] = version
         return [Need(fragment=p, version=version, lacks=True)]
-
-
-def whole_of(item: Update, values: Any) -> Update:
-    """An update with these values, which are not coded."""
-    return Update(
-        fragment=item["fragment"],
-        version=item["version"],
-        kind=item["kind"],
-        values=values,
-        clock=item["clock"],
-        positions=item["positions"],
-        totals=item["totals"],
-        refused=item["refused"],
-    )

@@ -17,7 +17,6 @@ import numpy as np
 import xxhash
 
 from isthmus.ops.exchange.messages import Control, Held, Progress, Update, copied, withdrawn
-from isthmus.ops.exchange.schemas import UPDATE
 from isthmus.ops.exchange.token_accounts import Totals
 
 
@@ -135,7 +134,7 @@ class Hold:
 
     outputs: ClassVar[tuple[str, ...]] = ("copy", "held")
     collects: ClassVar[tuple[str, ...]] = ("update",)
-    schemas: ClassVar[dict[str, Any]] = {"update": UPDATE}
+    schemas: ClassVar[dict[str, Any]] = {"update": Update}
 
     def __init__(self, *, role: str, shards: int) -> None:
         self._role, self._shards = role, shards

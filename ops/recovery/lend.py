@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, final
 
-from isthmus.ops.exchange.messages import MOMENTS, Loan, Moments
+from isthmus.ops.exchange.messages import Loan, Moments
 
 Life: TypeAlias = tuple[int, int]
 """(slot, incarnation)."""
@@ -35,7 +35,7 @@ class Lend:
 
     outputs: ClassVar[tuple[str, ...]] = ("loan",)
     collects: ClassVar[tuple[str, ...]] = ("moments",)
-    schemas: ClassVar[dict[str, Any]] = {"moments": MOMENTS}
+    schemas: ClassVar[dict[str, Any]] = {"moments": Moments}
 
     def __init__(self, *, role: str) -> None:
         self._role = role

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, final
 
 from isthmus.ops.data.batches import of_slot
-from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.messages import (
     Control,
     Held,
@@ -25,7 +24,7 @@ from isthmus.ops.exchange.messages import (
 )
 from isthmus.ops.exchange.token_accounts import AtMost, StepTokens, Totals
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory
-from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE, START_WAIT, Start
+from isthmus.ops.syncer.pacer import OVERDUE, RECOVERY_GRACE, START_WAIT, Pacer, Start
 from isthmus.ops.syncer.schedule import LearnerRoster, Placing, learners_live
 from isthmus.ops.syncer.terms import Conditions, everybody, last
 
@@ -81,12 +80,7 @@ class Conductor:
 
     outputs = ("round", "pull", "place", "held")
     collects = ("progress", "merged", "control", "held", "reached")
-
-    @staticmethod
-    def schemas(*, fragments: int, step_tokens: StepTokens, **_: Any) -> dict[str, Any]:
-        """The forms of the messages of learners, recorder and holders."""
-        report = schemas.progress(fragments, step_tokens)
-        return {"progress": report, "control": schemas.CONTROL, "held": schemas.HELD}
+    schemas: Final = staticmethod(Pacer.schemas)
 
     def __init__(
         self,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     CodedState,
@@ -29,10 +28,11 @@ from isthmus.ops.exchange.messages import (
     Vector,
     Version,
     WantedCut,
+    Whole,
     copied,
+    passed_on,
 )
 from isthmus.ops.exchange.messages import FinalFragment as FinalItem
-from isthmus.ops.exchange.schemas import KEPT, WANTED
 from isthmus.ops.syncer.merge import KEPT_MAX
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class KeyFrames:
 
     outputs = ("learner", "evaluator", "recorder")
     collects = ("state", "need")
-    schemas: ClassVar = {"need": schemas.NEED}
+    schemas: ClassVar = {"need": Need}
 
     def __init__(self) -> None:
         self._newest: dict[int, Update] = {}
@@ -128,7 +128,7 @@ class OuterStep:
 
     outputs = ("update", "state", "coded_state", "merged", "final", "cut")
     collects = ("kept", "wanted")
-    schemas: ClassVar = {"kept": KEPT, "wanted": WANTED}
+    schemas: ClassVar = {"kept": Kept, "wanted": WantedCut}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters")}
 
     def __init__(
@@ -311,14 +311,5 @@ class OuterStep:
         return self._publications[p].values if p in self._publications else self._theta[p]
 
     def _update(self, gradient: Gradient, refused: list[list[int]]) -> Update:
-        assert gradient["version"] is not None
-        return Update(
-            fragment=gradient["fragment"],
-            version=gradient["version"],
-            kind=gradient["kind"],
-            values=self._published(gradient["fragment"]),
-            clock=gradient["clock"],
-            positions=gradient["positions"],
-            totals=gradient["totals"],
-            refused=refused,
-        )
+        update: Update = passed_on(Whole, gradient, values=self._published(gradient["fragment"]), refused=refused)
+        return update

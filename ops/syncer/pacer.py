@@ -164,7 +164,7 @@ class Pacer:
     def schemas(*, fragments: int, step_tokens: StepTokens, **_: Any) -> dict[str, Any]:
         """The forms of the messages of learners, recorder and holders."""
         report = schemas.progress(fragments, step_tokens)
-        return {"progress": report, "control": schemas.CONTROL, "held": schemas.HELD}
+        return {"progress": report, "control": Control, "held": Held}
 
     def __init__(
         self,

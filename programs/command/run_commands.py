@@ -53,6 +53,10 @@ def train(
 
         if resume is not None:
             apart.resume(resume, requested, is_detached=detach, quiet=quiet)
+        elif (cluster := requested.machines) is not None and requested.transport != "inproc":
+            from isthmus.programs.command.start_there import train_there
+
+            train_there(requested, cluster, is_detached=detach, quiet=quiet)
         else:
             apart.train(requested, is_detached=detach, quiet=quiet)
         return
@@ -97,9 +101,9 @@ def resume(
 
     A run whose home is there is refused.
     """
-    from isthmus.programs.command import start as apart
+    from isthmus.programs.command.start_there import resume_elsewhere
 
-    apart.resume_elsewhere(run, options.cluster_of(cluster), home, run_dir)
+    resume_elsewhere(run, options.cluster_of(cluster), home, run_dir)
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -149,7 +153,7 @@ def compile_ahead(
 
     Exit status 1 if an island is too small. Nothing is started, and no step is timed.
     """
-    from isthmus.programs.command.start import compile_for
+    from isthmus.programs.command.compile_ahead import compile_for
 
     if not compile_for(requested, islands or [], fit=fit, as_json=as_json):
         raise typer.Exit(FAILED)
@@ -211,8 +215,8 @@ def compare(
 
     Exit status 1 if a run failed.
     """
-    from isthmus.programs.command.start import CompareOptions
-    from isthmus.programs.command.start import compare as comparing
+    from isthmus.programs.command.comparing import CompareOptions
+    from isthmus.programs.command.comparing import compare as comparing
 
     comparison = CompareOptions(requested, programs or [], sweep or [], seeds, margin, speeds, folder)
     if not comparing(comparison, as_json=as_json):

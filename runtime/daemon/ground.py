@@ -23,13 +23,13 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.driver import Core, Driver
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.system.disk import DISK, Disk
-from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.loop_clock import LoopClock
-from isthmus.runtime.system.processes import is_stopped, kill_session, started_at
+from isthmus.runtime.system.processes import is_stopped, kill_session
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.control_server import ControlServer
+from isthmus.runtime.wire.daemon_notes import HERE, PRIVATE, publish
 
 Handler: TypeAlias = Callable[[bytes, Message], None]
 """(peer, message)"""
@@ -117,10 +117,6 @@ class Ground(ABC):
         """Release everything; the hosts go on."""
 
 
-HERE: Final = "daemon.json"
-"""The file in which hosts find the endpoint of their machine's daemon."""
-
-
 class LocalGround(Ground):
     """This process on this machine, `name`."""
 
@@ -131,13 +127,12 @@ class LocalGround(Ground):
         *,
         name: str,
         launch: Launch,
-        listen: str = "tcp://127.0.0.1:*",
         tape_bytes: int = TAPE_BYTES,
     ) -> None:
         """OSError or sqlite3.Error if the ledger cannot be opened. Tapes of each core have at most `tape_bytes`."""
         ledger = Ledger(folder, was_there=(folder / HERE).exists())
         super().__init__(folder, DISK, LoopClock(loop, 0), ledger, LocalProcesses(loop), launch)
-        self._loop, self._name, self._listen, self._tape_bytes = loop, name, listen, tape_bytes
+        self._loop, self._name, self._tape_bytes = loop, name, tape_bytes
         self._identity = identity(folder)
         self._tapes: list[tuple[TapeFiles, Tape]] = []
 
@@ -148,12 +143,11 @@ class LocalGround(Ground):
         return driver
 
     def serve(self, handle: Handler) -> Server:
-        """zmq.ZMQError if the endpoint is taken."""
-        return ControlServer(self._loop, self._listen, handle)
+        """zmq.ZMQError or OSError if that fails."""
+        return ControlServer(self._loop, PRIVATE, handle)
 
     def publish(self, endpoint: str) -> None:
-        here = {"endpoint": endpoint, "pid": os.getpid(), "started": started_at(os.getpid()), "name": self._name}
-        write_json(self.folder / HERE, here)
+        publish(self.folder, endpoint, self._name)
 
     def restore_ledger(self) -> bool:
         return self.ledger.restore()

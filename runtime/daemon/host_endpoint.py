@@ -1,4 +1,4 @@
-"""Loopback endpoint through which the hosts of a run connect to their machine's daemon.
+"""The endpoint through which the hosts of a run connect to their machine's daemon.
 
 It decides nothing: heartbeats become events, and replies go to the peer that last sent one for the life in question.
 Messages from hosts of another run, whose daemon had this port before, are counted and ignored.

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 from isthmus.runtime.errors import GraphError, nearest
-from isthmus.runtime.items.schemas import Rule
 
 
 class Body(Protocol):
@@ -31,7 +30,7 @@ class Body(Protocol):
     - `collects`: the input ports at which a call is given {(replica, key): item}, of all that has come; at every other
       port it is given one item. It is so whatever the edges are: a port that takes one item accepts no edge that could
       bring several.
-    - `schemas`: the rules of what comes to its input ports (`items.schemas`), or a static method that makes them of the
+    - `schemas`: the types of what comes to its input ports (`items.schemas`), or a static method that makes them of the
       arguments of the node.
     - `noted`: by output port, the fields of its items that are noted on the tape.
 
@@ -43,7 +42,7 @@ class Body(Protocol):
 
     outputs: ClassVar[tuple[str, ...]] = ()
     collects: ClassVar[tuple[str, ...]] = ()
-    schemas: ClassVar[Mapping[str, Rule] | Callable[..., Mapping[str, Rule]]] = MappingProxyType({})
+    schemas: ClassVar[Mapping[str, Any] | Callable[..., Mapping[str, Any]]] = MappingProxyType({})
     noted: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     is_idle: bool = False
     is_finished: bool = False
@@ -103,10 +102,10 @@ def has(body: Any, name: Trait) -> bool:
     return hasattr(body, name)
 
 
-def schemas_of(body: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Mapping[str, Rule]:
+def schemas_of(body: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schemas that a body declares for a node with these arguments, by input port."""
     declared = trait(body, "schemas")
-    schemas: Mapping[str, Rule] = declared(*arguments, **keywords) if callable(declared) else declared
+    schemas: Mapping[str, Any] = declared(*arguments, **keywords) if callable(declared) else declared
     return schemas
 
 

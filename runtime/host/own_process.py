@@ -8,7 +8,6 @@ minute without any.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
@@ -36,12 +35,13 @@ from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX,
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.loop_clock import LoopClock
-from isthmus.runtime.system.processes import ONE_THREAD, started_at
+from isthmus.runtime.system.processes import ONE_THREAD
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 from isthmus.runtime.wire.control_client import ControlClient
 from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.daemon_notes import note_of
 from isthmus.runtime.wire.security_keys import Keyring
 
 RELAY: Final = "recorder"
@@ -477,15 +477,13 @@ class HostProcess:
 
     def _find_daemon(self) -> bool:
         """Switch to the daemon that the run folder names; returns whether its process is alive."""
-        try:
-            fields = json.loads((self._folder / "daemon.json").read_text())
-            endpoint, is_living = str(fields["endpoint"]), started_at(fields["pid"]) == int(fields["started"])
-        except (OSError, ValueError, KeyError, TypeError):
+        note = note_of(self._folder)
+        if note is None:
             return False
-        if endpoint != self._daemon.endpoint:
-            self._daemon.dial(endpoint)
+        if note.endpoint != self._daemon.endpoint:
+            self._daemon.dial(note.endpoint)
             self._say("hello")
-        return is_living
+        return note.is_living
 
     # -- the host ------------------------------------------------------------------------------------------------------
 

@@ -1,47 +1,30 @@
-"""Schemas of the items on edges, which bodies declare as plain data, and the check of an item against its schema.
+"""Schemas of the items on edges, which bodies declare as types, and the check of an item against its schema.
 
 Decides whether an item may reach its body, and describes the fault of one that may not. `host` and the home's `watch`
 decide what becomes of the item and its sender. A body declares `schemas`, a dict of its input ports, or a static method
-that makes it from the arguments of the node. A schema is a *rule*:
-
-    "any"                       anything
-    "integer"                   an integer of 64 bits; ("integer", least) or ("integer", least, most): in this range
-    "number"                    a finite integer or float; ("number", least), ("number", least, most)
-    "float"                     an integer or float, also one that is not finite
-    "text", "flag"              a text, True or False; ("text", "ready", "final"): one of these
-    ("list", rule)              a list, each entry of which follows the rule; ("list", rule, length)
-    ("row", rule, rule)         a list of just so many entries, each of which follows its own rule
-    ("array", dtype, sizes)     an array of these sizes, None for any size
-    ("of", field, (x, y))       in sizes: x where the item's `field` is 0, y where it is 1
-    ("optional", rule)          None, or what follows the rule
-    ("either", rule, rule)      what follows one of the rules
-    ("sender", "slot")          the slot, or the "incarnation", of the host that sent the item
-    ("product", field, n)       n times the item's `field`; of a tuple, the number of the sender's slot, or the last;
-                                ("product", field, n, start): so much more than the item's `start`
-    ("at most", field, n)       an integer from 0 to such a product; ("at most", field, n, start)
-    ("firings", rule)           an integer that follows the rule, and is at most the count of firings of the node that
-                                emits it: checked where it is emitted, because only that host knows the count
-    {"name": rule}              a dict that has these fields at least; "name?": the field may be absent
-
-Fields that `of`, `product` and `at most` name come before them. A check ends at the first fault. It reads no value of
+that makes it from the arguments of the node. A schema is a type; `Annotated` adds *rules* as plain data, because bodies
+import nothing from here (docs/reference/schemas.md lists both). A check ends at the first fault. It reads no value of
 an array, because the loop of the host waits for it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+import types
+import typing
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache, partial
+from typing import Annotated, Any, Final, Literal, NamedTuple, NotRequired, Required, TypeAlias, get_args, get_origin
+
+import numpy as np
 
 from isthmus.runtime.ids import Member
-
-Rule: TypeAlias = Any
-"""Plain data, as described above."""
 
 INTEGER_MOST: Final = (1 << 63) - 1
 FOUND_LENGTH_MAX: Final = 60
 """The most characters of a found value in a message."""
+_FIELDS: Final = "fields"
+"""The name of the rule that is a dict."""
 
 
 class Mismatch(NamedTuple):
@@ -54,24 +37,81 @@ class Mismatch(NamedTuple):
 
 Check: TypeAlias = Callable[[Any, Mapping[str, Any], Member], Mismatch | None]
 """(value, the item that it is a field of, its sender) -> its fault, or None."""
+_Rules: TypeAlias = Mapping[str, Any]
 
 
-def compiled(rule: Rule) -> Check:
-    """The check of a rule; ValueError for an invalid rule."""
-    if isinstance(rule, Mapping):
-        return _fields({name: compiled(each) for name, each in rule.items()})
-    name, *details = (rule,) if isinstance(rule, str) else rule
-    make = _MAKERS.get(name)
-    if make is None:
-        raise ValueError(f"reading a schema: expected one of {', '.join(_MAKERS)}, found {rule!r}.")
-    return make(*details)
+def compiled(schema: Any) -> Check:
+    """The check of a schema; ValueError for an invalid one."""
+    kind, rules = _parted(schema)
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if typing.is_typeddict(kind):
+        origin, inner = typing.TypedDict, (kind,)
+    if not isinstance(origin, Hashable) or origin not in _KINDS:
+        raise ValueError(f"reading a schema: expected one of {_known(_KINDS)}, found {schema!r}.")
+    make, *names = _KINDS[origin]
+    if not set(rules) <= set(names):
+        raise ValueError(f"reading a schema: expected rules among {_known(names)}, found {schema!r}.")
+    check: Check = make(inner, rules)
+    return check
 
 
-def attested(rule: Rule) -> tuple[str, ...]:
-    """The fields of an item whose rule is `firings`."""
-    if not isinstance(rule, Mapping):
+def attested(schema: Any) -> tuple[str, ...]:
+    """The fields of an item with the rule `firings`."""
+    kind, rules = _parted(schema)
+    if not typing.is_typeddict(kind):
         return ()
-    return tuple(name for name, each in rule.items() if isinstance(each, tuple) and each[0] == "firings")
+    return tuple(name for name, (each, _) in _declared(kind, rules).items() if "firings" in _parted(each)[1])
+
+
+def _parted(schema: Any) -> tuple[Any, dict[str, Any]]:
+    """A type, and its rules by name."""
+    rules: dict[str, Any] = {}
+    while True:
+        origin = get_origin(schema) or schema
+        if origin is Annotated:
+            schema, *metadata = get_args(schema)
+            inner: dict[str, Any] = {}
+            for each in metadata:
+                if type(each) is tuple:
+                    inner[each[0]] = each[1:]
+                elif isinstance(each, str):
+                    inner[each] = ()
+                elif isinstance(each, Mapping):
+                    inner[_FIELDS] = each
+                else:
+                    schema = each
+            rules = inner | rules
+        elif hasattr(origin, "__value__"):  # A `type` statement, as NumPy's NDArray is one since Python 3.12.
+            schema = origin.__value__[get_args(schema)] if get_args(schema) else origin.__value__
+        else:
+            return schema, rules
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        wanted = "annotations whose names are those of its module"
+        raise ValueError(f"reading a schema: expected {wanted} in {kind.__name__}, found {error.name}.") from None
+
+
+def _declared(kind: Any, rules: _Rules) -> dict[str, tuple[Any, bool]]:
+    """The type of each field of a TypedDict, and whether it must be there."""
+    declared, others, needs = {}, rules.get(_FIELDS, {}), rules.get("needs")
+    for name, each in _hints(kind).items():
+        # Not of `__required_keys__`: Python does not see a NotRequired in an annotation that is a text.
+        is_needed = get_origin(each) is not NotRequired and name not in kind.__optional_keys__
+        inner = get_args(each)[0] if get_origin(each) in (Required, NotRequired) else each
+        declared[name] = (others.get(name, inner), is_needed if needs is None else name in needs)
+    if unknown := [name for name in (*others, *(needs or ())) if name not in declared]:
+        raise ValueError(f"reading a schema: expected fields of {kind.__name__}, found {', '.join(unknown)}.")
+    # Those of other types last: their rules may name other fields, whose own faults come first.
+    return {name: declared[name] for name in (*(name for name in declared if name not in others), *others)}
+
+
+def _known(names: Any) -> str:
+    return ", ".join(getattr(name, "__name__", str(name)) for name in names)
 
 
 def _found(value: Any) -> str:
@@ -94,8 +134,9 @@ def _within(mismatch: Mismatch, place: str) -> Mismatch:
     return mismatch._replace(field=joined)
 
 
-def _fields(checks: Mapping[str, Check]) -> Check:
-    listed = [(name.removesuffix("?"), not name.endswith("?"), each) for name, each in checks.items()]
+def _fields(inner: Any, rules: _Rules) -> Check:
+    declared = _declared(inner[0], rules)
+    listed = [(name, is_needed, compiled(each)) for name, (each, is_needed) in declared.items()]
     expected = f"fields {', '.join(name for name, is_needed, _ in listed if is_needed)}"
 
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
@@ -114,33 +155,39 @@ def _fields(checks: Mapping[str, Check]) -> Check:
     return check
 
 
-def _any() -> Check:
+def _any(inner: Any, rules: _Rules) -> Check:
     return lambda value, item, sender: None
 
 
-def _integer(least: int = -INTEGER_MOST - 1, most: int = INTEGER_MOST) -> Check:
+def _integer(inner: Any, rules: _Rules) -> Check:
+    for name, make in (("sender", _sender), ("times", _product), ("at most times", partial(_product, is_bound=True))):
+        if name in rules:
+            return make(*rules[name])
+    least, most = _limits(rules, -INTEGER_MOST - 1, INTEGER_MOST)
+    expected = f"an integer{_range(least, most)}"
+
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
-        if type(value) is int and least <= value <= most:
-            return None
-        return _wrong(f"an integer{_range(least, most)}", value)
+        return None if type(value) is int and least <= value <= most else _wrong(expected, value)
 
     return check
 
 
-def _number(least: float = -math.inf, most: float = math.inf) -> Check:
+def _number(inner: Any, rules: _Rules) -> Check:
+    if "range" not in rules:
+        return lambda value, item, sender: None if type(value) in (int, float) else _wrong("a number", value)
+    least, most = _limits(rules, -math.inf, math.inf)
+    expected = f"a finite number{_range(least, most)}"
+
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
-        if type(value) in (int, float) and math.isfinite(value) and least <= value <= most:
-            return None
-        return _wrong(f"a finite number{_range(least, most)}", value)
+        is_right = type(value) in (int, float) and math.isfinite(value) and least <= value <= most
+        return None if is_right else _wrong(expected, value)
 
     return check
 
 
-def _float() -> Check:
-    return lambda value, item, sender: None if type(value) in (int, float) else _wrong("a number", value)
-
-
-def _text(*choices: str) -> Check:
+def _text(choices: Any, rules: _Rules) -> Check:
+    if not all(isinstance(choice, str) for choice in choices):
+        raise ValueError(f"reading a schema: expected texts in Literal, found {choices!r}.")
     expected = f"one of {', '.join(choices)}" if choices else "a text"
 
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
@@ -149,12 +196,13 @@ def _text(*choices: str) -> Check:
     return check
 
 
-def _flag() -> Check:
+def _flag(inner: Any, rules: _Rules) -> Check:
     return lambda value, item, sender: None if type(value) is bool else _wrong("True or False", value)
 
 
-def _list(rule: Rule, length: int | None = None) -> Check:
-    each = compiled(rule)
+def _list(inner: Any, rules: _Rules) -> Check:
+    each = compiled(*inner or (Any,))
+    (length,) = rules.get("length", (None,))
     expected = "a list" if length is None else f"a list of {length}"
 
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
@@ -169,8 +217,8 @@ def _list(rule: Rule, length: int | None = None) -> Check:
     return check
 
 
-def _row(*rules: Rule) -> Check:
-    checks = [compiled(rule) for rule in rules]
+def _row(inner: Any, rules: _Rules) -> Check:
+    checks = [compiled(each) for each in inner]
 
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
         if not isinstance(value, list | tuple) or len(value) != len(checks):
@@ -184,14 +232,32 @@ def _row(*rules: Rule) -> Check:
     return check
 
 
-def _array(dtype: str, sizes: Sequence[Any]) -> Check:
+def _dict(inner: Any, rules: _Rules) -> Check:
+    of_key, of_value = (compiled(each) for each in inner or (Any, Any))
+
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
-        wanted = [_size(size, item) for size in sizes]
-        has = str(getattr(value, "dtype", "")), getattr(value, "shape", None)
-        fits = has[0] == dtype and has[1] is not None and len(has[1]) == len(wanted)
-        if not fits or any(size not in (None, there) for size, there in zip(wanted, has[1] or (), strict=True)):
-            return _wrong(f"an array of {dtype}, sizes {wanted}", value)
+        if type(value) is not dict:
+            return _wrong("a dict", value)
+        for key, entry in value.items():
+            mismatch = of_key(key, item, sender) or of_value(entry, item, sender)
+            if mismatch is not None:
+                return _within(mismatch, f"[{_found(key)}]")
         return None
+
+    return check
+
+
+def _array(inner: Any, rules: _Rules) -> Check:
+    (scalar,) = get_args(inner[-1]) if inner else (Any,)
+    dtype, sizes = None if scalar is Any else str(np.dtype(scalar)), rules.get("sizes")
+
+    def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
+        shape = getattr(value, "shape", None)
+        wanted = [_size(size, item) for size in sizes or ()]
+        fits = shape is not None and dtype in (None, str(value.dtype)) and (sizes is None or len(shape) == len(wanted))
+        if fits and all(size in (None, there) for size, there in zip(wanted, shape or (), strict=False)):
+            return None
+        return _wrong(f"an array of {dtype or 'any dtype'}, sizes {'any' if sizes is None else wanted}", value)
 
     return check
 
@@ -205,21 +271,21 @@ def _size(size: Any, item: Mapping[str, Any]) -> int | None:
     return sizes[at] if type(at) is int and 0 <= at < len(sizes) else -1
 
 
-def _optional(rule: Rule) -> Check:
-    inner = compiled(rule)
-    return lambda value, item, sender: None if value is None else inner(value, item, sender)
-
-
-def _either(*rules: Rule) -> Check:
-    checks = [compiled(rule) for rule in rules]
+def _either(inner: Any, rules: _Rules) -> Check:
+    checks = [compiled(each) for each in inner if each is not types.NoneType]
+    is_optional = len(checks) < len(inner)
 
     def check(value: Any, item: Mapping[str, Any], sender: Member) -> Mismatch | None:
+        if value is None and is_optional:
+            return None
         mismatches = []
         for each in checks:
             mismatch = each(value, item, sender)
             if mismatch is None:
                 return None
             mismatches.append(mismatch)
+        if len(mismatches) == 1:
+            return mismatches[0]
         return _wrong(" or ".join(mismatch.expected for mismatch in mismatches), value)
 
     return check
@@ -249,6 +315,11 @@ def _product(field: str, numbers: int | Sequence[int], start: str | None = None,
     return check
 
 
+def _limits(rules: _Rules, *widest: float) -> tuple[float, ...]:
+    given = rules.get("range", ())
+    return (*given, *widest[len(given) :])
+
+
 def _range(least: float, most: float) -> str:
     low, high = least > -INTEGER_MOST, most < INTEGER_MOST
     if low and high:
@@ -256,20 +327,19 @@ def _range(least: float, most: float) -> str:
     return f" of at least {least}" if low else f" of at most {most}" if high else ""
 
 
-_MAKERS: Final[Mapping[str, Callable[..., Check]]] = {
-    "any": _any,
-    "integer": _integer,
-    "number": _number,
-    "float": _float,
-    "text": _text,
-    "flag": _flag,
-    "list": _list,
-    "row": _row,
-    "array": _array,
-    "optional": _optional,
-    "either": _either,
-    "sender": _sender,
-    "product": _product,
-    "at most": partial(_product, is_bound=True),
-    "firings": compiled,
+_KINDS: Final[Mapping[Any, tuple[Any, ...]]] = {
+    Any: (_any,),
+    int: (_integer, "range", "sender", "times", "at most times", "firings"),
+    float: (_number, "range"),
+    str: (_text,),
+    bool: (_flag,),
+    Literal: (_text,),
+    list: (_list, "length"),
+    dict: (_dict,),
+    tuple: (_row,),
+    np.ndarray: (_array, "sizes"),
+    typing.TypedDict: (_fields, _FIELDS, "needs"),
+    typing.Union: (_either,),
+    types.UnionType: (_either,),
 }
+"""What makes the check of a type, and the names of its rules."""

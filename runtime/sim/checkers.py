@@ -312,9 +312,13 @@ class EndChecker(Checker):
 
     def ended(self, universe: Universe) -> None:
         """Check that no process is left."""
-        left = [str(life.member) for life in universe.living()]
-        if left:
-            raise ViolationError(f"the run is over, and {', '.join(left)} are there")
+        if lives := left(universe):
+            raise ViolationError(f"the run is over, and {', '.join(str(life.member) for life in lives)} are there")
+
+
+def left(universe: Universe) -> list[Life]:
+    """The hosts that have not ended; a machine that lied may have lied itself out of its orders to end them."""
+    return [life for life in universe.living() if not is_of_liar(universe, life.member.replica)]
 
 
 def is_of_liar(universe: Universe, replica: Replica) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -76,6 +77,13 @@ def lower_priority() -> None:
         niceness = int(_GROUP.read_text().rpartition(" ")[2])
         if niceness < NICENESS:
             _GROUP.write_text(str(NICENESS))
+
+
+def cpu_seconds(*, with_children: bool = False) -> float:
+    """CPU seconds of this process; `with_children`: and of those children that it has waited for."""
+    used = [resource.getrusage(resource.RUSAGE_SELF)]
+    used += [resource.getrusage(resource.RUSAGE_CHILDREN)] if with_children else []
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def boot_id() -> bytes:

@@ -1,7 +1,7 @@
 """The daemon's end of control messages. The daemon binds; all others dial it.
 
-Without keys it stays on loopback; with keys only admitted machines get in, and each message has a `caller`, the machine
-whose key it is.
+Without keys it stays on this machine; with keys only admitted machines get in, and each message has a `caller`, the
+machine whose key it is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import zmq
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_curve
 from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX, Message, decode, encode, is_of_this_version
+from isthmus.runtime.wire.daemon_notes import PRIVATE, forget, private_endpoint
 from isthmus.runtime.wire.security_curve import Handshakes, Zap
 from isthmus.runtime.wire.security_keys import Keyring, check_open
 
@@ -36,7 +37,10 @@ class ControlServer:
         keys: Keyring | None = None,
         on_unknown: Callable[[str, str], None] = lambda key, address: None,
     ) -> None:
-        """Bind; zmq.ZMQError if the endpoint is taken, ConfigError if it is off loopback and there are no keys."""
+        """Bind; zmq.ZMQError if the endpoint is taken, ConfigError if it is off this machine and there are no keys.
+
+        PRIVATE as `endpoint` is a new one that only this user can reach; OSError if there is no room for it.
+        """
         check_open(endpoint, keys, f"Listening at {endpoint}")
         self._loop = loop
         self._handle = handle
@@ -54,13 +58,15 @@ class ControlServer:
         self._handshakes: Handshakes | None = None
         if keys is not None:
             self._handshakes = Handshakes(loop, self._context, self._socket, self._count)
+        self.endpoint = endpoint
         try:
-            security_curve.allow_ipv6(self._socket, endpoint)
-            self._socket.bind(endpoint)
-        except zmq.ZMQError:
+            self.endpoint = private_endpoint() if endpoint == PRIVATE else endpoint
+            security_curve.allow_ipv6(self._socket, self.endpoint)
+            self._socket.bind(self.endpoint)
+        except (OSError, zmq.ZMQError):
             self._end()
             raise
-        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._file = self._socket.fileno()
         loop.add_reader(self._file, self._drain)
         loop.call_soon(self._drain)
@@ -85,6 +91,7 @@ class ControlServer:
             self._zap.close()
         self._socket.close()
         self._context.term()
+        forget(self.endpoint)
 
     def _drain(self) -> None:
         while self._has_message():

@@ -132,7 +132,7 @@ def test_nothing_depends_on_how_long_anything_takes(world: Worlds, name: str) ->
 @pytest.mark.parametrize(
     ("name", "holds"),
     [
-        ("diloco", {"outer-step", "merge", "outer-gradient", "inner-step"}),
+        ("diloco", {"outer-step", "merge", "fragment-send", "inner-step"}),
         ("streaming-diloco", {"outer-step", "merge", "fragment-send", "inner-step"}),
         ("data-parallel", {"ring", "inner-step"}),
         ("elastic-data-parallel", {"caller", "average", "inner-step"}),

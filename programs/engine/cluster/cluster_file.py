@@ -56,7 +56,7 @@ def checked_address(text: str, doing: str, *, may_choose: bool = False, has_keys
 
 
 def is_listening(endpoint: str) -> bool:
-    """Whether a process accepts connections at `endpoint`; the kernel refuses an unused port at once."""
+    """Whether a process accepts connections at a TCP `endpoint`; the kernel refuses an unused port at once."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS_MAX).close()

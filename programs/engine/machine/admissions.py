@@ -25,7 +25,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.run import private_daemon
+from isthmus.programs.engine.machine.names import living, machines_folder
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.files import write_bytes
@@ -60,7 +60,7 @@ Entries = dict[str, Admission]
 
 def path_of(machine: str) -> Path:
     """The file of the machine whose daemon has this name."""
-    return private_daemon.state_folder() / "machines" / f"{machine}.admitted"
+    return machines_folder() / f"{machine}.admitted"
 
 
 def read(machine: str) -> Entries:
@@ -251,9 +251,7 @@ def machine_here(name: str | None, doing: str) -> str:
     """
     if name is not None:
         return cluster_file.checked_name(name, doing, "for example --machine alpha")
-    living = [entry.name for entry in private_daemon.living() if entry.name]
-    admitting = sorted(path.stem for path in path_of("any").parent.glob("*.admitted"))
-    names = living or admitting
+    names = list(living()) or sorted(path.stem for path in machines_folder().glob("*.admitted"))
     if len(names) != 1:
         actual = f"{len(names)}: {', '.join(names)}" if names else "none"
         do = "Say which one with --machine NAME." if names else "Start it, or say whose it will be: --machine NAME."
@@ -292,7 +290,7 @@ def admit_machine(name: str, key: str, machine: str | None, *, is_operator: bool
         here = machine_here(machine, doing)
     if faults:
         raise ConfigError.of(faults)
-    is_living = any(entry.name == here for entry in private_daemon.living())
+    is_living = here in living()
     if is_living and not has_keys(here):
         do = f"Start it again with a machine.toml: {DO_KEYS}"
         raise ConfigError(doing, f"a daemon {here!r} with keys", "one without", do)
@@ -309,11 +307,11 @@ def expel_machine(name: str, machine: str | None) -> str:
     """
     doing = f"Expelling {name!r}"
     here = machine_here(machine, doing)
-    entry = next((entry for entry in private_daemon.living() if entry.name == here), None)
+    entry = living().get(here)
     count, was_linked = 0, False
     # A daemon with keys hears only those that it admits; it sees the change of its file itself.
     if entry is not None and not has_keys(here):
-        answer = ask(entry.endpoint, {"type": "expel", "name": name}, ANSWER_SECONDS)
+        answer = ask(entry.note.endpoint, {"type": "expel", "name": name}, ANSWER_SECONDS)
         if answer is None:
             do = "Look at its log; `isthmus status --all` shows whether it is there."
             raise ConfigError(doing, f"an answer of the daemon {here!r}", "none", do)

@@ -8,7 +8,6 @@ may be on another machine than the command: answers contain everything that the 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.handover import Handover, MachineSite, RunRoot
+from isthmus.programs.engine.machine.names import living
 from isthmus.programs.engine.request import new_folder, spec
-from isthmus.programs.engine.run import private_daemon
-from isthmus.programs.engine.run.in_process import RunOutcome, Watch
-from isthmus.programs.engine.run.in_processes import STATUS_SECONDS, Submitted, ended, shown
-from isthmus.programs.engine.run.interrupts import Interrupts, interrupts, leave_output
+from isthmus.programs.engine.run.in_processes import Submitted
+from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
+from isthmus.programs.engine.run.watch_loop import RunOutcome, RunWatch, Watch, ended
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError, RunError
 from isthmus.runtime.graph.placement import Machine, home_of
 from isthmus.runtime.wire.control_client import ask
@@ -79,14 +78,27 @@ class DaemonClient:
     @classmethod
     def here(cls, name: str) -> DaemonClient | None:
         """The daemon of this name on this machine, if it listens on loopback and so needs no keys."""
-        for entry in private_daemon.living():
-            if entry.name == name and is_loopback(entry.endpoint):
-                return cls(name, entry.endpoint)
-        return None
+        entry = living().get(name)
+        return cls(name, entry.note.endpoint) if entry is not None and is_loopback(entry.note.endpoint) else None
 
     def find(self, message: Message | None = None) -> dict[str, Any]:
-        """The daemon's description of itself; ConfigError if nothing listens there, or another daemon."""
-        return find(self.name, self.address, message, keys=self.keys, server_key=self.server_key)
+        """Its answer, by default its description of itself.
+
+        ConfigError for a refusal, or if nothing listens there, or another daemon.
+        """
+        doing = f"Calling the daemon {self.name!r} at {self.address}"
+        start = f"isthmus daemon --name {self.name} --listen {self.address}"
+        if not cluster_file.is_listening(self.address):
+            raise ConfigError(doing, "a daemon that listens there", "nobody", f"Start it: {start}")
+        answer = _permitted(self.ask(message or {"type": "machine"}, ANSWER_SECONDS))
+        if answer is None or answer["type"] != "machine":
+            actual = f"no answer within {ANSWER_SECONDS:.0f} s" if answer is None else "a daemon of a single run"
+            do = f"Look at what listens there, or start it: {start}"
+            raise ConfigError(doing, "the daemon of a machine", actual, do)
+        if answer["name"] != self.name:
+            do = f"Write name = {answer['name']!r} in the cluster file, or the address of {self.name!r}."
+            raise ConfigError(doing, f"the name {self.name!r}", f"{answer['name']!r}", do)
+        return answer
 
     def ask(self, message: Message, seconds_max: float) -> Message | None:
         """The daemon's answer; None if none arrives in time."""
@@ -95,13 +107,11 @@ class DaemonClient:
     def say(self, message: Message) -> Message:
         """The daemon's answer; ConfigError for a refusal, or if none arrives in time."""
         seconds_max = patience(str(message["type"]))
-        answer = self.ask(message, seconds_max)
+        answer = _permitted(self.ask(message, seconds_max))
         if answer is None:
             doing, expected = f"Asking the daemon {self.name!r} at {self.address}", "an answer"
             do = "`isthmus status --all` shows whether it is still there, and its runs."
             raise ConfigError(doing, expected, f"none within {seconds_max:.0f} s", do)
-        if answer["type"] == "refused":
-            raise ConfigError.of([Fault(*fault) for fault in answer["faults"]])
         return answer
 
 
@@ -110,23 +120,10 @@ def patience(kind: str) -> float:
     return LONG_SECONDS.get(kind, ANSWER_SECONDS)
 
 
-def find(
-    name: str, address: str, message: Message | None = None, *, keys: Keyring | None = None, server_key: str = ""
-) -> dict[str, Any]:
-    """The answer of a machine's daemon; ConfigError for a refusal, or if nothing listens there, or another daemon."""
-    doing = f"Calling the daemon {name!r} at {address}"
-    start = f"isthmus daemon --name {name} --listen {address}"
-    if not cluster_file.is_listening(address):
-        raise ConfigError(doing, "a daemon that listens there", "nobody", f"Start it: {start}")
-    answer = ask(address, message or {"type": "machine"}, ANSWER_SECONDS, keys=keys, server_key=server_key)
+def _permitted(answer: Message | None) -> Message | None:
+    """An answer, if there is one; ConfigError for a refusal."""
     if answer is not None and answer["type"] == "refused":
         raise ConfigError.of([Fault(*fault) for fault in answer["faults"]])
-    if answer is None or answer["type"] != "machine":
-        actual = f"no answer within {ANSWER_SECONDS:.0f} s" if answer is None else "a daemon of a single run"
-        raise ConfigError(doing, "the daemon of a machine", actual, f"Look at what listens there, or start it: {start}")
-    if answer["name"] != name:
-        do = f"Write name = {answer['name']!r} in the cluster file, or the address of {name!r}."
-        raise ConfigError(doing, f"the name {name!r}", f"{answer['name']!r}", do)
     return answer
 
 
@@ -168,8 +165,8 @@ def resume_there(daemon: DaemonClient, cluster: Cluster, run: str, run_dir: Path
     going_on: dict[str, list[str]] = {}
     for machine in others:
         if cluster_file.is_listening(str(machine.address)):
-            answer = find(machine.name, str(machine.address), keys=daemon.keys, server_key=machine.public_key or "")
-            going_on[machine.name] = [str(each["name"]) for each in answer["runs"]]
+            there = DaemonClient(machine.name, str(machine.address), daemon.keys, machine.public_key or "")
+            going_on[machine.name] = [str(each["name"]) for each in there.find()["runs"]]
     name = folder_there(daemon, daemon.find()["root"], run_dir if is_store else Path(run))
     sites = [asdict(MachineSite.of(machine)) for machine in cluster.machines]
     message = {"type": "restore", "url": run} if is_store else {"type": "resume"}
@@ -192,8 +189,50 @@ def watch_on_machine(
     daemon: DaemonClient, submitted: Submitted, watch: Watch | None, interrupted: Interrupts
 ) -> RunOutcome:
     """Watch a run that was handed over; RunError if the run failed, or if Ctrl-C came twice."""
-    summary = _watch_until_over(daemon, str(submitted.run_dir), watch, interrupted)
-    return ended(submitted.run_dir, summary, watch)
+    machine = _MachineWatch(daemon, str(submitted.run_dir))
+    RunWatch(machine, interrupted).until_over(submitted.run_dir, watch)
+    return ended(submitted.run_dir, machine.summary, watch)
+
+
+@final
+class _MachineWatch:
+    """The run in the folder `run` of a machine's daemon, as its command watches it: each question renews its lease."""
+
+    fate: Final = "if it is gone, the run's processes end by themselves within a minute"
+
+    def __init__(self, daemon: DaemonClient, run: str) -> None:
+        self._daemon, self._run = daemon, run
+        self._heard_at = time.monotonic()
+        self.is_over = False
+        self.summary: dict[str, Any] | None = None
+
+    def tend(self) -> None:
+        """RunError after SILENCE_SECONDS_MAX without an answer."""
+        silence = time.monotonic() - self._heard_at
+        if silence > SILENCE_SECONDS_MAX:
+            at = f"the daemon {self._daemon.name!r} at {self._daemon.address}"
+            raise RunError(f"{at} has not answered for {silence:.0f} s; {self.fate}")
+
+    def status(self) -> Message | None:
+        answer = self._ask({"type": "watch"})
+        if answer is not None and answer["type"] == "refused":
+            raise RunError(str(Fault(*answer["faults"][0])))
+        if answer is not None and answer["type"] == "over":
+            self.is_over, self.summary = True, answer["summary"]
+            return None
+        return answer
+
+    def confirms(self, message: Message) -> bool:
+        return self._ask(message) is not None
+
+    def detach(self) -> bool:
+        return False
+
+    def _ask(self, message: Message) -> Message | None:
+        answer = self._daemon.ask({**message, "run": self._run}, 1.0)
+        if answer is not None:
+            self._heard_at = time.monotonic()
+        return answer
 
 
 def newest_run(daemon: DaemonClient) -> Path:
@@ -208,40 +247,3 @@ def newest_run(daemon: DaemonClient) -> Path:
     if not running and not answer["former"]:
         raise ConfigError(doing, "a run", "none so far", "Start one: isthmus train --cluster FILE.")
     return running[0] if running else Path(answer["former"][-1]["run"])
-
-
-def _watch_until_over(
-    daemon: DaemonClient, run: str, watch: Watch | None, interrupted: Interrupts
-) -> dict[str, Any] | None:
-    """Renew the lease, pass on Ctrl-C, and show how it goes, until the run is over; its summary."""
-    interrupts_sent, heard_at = 0, time.monotonic()
-    while True:
-        message: Message = {"type": "watch"}
-        if interrupted.count > interrupts_sent:
-            message = (
-                {"type": "stop"}
-                if interrupts_sent == 0
-                else {"type": "end", "reason": "ended at once by a second Ctrl-C"}
-            )
-        answer = daemon.ask({**message, "run": run}, 1.0)
-        if answer is not None:
-            heard_at = time.monotonic()
-            interrupts_sent += message["type"] != "watch"
-        silence = time.monotonic() - heard_at
-        if silence > SILENCE_SECONDS_MAX or (answer is None and interrupted.count > 1):
-            raise RunError(
-                f"the daemon {daemon.name!r} at {daemon.address} has not answered for {silence:.0f} s; "
-                "if it is gone, the run's processes end by themselves within a minute"
-            )
-        if answer is not None and answer["type"] == "over":
-            summary: dict[str, Any] | None = answer["summary"]
-            return summary
-        if answer is not None and answer["type"] == "refused" and message["type"] == "watch":
-            raise RunError(str(Fault(*answer["faults"][0])))
-        if watch is not None and answer is not None and answer["type"] == "status":
-            try:
-                watch.update(shown(answer))
-            except BrokenPipeError:
-                leave_output()
-                sys.stderr.write(f"isthmus: standard output was closed; {run} goes on under {daemon.name!r}\n")
-        time.sleep(STATUS_SECONDS)

@@ -20,6 +20,7 @@ from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.client import patience
 from isthmus.programs.engine.machine.links import MALFORMED, HomeAddress, answered, refusal
+from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.next_home import NextHome
 from isthmus.programs.engine.machine.outposts import NOTE
@@ -36,10 +37,9 @@ from isthmus.programs.engine.machine.run import (
     unable,
 )
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import RunLock
-from isthmus.programs.engine.run.finish import error_of
-from isthmus.programs.engine.run.private_daemon import DaemonRun
+from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.resume import has_snapshot
+from isthmus.programs.engine.run.run_end import error_of
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_messages import Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
@@ -180,7 +180,7 @@ class MachineDaemon:
         if (folder / NOTE).exists():
             self.neighbours.outposts.adopt(folder)
             return
-        if (folder / "over.json").exists():
+        if (folder / OVER).exists():
             self._remember(run.folder, outcome_in(folder))
             return
         if not (folder / spec.SPEC).exists():

@@ -24,11 +24,11 @@ from isthmus.programs.engine.run.resume import AT_END, check_cut_off, check_whol
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch
 from isthmus.programs.engine.snapshots.stored import StorePlace, place_of
 from isthmus.runtime.daemon import home_daemon
-from isthmus.runtime.daemon.ground import HERE
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.supervision.incidents import SupersededHome
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import append_bytes, write_json
+from isthmus.runtime.wire.daemon_notes import HERE
 
 _DO_SUPERSEDED: Final = "Look at it there: isthmus status --cluster FILE."
 

@@ -16,8 +16,8 @@ from typing import Final, final
 
 from isthmus.programs.engine.cluster import handover
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
-from isthmus.programs.engine.machine import client as machine_client
 from isthmus.programs.engine.machine import failover
+from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.machine.failover import HomeView
 from isthmus.programs.engine.machine.links import UP_SECONDS, HomeAddress, MachineLinks
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot
@@ -154,9 +154,8 @@ async def _reach(links: MachineLinks, request: LinkRequest, keys: Keyring | None
         return
     if site.address is not None:
         message = {"type": "call", "home": home.as_data()}
-        await asyncio.to_thread(
-            machine_client.find, site.name, site.address, message, keys=keys, server_key=site.public_key or ""
-        )
+        daemon = DaemonClient(site.name, site.address, keys, site.public_key or "")
+        await asyncio.to_thread(daemon.find, message)
     if not await links.wait_for(site.name, LINK_SECONDS_MAX if site.address is not None else 0.0):
         do = f"Start it there: isthmus join {home.address} --name {site.name}"
         if site.address is not None:

@@ -10,7 +10,6 @@ import asyncio
 import json
 import re
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -25,16 +24,15 @@ from isthmus.programs.engine.machine.failover import bring_home
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED, host_of, is_log
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.request.new_folder import InUseError, RunLock
+from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
 from isthmus.programs.engine.results.words import text_is_on
-from isthmus.programs.engine.run.finish import RunEnd, error_of, finish_apart
-from isthmus.programs.engine.run.launch import Launcher, log_of
-from isthmus.runtime.daemon.ground import LocalGround
-from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.programs.engine.run.held_run import HeldRun
+from isthmus.programs.engine.run.launch import log_of
+from isthmus.programs.engine.run.run_end import finish_apart
 from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.system.files import append_bytes, write_json
+from isthmus.runtime.system.files import append_bytes
 from isthmus.runtime.tape.reading import FOLDER as TAPES
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring
@@ -200,24 +198,26 @@ class MachineRun:
 
         Raises OSError, sqlite3.Error, zmq.ZMQError or RunError if the run cannot be supervised.
         """
-        self.folder, self.name, self._lock = folder, run_spec.run, lock
+        self.folder, self.name = folder, run_spec.run
         self._spec, self._sites, self._links = run_spec, sites, links
         self._loop, self._machine, self._on_over = loop, machine, on_over
         self._unheard = 0 if is_watched else None
         self._callers: dict[str, HomeLink] = {}
-        self._launch = Launcher(loop, folder, run_spec.computing)
-        tape_bytes = run_spec.settings.tape_bytes
-        self.daemon = Daemon(
-            LocalGround(loop, folder, name=machine, launch=self._launch, tape_bytes=tape_bytes),
-            run_spec.cast,
-            run=run_spec.run,
-            name=machine,
-            on_over=self._gather,
+        self._held = HeldRun(
+            loop,
+            folder,
+            run_spec,
+            lock=lock,
+            machine=machine,
+            finish=finish_apart,
+            on_over=self._over,
+            gather=self._gather,
             places=sites.places(),
             send=self._send,
             keys=lambda: {} if keys is None else {name: key for key, name in keys.admitted.items()},
             turn_away=self._turn_away,
         )
+        self.daemon = self._held.daemon
         loop.call_soon(self._start)
 
     @property
@@ -228,7 +228,7 @@ class MachineRun:
     @property
     def is_running(self) -> bool:
         """Whether it has not ended."""
-        return self.daemon.outcome == "running"
+        return self._held.is_running
 
     def check(self) -> Message:
         """The request to a machine before it takes part."""
@@ -272,7 +272,7 @@ class MachineRun:
 
     def tick(self) -> bool:
         """Count a tick without a request; returns whether the command is gone."""
-        if self._unheard is None or self.daemon.outcome != "running":
+        if self._unheard is None or not self.is_running:
             return False
         self._unheard += 1
         return self._unheard > LEASE_TICKS_MAX
@@ -292,20 +292,17 @@ class MachineRun:
         except (OSError, sqlite3.Error) as error:
             self.daemon.end(f"its processes could not be started: {type(error).__name__}: {error}")
 
-    def _gather(self, daemon: Daemon) -> None:
+    async def _gather(self) -> None:
         """Every process has ended: fetch their files from other machines."""
-        self._gathering = self._loop.create_task(self._fetch(daemon))
-
-    async def _fetch(self, daemon: Daemon) -> None:
         try:
-            machines = {name: self._hosts_of(name) for name in daemon.home.fleet.others if self._links.is_up(name)}
+            others = self.daemon.home.fleet.others
+            machines = {name: self._hosts_of(name) for name in others if self._links.is_up(name)}
             await gather(self._links, self.name, self.folder, machines, self.log)
             await self._loop.run_in_executor(None, bring_home, self.folder)
         except OSError as error:
             self.log(f"what the machines have left could not all be brought home: {error}")
         finally:
-            daemon.dismiss()
-            self._finish(daemon)
+            self.daemon.dismiss()
 
     def _hosts_of(self, machine: str) -> set[Replica]:
         """The replicas that a machine has, or may have had before they were moved."""
@@ -313,24 +310,8 @@ class MachineRun:
         offers = () if site is None else site.movable
         return {each for each in fleet.replicas if fleet.name(each) == machine or each.role in offers}
 
-    def _finish(self, daemon: Daemon) -> None:
-        """Write the end of the run into its folder, in a thread."""
-        ending = RunEnd.of(daemon, self._launch.cpu_seconds)
-
-        def work() -> None:
-            try:
-                with suppress(OSError):  # The folder is gone, and with it the reader.
-                    finish_apart(self.folder, ending)
-            finally:
-                self._loop.call_soon_threadsafe(self._over)
-
-        threading.Thread(target=work, name=f"finish {self.folder.name}").start()
-
     def _over(self) -> None:
-        with suppress(OSError):
-            write_json(self.folder / "over.json", {"outcome": self.daemon.outcome, "error": error_of(self.daemon)})
-        self.daemon.close()
-        self._lock.close()
+        self._held.close()
         self._on_over()
 
 
@@ -358,7 +339,7 @@ def unable(doing: str, error: BaseException) -> ConfigError:
 def outcome_in(folder: Path) -> str:
     """The outcome of a run that is over, from its folder; "failed" if that cannot be read."""
     try:
-        return str(json.loads((folder / "over.json").read_text())["outcome"])
+        return str(json.loads((folder / OVER).read_text())["outcome"])
     except (OSError, LookupError, TypeError, ValueError):
         return "failed"
 

@@ -31,9 +31,9 @@ from isthmus.programs.engine.machine import admissions as machine_keys
 from isthmus.programs.engine.machine.admissions import Admissions
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
-from isthmus.programs.engine.run import private_daemon
+from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines_folder
 from isthmus.programs.engine.run.interrupts import Interrupts, handle
-from isthmus.programs.engine.run.private_daemon import DaemonRun, NameClaim
+from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault, log_entry
 from isthmus.runtime.wire.control_client import ask
@@ -67,7 +67,7 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     `begin` is called at the start. ConfigError if name or address are taken, or for a later fault
     (`MachineDaemon.fail`).
     """
-    private_daemon.check_loopback(f"Starting the daemon {name!r}")
+    check_loopback(f"Starting the daemon {name!r}")
     early = Interrupts()
     numbers = handle(early.on_signal)
     claim = NameClaim(name)
@@ -122,7 +122,7 @@ def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: 
             endpoint,
             permitted,
             machine_keys.keyring(name, permitted),
-            private_daemon.state_folder().parent / "runs" / name,
+            machines_folder().parent.parent / "runs" / name,
             tell=_tell,
             on_change=changed,
             on_idle=loop.stop,

@@ -1,129 +1,53 @@
-"""The files of lines of a run folder, and the state that a recorder leaves for its next life.
+"""The files of lines of a run folder, as a recorder writes them.
 
-Decides when a line may be written, which life of a recorder may write, how often a learner's metrics become a line, and
+Decides when a line may be written, how often a learner's metrics become a line, and
 what is added to a report that a body has not filled in.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast, final
+from typing import Any, Final, TypeVar, cast, final
 
-import msgspec
+from msgspec.structs import replace
 
 from isthmus.ops.exchange.messages import StepReport
+from isthmus.programs.engine.results.lines import KINDS, Line, ReportLine, fields_of, metrics_of, name_of, records
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.disk import Disk
-from isthmus.runtime.system.files import Lines, write_bytes
+from isthmus.runtime.system.files import Lines
 
-FILE: Final = "recorder.state"
+_L = TypeVar("_L", bound=Line)
 TAIL_BYTES: Final = 4 << 20
 """Read from the end of each file of lines if there is a state: more than a second ever adds, and more than the lines of
 the MERGES_KEPT merges that a shard sends again."""
 
 
-class BooksMemory(msgspec.Struct):
-    """The fields of `Books` of these names; `reports` and `former` are Reports, `shards` rows of `ShardBooks`, `early`
-    lines by the name of their file that wait for the first step; `incarnation` is that of the writer."""
+def recorded(folder: Path, disk: Disk, kind: type[_L], *, is_tail: bool = False, former: str = "") -> Iterator[_L]:
+    """The valid lines of a kind in a run folder, or in the last TAIL_BYTES of their file; none if there is no file.
 
-    incarnation: int = 0
-    totals: list[list[int]] = []
-    reports: list[dict[str, Any]] = []
-    former: list[dict[str, Any]] = []
-    shards: list[dict[str, Any]] = []
-    evaluations: list[dict[str, Any]] = []
-    final: list[int] = []
-    final_at: int | None = None
-    zero: int | None = None
-    stepping_until: int = 0
-    since: list[tuple[int, int]] = []
-    versions: list[list[int]] = []
-    publishers: list[list[int]] = []
-    snapshot_faults: list[str] = []
-    early: list[tuple[str, dict[str, Any]]] = []
-
-
-class Remembering:
-    """The file, as one life of a recorder writes it.
-
-    The latest life that has written may write: one that was replaced may live on for a while, cut off from its daemon,
-    and its writes would be behind those of the next one. The file is written whole, once a second; later changes are in
-    the lines, which are read when a recorder opens. All that is known only grows, so reading something twice changes
-    nothing.
-    """
-
-    def __init__(self, folder: Path, disk: Disk, incarnation: int) -> None:
-        self._folder, self._disk, self._incarnation = folder, disk, incarnation
-        self._saved: bytes | None = None
-
-    def is_replaced(self) -> bool:
-        """Whether a later life has written; False if the disk cannot be read."""
-        try:
-            memory = load(self._folder, self._disk)
-        except OSError:
-            return False
-        return memory is not None and memory.incarnation > self._incarnation
-
-    def save(self, memory: BooksMemory) -> None:
-        """Write the memory durably if it has changed; a failed write is repeated with the next call."""
-        memory.incarnation = self._incarnation
-        data = msgspec.msgpack.encode(memory)
-        if data == self._saved or self.is_replaced():
-            return
-        try:
-            write_bytes(self._folder / FILE, data, self._disk)
-        except OSError:
-            return
-        self._saved = data
-
-
-def load(folder: Path, disk: Disk) -> BooksMemory | None:
-    """The memory of an earlier recorder; None if there was none, or its file is torn.
-
-    OSError if the disk cannot be read.
+    `former` is the end of the name of the file that it was rotated to. OSError if the disk cannot be read.
     """
     try:
-        return msgspec.msgpack.decode(disk.read(folder / FILE), type=BooksMemory)
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def lines(path: Path, disk: Disk, *, is_tail: bool) -> Iterator[dict[str, Any]]:
-    """The valid lines of a file, or of its last TAIL_BYTES; none if there is no file.
-
-    OSError if the disk cannot be read.
-    """
-    try:
-        data = disk.read(path)
+        data = disk.read(folder / f"{name_of(kind)}.jsonl{former}")
     except FileNotFoundError:
         return
-    for line in data[-TAIL_BYTES:].splitlines() if is_tail else data.splitlines():
-        try:
-            line_object = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(line_object, dict):
-            yield line_object
-
-
-FILES: Final = ("metrics", "merges", "evaluations", "changes")
-"""The files NAME.jsonl."""
+    yield from filter(None, records(data[-TAIL_BYTES:] if is_tail else data, kind))
 
 
 class RecordLines:
-    """The lines of one recorder. `early` are those that wait, as (name of the file, line), with instants for times.
+    """The lines of one recorder. `early` are those that wait, each with its instant.
 
     Times count from the first inner step of any learner, so lines that come before it wait for it. A recorder that ends
     while it writes them leaves some in the files, and all of them to the next one, which writes those that are missing.
     """
 
     def __init__(self, folder: Path, disk: Disk) -> None:
-        self.early: list[tuple[str, dict[str, Any]]] = []
+        self.early: list[tuple[int, Line]] = []
         self._folder, self._disk = folder, disk
-        self._files = {name: Lines(folder / f"{name}.jsonl", disk) for name in FILES}
+        self._files = {name: Lines(folder / f"{name}.jsonl", disk) for name in map(name_of, KINDS)}
         self._zero: int | None = None
         self._is_closed = False
 
@@ -132,27 +56,26 @@ class RecordLines:
         """Whether lines are written on arrival."""
         return self._zero is not None
 
-    def recall(self, early: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    def recall(self, early: Sequence[tuple[int, Line]]) -> None:
         """Take over lines that waited in an earlier life and are not written yet; OSError if the disk cannot be read.
 
         Lines are compared without their times, which count from a first step that this life may not know.
         """
-        written = {name: self._read(name) if early else [] for name in FILES}
+        kinds = KINDS if early else ()
+        written = [replace(line, time=0.0) for kind in kinds for line in recorded(self._folder, self._disk, kind)]
         self.early = []
-        for name, line in early:
-            content = _timeless(line)
-            if content in written[name]:
-                written[name].remove(content)
+        for at, line in early:
+            if line in written:
+                written.remove(line)
             else:
-                self.early.append((name, line))
+                self.early.append((at, line))
 
-    def write(self, name: str, at: int, line: Mapping[str, Any]) -> None:
-        """Add a line to the file `name`, now or after the first step."""
-        timed = {"time": at, **line}
+    def write(self, at: int, line: Line) -> None:
+        """Add a line to its file, now or after the first step."""
         if self._zero is None:
-            self.early.append((name, timed))
+            self.early.append((at, replace(line, time=0.0)))
         else:
-            self._append(name, timed, self._zero)
+            self._append(at, line, self._zero)
 
     def begin(self, zero: int) -> None:
         """Set `zero`, the time of the first step: writes the waiting lines; later ones need not wait."""
@@ -161,8 +84,8 @@ class RecordLines:
 
     def give_up_waiting(self, zero: int) -> None:
         """Write waiting lines with times from `zero`, because a first step may never come."""
-        for name, line in self.early:
-            self._append(name, line, zero)
+        for at, line in self.early:
+            self._append(at, line, zero)
         self.early = []
 
     def flush(self) -> bool:
@@ -181,16 +104,8 @@ class RecordLines:
             for lines in self._files.values():
                 lines.close()
 
-    def _append(self, name: str, line: Mapping[str, Any], zero: int) -> None:
-        self._files[name].append({**line, "time": round((line["time"] - zero) / 1e9, 6)})
-
-    def _read(self, name: str) -> list[dict[str, Any]]:
-        path = self._folder / f"{name}.jsonl"
-        return [_timeless(line) for line in lines(path, self._disk, is_tail=False)]
-
-
-def _timeless(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name != "time"}
+    def _append(self, at: int, line: Line, zero: int) -> None:
+        self._files[name_of(type(line))].append({**fields_of(line), "time": round((at - zero) / 1e9, 6)})
 
 
 METRIC_NS: Final = 200_000_000
@@ -265,31 +180,18 @@ class MetricLines:
             return
         self._written_at[slot], self._written_last[slot] = now, _content_of(report)
         fields: Mapping[str, Any] = {**report}
-        losses = self._losses.pop(slot, [])
-        loss = sum(losses) / len(losses) if losses else None
-        line = {"learner": slot, **{name: fields[name] for name in _PLACE}, "loss": loss}
-        began = fields.get("began")
-        if began and (slot, fields["incarnation"], began[0]) not in self._begun:
+        losses, began = self._losses.pop(slot, []), fields.get("began")
+        is_told = began and (slot, fields["incarnation"], began[0]) in self._begun
+        if began:
             self._begun.add((slot, fields["incarnation"], began[0]))
-            line["began"] = began
-        metrics = as_field(self._means[slot].pop().items())
-        self._lines.write("metrics", now, {**line, **metrics, **{name: fields[name] for name in _TRAFFIC}})
-
-
-def finite(value: float | None) -> float | None:
-    """A loss for files and figures: None if it is not finite, which JSON cannot express."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-def metrics_of(scalars: Iterable[Sequence[Any]]) -> dict[str, float | None]:
-    """Scalars by name, as files and figures have them."""
-    return {name: finite(value) for name, value in scalars}
-
-
-def as_field(scalars: Iterable[Sequence[Any]]) -> dict[str, Any]:
-    """Scalars as the field `metrics` of a line; no field where a task has none."""
-    metrics = metrics_of(scalars)
-    return {"metrics": metrics} if metrics else {}
+        line = ReportLine(
+            learner=slot,
+            **{name: fields[name] for name in (*_PLACE, *_TRAFFIC)},
+            loss=sum(losses) / len(losses) if losses else None,
+            began=None if is_told else began,
+            metrics=metrics_of(self._means[slot].pop().items()),
+        )
+        self._lines.write(now, line)
 
 
 def mean_of(lives: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -12,16 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from isthmus.ops.exchange.messages import Control, Held, Merging, StepReport
+from isthmus.ops.exchange.messages import Amount, Change, Control, Held, Merging, StepReport
 from isthmus.ops.exchange.messages import FinalFragment as FinalItem
-from isthmus.ops.exchange.schemas import ASKED, CHANGE, COUNT, HELD, KINDS, LIFE, METRICS, REPORT, TRIPLES, VERSION
-from isthmus.programs.engine.recorder import lines as recorder_memory
-from isthmus.programs.engine.recorder.accounts import FIELDS as CHANGE_FIELDS
-from isthmus.programs.engine.recorder.accounts import Books, in_order
-from isthmus.programs.engine.recorder.lines import FILES, MetricLines, RecordLines, Reports, as_field, finite
+from isthmus.ops.island.evaluate import Evaluated
+from isthmus.programs.engine.recorder.books import Books, Remembering, read_into
+from isthmus.programs.engine.recorder.lines import MetricLines, RecordLines, Reports
 from isthmus.programs.engine.results import words
+from isthmus.programs.engine.results.lines import ChangeRecord, EvaluationLine, Line, MergeRecord
 from isthmus.runtime.clock import Duration, seconds
 from isthmus.runtime.ids import LEARNER, RECORDER, SYNCER
 from isthmus.runtime.system.disk import Disk
@@ -146,44 +145,14 @@ class ModelHolders:
         return [fragment for fragment in range(self._count) if fragment not in held]
 
 
-MERGED: Final = {
-    "shard": COUNT,
-    "epoch": LIFE,
-    "round": COUNT,
-    "place": COUNT,
-    "fragment": COUNT,
-    "kind": ("text", *KINDS),
-    "version": ("optional", VERSION),
-    "origin": ("optional", VERSION),
-    "momentum": ("optional", VERSION),
-    "voters": ("list", COUNT),
-    "weights": ("list", "number"),
-    "left_out": ("list", COUNT),
-    "refused": ("list", ("row", COUNT, "text")),
-    "shortened": ("list", ("row", COUNT, "number")),
-    "opposed": ("list", ("row", COUNT, COUNT)),
-    "reason": "text",
-    "opened_at": "integer",
-    "quorum_at": "integer",
-    "closed_at": "integer",
-    "published_at": "integer",
-    "merged_tokens": TRIPLES,
-    "merges": COUNT,
-    "votes": COUNT,
-    "asked?": ASKED,
-}
 SCHEMAS: Final[dict[str, Any]] = {
-    "progress": REPORT,
-    "merged": MERGED,
-    "evaluation": {
-        "kind": ("text", "initial", "during", "final"),
-        "loss": "float",
-        "tokens": COUNT,
-        "metrics?": METRICS,
-    },
-    "final": {"fragment": COUNT, "tensors": "any"},
-    "held": HELD,
-    "changed": CHANGE,
+    # Of any program: some report their tokens alone.
+    "progress": Annotated[StepReport, ("needs", "tokens"), {"step_time": Amount}],
+    "merged": Merging,
+    "evaluation": Evaluated,
+    "final": Annotated[FinalItem, {"tensors": Any}],
+    "held": Held,
+    "changed": Change,
 }
 
 
@@ -228,7 +197,7 @@ def failure(
         )
     if loss is not None and not math.isfinite(loss):
         return (
-            f"the loss of the trained model is not finite ({loss}). "
+            "the loss of the trained model is not finite. "
             "Lower the learning rates (task.lr, program.outer_lr), or look at the data."
         )
     return None
@@ -258,11 +227,6 @@ SAVE_TRIES_MAX: Final = 1200
 counted, not time, because a clock may leap."""
 LINES_NS_MAX: Final = 30_000_000_000
 """Wait at the end for lines that the disk does not take."""
-_MERGE_FIELDS: Final = (
-    *("shard", "epoch", "fragment", "round", "kind", "version", "origin", "momentum", "voters", "weights"),
-    *("left_out", "refused", "reason"),
-    *("merges", "votes", "merged_tokens", "shortened", "opposed"),
-)
 
 
 class Recorder:
@@ -290,7 +254,7 @@ class Recorder:
         self._folder, self._keeps_budget = folder, keeps_budget
         self._budget, self._learners, self._sizes = tokens, learners, sizes
         self._has_model, self._has_evaluator = has_model, has_evaluator
-        self._books, self._holders = Books(sizes), ModelHolders(len(sizes))
+        self._books, self._holders = Books(sizes=sizes), ModelHolders(len(sizes))
         self._reports, self._ending = Reports(), Ending(has_model=has_model)
         self._stop_reason: str | None = None
         self._ended: set[tuple[int, int]] = set()
@@ -317,7 +281,7 @@ class Recorder:
         self._disk: Disk = context.disk
         self._lines = RecordLines(self._folder, self._disk)
         self._metrics = MetricLines(self._lines)
-        self._memory = recorder_memory.Remembering(self._folder, self._disk, context.member.incarnation)
+        self._memory = Remembering(self._folder, self._disk, context.member.incarnation)
         self._recall()
 
     def close(self) -> None:
@@ -374,30 +338,20 @@ class Recorder:
     def _recall(self) -> bool:
         """Go on from an earlier recorder's memory and lines; returns whether the disk could be read."""
         try:
-            memory = recorder_memory.load(self._folder, self._disk)
-            read = {
-                name: [*recorder_memory.lines(self._folder / f"{name}.jsonl", self._disk, is_tail=memory is not None)]
-                for name in FILES
-            }
-            if memory is not None:
-                self._lines.recall(memory.early)
+            read_into(self._books, self._folder, self._disk, self._began_at)
+            self._lines.recall(self._books.early)
         except OSError:
             return False
-        if memory is not None:
-            self._books.recall(memory)
-        for name, lines in read.items():
-            for line in lines:
-                self._books.recall_line(name, line, self._began_at)
-        for name, line in self._lines.early:
-            if name == "merges":  # They are in the memory, too, but not one by one.
-                self._books.recall_line(name, line, self._began_at)
+        for _, line in self._lines.early:
+            if isinstance(line, MergeRecord):  # They are in the memory, too, but not one by one.
+                self._books.accept(line, self._began_at)
         self._has_recalled = True
         return True
 
     def _remember(self, now: int) -> None:
         """Write the memory for the next recorder."""
         self._remembered_at, self._early_count = now, len(self._lines.early)
-        self._memory.save(self._books.memory(self._lines.early))
+        self._memory.save(self._books, self._lines.early)
 
     # -- input ---------------------------------------------------------------------------------------------------------
 
@@ -414,21 +368,17 @@ class Recorder:
             self._take_report(report, now)
         is_over = self._has_model and self._is_saved() and self._is_evaluation_there()
         for merging in sorted(arrived["merged"].values(), key=lambda item: (item["published_at"], item["fragment"])):
-            if is_over and self._books.is_later_life(merging):
+            merge = MergeRecord.made_of(merging)
+            if is_over and self._books.is_later_life(merge):
                 continue  # It changes nothing of the final model.
-            if self._books.add_merge(merging):
-                self._ending.merged(merging["fragment"], now)
-                self._lines.write("merges", merging["published_at"], _merge_line(merging))
-        for change in in_order(arrived["changed"].values()):
-            if self._books.add_change(change):
-                self._lines.write("changes", change["at"], {name: change[name] for name in CHANGE_FIELDS})
+            if self._note(merge, merging["published_at"], now):
+                self._ending.merged(merge.fragment, now)
+        for change in sorted(
+            arrived["changed"].values(), key=lambda item: (item["shard"], item["epoch"], item["number"])
+        ):
+            self._note(ChangeRecord.made_of(change, self._books.since_zero(change["at"])), change["at"], now)
         for each in sorted(arrived["evaluation"].values(), key=lambda item: (item["tokens"], item["kind"] == "final")):
-            evaluated = self._books.add_evaluation(each)
-            if evaluated is not None:
-                loss = finite(evaluated["loss"])
-                line = {"tokens": evaluated["tokens"], "eval_loss": loss, "kind": evaluated["kind"]}
-                line |= as_field(evaluated["metrics"])
-                self._lines.write("evaluations", now, line)
+            self._note(EvaluationLine.made_of(each), now, now)
         for item in () if is_over else arrived["final"].values():
             self._unsaved[item["fragment"]] = item
         for request in arrived["stop"].values():
@@ -437,6 +387,13 @@ class Recorder:
         if self._books.zero is not None and not self._lines.has_begun:
             self._remember(now)  # The next recorder may have to continue amid the lines that follow.
             self._lines.begin(self._books.zero)
+
+    def _note(self, line: Line, at: int, now: int) -> bool:
+        """Fold a line that is made of an input at an instant, and write it if it is news; returns whether it is."""
+        news = self._books.accept(line, now)
+        if news is not None:
+            self._lines.write(at, news)
+        return news is not None
 
     def _take_report(self, report: StepReport, now: int) -> None:
         slot, last = report["slot"], self._books.reports.get(report["slot"])
@@ -518,14 +475,14 @@ class Recorder:
     def _failure(self) -> str | None:
         """Why a run that has all its final items has still failed; None if it has not."""
         books = self._books
-        figures = books.figures(self._learners)
+        figures, last = books.figures(self._learners), books.evaluations[-1] if books.evaluations else None
         return failure(
             figures,
             books.accounts(figures),
             self._sizes,
             budget=self._budget,
             is_stopped=self._context.stop_requested() or self._stop_reason is not None,
-            loss=books.evaluations[-1]["loss"] if books.evaluations else None,
+            loss=None if last is None else math.nan if last.eval_loss is None else last.eval_loss,
         )
 
     def _is_flushed(self, now: int) -> bool:
@@ -588,18 +545,6 @@ class Recorder:
             return "done"
         is_ending = self._books.final_at or self._unsaved or self._is_stopping
         return "final" if is_ending else "training"
-
-
-def _merge_line(merging: Merging) -> dict[str, Any]:
-    """The line of a merge."""
-    fields: Mapping[str, Any] = {**merging}
-    line = {name: fields[name] for name in _MERGE_FIELDS}
-    line["quorum_ms"] = (merging["quorum_at"] - merging["opened_at"]) / 1e6
-    line["grace_ms_used"] = (merging["closed_at"] - merging["quorum_at"]) / 1e6
-    line["merge_ms"] = (merging["published_at"] - merging["closed_at"]) / 1e6
-    if "asked" in fields:
-        line["asked"] = fields["asked"]
-    return line
 
 
 def _lives(members: Iterable[Any]) -> frozenset[tuple[int, int]]:

@@ -13,15 +13,13 @@ are their means, weighted by the sizes of the fragments.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.token_accounts import FATES, StepTokens
-from isthmus.programs.engine.recorder import lines
 from isthmus.programs.engine.recorder.accounts import (
-    Books,
     Known,
     LifeTokens,
     allocated_seconds,
@@ -32,7 +30,9 @@ from isthmus.programs.engine.recorder.accounts import (
     merged_share,
     uptime,
 )
-from isthmus.programs.engine.recorder.lines import FILES
+from isthmus.programs.engine.recorder.books import Books, read_into
+from isthmus.programs.engine.recorder.lines import recorded
+from isthmus.programs.engine.results.lines import MergeRecord
 from isthmus.runtime.graph.template import Every, Template
 from isthmus.runtime.host.contract import Span
 from isthmus.runtime.ids import RECORDER, Replica
@@ -43,33 +43,18 @@ from isthmus.runtime.system.disk import DISK
 def figures(folder: Path, status: Mapping[str, Any], *, sizes: Sequence[int], learners: int) -> dict[str, Any]:
     """The last published status, with the figures of the folder where these are ahead."""
     try:
-        recorded = _books(folder, sizes).figures(learners)
+        books = Books(sizes=sizes)
+        read_into(books, folder, DISK, 0, is_whole=True)
+        of_folder = books.figures(learners)
     except (OSError, KeyError, TypeError):  # Nothing was recorded, or nothing of it can be read.
         return dict(status)
-    return {**status, **recorded} if _extent(recorded) >= _extent(status) and recorded["learners"] else dict(status)
+    return {**status, **of_folder} if _extent(of_folder) >= _extent(status) and of_folder["learners"] else dict(status)
 
 
 def merges(folder: Path) -> int:
     """The merges in merges.jsonl, the file that it was rotated to included; each counts once."""
-    return len({(line["fragment"], line["epoch"], line["round"]) for line in _merge_lines(folder)})
-
-
-def _merge_lines(folder: Path) -> Iterator[Mapping[str, Any]]:
-    for name in ("merges.jsonl.1", "merges.jsonl"):
-        for line in lines.lines(folder / name, DISK, is_tail=False):
-            if line.get("kind") == "merge" and line.get("version") is not None:
-                yield line
-
-
-def _books(folder: Path, sizes: Sequence[int]) -> Books:
-    books = Books(sizes)
-    memory = lines.load(folder, DISK)
-    if memory is not None:
-        books.recall(memory)
-    for name in FILES:
-        for line in lines.lines(folder / f"{name}.jsonl", DISK, is_tail=False):
-            books.recall_line(name, line, 0)
-    return books
+    merges = [line for former in (".1", "") for line in recorded(folder, DISK, MergeRecord, former=former)]
+    return len({(line.fragment, line.epoch, line.round) for line in merges if line.kind == "merge" and line.version})
 
 
 def _extent(status: Mapping[str, Any]) -> tuple[int, ...]:

@@ -34,15 +34,8 @@ from isthmus.programs.engine.report.charts_drawing import (
 )
 from isthmus.programs.engine.report.charts_timeline import TimeWindow
 from isthmus.programs.engine.results.absences import Absence, named
-from isthmus.programs.engine.results.record import (
-    LOSS,
-    ReportLine,
-    RunRecord,
-    TokenProgress,
-    by_learner,
-    unbroken,
-    while_stepping,
-)
+from isthmus.programs.engine.results.lines import LOSS, ReportLine
+from isthmus.programs.engine.results.record import RunRecord, TokenProgress, by_learner, unbroken, while_stepping
 
 Place: TypeAlias = tuple[float, float]
 """Seconds, and a value there."""

@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from isthmus.programs.engine.report.charts_drawing import Scale, drawing, rectangle, share_level, text, time_axis
 from isthmus.programs.engine.results.absences import away
-from isthmus.programs.engine.results.record import MergeRecord, RunRecord
+from isthmus.programs.engine.results.lines import MergeRecord
+from isthmus.programs.engine.results.record import RunRecord
 from isthmus.programs.engine.results.words import decimal, seconds
 
 _TOP: Final = 4.0

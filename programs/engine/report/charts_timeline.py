@@ -27,10 +27,10 @@ from isthmus.programs.engine.report.charts_drawing import (
     titled,
 )
 from isthmus.programs.engine.results.absences import Absence
+from isthmus.programs.engine.results.lines import ReportLine
 from isthmus.programs.engine.results.reading import Journey, RoundSpan, rounds_between, with_journeys
 from isthmus.programs.engine.results.record import (
     Firing,
-    ReportLine,
     RunRecord,
     Timeline,
     Transfer,

@@ -125,9 +125,7 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         yield Tile("Merged", [share], ("of ", tokens, " trained tokens are in the global model"))
     else:
         yield Tile("Trained", [tokens], ["tokens; no fragment was merged"])
-        stalls = [as_number(row.get("stall_seconds")) for row in record.per_learner]
-        waited = seconds(sum(stall for stall in stalls if stall is not None) if None not in stalls else None)
-        yield Tile("Waited", [waited], ["all learners together, for an item or a credit"])
+        yield Tile("Waited", [seconds(record.stall_seconds)], ["all learners together, for an item or a credit"])
     if record.number("goodput") is not None:
         uptime = () if record.number("uptime") is None else ("; uptime ", figure("uptime", percent))
         kept = ("of learner time trained tokens that were kept", *uptime)
@@ -382,10 +380,8 @@ def _window_facts(record: RunRecord, window: TimeWindow) -> str:
     parts.append(f" and {_rounds(rounds)} opened, answered and merged" if rounds else "")
     if pauses:
         parts += [". The longest time without a step of a learner was ", seconds(max(pauses))]
-    stalls = [as_number(row.get("stall_seconds")) for row in record.per_learner]
-    if stalls and None not in stalls:
-        waited = sum(stall for stall in stalls if stall is not None)
-        parts += ["; in the whole run all learners together waited ", seconds(waited)]
+    if record.stall_seconds is not None:
+        parts += ["; in the whole run all learners together waited ", seconds(record.stall_seconds)]
         parts.append(" for an item or a credit. What gaps are left are threads that were due, and waited for a core")
     parts.append(".")
     if len(hosts) > LEARNERS_MAX:

@@ -129,6 +129,8 @@ def _said(file: int) -> str:
 
 RUNS: Final = Path("runs")
 CONFIG: Final = "config.toml"
+OVER: Final = "over.json"
+"""Outcome and error, once a run is over and everything is written."""
 _SIGNS: Final = (
     CONFIG,
     "graph.json",

@@ -8,11 +8,13 @@ the graph of the run. Times are seconds, from the zero of the caller that feeds 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from isthmus.programs.engine.results.lines import records
 from isthmus.programs.engine.results.words import predicate, reason, seconds
 from isthmus.runtime.ids import LEARNER, SYNCER
 from isthmus.runtime.supervision.incidents import (
@@ -225,6 +227,15 @@ def fact_of(line: Mapping[str, Any], zero_ns: int) -> Fact:
     """A line of events.jsonl as a fact, in seconds since `zero_ns`; ValueError if it is none."""
     entry = of_line(line)
     return Fact((entry.at - zero_ns) / 1e9, str(entry.member.replica), entry.member.incarnation, entry.incident)
+
+
+def facts_in(data: bytes, zero_ns: int) -> Iterator[Fact | None]:
+    """The fact of each line of events.jsonl, None for one that is none."""
+    for line in records(data, dict[str, Any]):
+        fact = None
+        with suppress(ValueError, OverflowError):
+            fact = None if line is None else fact_of(line, zero_ns)
+        yield fact
 
 
 TAKEOVER_SECONDS: Final = 2.0

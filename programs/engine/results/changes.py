@@ -1,67 +1,19 @@
-"""Settings that follow the links: the lines of changes.jsonl, and the one place that words them as sentences.
-
-The lines of a `.jsonl` file of a run folder as plain objects, for any state of the file.
-"""
+"""Settings that follow the links, from the lines of changes.jsonl: the one place that words them as sentences."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from isthmus.programs.engine.results import lines
+from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.words import decimal, size
-
-
-def objects(path: Path) -> list[Mapping[str, Any]]:
-    """The objects in a file, a line each; skips other lines; empty for a missing file."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return []
-    return [line_object for line in lines if (line_object := _parsed(line)) is not None]
-
-
-def _parsed(line: bytes) -> Mapping[str, Any] | None:
-    try:
-        line_object = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return line_object if isinstance(line_object, dict) else None
-
-
-class ChangeRecord(msgspec.Struct, frozen=True):
-    """A setting that a shard changed because of the goodput of its links: one line of changes.jsonl.
-
-    The fields are those of `ops.exchange.messages.Change`; `time` is in seconds since the first step.
-    """
-
-    time: float = 0.0
-    shard: int = 0
-    epoch: int = 1
-    number: int = 0
-    round: int = 0
-    setting: str = ""
-    slot: int | None = None
-    before: str = ""
-    after: str = ""
-    reason: str = ""
-    link: int | None = None
-    goodput: int = 0
-    needed: int = 0
-    round_trip: float = 0.0
 
 
 def read(folder: Path) -> list[ChangeRecord]:
     """The changes of a run folder, in their order; those that cannot be read are left out."""
-    records = []
-    for line in objects(folder / "changes.jsonl"):
-        with suppress(msgspec.ValidationError):
-            records.append(msgspec.convert(line, ChangeRecord))
-    return records
+    return lines.read(folder / "changes.jsonl", ChangeRecord)
 
 
 def step(change: ChangeRecord) -> str:
@@ -107,8 +59,3 @@ def in_use(changes: Iterable[ChangeRecord], shard: int, epoch: int, round_number
 def is_better(change: ChangeRecord) -> bool:
     """Whether the change is to a finer format, or a shorter interval."""
     return change.reason in ("carries more", "quick rounds")
-
-
-def change_of(fields: Mapping[str, Any]) -> ChangeRecord:
-    """A change from its form in a status."""
-    return msgspec.convert({**fields, "time": fields.get("time") or 0.0}, ChangeRecord)

@@ -10,15 +10,12 @@ import json
 import math
 import tomllib
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeVar
-
-import msgspec
 
 from isthmus.programs.engine.results.absences import (
     Absence,
@@ -26,18 +23,16 @@ from isthmus.programs.engine.results.absences import (
     Fact,
     RunCut,
     Works,
-    fact_of,
+    facts_in,
     hosts_of,
     remark,
     waiting_in,
     with_cuts,
 )
+from isthmus.programs.engine.results.lines import EvaluationLine, MergeRecord, ReportLine, read, records
 from isthmus.programs.engine.results.record import (
     STAMP,
-    EvaluationLine,
     Firing,
-    MergeRecord,
-    ReportLine,
     RunRecord,
     Timeline,
     Transfer,
@@ -89,7 +84,7 @@ def _since_records(facts: Sequence[Fact], times: Sequence[float]) -> Iterator[Fa
 
 def last_record(run: Path, before: float | None) -> float | None:
     """The time of the last line of metrics.jsonl before a time, in seconds since the first inner step; None without."""
-    lines = _lines(run / "metrics.jsonl", ReportLine, [])
+    lines = read(run / "metrics.jsonl", ReportLine)
     return max((line.time for line in lines if before is None or line.time < before), default=None)
 
 
@@ -222,20 +217,18 @@ def _absences(
     )
 
 
+def submitted_ns(folder: Path, problems: list[str]) -> int | None:
+    """The instant of the machine's clock from which the times of a run count; None if no spec can be read."""
+    return _read(folder / "spec.json", problems, lambda data: int(_object(data)["zero_ns"]), None)
+
+
 def _facts(folder: Path, start_seconds: float, problems: list[str]) -> list[Fact]:
     """The daemon's records of its hosts, in seconds since the first inner step."""
-    submitted = _read(folder / "spec.json", problems, lambda data: int(_object(data)["zero_ns"]), None)
+    submitted = submitted_ns(folder, problems)
     if submitted is None:
         return []
     zero = submitted + round(start_seconds * 1e9)
-    facts = []
-    nothing: list[bytes] = []
-    lines = _read(folder / "events.jsonl", problems, lambda data: data.splitlines(), nothing)
-    for line in lines:
-        with suppress(ValueError, RecursionError, OverflowError):
-            facts.append(fact_of(_object(line), zero))
-    if bad := len(lines) - len(facts):
-        problems.append(f"events.jsonl: {bad} of {len(lines)} lines cannot be read and are left out.")
+    facts = _sound(folder / "events.jsonl", lambda data: facts_in(data, zero), problems)
     return with_cuts(facts, hosts_of(folder))
 
 
@@ -249,43 +242,20 @@ def _object(data: bytes) -> Mapping[str, Any]:
 
 def _lines(path: Path, kind: type[_Line], problems: list[str]) -> list[_Line]:
     """One record a line, in order of time; unreadable lines are counted."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        problems.append(f"{path.name} is not there.")
-        return []
+    found = _sound(path, lambda data: records(data, kind), problems)
     if path.with_name(path.name + ".1").exists():
         problems.append(f"{path.name} has outgrown one file: what is in {path.name}.1 is not shown.")
-    decode = msgspec.json.Decoder(kind).decode
-    records: list[_Line] = []
-    bad = 0
-    for line in lines:
-        if not line.strip():
-            continue
-        try:
-            records.append(decode(line))
-        except ValueError:
-            # NaN is no JSON, but a run that diverged may have it in places where it means a missing value.
-            try:
-                records.append(msgspec.convert(_finite(json.loads(line)), kind))
-            except (ValueError, RecursionError):
-                bad += 1
-    if bad:
-        problems.append(f"{path.name}: {bad} of {len(lines)} lines cannot be read and are left out.")
-    return sorted(records, key=lambda record: record.time)
+    return sorted(found, key=lambda record: record.time)
 
 
-def _finite(values: Any) -> Any:
-    """The same fields without numbers that are not finite, so that defaults (None, 0) stand in for them."""
-    if not isinstance(values, dict):
-        raise ValueError("an object was expected")
-    return {
-        name: [as_number(part) if isinstance(part, float) else part for part in value]
-        if isinstance(value, list)
-        else value
-        for name, value in values.items()
-        if not (isinstance(value, float) and not math.isfinite(value))
-    }
+def _sound(path: Path, parse: Callable[[bytes], Iterable[_T | None]], problems: list[str]) -> list[_T]:
+    """What there is of the lines of a file; those that cannot be read are counted."""
+    nothing: list[_T | None] = []
+    every = _read(path, problems, lambda data: list(parse(data)), nothing)
+    found = [each for each in every if each is not None]
+    if bad := len(every) - len(found):
+        problems.append(f"{path.name}: {bad} of {len(every)} lines cannot be read and are left out.")
+    return found
 
 
 def _parameters(folder: Path) -> int | None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -21,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from isthmus.programs.engine.results.absences import Absence, Remark, Waiting, waiting_in
+from isthmus.programs.engine.results.lines import EvaluationLine, MergeRecord, ReportLine
 
 MICROSECOND: Final = 1e-6
 
@@ -149,67 +151,8 @@ def read_timeline(data: bytes) -> Timeline:
     return Timeline(firings, transfers)
 
 
-LOSS: Final = "loss"
 STAMP: Final = re.compile(r"-(\d{8}-\d{6})(?:-\d+)?$")
 """End of a run folder's default name: the start of the run, and a number if that was taken."""
-
-
-class ReportLine(msgspec.Struct, frozen=True):
-    """A learner's report: one line of metrics.jsonl."""
-
-    time: float = 0.0
-    learner: int = 0
-    incarnation: int = 1
-    phase: str = ""
-    step: float | None = None
-    tokens: float = 0.0
-    loss: float | None = None
-    staleness: float | None = None
-    bytes_sent: float | None = None
-    bytes_received: float | None = None
-    sick: bool = False
-    metrics: dict[str, float | None] = {}
-
-    def of(self, metric: str) -> float | None:
-        """The loss, or another scalar; None if not reported."""
-        return self.loss if metric == LOSS else self.metrics.get(metric)
-
-
-class EvaluationLine(msgspec.Struct, frozen=True):
-    """The global model on held-out data: one line of evaluations.jsonl."""
-
-    time: float = 0.0
-    tokens: float = 0.0
-    eval_loss: float | None = None
-    kind: str = "during"
-    metrics: dict[str, float | None] = {}
-
-    def of(self, metric: str) -> float | None:
-        """The loss, or another scalar; None if not reported."""
-        return self.eval_loss if metric == LOSS else self.metrics.get(metric)
-
-
-class MergeRecord(msgspec.Struct, frozen=True):
-    """One round of a fragment, as it closed: one line of merges.jsonl."""
-
-    time: float = 0.0
-    fragment: int = 0
-    round: int = 0
-    kind: str = "merge"
-    version: list[int] | None = None
-    voters: list[int] = []
-    weights: list[float | None] = []
-    left_out: list[int] = []
-    refused: list[list[Any]] = []
-    reason: str = ""
-    quorum_ms: float | None = None
-    grace_ms_used: float | None = None
-    norm: float | None = None
-
-    @property
-    def duration(self) -> float:
-        """Seconds from the opening of the round to its close; 0 if not recorded."""
-        return sum(part for part in (self.quorum_ms, self.grace_ms_used) if part is not None) / 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +236,13 @@ class RunRecord:
         return [row for row in listed if isinstance(row, dict) and as_number(row.get("learner")) is not None]
 
     @property
+    def stall_seconds(self) -> float | None:
+        """The time for which all learners together waited; None if one does not report it, or there are none."""
+        stalls = [as_number(row.get("stall_seconds")) for row in self.per_learner]
+        known = [stall for stall in stalls if stall is not None]
+        return sum(known) if stalls and len(known) == len(stalls) else None
+
+    @property
     def wall_seconds(self) -> float:
         """The duration of the run, so far if it is not over."""
         whole = self.number("wall_seconds")
@@ -315,35 +265,37 @@ _RUN_SHARE: Final = 0.01
 
 
 class TokenProgress:
-    """The tokens that all learners together had trained at an instant.
+    """The tokens that all learners together had trained at an instant, or another `figure` of a life that only grows.
 
     Reports come every few steps: between two of them progress is taken as even, across a gap it is not. A gap is longer
     than any usual distance between reports, or a new incarnation.
     """
 
-    def __init__(self, reports: Sequence[ReportLine]) -> None:
+    def __init__(
+        self, reports: Sequence[ReportLine], figure: Callable[[ReportLine], float] = attrgetter("tokens")
+    ) -> None:
         newest: dict[tuple[int, int], float] = {}
-        self._times, self._totals = [0.0], [0.0]
-        total = 0.0
+        self._points, total = [(0.0, 0.0)], 0.0
         for report in reports:
-            life = (report.learner, report.incarnation)
-            gained = report.tokens - newest.get(life, 0.0)
-            if gained > 0:
-                newest[life] = report.tokens
-                total += gained
-            self._times.append(max(report.time, self._times[-1]))
-            self._totals.append(total)
+            life, value = (report.learner, report.incarnation), figure(report)
+            total += max(0.0, value - newest.get(life, 0.0))
+            newest[life] = max(value, newest.get(life, 0.0))
+            self._points.append((max(report.time, self._points[-1][0]), total))
 
     def at(self, time: float) -> float:
-        """Tokens trained by all learners until `time` (seconds)."""
-        after = bisect_right(self._times, time)
-        if after == 0:
-            return 0.0
-        if after == len(self._times):
-            return self._totals[-1]
-        begin, end = self._times[after - 1], self._times[after]
-        share = (time - begin) / (end - begin)
-        return self._totals[after - 1] + share * (self._totals[after] - self._totals[after - 1])
+        """The figure of all learners together at `time` (seconds)."""
+        return between(self._points, time)
+
+
+def between(points: Sequence[tuple[float, float]], at: float) -> float:
+    """The value at a place of a line through points, which are in order; that of the nearest end beyond them."""
+    after = bisect_right(points, at, key=lambda point: point[0])
+    if after == 0:
+        return points[0][1]
+    if after == len(points):
+        return points[-1][1]
+    (begin, first), (end, second) = points[after - 1], points[after]
+    return first + (at - begin) / (end - begin) * (second - first)
 
 
 def unbroken(reports: Sequence[ReportLine], wall_seconds: float) -> list[list[ReportLine]]:

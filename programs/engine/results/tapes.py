@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from isthmus.programs.engine.results.changes import objects
+from isthmus.programs.engine.results.lines import read as read_lines
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.cores.scheduler_events import (
     CreditGranted,
@@ -117,7 +117,7 @@ def read(file: TapeFile) -> Reading:
 def broken_off(folder: Path) -> frozenset[tuple[str, int]]:
     """The lives, as (host, incarnation), that ended otherwise than in order, by events.jsonl: the last record on their
     tapes may be unfinished."""
-    return frozenset(_broken(objects(folder / "events.jsonl")))
+    return frozenset(_broken(read_lines(folder / "events.jsonl", dict)))
 
 
 def _broken(events: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, int]]:

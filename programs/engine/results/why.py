@@ -10,20 +10,18 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from isthmus.programs.engine.results import changes, tapes, words
 from isthmus.programs.engine.results.absences import away, waiting_of
-from isthmus.programs.engine.results.changes import objects, sentence, settings
+from isthmus.programs.engine.results.changes import sentence, settings
+from isthmus.programs.engine.results.lines import MergeRecord, read
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import read_timeline
 from isthmus.programs.engine.results.why_merge_facts import (
     NOT_RECORDED,
     Away,
     Fate,
-    Line,
     MergeFacts,
     RoundAnswer,
     RoundTerms,
@@ -40,7 +38,6 @@ from isthmus.runtime.tape.reading import Reading
 MERGES: Final = "merges.jsonl"
 _FRAGMENTS_MAX: Final = 16
 """Fragments that a message names before it only counts them."""
-_NEEDED: Final = ("time", "fragment", "round", "kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class MergeQuery:
 
 def why(folder: Path, wanted: MergeQuery) -> Why:
     """The run folder's record of one merge; ConfigError, with the existing ones, if it has no such merge."""
-    lines = [line for line in objects(folder / MERGES) if all(name in line for name in _NEEDED)]
+    lines = read(folder / MERGES, MergeRecord)
     if not lines:
         do = "A program without a syncer merges nothing; in others the first version comes before the first step."
         raise ConfigError(f"Looking for merges of {folder}", f"some in {MERGES}", "none", do)
@@ -85,55 +82,50 @@ def why(folder: Path, wanted: MergeQuery) -> Why:
 def facts_of_many(folder: Path, merges_max: int, answers_max: int) -> list[MergeFacts]:
     """What the run folder tells of many merges, as far as these bounds go: of those first in which a learner was left
     out or refused, then of the newest. Lines that are damaged are left out: the reader of the run reports them."""
-    lines = [line for line in objects(folder / MERGES) if _is_sound(line)]
-    merges = [line for line in lines if line["kind"] in ("merge", "final")]
-    merges.sort(key=lambda line: (bool(line.get("left_out") or line.get("refused")), line["time"]), reverse=True)
-    learners = max((len(line.get("voters", ())) for line in merges), default=1)
+    lines = read(folder / MERGES, MergeRecord)
+    merges = [line for line in lines if line.kind in ("merge", "final")]
+    merges.sort(key=lambda line: (bool(line.left_out or line.refused), line.time), reverse=True)
+    learners = max((len(line.voters) for line in merges), default=1)
     chosen = merges[: min(merges_max, answers_max // max(1, learners))]
     run = _Run(folder, lines)
     run.read_ahead(chosen)
     return [run.facts(line) for line in chosen]
 
 
-def _chosen(lines: Sequence[Line], wanted: MergeQuery) -> list[Line]:
+def _chosen(lines: Sequence[MergeRecord], wanted: MergeQuery) -> list[MergeRecord]:
     """The requested line, and those that took its version up again."""
     doing = "Looking for a merge"
-    mine = [line for line in lines if wanted.fragment in (None, line["fragment"])]
+    mine = [line for line in lines if wanted.fragment in (None, line.fragment)]
     if not mine:
         raise ConfigError(doing, f"fragment {wanted.fragment}", _there_is(lines), "Name one of these with --fragment.")
     if wanted.count is None:
         return [mine[-1]]
-    versions = [line for line in mine if line.get("version") and line["version"][1] == wanted.count]
-    epoch = wanted.epoch or max((line["version"][0] for line in versions), default=0)
-    versions = [line for line in versions if line["version"][0] == epoch]
+    made = [(line.version[0], line) for line in mine if line.version and line.version[1] == wanted.count]
+    epoch = wanted.epoch or max((each for each, _ in made), default=0)
+    versions = [line for each, line in made if each == epoch]
     if not versions:
         name = f"{wanted.epoch}.{wanted.count}" if wanted.epoch else str(wanted.count)
         expected = f"version {name} of fragment {wanted.fragment}"
         raise ConfigError(doing, expected, _there_is(mine), "Name one of these, or an earlier one.")
-    return sorted(versions, key=lambda line: line["kind"] == "recover")
+    return sorted(versions, key=lambda line: line.kind == "recover")
 
 
-def _there_is(lines: Sequence[Line]) -> str:
+def _there_is(lines: Sequence[MergeRecord]) -> str:
     """Fragments and their newest versions, in words."""
-    newest: dict[int, Any] = {}
-    for line in lines:
-        newest[line["fragment"]] = line.get("version") or newest.get(line["fragment"])
-    shown = [f"{fragment}: {_dotted(version)}" for fragment, version in sorted(newest.items())][:_FRAGMENTS_MAX]
+    newest = {line.fragment: "none" for line in lines}
+    newest |= {line.fragment: dotted(line.version) for line in lines if line.version is not None}
+    shown = [f"{fragment}: {version}" for fragment, version in sorted(newest.items())][:_FRAGMENTS_MAX]
     more = f" and {len(newest) - _FRAGMENTS_MAX} more" if len(newest) > _FRAGMENTS_MAX else ""
     return f"these fragments with their newest versions: {', '.join(shown)}{more}"
-
-
-def _dotted(version: Any) -> str:
-    return "none" if version is None else ".".join(map(str, version))
 
 
 class _Run:
     """The other files about the merges of merges.jsonl, each read once; unreadable ones are among `problems`."""
 
-    def __init__(self, folder: Path, lines: Sequence[Line]) -> None:
+    def __init__(self, folder: Path, lines: Sequence[MergeRecord]) -> None:
         self.problems: list[str] = []
         self._folder = folder
-        self._first = list({(line["fragment"], line.get("epoch", 1)): line for line in reversed(lines)}.values())
+        self._first = list({(line.fragment, line.epoch): line for line in reversed(lines)}.values())
         """The first line of each epoch of a fragment, which says with which version it began."""
         self._tapes: dict[Member, Reading] = {}
         self._rounds: dict[Member, dict[int, TapedRound]] = {}
@@ -142,7 +134,7 @@ class _Run:
         self._tokens_of_step = _tokens_of_step(folder)
         self._sizes: dict[str, dict[int, list[float]]] | None = None
 
-    def facts(self, line: Line) -> MergeFacts:
+    def facts(self, line: MergeRecord) -> MergeFacts:
         """The facts of one line."""
         return merge_facts(
             line,
@@ -150,15 +142,15 @@ class _Run:
             lines=self._first,
             gamma=self._gamma,
             tokens_of_step=self._tokens_of_step,
-            sizes=self._sizes_to(f"syncer/{line.get('shard', 0)}"),
+            sizes=self._sizes_to(f"syncer/{line.shard}"),
             changes=self._changes,
         )
 
-    def read_ahead(self, lines: Iterable[Line]) -> None:
+    def read_ahead(self, lines: Iterable[MergeRecord]) -> None:
         """Find the rounds of these lines on their tapes, in one pass over each."""
         wanted: dict[Member, list[int]] = {}
         for line in lines:
-            wanted.setdefault(_shard(line), []).append(line["round"])
+            wanted.setdefault(_shard(line), []).append(line.round)
         for shard, rounds in wanted.items():
             self._rounds[shard] = taped_rounds(self._tape(shard).records, rounds)
 
@@ -167,8 +159,8 @@ class _Run:
             self._tapes[shard] = self._read(shard)
         return self._tapes[shard]
 
-    def _taped(self, line: Line) -> TapedRound:
-        shard, number = _shard(line), line["round"]
+    def _taped(self, line: MergeRecord) -> TapedRound:
+        shard, number = _shard(line), line.round
         tape = self._tape(shard)
         rounds = self._rounds.get(shard, {})
         taped = rounds[number] if number in rounds else taped_round(tape.records, number)
@@ -207,47 +199,9 @@ class _Run:
         return self._sizes.get(host, {})
 
 
-class _Asked(msgspec.Struct):
-    push: list[tuple[int, str]]
-    update: str
-    interval: int
-    overlap: int
-
-
-class _Sound(msgspec.Struct):
-    """The types of a line of merges.jsonl, as far as facts are made of it."""
-
-    time: float
-    fragment: int
-    round: int
-    kind: str
-    shard: int = 0
-    epoch: int = 1
-    version: tuple[int, int] | None = None
-    origin: tuple[int, int] | None = None
-    voters: list[int] = []
-    weights: list[float] = []
-    left_out: list[int] = []
-    refused: list[tuple[int, str]] = []
-    shortened: list[tuple[int, float]] = []
-    opposed: list[tuple[int, int]] = []
-    reason: str = ""
-    quorum_ms: float | None = None
-    grace_ms_used: float | None = None
-    asked: _Asked | None = None
-
-
-def _is_sound(line: Line) -> bool:
-    try:
-        msgspec.convert(line, _Sound)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
-def _shard(line: Line) -> Member:
+def _shard(line: MergeRecord) -> Member:
     """The life of a shard that a line is of."""
-    return Member(Replica("syncer", line.get("shard", 0)), line.get("epoch", 1))
+    return Member(Replica("syncer", line.shard), line.epoch)
 
 
 def _gamma(folder: Path) -> float | None:

@@ -19,7 +19,8 @@ from statistics import median
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from isthmus.ops.syncer.terms import EDGE_WAIT, OBSERVATIONS
-from isthmus.programs.engine.results.changes import ChangeRecord, in_use
+from isthmus.programs.engine.results.changes import in_use
+from isthmus.programs.engine.results.lines import ChangeRecord, MergeRecord
 from isthmus.runtime.cores.scheduler_events import (
     DropItem,
     FiringEnded,
@@ -145,10 +146,6 @@ class Why:
     recoveries: Sequence[MergeFacts]
     away: Sequence[Away]
     problems: Sequence[str]
-
-
-Line: TypeAlias = Mapping[str, Any]
-"""A line of merges.jsonl."""
 
 
 _ANSWER: Final = {"round", "begin", "end"}
@@ -287,10 +284,10 @@ _MS: Final = 1e6
 
 
 def merge_facts(
-    line: Line,
+    line: MergeRecord,
     taped: TapedRound,
     *,
-    lines: Sequence[Line] = (),
+    lines: Sequence[MergeRecord] = (),
     gamma: float | None = None,
     tokens_of_step: Sequence[int] = (),
     sizes: Mapping[int, Sequence[float]] | None = None,
@@ -310,40 +307,40 @@ def merge_facts(
     terms = _terms(taped, gamma)
     opened = _opened(line, taped)
     return MergeFacts(
-        fragment=line["fragment"],
-        version=line.get("version"),
-        kind=line["kind"],
-        round=line["round"],
-        shard=line.get("shard", 0),
-        epoch=line.get("epoch", 1),
-        origin=line.get("origin"),
+        fragment=line.fragment,
+        version=line.version,
+        kind=line.kind,
+        round=line.round,
+        shard=line.shard,
+        epoch=line.epoch,
+        origin=line.origin,
         undone_by=_undone_by(line, lines),
-        time=line["time"],
+        time=line.time,
         opened=opened,
-        quorum_ms=line.get("quorum_ms"),
-        grace_ms_used=line.get("grace_ms_used"),
+        quorum_ms=line.quorum_ms,
+        grace_ms_used=line.grace_ms_used,
         merge_ms=_merge_ms(taped),
         closed_by=_closed_by(line, terms),
-        reason=line.get("reason", ""),
+        reason=line.reason,
         terms=terms,
         answers=_answers(line, taped, terms, tokens_of_step, sizes or {}),
-        asked=line.get("asked"),
-        changes=in_use(changes, line.get("shard", 0), line.get("epoch", 1), line["round"]),
+        asked=line.asked,
+        changes=in_use(changes, line.shard, line.epoch, line.round),
     )
 
 
-def _undone_by(line: Line, lines: Sequence[Line]) -> int | None:
+def _undone_by(line: MergeRecord, lines: Sequence[MergeRecord]) -> int | None:
     """The next epoch of the shard, if it began this fragment with an older version."""
-    if line.get("version") is None:
+    if line.version is None:
         return None
-    epoch = line.get("epoch", 1)
+    epoch = line.epoch
     later = [
-        (each["epoch"], each["origin"])
+        (each.epoch, each.origin)
         for each in lines
-        if each["fragment"] == line["fragment"] and each.get("origin") and each.get("epoch", 1) > epoch
+        if each.fragment == line.fragment and each.origin and each.epoch > epoch
     ]
     following, origin = min(later, default=(0, None))
-    return following if origin is not None and list(origin) < list(line["version"]) else None
+    return following if origin is not None and list(origin) < list(line.version) else None
 
 
 def _terms(taped: TapedRound, gamma: float | None) -> RoundTerms | None:
@@ -366,11 +363,11 @@ def _terms(taped: TapedRound, gamma: float | None) -> RoundTerms | None:
     )
 
 
-def _opened(line: Line, taped: TapedRound) -> float | None:
+def _opened(line: MergeRecord, taped: TapedRound) -> float | None:
     """When the round opened."""
     if taped.closing is None or taped.published_at is None:
         return None
-    return float(line["time"]) - (taped.published_at - taped.closing.opened_at) / 1e9
+    return float(line.time) - (taped.published_at - taped.closing.opened_at) / 1e9
 
 
 def _merge_ms(taped: TapedRound) -> float | None:
@@ -380,18 +377,18 @@ def _merge_ms(taped: TapedRound) -> float | None:
     return (taped.published_at - taped.closing.closed_at) / _MS
 
 
-def _closed_by(line: Line, terms: RoundTerms | None) -> ClosedBy | None:
-    if not line.get("left_out"):
+def _closed_by(line: MergeRecord, terms: RoundTerms | None) -> ClosedBy | None:
+    if not line.left_out:
         return "everybody"
     if terms is None:
         return None
-    is_awaited = terms.deadline_ms is not None and any(slot in terms.required for slot in line["left_out"])
-    end_of_grace = (line.get("quorum_ms") or 0.0) + (terms.grace_ms or 0.0)
+    is_awaited = terms.deadline_ms is not None and any(slot in terms.required for slot in line.left_out)
+    end_of_grace = (line.quorum_ms or 0.0) + (terms.grace_ms or 0.0)
     return "deadline" if is_awaited and (terms.deadline_ms or 0.0) > end_of_grace else "grace"
 
 
 def _answers(
-    line: Line,
+    line: MergeRecord,
     taped: TapedRound,
     terms: RoundTerms | None,
     tokens_of_step: Sequence[int],
@@ -401,12 +398,12 @@ def _answers(
     closing = taped.closing
     received = {came.slot: came for came in closing.answers} if closing else {}
     late = {came.slot: came for came in taped.came if closing and came.slot not in received}
-    weights = dict(zip(line.get("voters", ()), line.get("weights", ()), strict=False))
-    refused: dict[int, Any] = {entry[0]: entry[1] for entry in line.get("refused", ())}
-    left_out = set(line.get("left_out", ()))
+    weights = dict(zip(line.voters, line.weights, strict=False))
+    refused: dict[int, Any] = {entry[0]: entry[1] for entry in line.refused}
+    left_out = set(line.left_out)
     members: dict[int, int] = {member[0]: member[1] for member in (terms.members if terms else ())}
     answers = []
-    is_trained = line["kind"] in ("merge", "final")
+    is_trained = line.kind in ("merge", "final")
     for slot in sorted({*weights, *refused, *left_out, *received, *late, *members}):
         came = received.get(slot) or late.get(slot)
         tokens = came.tokens if came and is_trained else None
@@ -423,9 +420,9 @@ def _answers(
                 steps=_steps(slot, tokens, tokens_of_step),
                 size_bytes=_size(came, taped, sizes),
                 refusal=refused.get(slot),
-                shortened_to=dict(line.get("shortened", ())).get(slot),
-                opposed_merges=dict(line.get("opposed", ())).get(slot),
-                from_round=came.round if came and came.round != line["round"] else None,
+                shortened_to=dict(line.shortened).get(slot),
+                opposed_merges=dict(line.opposed).get(slot),
+                from_round=came.round if came and came.round != line.round else None,
                 counted_in=taped.counted_in.get(came) if came else None,
                 dropped=taped.dropped.get(came) if came else None,
             )

@@ -1,10 +1,8 @@
-"""The end of a run in processes: summary, trace and report, from its daemon's knowledge and the hosts' files.
+"""The files that come at the end of every run: summary, trace and report, from its daemon's knowledge and the hosts'
+files.
 
-`finish` builds the graph again, and so imports the run's program. A private daemon calls it in a thread; a machine's
-daemon, which outlives its runs and loads no user's code, calls `finish_apart`, which starts `python -m
-isthmus.programs.engine.run.finish RUN` with the ending on standard input.
-
-The files that come at the end of every run: summary, trace and report.
+`finish` builds the graph again, and so imports the run's program. `python -m isthmus.programs.engine.run.finish RUN`
+does that with the ending on standard input (`run_end`).
 
 A run without a summary has failed, whatever was trained; its writing is retried for a while. The others are for people,
 and made of the data that are there anyway.
@@ -13,13 +11,9 @@ and made of the data that are there anyway.
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,18 +24,17 @@ from isthmus.programs.engine.recorder import summary as recorded
 from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_of, summarise
 from isthmus.programs.engine.report.page import write_report
 from isthmus.programs.engine.request import spec
-from isthmus.programs.engine.results import tapes, words
+from isthmus.programs.engine.results import tapes
 from isthmus.programs.engine.results.tapes import firings_of
 from isthmus.programs.engine.run.interrupts import unblock
-from isthmus.programs.engine.run.launch import log_of
+from isthmus.programs.engine.run.run_end import RunEnd
 from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RequestError, RunError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Template
 from isthmus.runtime.host.contract import Span, as_perfetto, spans_file
-from isthmus.runtime.ids import LEARNER, Replica
+from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.system.files import insist, write_bytes, write_json
 
@@ -73,57 +66,9 @@ def leave_behind(folder: Path, summary: Mapping[str, Any], spans: Sequence[Span]
         sys.stderr.write(f"isthmus: trace.json or report.html could not be written: {error}\n")
 
 
-FINISH_SECONDS_MAX: Final = 120.0
 TAPES_BYTES_MAX: Final = 32 << 20
 """Limit for tapes of killed lives: three quarters of an hour of a learner that makes thirty steps a second, and some
 seconds to read."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """How a run ended.
-
-    `record`: the recorder's last status; `cpu_seconds`: of daemon and hosts; `used`: by ended lives; `ended_ns`: on the
-    machine's monotonic clock; `lost`: the replica that could not be restarted; `retired`: slots of learners that left
-    with their machines.
-    """
-
-    outcome: str
-    error: str | None
-    record: dict[str, Any]
-    cpu_seconds: float
-    used: dict[str, float]
-    ended_ns: int
-    lost: str | None
-    retired: list[int]
-
-    @classmethod
-    def of(cls, daemon: Daemon, cpu_seconds: float) -> RunEnd:
-        """How the run of a daemon ended; `cpu_seconds` were used by what is no host.
-
-        What hosts used the home knows, of those that daemons before this one have started, too.
-        """
-        by_hosts = sum(value for name, value in daemon.home.used.items() if name.endswith(".cpu_seconds"))
-        record = daemon.status_last
-        lost = None if daemon.lost is None else str(daemon.lost)
-        retired = [replica.slot for replica in daemon.home.fleet.retired if replica.role == LEARNER]
-        used = dict(daemon.home.used)
-        total = by_hosts + cpu_seconds
-        return cls(daemon.outcome, error_of(daemon), record, total, used, time.monotonic_ns(), lost, retired)
-
-
-def error_of(daemon: Daemon) -> str | None:
-    """Why the run of a daemon failed, in words; None if it did not."""
-    if daemon.failure is None:
-        return None
-    log = None if daemon.lost is None else log_of(daemon.folder, daemon.lost)
-    return words.failure(daemon.failure, log)
-
-
-def cpu_seconds() -> float:
-    """CPU seconds of this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def finish(folder: Path, ending: RunEnd) -> None:
@@ -194,20 +139,6 @@ def _graph(run_spec: spec.Spec) -> Template | None:
         return run_spec.graph()
     except RequestError:
         return None
-
-
-def finish_apart(folder: Path, ending: RunEnd) -> None:
-    """`finish` in a process of its own; its errors are in the run's log of the daemon."""
-    with (folder / "logs" / "daemon.log").open("ab") as log:
-        subprocess.run(
-            [sys.executable, "-m", "isthmus.programs.engine.run.finish", str(folder)],
-            input=msgpack.packb(asdict(ending)),
-            stdout=log,
-            stderr=log,
-            timeout=FINISH_SECONDS_MAX,
-            check=False,
-            start_new_session=True,  # Shields it from Ctrl-C on the daemon's terminal.
-        )
 
 
 if __name__ == "__main__":

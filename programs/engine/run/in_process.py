@@ -7,14 +7,12 @@ and writes the files of the run that are not the recorder's.
 from __future__ import annotations
 
 import platform
-import resource
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from isthmus.programs.engine.islands.claims import shares
 from isthmus.programs.engine.recorder import summary as recorded
@@ -29,6 +27,7 @@ from isthmus.programs.engine.results import words
 from isthmus.programs.engine.run.finish import leave_behind
 from isthmus.programs.engine.run.interrupts import Interrupts, interrupts
 from isthmus.programs.engine.run.launch import log_of
+from isthmus.programs.engine.run.watch_loop import RunOutcome, Watch
 from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RunError
@@ -37,27 +36,10 @@ from isthmus.runtime.host.one_process import LocalRun
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.system.processes import cpu_seconds
 
 STATUS_SECONDS: Final = 0.25
 RECORD: Final = "recorder/0/record"
-
-
-class Watch(Protocol):
-    """An observer of a run."""
-
-    def update(self, status: dict[str, Any]) -> None:
-        """The newest status; keys may be missing early."""
-
-    def close(self, summary: dict[str, Any]) -> None:
-        """The run is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """The result of a run: its figures, and the folder with the rest."""
-
-    summary: dict[str, Any]
-    folder: Path
 
 
 def run_inproc(request: Request, *, watch: Watch | None, islands: Mapping[Replica, Island] | None = None) -> RunOutcome:
@@ -85,7 +67,9 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
     shape = as_json(request.graph, request.proof, request.fingerprint, _placement(request))
     with new_folder.prepared(folder):
         write_json(folder / "graph.json", shape)
-        fields = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=_cpu_seconds(), transport=spec.INPROC)
+        fields = spec.of(
+            request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds(with_children=True), transport=spec.INPROC
+        )
         spec.write(folder, fields)
     trace = Trace()
 
@@ -104,7 +88,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         trace=trace,
         islands=islands,
     )
-    cpu_before = _cpu_seconds()
+    cpu_before = cpu_seconds(with_children=True)
     with interrupts() as interrupted:
         run.start()
         was_stopped = _watch_until_over(run, watch, interrupted)
@@ -125,7 +109,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
         shards=counts.get("syncer", 0),
         fragment_sizes=fragment_sizes(request.graph),
         ended=ended,
-        cpu_seconds=at.cpu_seconds + _cpu_seconds() - cpu_before,
+        cpu_seconds=at.cpu_seconds + cpu_seconds(with_children=True) - cpu_before,
         graph=request.graph,
         flows=flows,
         merges_recorded=recorded.merges(folder),
@@ -173,9 +157,3 @@ def _failure(run: LocalRun, folder: Path) -> str | None:
 def _placement(request: Request) -> dict[str, str]:
     """Every node on this machine."""
     return {node.name: platform.node() for node in request.graph.nodes}
-
-
-def _cpu_seconds() -> float:
-    """CPU seconds of this process and its children so far."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
 import select
 import signal
 import subprocess
@@ -22,40 +21,30 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn, final
+from typing import Any, Final, NoReturn
 
 import msgspec
 
 from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.environment import has_backend
-from isthmus.programs.engine.request.new_folder import InUseError, RunLock
+from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run import private_daemon
-from isthmus.programs.engine.run.in_process import RunOutcome, Watch
-from isthmus.programs.engine.run.interrupts import Interrupts, ignore, interrupts, leave_output
+from isthmus.programs.engine.run.interrupts import Interrupts, ignore, interrupts
 from isthmus.programs.engine.run.private_daemon import PrivateDaemon
+from isthmus.programs.engine.run.watch_loop import DetachedError, RunOutcome, RunWatch, Watch, ended, say
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
 from isthmus.runtime.graph.template import Job
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.flows import Flows, as_used
 from isthmus.runtime.system.files import write_json
-from isthmus.runtime.system.processes import kill_session
-from isthmus.runtime.wire.control_client import ask
-from isthmus.runtime.wire.control_messages import DETACH
+from isthmus.runtime.system.processes import cpu_seconds, kill_session
 
-STATUS_SECONDS: Final = 0.25
-DAEMON_SECONDS: Final = 20.0
-"""Time limit for a daemon to publish its endpoint: it imports a few modules and binds a socket."""
-HURRIED_SECONDS: Final = 5.0
-"""Time limit for a daemon to end the run at once, after a third Ctrl-C."""
 SIGNAL_SECONDS: Final = 0.05
 """Interval of checks for a signal."""
 SUMMARY: Final = "summary.json"
-OVER: Final = "over.json"
-SECOND: Final = "ended at once by a second Ctrl-C"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +96,8 @@ def submit(request: Request) -> Submitted:
     shape = as_json(request.graph, request.proof, request.fingerprint, placement)
     with new_folder.prepared(request.run_dir):
         write_json(request.run_dir / "graph.json", shape)
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    fields = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds, elastic=elastic)
+    used = cpu_seconds(with_children=True)
+    fields = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=used, elastic=elastic)
     with new_folder.prepared(request.run_dir):
         spec.write(request.run_dir, fields)
     return Submitted(request.name, request.job, request.run_dir, request.warnings, dict(request.chosen))
@@ -246,38 +234,33 @@ def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": f"preparing the request failed:\n{traceback.format_exc()}"}
 
 
-class DetachedError(Exception):
-    """Nobody reads the output any more, and the run goes on by itself."""
-
-
 def run_processes(request: Submitted, *, watch: Watch | None, detaches: bool = False) -> RunOutcome:
     """Train; RunError if the run failed, or after a second Ctrl-C.
 
-    DetachedError if it `detaches` where nobody reads the output any more.
+    DetachedError if it `detaches` where nobody reads the output any more, or there is none to read.
     """
+    folder = request.run_dir
     with request.locked() as lock, interrupts() as interrupted:
-        _watch_until_over(request.run_dir, lock, watch, interrupted, detaches=detaches)
-    return outcome_of(request.run_dir, watch)
-
-
-def outcome_of(folder: Path, watch: Watch | None) -> RunOutcome:
-    """The outcome of a run that is over; RunError if it failed."""
+        daemon = PrivateDaemon(folder, lock, say)
+        loop, is_detached = RunWatch(daemon, interrupted), False
+        try:
+            loop.until_over(folder, watch, detaches=detaches)
+        except DetachedError:
+            is_detached = True
+            raise
+        except RunError as error:
+            daemon.kill()
+            if daemon.is_unwritten or not leave_failed(folder, daemon.seen, str(error)):
+                raise
+        finally:
+            if not is_detached:
+                daemon.close(loop.patience)
+        if watch is None and detaches and interrupted.count:
+            raise interrupted.error()
     path, over = folder / SUMMARY, folder / OVER
-    if not path.exists() and over.exists() and (error := json.loads(over.read_text())["error"]):
-        raise RunError(str(error))
+    if not path.exists() and over.exists() and (failure := json.loads(over.read_text())["error"]):
+        raise RunError(str(failure))
     return ended(folder, json.loads(path.read_text()) if path.exists() else None, watch)
-
-
-def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> RunOutcome:
-    """The outcome of a run with this summary; RunError if it failed."""
-    if summary is None:
-        raise RunError(f"the run ended without a summary; look at {folder / 'logs' / 'daemon.log'}")
-    if watch is not None:
-        with suppress(BrokenPipeError):
-            _tell(partial(watch.close, summary))
-    if summary["outcome"] == "failed":
-        raise RunError(str(summary["error"]))
-    return RunOutcome(summary, folder)
 
 
 def detach(request: Submitted) -> None:
@@ -285,113 +268,8 @@ def detach(request: Submitted) -> None:
 
     Until then it holds the pipe, so that an end of this command at any moment ends the run, too.
     """
-    daemon = private_daemon.start(request.run_dir, request.locked())  # The lock is released as this process ends.
-    assert daemon.stdin is not None
-    until = time.monotonic() + DAEMON_SECONDS
-    try:
-        while not _answers(request.run_dir, daemon.pid):
-            if daemon.poll() is not None or time.monotonic() > until:
-                log = request.run_dir / "logs" / private_daemon.LOG
-                raise RunError(f"the daemon of the run does not answer; look at {log}")
-            time.sleep(STATUS_SECONDS)
-        daemon.stdin.write(DETACH)
-        daemon.stdin.close()
-    except BaseException:
-        daemon.stdin.close()
-        if not private_daemon.wait(daemon):
-            private_daemon.kill_all(request.run_dir)
-        raise
-
-
-def _answers(folder: Path, pid: int) -> bool:
-    endpoint = private_daemon.endpoint_of(folder, pid)
-    return endpoint is not None and ask(endpoint, {"type": "status"}, seconds_max=1.0) is not None
-
-
-def _watch_until_over(
-    folder: Path, lock: RunLock, watch: Watch | None, interrupted: Interrupts, *, detaches: bool
-) -> None:
-    """Keep a daemon there, pass on Ctrl-C, and show how it goes, until the run is over.
-
-    RunError if it cannot be brought to an end that can be read in its folder; DetachedError as `run_processes`.
-    """
-    daemon, seen, ending = PrivateDaemon(folder, lock, _say), dict[str, Any](), _Ending(interrupted)
-    is_detached = False
-    try:
-        while not (folder / OVER).exists():
-            daemon.tend()
-            ending.pass_on(daemon.endpoint)
-            status = None if daemon.endpoint is None else ask(daemon.endpoint, {"type": "status"}, seconds_max=1.0)
-            if status is not None:
-                daemon.answered()
-                # A new daemon has no training status until the recorder reports.
-                seen.update({name: value for name, value in status.items() if value or name not in seen})
-                if watch is not None:
-                    try:
-                        _tell(partial(watch.update, shown(status)))
-                    except BrokenPipeError:
-                        is_detached = detaches and daemon.detach()
-                        if is_detached:
-                            raise DetachedError from None
-                        _say(f"standard output was closed; the run goes on: isthmus status --watch {folder}")
-            time.sleep(STATUS_SECONDS)
-    except RunError as error:
-        daemon.kill()
-        if daemon.is_unwritten or not leave_failed(folder, seen, str(error)):
-            raise
-    finally:
-        if not is_detached:
-            daemon.close(ending.patience)
-
-
-@final
-class _Ending:
-    """Passes Ctrl-C on: the first asks the daemon to stop the run, the second to end it at once.
-
-    A daemon that is busy, stopped or dead is asked again; the wait is bounded, and shorter after a third Ctrl-C.
-    """
-
-    def __init__(self, interrupted: Interrupts) -> None:
-        self._interrupted, self._heard, self._since = interrupted, 0, 0.0
-
-    def pass_on(self, endpoint: str | None) -> None:
-        """Send the request that is not confirmed yet; RunError if the daemon does not carry it out in time."""
-        wanted = min(self._interrupted.count, 2)
-        if wanted and not self._since:
-            self._since = time.monotonic()
-        if wanted > self._heard and _is_heard(endpoint, "stop" if wanted == 1 else "end"):
-            self._heard, self._since = wanted, time.monotonic()
-        elif wanted > self._heard and wanted == 2:
-            raise RunError(f"{SECOND}; its daemon did not answer, and was killed")
-        limit = self.patience()
-        is_late = time.monotonic() > self._since + limit
-        if self._heard == 2 and is_late:
-            raise RunError(f"{SECOND}; its daemon did not come to the end within {limit:.0f} s, and was killed")
-        if wanted > self._heard and is_late:
-            raise RunError(f"ended, because its daemon did not answer for {limit:.0f} s when it was to stop it")
-
-    def patience(self) -> float:
-        """Seconds to wait for a daemon."""
-        return HURRIED_SECONDS if self._interrupted.count > 2 else private_daemon.END_SECONDS_MAX
-
-
-def _tell(show: Callable[[], None]) -> None:
-    """Call `show`. A lost terminal, or a full disk under a file, costs the output, not the run.
-
-    BrokenPipeError, once, if whoever read the output is gone.
-    """
-    try:
-        show()
-    except BrokenPipeError:
-        leave_output()
-        raise
-    except OSError:
-        pass
-
-
-def _is_heard(endpoint: str | None, kind: str) -> bool:
-    """Whether a daemon confirms that it will stop or end the run."""
-    return endpoint is not None and ask(endpoint, {"type": kind, "reason": SECOND}, seconds_max=2.0) is not None
+    with suppress(DetachedError):
+        run_processes(request, watch=None, detaches=True)
 
 
 def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
@@ -399,7 +277,7 @@ def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
 
     Does not wait for a disk that takes nothing now.
     """
-    from isthmus.programs.engine.run.finish import RunEnd, finish_apart
+    from isthmus.programs.engine.run.run_end import RunEnd, finish_apart
 
     if private_daemon.refusal_of(folder):
         return False
@@ -415,17 +293,3 @@ def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:
         write_json(folder / OVER, {"outcome": "failed", "error": error})
         return (folder / SUMMARY).exists()
     return False
-
-
-def _say(line: str) -> None:
-    """Print a line for people; standard error may be closed."""
-    with suppress(OSError):
-        sys.stderr.write(f"isthmus: {line}\n")
-        sys.stderr.flush()
-
-
-def shown(status: Mapping[str, Any]) -> dict[str, Any]:
-    """A daemon's status as views of a run take it: the recorder's, with hosts and pacers beside."""
-    hosts = status["hosts"]
-    pacing = {f"{h['name']}/pacer": h["published"].get("pacer", {}) for h in hosts if h.get("published")}
-    return {**status["training"], "hosts": hosts, "pacing": {name: values for name, values in pacing.items() if values}}

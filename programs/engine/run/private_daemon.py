@@ -1,41 +1,34 @@
-"""The daemon of one run, as the command keeps it running, and the register of this user's living daemons on this
-machine.
+"""The daemon of one run, as the command keeps it running.
 
-Decides when the next daemon of a run is started, when there is no point in another, and that a machine's daemon has its
-name to itself.
+Decides when the next daemon of a run is started, and when there is no point in another.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Self, final
+from typing import Any, Final, final
 
 from isthmus.programs.engine.request import new_folder
-from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.launch import FORK_SERVER_LOG
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
-from isthmus.runtime.system.files import user_folder, write_bytes, write_json
-from isthmus.runtime.system.processes import started_at
-from isthmus.runtime.wire.control_messages import DETACH
+from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_messages import DETACH, Message
+from isthmus.runtime.wire.daemon_notes import bury, forget, note_of, private_endpoint
 
-END_SECONDS_MAX: Final = 90.0
-"""Time limit for a daemon to kill its hosts and write the last files, for which a full disk has a minute."""
 GONE_SECONDS_MAX: Final = 10.0
 """Time limit for killed processes to be gone."""
 LOG: Final = "daemon.log"
@@ -57,6 +50,8 @@ class PrivateDaemon:
     run has hosts that train without one, which is a minute (ORPHAN_SECONDS). After that there is nothing left to adopt.
     """
 
+    fate: Final = "was killed"
+
     def __init__(self, folder: Path, lock: RunLock, say: Callable[[str], None]) -> None:
         """Start the first; RunError if it cannot be started."""
         self._folder, self._lock, self._say = folder, lock, say
@@ -66,18 +61,31 @@ class PrivateDaemon:
         self._is_told = False
         self.is_unwritten = False
         """The run is over, and the disk does not even take that fact."""
-        self._process: subprocess.Popen[bytes] | None = start(folder, lock)
+        self.seen: dict[str, Any] = {}
+        """The status of its daemons so far."""
+        self._process: subprocess.Popen[bytes] | None = self._start()
 
     @property
-    def endpoint(self) -> str | None:
-        """The daemon's endpoint; None until it is published, and while there is no daemon."""
-        return None if self._process is None else endpoint_of(self._folder, self._process.pid)
+    def is_over(self) -> bool:
+        """Whether the end of the run is written."""
+        return (self._folder / OVER).exists()
 
-    def answered(self) -> None:
-        """Note that it serves."""
-        if self._served_at is None:
-            self._served_at = _now()
-            self._is_told = False
+    def status(self) -> Message | None:
+        """The newest status of the present daemon; None while there is none."""
+        status = self._ask({"type": "status"}, 1.0)
+        if status is not None:
+            if self._served_at is None:
+                self._served_at, self._is_told = _now(), False
+            # A new daemon has no training status until the recorder reports, nor figures of hosts until they do.
+            former = {host["name"]: host for host in self.seen.get("hosts", ())}
+            hosts = [{**former.get(host["name"], {}), **host} for host in status["hosts"]]
+            self.seen.update({name: value for name, value in status.items() if value or name not in self.seen})
+            self.seen["hosts"] = hosts
+        return status
+
+    def confirms(self, message: Message) -> bool:
+        """Whether the present daemon answers a request."""
+        return self._ask(message, 2.0) is not None
 
     def tend(self) -> None:
         """Start the next daemon once it is due; RunError if another is pointless."""
@@ -85,13 +93,13 @@ class PrivateDaemon:
             self._follow(self._process)
         if self._process is None and _now() >= self._due:
             try:
-                self._process = start(self._folder, self._lock)
+                self._process = self._start()
             except RunError as error:
                 self._put_off(f"before it began: {error}")
 
     def detach(self) -> bool:
         """Let the daemon and its run go on without this process; whether there is a daemon that can."""
-        if self._process is None or self._process.poll() is not None or self.endpoint is None:
+        if self._process is None or self._process.poll() is not None or self._endpoint is None:
             return False
         assert self._process.stdin is not None
         self._process.stdin.write(DETACH)
@@ -106,6 +114,7 @@ class PrivateDaemon:
             _let_go(self._process)
             self._process = None
         kill_all(self._folder)
+        bury(self._folder)
 
     def close(self, patience: Callable[[], float]) -> None:
         """Close the daemon's pipe, and wait until it has ended, and the run with it, if that is not over.
@@ -116,8 +125,41 @@ class PrivateDaemon:
             self.kill()
             return
         _let_go(self._process)
-        if not wait(self._process, patience):
-            self.kill()
+        begun = time.monotonic()
+        while self._process.poll() is None:
+            if time.monotonic() > begun + patience():
+                self.kill()
+                return
+            time.sleep(PAUSE_SECONDS)
+
+    @property
+    def _endpoint(self) -> str | None:
+        """The daemon's endpoint; None until it is published, and while there is no daemon."""
+        note = note_of(self._folder)
+        is_there = note is not None and self._process is not None and note.pid == self._process.pid
+        return note.endpoint if note is not None and is_there else None
+
+    def _ask(self, message: Message, seconds_max: float) -> Message | None:
+        endpoint = self._endpoint
+        return None if endpoint is None else ask(endpoint, message, seconds_max)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start a daemon, as a process of its own session, with the lock and a pipe; RunError if that cannot be."""
+        logs, module = self._folder / "logs", "isthmus.programs.engine.run.daemon_process"
+        command = [sys.executable, "-m", module, str(self._folder), "--pipe", "--lock", str(self._lock.file)]
+        try:
+            logs.mkdir(exist_ok=True)
+            with (logs / LOG).open("ab") as log:
+                return subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    pass_fds=(self._lock.file,),
+                )
+        except OSError as error:
+            raise RunError(f"its daemon could not be started: {error}") from None
 
     # -- the next one --------------------------------------------------------------------------------------------------
 
@@ -162,7 +204,7 @@ class PrivateDaemon:
 
 
 def check_loopback(doing: str) -> None:
-    """ConfigError unless processes of this machine reach each other at 127.0.0.1, as a daemon and its hosts have to."""
+    """ConfigError unless processes of this machine reach each other: hosts at 127.0.0.1, a daemon at its socket."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=LOOPBACK_SECONDS_MAX).close()
@@ -170,46 +212,11 @@ def check_loopback(doing: str) -> None:
         do = "Bring it up (ip link set lo up), or train in one process: --transport inproc."
         expected = "a loopback interface, over which the processes of a run talk"
         raise ConfigError(doing, expected, f"127.0.0.1 out of reach: {error.strerror or error}", do) from None
-
-
-def start(folder: Path, lock: RunLock) -> subprocess.Popen[bytes]:
-    """Start a daemon for the run, as a process of its own session, with its lock and a pipe from this one; RunError if
-    that cannot be."""
-    logs = folder / "logs"
-    module = "isthmus.programs.engine.run.daemon_process"
-    command = [sys.executable, "-m", module, str(folder), "--pipe", "--lock", str(lock.file)]
     try:
-        logs.mkdir(exist_ok=True)
-        with (logs / LOG).open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=(lock.file,),
-            )
+        forget(private_endpoint())
     except OSError as error:
-        raise RunError(f"its daemon could not be started: {error}") from None
-
-
-def wait(process: subprocess.Popen[bytes], patience: Callable[[], float] = lambda: END_SECONDS_MAX) -> bool:
-    """Whether a daemon ends before `patience` seconds are over."""
-    begun = time.monotonic()
-    while process.poll() is None:
-        if time.monotonic() > begun + patience():
-            return False
-        time.sleep(PAUSE_SECONDS)
-    return True
-
-
-def endpoint_of(folder: Path, pid: int) -> str | None:
-    """The endpoint of the daemon with this pid; None until it is published."""
-    try:
-        note = json.loads((folder / "daemon.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return str(note["endpoint"]) if note["pid"] == pid else None
+        expected, do = "room for the daemon's socket in the temporary folder", "Set TMPDIR to another folder."
+        raise ConfigError(doing, expected, str(error), do) from None
 
 
 def refusal_of(folder: Path) -> str:
@@ -228,9 +235,18 @@ def refusal_of(folder: Path) -> str:
 def processes_of(folder: Path) -> Iterator[tuple[int, str]]:
     """Pid and log name of each process whose output goes to a log of the run."""
     logs = os.path.realpath(folder / "logs")
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit() and int(path.name) != os.getpid() and (name := _log_of(int(path.name), logs)):
-            yield int(path.name), name
+    yield from ((pid, log.name) for pid, log in _logs() if str(log.parent) == logs)
+
+
+def folders() -> set[Path]:
+    """The run folders of the daemons of this user that have one run each."""
+    return {log.parent.parent for _, log in _logs() if log.name == LOG}
+
+
+def _logs() -> Iterator[tuple[int, Path]]:
+    """Pid and log of each other process of this user that is of a run."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    yield from ((pid, log) for pid in pids if pid != os.getpid() and (log := _log_of(pid)) is not None)
 
 
 def has_hosts(folder: Path) -> bool:
@@ -250,21 +266,21 @@ def kill_all(folder: Path) -> None:
         for pid, _ in processes:
             with suppress(ProcessLookupError):
                 watch = os.pidfd_open(pid)
-                if _log_of(pid, logs):  # The number has not gone to a stranger meanwhile.
+                if (log := _log_of(pid)) is not None and str(log.parent) == logs:  # The number is no stranger's by now.
                     signal.pidfd_send_signal(watch, signal.SIGKILL)
                 os.close(watch)
         time.sleep(PAUSE_SECONDS)
 
 
-def _log_of(pid: int, logs: str) -> str:
-    """The name of the file in the folder `logs` that is a process's output; empty if it has another, or ended."""
+def _log_of(pid: int) -> Path | None:
+    """The log of a run that is a process's output; None if it has another, or ended."""
     try:
-        output = os.readlink(f"/proc/{pid}/fd/1").removesuffix(" (deleted)")
+        is_mine = Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+        path = Path(os.readlink(f"/proc/{pid}/fd/1").removesuffix(" (deleted)"))
     except OSError:  # Or it is another user's.
-        return ""
-    folder, _, name = output.rpartition(os.sep)
-    is_ours = folder == logs and (name in (LOG, FORK_SERVER_LOG) or _HOST_LOG.fullmatch(name))
-    return name if is_ours else ""
+        return None
+    is_log = path.name in (LOG, FORK_SERVER_LOG) or _HOST_LOG.fullmatch(path.name)
+    return path if is_mine and is_log and path.parent.name == "logs" else None
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:
@@ -275,142 +291,3 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
 
 def _now() -> Instant:
     return Instant(time.monotonic_ns())
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class DaemonRun:
-    """A run of a daemon; `is_watched`: a command has to renew its lease."""
-
-    folder: str
-    is_watched: bool
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class DaemonEntry:
-    """A daemon; `name` is empty for a private one."""
-
-    name: str
-    endpoint: str
-    pid: int
-    started: int | None
-    runs: tuple[DaemonRun, ...]
-
-    @property
-    def is_living(self) -> bool:
-        """Whether the process is still the one that wrote this."""
-        return self.started is not None and started_at(self.pid) == self.started
-
-    @classmethod
-    def mine(cls, name: str, endpoint: str, runs: Iterable[DaemonRun]) -> Self:
-        """The entry of this process."""
-        return cls(name, endpoint, os.getpid(), started_at(os.getpid()), tuple(runs))
-
-
-def state_folder() -> Path:
-    """The folder where this user's daemons register."""
-    home = user_folder("XDG_STATE_HOME", ".local/state")
-    return _below(_without_home() if home is None else home)
-
-
-def _without_home() -> Path:
-    """The folder for the state of a user without a home; ConfigError if it is another user's."""
-    folder = Path(tempfile.gettempdir()) / f"isthmus-state-{os.getuid()}"
-    with suppress(FileNotFoundError):
-        if folder.lstat().st_uid != os.getuid():
-            do = "Set HOME, or XDG_STATE_HOME, to a folder of this user."
-            raise ConfigError("Looking for daemons", f"{folder}, of this user", "another user's", do)
-    return folder
-
-
-def living() -> list[DaemonEntry]:
-    """Every daemon that lives, machines' daemons first."""
-    entries = []
-    for path in sorted(state_folder().glob("*/*.json")):
-        entry = _read(path)
-        if entry is not None and entry.is_living:
-            entries.append(entry)
-        elif path.parent.name == _PRIVATE:
-            path.unlink(missing_ok=True)
-    return sorted(entries, key=lambda entry: (not entry.name, entry.name))
-
-
-def machine(name: str, home: Path) -> DaemonEntry | None:
-    """The daemon of machine `name` whose XDG_STATE_HOME is `home`, if it lives."""
-    entry = _read(_below(home) / _MACHINES / f"{name}.json")
-    return entry if entry is not None and entry.is_living else None
-
-
-def _below(home: Path) -> Path:
-    return home / "isthmus" / "daemons"
-
-
-_MACHINES: Final = "machines"
-_PRIVATE: Final = "runs"
-
-
-@final
-class NameClaim:
-    """A machine's daemon has its name to itself for as long as the process lives.
-
-    The kernel releases its lock with the process. It also notes the machine's runs, so that the next daemon of that
-    name can adopt them.
-    """
-
-    def __init__(self, name: str) -> None:
-        """Take the name; ConfigError if another daemon of this user has it."""
-        self._path = state_folder() / _MACHINES / f"{name}.json"
-        self._name = name
-        doing = f"Starting the daemon {name!r}"
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = self._path.with_suffix(".lock").open("ab")
-        except OSError as error:
-            do = "Set XDG_STATE_HOME to a folder that it may write to."
-            raise ConfigError(doing, f"to write to {self._path.parent}", str(error), do) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            other = _read(self._path)
-            actual = "one of this name" if other is None else f"one with process id {other.pid} at {other.endpoint}"
-            self._lock.close()
-            do = "Take another --name, or end that one first."
-            raise ConfigError(doing, "a name that no daemon on this machine has", actual, do) from None
-        entry = _read(self._path)
-        self.former: tuple[DaemonRun, ...] = () if entry is None else entry.runs
-
-    def write(self, endpoint: str, runs: Iterable[DaemonRun]) -> None:
-        """Write this daemon's endpoint and runs."""
-        write_json(self._path, asdict(DaemonEntry.mine(self._name, endpoint, runs)))
-
-    def close(self, *, forget: bool) -> None:
-        """Give the name back; `forget` unless a next daemon of this name is to adopt the runs."""
-        if forget:
-            self._path.unlink(missing_ok=True)
-        self._lock.close()
-
-
-@final
-class Private:
-    """The note of a daemon of one run; a state folder that cannot be written to costs a line of `status --all`."""
-
-    def __init__(self, endpoint: str, folder: Path) -> None:
-        self._path = state_folder() / _PRIVATE / f"{os.getpid()}.json"
-        with suppress(OSError):
-            write_json(self._path, asdict(DaemonEntry.mine("", endpoint, [DaemonRun(str(folder), is_watched=True)])))
-
-    def close(self) -> None:
-        """Take the note away."""
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> DaemonEntry | None:
-    """The entry in a file; None if the file is missing or not an entry."""
-    try:
-        entry = json.loads(path.read_text())
-        runs = tuple(DaemonRun(str(run["folder"]), bool(run["is_watched"])) for run in entry["runs"])
-        return DaemonEntry(str(entry["name"]), str(entry["endpoint"]), int(entry["pid"]), entry["started"], runs)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

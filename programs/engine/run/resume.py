@@ -24,7 +24,7 @@ import msgspec
 
 from isthmus.programs import language_model
 from isthmus.programs.engine.islands.sizes import sizes_here
-from isthmus.programs.engine.recorder import lines
+from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user_of
@@ -123,11 +123,27 @@ AT_END: Final = (*OVER, "report.html", "trace.json")
 """Files that are written when a run is over."""
 
 
-def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
-    """A run that was cut off, ready to continue in its folder; ConfigError, with nothing changed, if it cannot.
+RequestOf = Callable[[Path, Mapping[str, Any], str], Request]
+"""(folder, keys of section `run.`, what is being done) -> today's request of the configuration in a folder, with these
+keys where nothing else was asked for."""
 
-    `request` makes today's request. This process has the lock on the folder from then on, so that of two commands that
-    resume a run one is refused.
+
+def resumed(where: str, run_dir: Path | None, request_of: RequestOf) -> Submitted:
+    """A run that was cut off, ready to continue: in its folder, or from a store of snapshots in a new one, `run_dir` if
+    given; ConfigError, with nothing changed, if it cannot."""
+    if is_store(where):
+        return _resumed_from_store(where, run_dir, request_of)
+    if run_dir is not None:
+        do = "Leave it out: a run goes on in its folder."
+        expected = "run_dir= only for a run that goes on from a store"
+        raise ConfigError(f"Resuming {where}", expected, repr(str(run_dir)), do)
+    return _resumed_in(Path(where), request_of)
+
+
+def _resumed_in(folder: Path, request_of: RequestOf) -> Submitted:
+    """A run that continues in its folder.
+
+    This process has the lock on the folder from then on, so that of two commands that resume a run one is refused.
 
     A run that failed before its end had begun, as it does where its command is gone, counts as interrupted; one with a
     part of its final model written does not. The former spec stays beside the new one, for the tapes that were written
@@ -137,7 +153,7 @@ def resumed(folder: Path, request: Callable[[], Request]) -> Submitted:
     _check_folder(folder, doing)
     check_loopback(doing)
     run_spec = spec.load(folder)
-    read = in_child(lambda: _read(folder, run_spec, request, doing))
+    read = in_child(lambda: _read(folder, run_spec, request_of, doing))
     files, resumption = read["files"], Resumption(**read["resumption"])
     lock = _lock(folder, doing)
     try:
@@ -164,14 +180,8 @@ def is_store(text: str) -> bool:
     return "://" in text or (not (folder / spec.SPEC).exists() and folder.is_dir() and bool(heads(os.listdir(folder))))
 
 
-def resumed_from_store(
-    text: str, run_dir: Path | None, request_of: Callable[[Path, str], Callable[[], Request]]
-) -> Submitted:
-    """A run whose snapshots are in the store `text`, ready to continue in a new folder, `run_dir` if given.
-
-    ConfigError, with nothing left, if it cannot continue. `request_of` takes a folder with the run's configuration, and
-    the store, and returns the `request` argument of `resumed`.
-    """
+def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf) -> Submitted:
+    """A run whose snapshots are in the store `text`; ConfigError, with nothing left, if it cannot continue."""
     place = place_of(text)
     doing = f"Resuming {place.text}"
     base = new_folder.RUNS.absolute() if run_dir is None else run_dir.absolute().parent
@@ -179,7 +189,7 @@ def resumed_from_store(
         snapshot = fetch(place, fresh, DISK, doing)
         run_spec = spec_of(fresh, snapshot, doing)
         (fresh / spec.CLUSTER).unlink(missing_ok=True)  # It continues here alone.
-        read = in_child(lambda: _read(fresh, run_spec, request_of(fresh, place.text), doing, is_elsewhere=True))
+        read = in_child(lambda: _read(fresh, run_spec, request_of, doing, place.text))
         files = read["files"]
         chosen = new_folder.choose(run_dir, Program(run_spec.job.program).name, datetime.now())
         begin_term(place, snapshot, fresh, chosen, DISK, doing)
@@ -214,10 +224,10 @@ def _settle(folder: Path, snapshot: FetchedSnapshot) -> None:
 
 def tell_faults(folder: Path, faults: list[str]) -> None:
     """Add faults of snapshots to the run's recorder memory, which reports them."""
-    memory = lines.load(folder, DISK)
+    memory = books.load(folder, DISK)
     if faults and memory is not None:
         memory.snapshot_faults = [*memory.snapshot_faults, *faults]
-        write_bytes(folder / lines.FILE, msgspec.msgpack.encode(memory))
+        write_bytes(folder / books.FILE, msgspec.msgpack.encode(memory))
 
 
 def spec_of(folder: Path, snapshot: FetchedSnapshot, doing: str) -> spec.Spec:
@@ -262,9 +272,9 @@ def aside(base: Path, doing: str) -> Iterator[Path]:
 
 
 def _read(
-    folder: Path, run_spec: spec.Spec, request: Callable[[], Request], doing: str, *, is_elsewhere: bool = False
+    folder: Path, run_spec: spec.Spec, request_of: RequestOf, doing: str, store: str | None = None
 ) -> dict[str, Any]:
-    """The `files` to replace, and the `resumption`, without age and what is undone if the snapshot is from elsewhere.
+    """The `files` to replace, and the `resumption`, without age and what is undone if the snapshot is from a `store`.
 
     ConfigError as `_files`, or if no snapshot in the folder is whole.
     """
@@ -277,25 +287,18 @@ def _read(
     sizes = fragment_sizes(graph)
     examined = check_whole(folder, doing, sizes)
     assert examined.manifest is not None
-    if is_elsewhere:
-        resumption = resumption_of(examined.manifest, sizes, [])
-    else:
+    resumption = resumption_of(examined.manifest, sizes, [] if store else _trained(folder))
+    if store is None:
         age = time.time() - (folder / FOLDER / examined.name).stat().st_mtime
-        resumption = resumption_of(examined.manifest, sizes, _trained(folder))
         resumption = replace(resumption, age_seconds=age if age >= 0 else None)
-    files = _files(folder, run_spec, request, doing, is_elsewhere=is_elsewhere)
-    return {"files": files, "resumption": asdict(resumption)}
+    return {"files": _files(folder, run_spec, request_of, doing, store), "resumption": asdict(resumption)}
 
 
 def _trained(folder: Path) -> list[tuple[int, int, int]]:
     """(slot, incarnation, tokens) of every life of a learner, by the recorder's memory and its lines."""
-    memory = lines.load(folder, DISK)
-    trained = {(slot, life): tokens for slot, life, tokens in ([] if memory is None else memory.totals)}
-    for line in lines.lines(folder / "metrics.jsonl", DISK, is_tail=memory is not None):
-        with suppress(KeyError, TypeError):
-            of = line["learner"], line["incarnation"]
-            trained[of] = max(trained.get(of, 0), line["tokens"])
-    return [(slot, life, tokens) for (slot, life), tokens in sorted(trained.items())]
+    recorded = books.Books(sizes=())
+    books.read_into(recorded, folder, DISK, 0)
+    return [(slot, life, tokens) for slot, life, tokens in recorded.totals.rows()]
 
 
 def resumption_of(manifest: Manifest, sizes: Sequence[int], trained: Sequence[tuple[int, int, int]]) -> Resumption:
@@ -327,24 +330,23 @@ def resumption_of(manifest: Manifest, sizes: Sequence[int], trained: Sequence[tu
     )
 
 
-def _files(
-    folder: Path, run_spec: spec.Spec, request: Callable[[], Request], doing: str, *, is_elsewhere: bool = False
-) -> dict[str, Any]:
-    """Replacements of the run's files, by name; empty if nothing changes, never empty if `is_elsewhere`.
+def _files(folder: Path, run_spec: spec.Spec, request_of: RequestOf, doing: str, store: str | None) -> dict[str, Any]:
+    """Replacements of the run's files, by name; empty if nothing changes, never empty with a `store`.
 
     ConfigError where it cannot continue like this.
     """
     from isthmus.programs.engine.request.graph_view import as_json
 
-    today = request()
+    more = {} if store is None else {"snapshots": store}
+    today = request_of(folder, more, doing).to_train().with_store(run=run_spec.run)
     changes(run_spec, today.job, doing)
     spec_fields = spec.of(today, zero_ns=run_spec.zero_ns, cpu_seconds=run_spec.cpu_seconds, elastic=sizes_here(today))
     here = {**asdict(run_spec.here), "learners": spec_fields["here"]["learners"]}
-    if is_elsewhere:
+    if store is not None:
         here = {**spec_fields["here"], "wall_ns": run_spec.here.wall_ns}
     run = {**spec_fields["settings"], "argv": list(run_spec.settings.argv)}
     wanted = {**spec_fields, "run": run_spec.run, "settings": run, "here": here}
-    if spec.read(json.loads(json.dumps(wanted))) == run_spec and not is_elsewhere:
+    if spec.read(json.loads(json.dumps(wanted))) == run_spec and store is None:
         return {}
     placement = {node.name: platform.node() for node in today.graph.nodes}
     shape = as_json(today.graph, today.proof, today.fingerprint, placement)
@@ -412,7 +414,7 @@ def check_cut_off(folder: Path, doing: str) -> None:
 
 
 def _check_unfinished(folder: Path, doing: str) -> None:
-    memory = lines.load(folder, DISK)
+    memory = books.load(folder, DISK)
     outcomes = [json.loads((folder / name).read_text())["outcome"] for name in OVER if (folder / name).exists()]
     if outcomes and (outcomes[0] != "failed" or memory is None or memory.final):
         raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcomes[0]}", "Start a new run.")

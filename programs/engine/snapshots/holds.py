@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast, final
+from typing import Annotated, Any, ClassVar, Final, cast, final
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from isthmus.ops.exchange.messages import (
     Kept,
     Own,
     Restored,
+    SenderLife,
+    SenderSlot,
     ShardState,
     Update,
     WantedCut,
@@ -32,7 +34,6 @@ from isthmus.ops.exchange.messages import (
     last_merged,
     newest,
 )
-from isthmus.ops.exchange.schemas import KEPT_OWN, STATE
 from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.recovery.hold import Hold, packed, unpacked
 from isthmus.programs.engine.snapshots.keeping import Keeping
@@ -122,7 +123,7 @@ class KeptHold(Hold):
     """A `Hold` of fragments of `sizes` values, kept in the run folder `folder`, every `seconds` seconds."""
 
     outputs = (*Hold.outputs, "kept")
-    schemas: ClassVar[dict[str, Any]] = {"update": STATE}
+    schemas: ClassVar[dict[str, Any]] = {"update": ShardState}
 
     def __init__(
         self, folder: Path, seconds: float, place: StorePlace | None, *, role: str, shards: int, sizes: Sequence[int]
@@ -197,7 +198,7 @@ class CodedHold(KeptHold):
     @staticmethod
     def schemas(*_: Any, fragments: Sequence[Fragment], **__: Any) -> dict[str, Any]:  # type: ignore[override]
         """The forms of updates, which the receive node of this host has decoded, and of coded states."""
-        return {"update": schemas.UPDATE, "coded_state": schemas.coded_state(fragments)}
+        return {"update": Update, "coded_state": schemas.coded_state(fragments)}
 
     def __init__(
         self,
@@ -315,7 +316,11 @@ class WholeHold(KeptHold):
 
     outputs = (*KeptHold.outputs, "wanted", "restored")
     collects = ("update", "cut", "own")
-    schemas: ClassVar[dict[str, Any]] = {"update": STATE, "cut": STATE, "own": KEPT_OWN}
+    schemas: ClassVar[dict[str, Any]] = {
+        "update": ShardState,
+        "cut": ShardState,
+        "own": Annotated[Own, {"slot": SenderSlot, "incarnation": SenderLife}],
+    }
 
     def open(self, context: Any) -> None:
         """Load the last snapshot."""

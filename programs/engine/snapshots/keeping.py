@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypedDict, final
+from typing import Any, Final, NamedTuple, Protocol, final
 
 import msgspec
 
-from isthmus.ops.exchange.messages import ShardState, WholeState
+from isthmus.ops.exchange.messages import Brought, ShardState, WholeState
 from isthmus.programs.engine.snapshots.snapshots import (
     FOLDER,
     MANIFEST,
@@ -172,14 +172,6 @@ LINES: Final = "snapshots.jsonl"
 """The fate of each snapshot to be brought, on the clock of the run: `stored` or `refused`."""
 TERM: Final = Path(FOLDER, "term")
 """File in a run folder: the term, NUMBER-CLAIM, that a resume from a store has begun."""
-
-
-class Brought(TypedDict):
-    """The status of a store: URL, number of its newest snapshot, and why it lacks the next."""
-
-    url: str
-    number: int
-    error: str | None
 
 
 @final

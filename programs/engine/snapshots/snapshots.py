@@ -19,7 +19,7 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from isthmus.ops.exchange.messages import Kind, ShardState, Vector, WholeState
+from isthmus.ops.exchange.messages import ShardState, UpdateKind, Vector, WholeState
 from isthmus.ops.recovery.hold import flat, form_of, formed
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import encoded, write_bytes
@@ -109,7 +109,7 @@ class FragmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fragment: int
     version: tuple[int, int]
-    kind: Kind
+    kind: UpdateKind
     clock: list[tuple[int, int, int]]
     positions: list[tuple[int, int]]
     totals: list[tuple[int, int, int]]

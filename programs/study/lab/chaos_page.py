@@ -27,8 +27,9 @@ from isthmus.programs.engine.report.charts_drawing import (
 from isthmus.programs.engine.report.charts_lines import Chart, Curve
 from isthmus.programs.engine.report.charts_timeline import TimeWindow
 from isthmus.programs.engine.report.page import document, rendered
+from isthmus.programs.engine.results.lines import EvaluationLine
 from isthmus.programs.engine.results.reading import load
-from isthmus.programs.engine.results.record import EvaluationLine, RunRecord
+from isthmus.programs.engine.results.record import RunRecord
 from isthmus.programs.engine.results.words import decimal, percent, seconds
 from isthmus.programs.study.lab.chaos_trial import Recovery, TrialFigures, Tried, headline
 from isthmus.runtime.system.files import write_bytes

@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple, Self, final
 
 import msgspec
 
+from isthmus.programs.engine.machine.names import living
 from isthmus.programs.engine.request.reference import is_file, split
-from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.engine.run.launch import FORK_SERVER_LOG
 from isthmus.programs.engine.run.private_daemon import processes_of
 from isthmus.programs.study.lab.chaos_plan import (
@@ -481,12 +481,12 @@ class Machines:
     def _listens(self, number: int) -> str:
         """The address of a daemon, once it has one."""
         until = time.monotonic() + LISTEN_SECONDS_MAX
-        while (entry := private_daemon.machine(machine_name(number), self._state(number))) is None:
+        while (entry := living(self._state(number)).get(machine_name(number))) is None:
             if self._daemons[number].poll() is not None or time.monotonic() > until:
                 log = (self._own / f"{machine_name(number)}.log").read_text().strip()
                 raise RunError(f"the daemon {machine_name(number)} does not listen: {log}")
             time.sleep(DAEMON_LOOK_SECONDS)
-        return entry.endpoint
+        return entry.note.endpoint
 
     def _table(self, number: int, learners: int) -> str:
         """A machine in the cluster file. The last ones have the learners that are left over."""

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.new_folder import OVER
 from isthmus.programs.engine.results import reading, tapes
 from isthmus.programs.engine.results.record import RunRecord
 from isthmus.programs.engine.results.tapes import HostWait, waits_on_others
 from isthmus.programs.engine.results.words import percent
 from isthmus.programs.engine.run.host_process import PROXY
-from isthmus.programs.engine.run.in_processes import OVER
 from isthmus.programs.engine.run.private_daemon import kill_all
 from isthmus.programs.study.lab.chaos_plan import (
     DAEMON,

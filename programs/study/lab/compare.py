@@ -23,8 +23,8 @@ from isthmus.programs.engine.recorder.node import TRAINED_SHARE_MIN
 from isthmus.programs.engine.request.new_folder import RUNS
 from isthmus.programs.engine.request.request import Program, Request, prepare
 from isthmus.programs.engine.request.run_settings import SCHEMA, RunSettings
-from isthmus.programs.engine.results.changes import objects
-from isthmus.programs.engine.results.record import as_number
+from isthmus.programs.engine.results.lines import EvaluationLine
+from isthmus.programs.engine.results.lines import read as read_lines
 from isthmus.programs.settings import Schema, collecting
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, nearest
 from isthmus.runtime.system.files import write_bytes
@@ -203,9 +203,9 @@ def has_ended(run: Path, variant: Variant) -> bool:
     figures = summary(run)
     if figures.get("outcome") != "failed":
         return figures.get("outcome") == "done"
-    last = objects(run / "evaluations.jsonl")[-1:]
+    last = read_lines(run / "evaluations.jsonl", EvaluationLine)[-1:]
     is_whole = figures.get("tokens_total", 0) >= TRAINED_SHARE_MIN * variant.run.tokens
-    return is_whole and any(each.get("kind") == "final" and as_number(each.get("eval_loss")) for each in last)
+    return is_whole and any(each.kind == "final" and each.eval_loss for each in last)
 
 
 def attempts(folder: Path, variant: Variant, seed: int) -> list[Path]:

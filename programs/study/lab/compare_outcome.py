@@ -8,7 +8,6 @@ where a syncer sends to them, those that they receive; between two reports of a 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -16,8 +15,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from isthmus.programs.engine.results.lines import LOSS, ReportLine
 from isthmus.programs.engine.results.reading import load
-from isthmus.programs.engine.results.record import LOSS, ReportLine, RunRecord, as_number
+from isthmus.programs.engine.results.record import RunRecord, TokenProgress, as_number, between
 from isthmus.programs.study.lab import compare
 from isthmus.programs.study.lab.compare import ComparisonPlan, Variant
 
@@ -66,17 +66,6 @@ class ComparedRun(msgspec.Struct, frozen=True):
         return self.places[-1].at(axis) if self.places else 0.0
 
 
-def between(points: Sequence[tuple[float, float]], at: float) -> float:
-    """The value at a place of a line through points, which are in order; that of the nearest end beyond them."""
-    after = bisect_right(points, at, key=lambda point: point[0])
-    if after == 0:
-        return points[0][1]
-    if after == len(points):
-        return points[-1][1]
-    (begin, first), (end, second) = points[after - 1], points[after]
-    return first + (at - begin) / (end - begin) * (second - first)
-
-
 def measured(folder: Path, plan: ComparisonPlan, seeds: int) -> dict[str, list[ComparedRun]]:
     """The runs that are done, by variant."""
     by_variant: dict[str, list[ComparedRun]] = {}
@@ -119,25 +108,13 @@ def _places(record: RunRecord, *, is_alone: bool) -> list[EvaluatedPlace]:
     def moved(report: ReportLine) -> float:
         return 0.0 if is_alone else (report.bytes_sent or 0.0) + ((report.bytes_received or 0.0) if has_syncer else 0.0)
 
-    passed = _totals(record.reports, moved)
+    passed = TokenProgress(record.reports, moved)
     places = []
     for item in record.evaluations:
         values = {name: item.of(name) for name in (LOSS, *record.metrics)}
         measured_values = {name: value for name, value in values.items() if value is not None}
-        places.append(EvaluatedPlace(item.tokens, max(item.time, 0.0), between(passed, item.time), measured_values))
+        places.append(EvaluatedPlace(float(item.tokens), max(item.time, 0.0), passed.at(item.time), measured_values))
     return places
-
-
-def _totals(reports: Sequence[ReportLine], figure: Callable[[ReportLine], float]) -> list[tuple[float, float]]:
-    """(seconds, sum of a growing figure over all lives of all learners), from (0, 0) on."""
-    newest: dict[tuple[int, int], float] = {}
-    points, total = [(0.0, 0.0)], 0.0
-    for report in reports:
-        life, value = (report.learner, report.incarnation), figure(report)
-        total += max(0.0, value - newest.get(life, 0.0))
-        newest[life] = max(value, newest.get(life, 0.0))
-        points.append((max(report.time, points[-1][0]), total))
-    return points
 
 
 CONFIDENCE: Final = 0.95

@@ -33,7 +33,8 @@ from isthmus.programs.engine.report.charts_drawing import (
 )
 from isthmus.programs.engine.report.charts_lines import Chart, Curve
 from isthmus.programs.engine.report.page import rendered
-from isthmus.programs.engine.results.record import LOSS
+from isthmus.programs.engine.results.lines import LOSS
+from isthmus.programs.engine.results.record import between
 from isthmus.programs.engine.results.words import UNKNOWN, decimal, percent, seconds, size
 from isthmus.programs.study.lab.compare_outcome import (
     AXES,
@@ -42,7 +43,6 @@ from isthmus.programs.study.lab.compare_outcome import (
     Figure,
     FigureDifference,
     Side,
-    between,
 )
 from isthmus.programs.study.lab.compare_runs import RunEvent
 from isthmus.programs.study.terminal.figures import Column, Screen, fitted

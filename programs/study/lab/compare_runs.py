@@ -20,9 +20,9 @@ import msgspec
 
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.islands.environment import ProcessPlaces, process_places
-from isthmus.programs.engine.run.in_process import Watch
 from isthmus.programs.engine.run.in_processes import run_processes, submit_in_child
 from isthmus.programs.engine.run.interrupts import interrupts
+from isthmus.programs.engine.run.watch_loop import Watch
 from isthmus.programs.study.lab import compare
 from isthmus.programs.study.lab.compare import ComparisonPlan, Pacing, Variant, request_of
 from isthmus.runtime.errors import RequestError, RunError

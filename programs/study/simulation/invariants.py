@@ -166,6 +166,10 @@ class AnswersChecker(Checker):
         self._codes: dict[tuple[Member, int], dict[Version, Version]] = {}
         self._reached: dict[tuple[Member, int], Version] = {}
         self._places: dict[tuple[Member, Member, int], tuple[int, Version]] = {}
+        self._shards: dict[tuple[Member, int], int] = {}
+        """The newest life of the shard of which an update arrived."""
+        self._answered: dict[tuple[Member, int], Version] = {}
+        """The base of a learner's last answer: what it has sampled."""
         self._liars: Mapping[Replica, Sequence[Forge]] = {}
         self._is_in_turns = False
         """Whether the program is in lock-step, where copies are for learners that hold nothing yet."""
@@ -178,6 +182,8 @@ class AnswersChecker(Checker):
         """Note the updates that arrived before each pull."""
         if edge.target_port == "update" and "version" in item:
             key = life.member, source, item["fragment"]
+            if "place" in item and source.incarnation > self._shards.get((life.member, item["fragment"]), 0):
+                self._begin(life, source, item["fragment"])
             if "base" in item:
                 self._displace(life, source, item)
             self._newest[key] = max(self._newest.get(key, (0, 0)), self._reach(life, item))
@@ -185,6 +191,13 @@ class AnswersChecker(Checker):
             self._is_in_turns |= "steps" in item
             newest = self._newest.get((life.member, source, item["fragment"]), (0, 0))
             self._pulled.setdefault((life.member, item["fragment"], item["round"]), newest)
+
+    def _begin(self, life: Life, shard: Member, fragment: int) -> None:
+        """Forget updates of the shard's former life that the learner may not have sampled before they were dropped."""
+        of = life.member, fragment
+        self._shards[of] = shard.incarnation
+        self._codes.pop(of, None)
+        self._reached[of] = self._answered.get(of, (0, 0))
 
     def _displace(self, life: Life, source: Member, item: Any) -> None:
         """Forget codes that the item replaces, if the learner may not have sampled them yet."""
@@ -215,6 +228,7 @@ class AnswersChecker(Checker):
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Compare the base of an answer."""
         if edge.source_port == "answer" and item["base"] is not None:
+            self._answered[life.member, item["fragment"]] = item["base"][0], item["base"][1]
             newest = self._pulled.get((life.member, item["fragment"], item["round"]), (0, 0))
             # A forger that reports no steps is left out of turns: its gate goes ahead without their updates.
             is_left_out = self._is_in_turns and life.member.replica in self._liars
@@ -256,7 +270,8 @@ class FairnessChecker(Checker):
             return
         self._rounds.add((life.member, item["round"]))
         universe, fragment = self._universe, item["fragment"]
-        is_calm = universe is not None and universe.calm_ns > CALM_NS
+        age = life.clock.now() - item["closed_at"]  # A recorder that comes back is sent the merges of its absence.
+        is_calm = universe is not None and universe.calm_ns - age > CALM_NS
         for slot in {*item["voters"], *item["left_out"]}:
             is_missing = slot not in item["voters"] and is_calm
             count = self._left_out[fragment, slot] = self._left_out.get((fragment, slot), 0) + 1 if is_missing else 0

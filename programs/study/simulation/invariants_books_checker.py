@@ -36,8 +36,8 @@ class BooksChecker(Checker):
 
     def __init__(self) -> None:
         self._answers: dict[tuple[Member, int, int, int, int], set[int]] = {}
-        self._former: dict[tuple[Member, int, int, int, int, int], int] = {}
-        """Tokens of each earlier life in the same answers."""
+        self._former: dict[tuple[Member, int, int, int, int], dict[int, int]] = {}
+        """Tokens of earlier lives in the same answers, by incarnation: a new term numbers far above the last."""
         self._models: dict[tuple[int, Version], Model] = {}
         self._clocks: dict[tuple[int, Version], dict[int, tuple[int, int]]] = {}
         self._newest: dict[tuple[Member, int], Version] = {}
@@ -53,7 +53,7 @@ class BooksChecker(Checker):
             *former, (incarnation, begin, end, _) = ranges_of(item) or [own]
             key = life.member, item["fragment"], item["slot"], incarnation, end
             self._answers.setdefault(key, set()).add(begin)
-            self._former |= {(*key, of): last - first for of, first, last, _ in former}
+            self._former.setdefault(key, {}).update({of: last - first for of, first, last, _ in former})
 
     def sent(self, life: Life, target: Member, edge: EdgePlan, item: Any) -> None:
         """Count the tokens in each version when it is first published."""
@@ -73,8 +73,8 @@ class BooksChecker(Checker):
         for slot, moved in clock.items():
             if moved != former.get(slot):
                 model[slot, moved[0]] += self._range(life.member, p, slot, moved, former.get(slot, (0, 0)))
-                for incarnation in range(1, moved[0]):
-                    model[slot, incarnation] += self._former.get((life.member, p, slot, *moved, incarnation), 0)
+                for incarnation, tokens in self._former.get((life.member, p, slot, *moved), {}).items():
+                    model[slot, incarnation] += tokens
         self._models[p, version], self._clocks[p, version] = model, clock
 
     def _range(self, shard: Member, p: int, slot: int, to: tuple[int, int], since: tuple[int, int]) -> int:

@@ -42,7 +42,7 @@ from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Template
 from isthmus.runtime.ids import LEARNER, Replica, follower
-from isthmus.runtime.sim.checkers import Checker, ViolationError, runtime_checkers
+from isthmus.runtime.sim.checkers import Checker, ViolationError, left, runtime_checkers
 from isthmus.runtime.sim.faults import Fault
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.sim.universe import Universe, digest, machine_of
@@ -269,7 +269,7 @@ def _violation(universe: Universe, shape: Shape) -> str | None:
         universe.run(lambda: is_over() or is_enough(), seconds_max=until + PATIENCE_SECONDS + STILL_SECONDS)
         universe.heal()
         universe.run(is_over, seconds_max=universe.clock.now() / 1e9 + LIVENESS_SECONDS)
-        universe.run(lambda: not universe.living(), seconds_max=universe.clock.now() / 1e9 + LEFT_SECONDS)
+        universe.run(lambda: not left(universe), seconds_max=universe.clock.now() / 1e9 + LEFT_SECONDS)
         universe.finish()
     except Exception as error:
         return words(error)

@@ -11,7 +11,6 @@ run in one process has no such file, and no news.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter
@@ -40,13 +39,14 @@ from isthmus.programs.engine.results.absences import (
     away,
     back,
     cut_words,
-    fact_of,
+    facts_in,
     hosts_of,
     remark,
     waiting_of,
 )
-from isthmus.programs.engine.results.changes import change_of, is_better, sentence
-from isthmus.programs.engine.results.reading import last_record
+from isthmus.programs.engine.results.changes import is_better, sentence
+from isthmus.programs.engine.results.lines import ChangeRecord
+from isthmus.programs.engine.results.reading import last_record, submitted_ns
 from isthmus.programs.engine.results.words import snapshot_lines, store_line
 from isthmus.programs.study.terminal.figures import (
     WORKING,
@@ -100,11 +100,8 @@ class NoticeFeed:
         self._waiting: Waiting | None = None
         self._is_data_shown = self._has_looked = False
         self._told_errors = set[tuple[str, ...]]()
-        self._told_faults: list[str] = []
-        self._shown_changes = set[tuple[int, int, int]]()
+        self._told = set[tuple[Any, ...]]()
         self._is_store_away = False
-        self._shown_began = set[tuple[int, int, str]]()
-        self._sick_steps: dict[int, tuple[int, int]] = {}
         self._cuts = CutFinder(hosts_of(folder))
         self._news_from = self._now() if is_resumed else None
 
@@ -164,12 +161,17 @@ class NoticeFeed:
             return ""
         return away(changed, self._waiting, is_known=_is_known(changed, self._told_errors))
 
+    def _is_untold(self, *what: Any) -> bool:
+        """Whether something was not asked about before."""
+        is_untold = what not in self._told
+        self._told.add(what)
+        return is_untold
+
     def _sick(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """The learners whose loss was not finite since the last call, each life and step once."""
         for slot, report in status.get("learners", {}).items():
             step = report.get("sick_step", 0)
-            if step and self._sick_steps.get(int(slot)) != (report["incarnation"], step):
-                self._sick_steps[int(slot)] = (report["incarnation"], step)
+            if step and self._is_untold("sick", int(slot), report["incarnation"], step):
                 anew = "its moments begin anew, its counters do not"
                 text = f"learner {slot}: loss not finite at step {step}, goes on from the global model; {anew}"
                 yield Notice(status.get("time"), text, "bad")
@@ -177,25 +179,21 @@ class NoticeFeed:
     def _changed(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """The settings that followed the links since the last call, each change once."""
         for row in status.get("changes", {}).get("last", ()):
-            which = row["shard"], row["epoch"], row["number"]
-            if which not in self._shown_changes:
-                self._shown_changes.add(which)
-                change = change_of(row)
+            if self._is_untold("changed", row["shard"], row["epoch"], row["number"]):
+                change = ChangeRecord(**{**row, "time": row["time"] or 0.0})
                 yield Notice(row["time"], sentence(change), "good" if is_better(change) else "odd")
 
     def _damaged(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """The snapshots that a recorder could not read, each once."""
         for fault in status.get("snapshots", {}).get("faults", ()):
-            if fault not in self._told_faults:
-                self._told_faults.append(fault)
+            if self._is_untold("damaged", fault):
                 yield Notice(None, f"a snapshot is {snapshot_lines([fault])[0]}", "bad")
 
     def _begun(self, status: Mapping[str, Any]) -> Iterator[Notice]:
         """The source of the moments with which later lives of learners continue, each once."""
         for slot, report in status.get("learners", {}).items():
             began, life = report.get("began"), report.get("incarnation", 1)
-            if began and (int(slot), life, began[0]) not in self._shown_began:
-                self._shown_began.add((int(slot), life, began[0]))
+            if began and self._is_untold("begun", int(slot), life, began[0]):
                 kind, former, step = began
                 source = f"with its moments after step {step} of life {former}, from its machine"
                 if kind == "snapshot":
@@ -244,10 +242,7 @@ class NoticeFeed:
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        for line in whole.splitlines():
-            fact = _parsed(line, submitted)
-            if fact is not None:
-                yield fact
+        yield from filter(None, facts_in(whole, submitted))
 
     def _works(self, status: Mapping[str, Any]) -> Iterator[Fact]:
         """The hosts that are seen to work."""
@@ -265,10 +260,7 @@ class NoticeFeed:
     def _submitted(self) -> int | None:
         """The instant of the machine's clock from which the times of the run count."""
         if self._submitted_ns is None:
-            try:
-                self._submitted_ns = int(json.loads((self._folder / "spec.json").read_bytes())["zero_ns"])
-            except (OSError, ValueError, KeyError):
-                return None
+            self._submitted_ns = submitted_ns(self._folder, [])
         return self._submitted_ns
 
 
@@ -296,14 +288,6 @@ def _of_former_lives(notice: Notice) -> Notice:
 def newest(notices: Sequence[Notice], count: int) -> Sequence[Notice]:
     """The last `count` of them."""
     return notices[-count:] if count > 0 else []
-
-
-def _parsed(line: bytes, submitted: int) -> Fact | None:
-    try:
-        line_object = json.loads(line)
-        return fact_of(line_object, submitted) if isinstance(line_object, dict) else None
-    except (ValueError, RecursionError, OverflowError):
-        return None
 
 
 def _tone(changed: Absence) -> Tone:

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from isthmus.programs.engine.cluster import cluster_file
+from isthmus.programs.engine.machine.names import living
 from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import DAEMON, daemons, waiting_of
 from isthmus.programs.engine.results.reading import read_absences
@@ -30,9 +30,9 @@ from isthmus.programs.study.terminal.live import Notice, NoticeFeed, facts, newe
 from isthmus.runtime.errors import ConfigError, nearest
 from isthmus.runtime.supervision.incidents import Delayed, incident_of
 from isthmus.runtime.system.files import read
-from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import Message, without_mark
+from isthmus.runtime.wire.daemon_notes import note_of
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.machine.client import DaemonClient
@@ -79,18 +79,16 @@ def _is_here(folder: Path) -> bool:
 def all_folders() -> list[Path]:
     """Every run folder under ./runs, and of every daemon of this user that lives on this machine; oldest first."""
     here = {path.parent.resolve() for path in Path("runs").glob("*/config.toml")}
-    held = {Path(run.folder) for entry in private_daemon.living() for run in entry.runs}
+    held = {Path(run.folder) for entry in living().values() for run in entry.runs} | private_daemon.folders()
     return sorted(here | {path for path in held if (path / "config.toml").exists()}, key=_started)
 
 
 def daemon_lines() -> str:
     """A line for every machine's daemon of this user that lives here; empty without one."""
     lines = []
-    for entry in private_daemon.living():
-        if entry.name:
-            count = len(entry.runs) or "no"
-            runs = f"{count} run{'' if count == 1 else 's'}"
-            lines.append(f"daemon {entry.name}  at {entry.endpoint}, process {entry.pid}, {runs}\n")
+    for name, (note, runs) in living().items():
+        count = f"{len(runs) or 'no'} run{'' if len(runs) == 1 else 's'}"
+        lines.append(f"daemon {name}  at {note.endpoint}, process {note.pid}, {count}\n")
     return "".join(lines)
 
 
@@ -131,7 +129,7 @@ def request_stop(folder: Path, home: DaemonClient | None = None) -> bool:
         raise ConfigError(
             f"Stopping the run {folder}", "a run that goes on", "one that is over", "There is nothing to do."
         )
-    answer = None if _answer(folder) is None else ask(_note(folder)["endpoint"], {"type": "stop"}, ANSWER_SECONDS)
+    answer = None if _answer(folder) is None else _asked(folder, "stop")
     if answer is None:
         raise _silent(folder)
     return bool(answer["is_first"])
@@ -163,30 +161,23 @@ def log_of(folder: Path, name: str, cluster: Path | None = None) -> str:
     raise ConfigError(doing, "a host of this run", repr(name), nearest(name, {*logs, *hosts}))
 
 
-def _note(folder: Path) -> dict[str, Any]:
-    """The endpoint and process of the run's daemon, from its note; empty without one."""
-    try:
-        note = json.loads((folder / "daemon.json").read_text())
-        return {"endpoint": str(note["endpoint"]), "pid": int(note["pid"]), "started": note["started"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
 def _answer(folder: Path) -> Message | None:
-    """The status of a run from its daemon; None without one, or if another daemon has its port by now."""
-    note = _note(folder)
-    if not note or not cluster_file.is_listening(note["endpoint"]):
-        return None
-    answer = ask(note["endpoint"], {"type": "status"}, ANSWER_SECONDS)
+    """The status of a run from its daemon; None without one, or if that is the daemon of another run."""
+    answer = _asked(folder, "status")
     return answer if answer is not None and Path(str(answer.get("run"))).resolve() == folder.resolve() else None
 
 
+def _asked(folder: Path, kind: str) -> Message | None:
+    """The answer of a run's daemon; None where none lives, or none answers in time."""
+    note = note_of(folder)
+    return None if note is None or not note.is_living else ask(note.endpoint, {"type": kind}, ANSWER_SECONDS)
+
+
 def _silent(folder: Path) -> ConfigError:
-    note = _note(folder)
+    note = note_of(folder)
     actual = "none: the run was in one process" if _is_in_one(folder) else "none yet, or one that did not start"
-    if note:
-        is_there = started_at(note["pid"]) == note["started"]
-        actual = f"no answer from {note['endpoint']}, process {note['pid']}{'' if is_there else ', which is gone'}"
+    if note is not None:
+        actual = f"no answer from {note.endpoint}, process {note.pid}{'' if note.is_living else ', which is gone'}"
     do = "Without its daemon a run ends by itself within a minute; its folder holds what it left."
     return ConfigError(f"Asking for the run {folder}", "a daemon that answers", actual, do)
 

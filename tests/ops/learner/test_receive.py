@@ -9,8 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.messages import withdrawn
+from isthmus.ops.exchange.messages import Need, withdrawn
 from isthmus.ops.kernels.coding import CodeFormat
 from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.outer_step import CHAIN, KeyFrames, OuterStep
@@ -338,7 +337,7 @@ def test_updates_follow_their_schema(form: Any) -> None:
     wrong = {**second, "values": second["values"][:-1]}
     assert check(wrong, wrong, sender) is not None
     asked: Any = {"fragment": 0, "version": [1], "lacks": True}
-    assert compiled(schemas.NEED)(asked, asked, sender) is not None
+    assert compiled(Need)(asked, asked, sender) is not None
 
 
 @pytest.mark.parametrize("is_copy_first", [True, False])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.ops.exchange.schemas import HELD
+from isthmus.ops.exchange.messages import Held
 from isthmus.ops.recovery.hold import ShardMemory
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.schemas import compiled
@@ -156,7 +156,7 @@ def test_what_nobody_but_this_shard_knows_to_be_merged_is_told_to_the_recorder_o
     memory.add_recorder(control([2, 1, 4]))
     [(port, item)] = memory.news(again)
     assert (port, item["holder"], item["fragments"], item["merged"]) == ("held", "syncer", [], [0])
-    assert compiled(HELD)(item, item, again.member) is None
+    assert compiled(Held)(item, item, again.member) is None
     assert memory.news(again) == []
 
 

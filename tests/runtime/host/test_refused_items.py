@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 
@@ -14,23 +14,43 @@ from isthmus.runtime.supervision.messages import ItemRefusal
 from tests.runtime.host.worlds import Collect, Count, body_of, start
 
 
+class Even(TypedDict):
+    """What is taken by one that is choosy."""
+
+    slot: Annotated[int, ("sender", "slot")]
+    even: Annotated[int, ("range", 0)]
+
+
+class Counted(TypedDict):
+    """At most one a firing."""
+
+    count: Annotated[int, ("range", 0), "firings"]
+
+
+class Ballot(TypedDict):
+    """One vote."""
+
+    round: Annotated[int, ("range", 0)]
+    yes: bool
+
+
 class Choosy(Collect):
     """Takes even numbers only, by the slot of their sender."""
 
-    schemas = {"item": {"slot": ("sender", "slot"), "even": ("integer", 0)}}  # noqa: RUF012
+    schemas = {"item": Even}  # noqa: RUF012
 
 
 class Attested(Collect):
     """Takes no more than one a firing."""
 
-    schemas = {"item": {"count": ("firings", ("integer", 0))}}  # noqa: RUF012
+    schemas = {"item": Counted}  # noqa: RUF012
 
 
 class Votes:
     """Collects the votes of a round."""
 
     collects = ("vote",)
-    schemas = {"vote": {"round": ("integer", 0), "yes": "flag"}}  # noqa: RUF012
+    schemas = {"vote": Ballot}  # noqa: RUF012
 
     def __call__(self, call: Any, vote: Any) -> None:
         """Nothing."""

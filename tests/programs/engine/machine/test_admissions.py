@@ -16,7 +16,7 @@ from isthmus.programs.engine.cluster import cluster_file, machine_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions, serve
 from isthmus.programs.engine.machine.admissions import Admissions
-from isthmus.programs.engine.run.private_daemon import NameClaim
+from isthmus.programs.engine.machine.names import NameClaim
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.engine.recorder import lines as recorder_memory
+from isthmus.programs.engine.recorder import books as recorder_memory
 from isthmus.programs.engine.recorder import node as recorder_module
-from isthmus.programs.engine.recorder.lines import FILES
+from isthmus.programs.engine.results.lines import KINDS, name_of
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from isthmus.runtime.system.disk import DISK, Disk
@@ -39,6 +39,7 @@ from tests.programs.engine.recorder.recorder_story import (
 )
 
 STATE = FOLDER / recorder_memory.FILE
+FILES = tuple(map(name_of, KINDS))
 KNOWN = (
     *("zero", "stepping_until", "tokens", "outer_steps", "contributors_mean", "merged_share", "goodput", "eval_loss"),
     *("eval_loss_initial", "evaluations", "epochs", "former", "learners", "merged_tokens"),

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
-from isthmus.ops.exchange.messages import Merging
-from isthmus.programs.engine.recorder.accounts import ShardBooks
+import msgspec
+
+from isthmus.programs.engine.recorder.books import ShardBooks
+from isthmus.programs.engine.results.lines import MergeRecord
 
 
-def merging(epoch: int, count: int, merged: int, origin: list[int] | None = None) -> Merging:
+def merging(epoch: int, count: int, merged: int, origin: list[int] | None = None) -> MergeRecord:
     """A merge of fragment 0, of `merged` tokens of one learner since its epoch began."""
-    told: Any = {
-        "shard": 0,
-        "fragment": 0,
-        "epoch": epoch,
-        "round": (epoch << 32) + count,
-        "version": [epoch, count],
-        "origin": origin or [epoch, 0],
-        "merged_tokens": [[0, 1, merged]] if merged else [],
-    }
-    return told
+    return MergeRecord(
+        fragment=0,
+        epoch=epoch,
+        round=(epoch << 32) + count,
+        kind="merge",
+        version=[epoch, count],
+        origin=origin or [epoch, 0],
+        merged_tokens=[[0, 1, merged]] if merged else [],
+    )
 
 
-def books(*mergings: Merging) -> ShardBooks:
+def books(*mergings: MergeRecord) -> ShardBooks:
     made = ShardBooks()
     for each in mergings:
         made.add(each)
@@ -46,9 +46,8 @@ def test_where_the_epoch_that_began_with_it_is_undone_it_is_missing_in_what_is_u
     """So it is after a resume from a version before all that."""
     lost = merging(1, 0, 0), merging(1, 1, 48), merging(1, 2, 88), merging(2, 4, 272, [1, 3])
     told = *lost, merging(4, 1, 0, [1, 1])
-    made, recalled = books(*told), ShardBooks()
-    for row in made.memory():
-        recalled.recall(row)
+    made = books(*told)
+    recalled = msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=ShardBooks)
     for each in (made, recalled):
         assert each.in_model(0) == (Counter({(0, 1): 48}), True)
         assert each.ever(0) == (Counter({(0, 1): 360}), False)

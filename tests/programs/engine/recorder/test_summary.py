@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from isthmus.ops.island.evaluate import Evaluated
 from isthmus.programs.engine.recorder import summary
-from isthmus.programs.engine.recorder.accounts import Books, allocated_seconds, entries, goodput
+from isthmus.programs.engine.recorder.accounts import allocated_seconds, entries, goodput
+from isthmus.programs.engine.recorder.books import Books
 from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.programs.engine.recorder.summary import summarise
 from isthmus.programs.engine.results import words
+from isthmus.programs.engine.results.lines import EvaluationLine
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.system.disk import DISK, Disk
@@ -275,15 +276,15 @@ def test_an_evaluator_that_begins_again_goes_on_with_the_curve(
 
 
 def test_of_a_final_model_that_was_not_evaluated_there_is_no_loss_and_a_line_that_says_so() -> None:
-    books = Books(SIZES)
-    books.add_evaluation(Evaluated(kind="initial", loss=5.5, tokens=0, metrics=[]))
-    books.add_evaluation(Evaluated(kind="during", loss=4.5, tokens=60, metrics=[["accuracy", 0.1]]))
+    books = Books(sizes=SIZES)
+    books.accept(EvaluationLine(kind="initial", eval_loss=5.5, tokens=0), 0)
+    books.accept(EvaluationLine(kind="during", eval_loss=4.5, tokens=60, metrics={"accuracy": 0.1}), 0)
     lives = {"learners": {0: PRESENT[0], 1: PRESENT[1]}, "former": [FORMER], "merges_whole": {0: True, 1: True}}
     given_up = figures({**books.figures(2), **lives})
     assert (given_up["eval_loss_initial"], given_up["eval_loss_final"], given_up["eval_metrics"]) == (5.5, None, {})
     assert (given_up["eval_loss_last"], given_up["eval_tokens_last"]) == (4.5, 60)
     assert "not evaluated" in words.not_evaluated(given_up)
-    books.add_evaluation(Evaluated(kind="final", loss=2.5, tokens=400, metrics=[]))
+    books.accept(EvaluationLine(kind="final", eval_loss=2.5, tokens=400), 0)
     evaluated = figures({**books.figures(2), **lives})
     assert (evaluated["eval_loss_final"], words.not_evaluated(evaluated)) == (2.5, "")
 

@@ -16,14 +16,8 @@ from isthmus.programs.engine.report.charts_graph import DrawnEdge, DrawnGraph, D
 from isthmus.programs.engine.report.charts_lines import charts
 from isthmus.programs.engine.report.charts_timeline import TimeWindow
 from isthmus.programs.engine.report.page import load
-from isthmus.programs.engine.results.record import (
-    EvaluationLine,
-    ReportLine,
-    TokenProgress,
-    by_learner,
-    unbroken,
-    without_loss,
-)
+from isthmus.programs.engine.results.lines import EvaluationLine, ReportLine
+from isthmus.programs.engine.results.record import TokenProgress, by_learner, unbroken, without_loss
 from isthmus.programs.engine.results.words import decimal, percent, progress, scaled, seconds, whole
 from tests.programs.engine.results.made_up_run import build
 

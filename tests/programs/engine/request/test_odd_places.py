@@ -6,6 +6,7 @@ import errno
 import os
 import pwd
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ import optax
 import pytest
 
 from isthmus import Task
+from isthmus.programs.engine.machine.names import machines_folder
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.environment import cache_folder
 from isthmus.programs.engine.request.layout import layout
 from isthmus.programs.engine.request.new_folder import choose
 from isthmus.programs.engine.request.request import prepare
-from isthmus.programs.engine.run.private_daemon import check_loopback, state_folder
+from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.runtime.errors import ConfigError
 
 SOURCE = """
@@ -103,7 +105,7 @@ def test_a_user_without_a_home_has_no_cache_and_a_state_of_his_own(monkeypatch: 
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", none)
     assert cache_folder("xla") is None
-    assert f"isthmus-state-{os.getuid()}" in state_folder().parts
+    assert f"isthmus-state-{os.getuid()}" in machines_folder().parts
 
 
 @pytest.mark.parametrize(
@@ -141,4 +143,12 @@ def test_a_machine_without_loopback_is_told_so_before_anything_starts(monkeypatc
 
     monkeypatch.setattr(socket, "create_connection", unreachable)
     with pytest.raises(ConfigError, match=r"Starting x: expected a loopback interface.*Network is unreachable"):
+        check_loopback("Starting x")
+
+
+def test_a_machine_without_room_for_a_socket_is_told_so_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match=r"(?s)Starting x: expected room for the daemon's socket.*Set TMPDIR"):
         check_loopback("Starting x")

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from isthmus.programs.engine.recorder.accounts import FIELDS, LAST_COUNT, Changes, in_order
+from isthmus.programs.engine.recorder.books import LAST_COUNT, Changes
 from isthmus.programs.engine.report import sections
-from isthmus.programs.engine.results.changes import ChangeRecord, in_use, is_better, read, sentence, settings
+from isthmus.programs.engine.results.changes import in_use, is_better, read, sentence, settings
+from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.reading import load
 from isthmus.programs.engine.results.why import MergeQuery, rows, why
 from isthmus.programs.study.terminal.live import NoticeFeed
@@ -72,7 +73,7 @@ def test_sentences() -> None:
 
 def test_each_change_is_known_once_and_a_life_begins_anew() -> None:
     known = Changes()
-    assert [known.add(each, 1.0) for each in (PUSH, UPDATE, PUSH, UPDATE, INTERVAL)] == [
+    assert [known.add(record(each)) for each in (PUSH, UPDATE, PUSH, UPDATE, INTERVAL)] == [
         True,
         True,
         False,
@@ -84,14 +85,13 @@ def test_each_change_is_known_once_and_a_life_begins_anew() -> None:
         [0, "push", 3, "int4"],
         [0, "update", None, "int4"],
     ]
-    assert known.add({**PUSH, "epoch": 2}, None)
-    assert not known.add({**BACK, "epoch": 1}, 2.0)
+    assert known.add(record({**PUSH, "epoch": 2}, 0.0))
+    assert not known.add(record({**BACK, "epoch": 1}, 2.0))
     assert known.figures()["in_use"] == [[0, "push", 3, "int4"]]
     assert known.figures()["count"] == 4
     for number in range(2, 50):
-        known.add({**PUSH, "epoch": 2, "number": number}, 3.0)
+        known.add(record({**PUSH, "epoch": 2, "number": number}, 3.0))
     assert [each["number"] for each in known.figures()["last"]] == [*range(50 - LAST_COUNT, 50)]
-    assert in_order([{**BACK, "shard": 1}, UPDATE, {**PUSH, "epoch": 2}, PUSH])[0] == PUSH
 
 
 def test_which_changes_count_for_a_round() -> None:
@@ -124,7 +124,7 @@ def test_why_report_and_live_view_tell_of_them(tmp_path: Path) -> None:
     assert part.shown["count"] == 3
     assert part.shown["rows"][2]["told"] == "interval: 24 -> 31"
     news = NoticeFeed(tmp_path, lambda: 0)
-    status = {"changes": {"last": [{name: line[name] for name in ("time", *FIELDS)} for line in lines[:2]]}}
+    status = {"changes": {"last": lines[:2]}}
     assert [notice.text for notice in news.update(status)] == [sentence(record(each)) for each in (PUSH, UPDATE)]
     assert news.update(status) == []
 

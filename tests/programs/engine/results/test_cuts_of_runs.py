@@ -15,8 +15,8 @@ from isthmus.programs.engine.results.absences import (
     others_meanwhile,
     with_cuts,
 )
+from isthmus.programs.engine.results.lines import ReportLine
 from isthmus.programs.engine.results.reading import absences_shown
-from isthmus.programs.engine.results.record import ReportLine
 from isthmus.runtime.supervision.incidents import Ended, GivenUp, Joined, Restarted, Unseen
 from tests.programs.engine.results.event_lines import KILLED
 
@@ -49,8 +49,8 @@ def test_a_run_may_be_cut_off_again_by_later_lives_and_when_the_last_host_ends()
 
 
 def test_absences_of_a_cut_begin_with_the_last_record_before_it_and_nobody_goes_on_meanwhile() -> None:
-    reports = [ReportLine(time, 0, 1, "stepping", 1, 64, 1.0) for time in (1.0, 7.6)]
-    later = ReportLine(30.0, 0, 2, "stepping", 1, 64, 1.0)
+    reports = [ReportLine(time=time, phase="stepping", step=1, tokens=64, loss=1.0) for time in (1.0, 7.6)]
+    later = ReportLine(time=30.0, incarnation=2, phase="stepping", step=1, tokens=64, loss=1.0)
     shown = absences_shown(with_cuts(gone(*HOSTS), HOSTS), [*reports, later], [], [])
     assert [(each.host, each.begun, each.is_cut) for each in shown] == [(name, 7.6, True) for name in HOSTS]
     assert [each.ended for each in shown] == [30.0, None, None]

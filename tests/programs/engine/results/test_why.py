@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from isthmus import Program
@@ -16,6 +17,7 @@ from isthmus.ops.syncer.terms import Conditions, Terms
 from isthmus.programs.command.main import app
 from isthmus.programs.engine.report.page import write_report
 from isthmus.programs.engine.results import why as words
+from isthmus.programs.engine.results.lines import MergeRecord
 from isthmus.programs.engine.results.why import MergeQuery, why
 from isthmus.programs.engine.results.why_merge_facts import Came, Closing, MergeFacts, TapedRound, merge_facts
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
@@ -60,25 +62,23 @@ def of(folder: Path, line: dict[str, Any]) -> dict[str, Any]:
     return told(folder, "--fragment", str(line["fragment"]), "--version", f"{epoch}.{count}")
 
 
-LINE: dict[str, Any] = {
-    "time": 2.5,
-    "shard": 0,
-    "epoch": 1,
-    "fragment": 3,
-    "round": 9,
-    "kind": "merge",
-    "version": [1, 4],
-    "origin": [1, 0],
-    "voters": [0, 1],
-    "weights": [0.25, 0.75],
-    "left_out": [2],
-    "refused": [[3, "not finite"]],
-    "shortened": [[1, 0.5]],
-    "opposed": [[0, 2]],
-    "reason": "grace of 10.0 ms ended with 3 of 4; learner/2 left out",
-    "quorum_ms": 5.0,
-    "grace_ms_used": 10.0,
-}
+LINE = MergeRecord(
+    time=2.5,
+    fragment=3,
+    round=9,
+    kind="merge",
+    version=[1, 4],
+    origin=[1, 0],
+    voters=[0, 1],
+    weights=[0.25, 0.75],
+    left_out=[2],
+    refused=[(3, "not finite")],
+    shortened=[(1, 0.5)],
+    opposed=[(0, 2)],
+    reason="grace of 10.0 ms ended with 3 of 4; learner/2 left out",
+    quorum_ms=5.0,
+    grace_ms_used=10.0,
+)
 
 
 def opening(**more: Any) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def test_facts_say_who_came_when_and_what_became_of_it() -> None:
     ],
 )
 def test_why_a_round_closed_follows_from_its_terms(left_out: list[int], more: dict[str, Any], closed_by: str) -> None:
-    assert merge_facts({**LINE, "left_out": left_out}, taped(opening(**more))).closed_by == closed_by
+    assert merge_facts(replace(LINE, left_out=left_out), taped(opening(**more))).closed_by == closed_by
 
 
 def test_without_a_tape_the_line_alone_is_told() -> None:
@@ -160,14 +160,14 @@ def test_without_a_tape_the_line_alone_is_told() -> None:
 
 
 def test_a_merge_from_before_the_origin_of_the_next_epoch_is_undone() -> None:
-    again = {**LINE, "epoch": 3, "kind": "recover", "version": [1, 3], "origin": [1, 3]}
-    newest = {**LINE, "epoch": 4, "version": [4, 9], "origin": [3, 8]}
+    again = replace(LINE, epoch=3, kind="recover", version=[1, 3], origin=[1, 3])
+    newest = replace(LINE, epoch=4, version=[4, 9], origin=[3, 8])
     facts = merge_facts(LINE, taped(), lines=[LINE, again, newest])
     assert facts.undone_by == 3
     assert "this is not in the model" in dict(words.rows(facts))["undone"]
     for version in ([1, 3], None):
-        assert merge_facts({**LINE, "version": version}, taped(), lines=[LINE, again, newest]).undone_by is None
-    assert merge_facts(LINE, taped(), lines=[LINE, newest, {**again, "fragment": 4}]).undone_by is None
+        assert merge_facts(replace(LINE, version=version), taped(), lines=[LINE, again, newest]).undone_by is None
+    assert merge_facts(LINE, taped(), lines=[LINE, newest, replace(again, fragment=4)]).undone_by is None
 
 
 def test_words_have_every_fact() -> None:

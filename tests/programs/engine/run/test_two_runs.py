@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,8 @@ class Side:
     walled: set[str]
     """Hosts with a wall around them, through which nobody can connect."""
     endpoint: str
+    mode: int
+    """Of the folder in which that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ def side(run: Run) -> Side:
         {name: open_files(pid) for name, pid in hosts.items()},
         {name for name, pid in pids.items() if "jaxlib" in Path(f"/proc/{pid}/maps").read_text()},
         {name for name, pid in hosts.items() if (run.here / f"walled-{pid}").exists()},
-        run.daemon()["endpoint"],
+        (endpoint := run.daemon()["endpoint"]),
+        stat.S_IMODE(Path(endpoint.removeprefix("ipc://")).parent.stat().st_mode),
     )
 
 
@@ -124,6 +128,12 @@ def test_learners_listen_to_nobody(scenario: Scenario) -> None:
             if name.startswith("learner/"):
                 assert any(file.startswith("socket:") for file in files - scenario.listening)
                 assert not files & scenario.listening
+
+
+def test_daemons_listen_to_their_own_user_only(scenario: Scenario) -> None:
+    for run in (scenario.first, scenario.second):
+        assert run.mode == 0o700
+        assert not run.files["daemon"] & scenario.listening
 
 
 @pytest.mark.skipif(not walled.is_possible(), reason="the numbers of this machine's system calls are not known here")

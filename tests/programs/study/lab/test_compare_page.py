@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.programs.engine.results.record import between
 from isthmus.programs.study.lab.compare import ComparisonPlan, Pacing, Variant
-from isthmus.programs.study.lab.compare_outcome import ComparedRun, EvaluatedPlace, between, comparison
+from isthmus.programs.study.lab.compare_outcome import ComparedRun, EvaluatedPlace, comparison
 from isthmus.programs.study.lab.compare_page import charts, write_page
 
 SIDES = {"plain": 2.0, "<fancy>": 1.5, "alone on 500 tokens": 2.25}
@@ -38,11 +39,17 @@ def folder(tmp_path: Path) -> Path:
             summary = {"outcome": "done", "eval_loss_final": final, "wall_seconds": seconds, "goodput": 0.5}
             summary |= {"syncer_shards": 1, "outer_steps": 4, "merged_share": 0.9, "bytes_sent_total": 4000}
             (run / "summary.json").write_text(json.dumps(summary | {"eval_metrics": {"accuracy": 1 - final / 10}}))
-            places = [(share * 1000, share * seconds, 4.0 + share * (final - 4.0)) for share in (0.0, 0.5, 1.0)]
+            places = [(int(share * 1000), share * seconds, 4.0 + share * (final - 4.0)) for share in (0.0, 0.5, 1.0)]
             lines = [{"tokens": tokens, "time": time, "eval_loss": value} for tokens, time, value in places]
             (run / "evaluations.jsonl").write_text("\n".join(map(json.dumps, lines)))
             reports = [
-                {"learner": slot, "time": time, "tokens": 500 * share, "bytes_sent": 1000 * share, "bytes_received": 0}
+                {
+                    "learner": slot,
+                    "time": time,
+                    "tokens": int(500 * share),
+                    "bytes_sent": int(1000 * share),
+                    "bytes_received": 0,
+                }
                 for share, time in ((0.5, seconds / 2), (1.0, seconds))
                 for slot in range(2)
             ]

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from isthmus import Program
-from isthmus.programs.engine.results.changes import objects
+from isthmus.programs.engine.results.lines import EvaluationLine, ReportLine, read
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.sim.faults import Kill
@@ -30,8 +30,8 @@ def run(world: Worlds, name: str, faults: list[Kill], seconds: float = 0.3) -> W
 def evaluations(result: WorldResult) -> dict[tuple[int, str], list[float]]:
     """(tokens, kind) -> the losses of all evaluations there."""
     found: dict[tuple[int, str], list[float]] = {}
-    for line in objects(result.folder / "evaluations.jsonl"):
-        found.setdefault((line["tokens"], line["kind"]), []).append(line["eval_loss"])
+    for line in read(result.folder / "evaluations.jsonl", EvaluationLine):
+        found.setdefault((line.tokens, line.kind), []).append(line.eval_loss)
     return found
 
 
@@ -159,6 +159,6 @@ def test_learners_in_lock_step_go_on_from_a_cut_with_the_bits_of_a_run_without_d
     # Of what was trained twice, either is in the model, and what of the first was to be overwritten is not lost.
     assert struck.summary["tokens_merged"] == calm.summary["tokens_merged"]
     assert struck.summary["books"]["differences"] == []
-    began = [line["began"][0] for line in objects(struck.folder / "metrics.jsonl") if line.get("began")]
+    began = [line.began[0] for line in read(struck.folder / "metrics.jsonl", ReportLine) if line.began]
     assert began == ["snapshot"] * LEARNERS * len(deaths)
     assert same_model(calm, struck)

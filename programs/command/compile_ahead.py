@@ -1,0 +1,104 @@
+"""`isthmus compile`: the functions of a run's learners, compiled for islands that are not here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import typer
+
+from isthmus.programs.command.options import Options
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.results.words import seconds
+from isthmus.programs.engine.run.in_processes import in_child
+from isthmus.programs.study.aot.compiling import check_compiler, compiled_for, keep, lines_of
+from isthmus.programs.study.aot.figures import Target, target
+from isthmus.runtime.errors import ConfigError, Fault
+
+_READING_ISLANDS: Final = "Reading --island"
+_PREPARING: Final = "the request is read, the task is run on shapes"
+
+
+def compile_for(options: Options, islands: Sequence[str], *, fit: bool, as_json: bool) -> bool:
+    """Compile the functions of each learner for its island, the first for slot 0, and show the figures.
+
+    With `fit` also the largest batch. Returns whether all fit. ConfigError with the faults of the request, or if there
+    is no compiler.
+    """
+    targets = _targets(islands)
+    check_compiler(f"Compiling for {targets[0].name}")
+    line = _Line()
+    try:
+        line.show(_PREPARING)
+        spec = in_child(lambda: _spec_of(options, targets))
+        figures = [compiled_for(each, slot, spec, line.hear, fit=fit) for slot, each in enumerate(targets)]
+    finally:
+        line.clear()
+    keep(spec, dict(enumerate(zip(targets, figures, strict=True))))
+    if as_json:
+        typer.echo(json.dumps({"islands": [each.as_data() for each in figures]}, indent=2))
+    else:
+        typer.echo("\n\n".join(map(lines_of, figures)))
+    return all(each.fits for each in figures)
+
+
+def _targets(islands: Sequence[str]) -> list[Target]:
+    """The islands that were named; one ConfigError with all that are none."""
+    if not islands:
+        raise ConfigError(
+            _READING_ISLANDS, "the islands to compile for", "none", "Name one: --island v5p:2x2x1, or v6e:2x2."
+        )
+    targets, faults = list[Target](), list[Fault]()
+    for text in islands:
+        try:
+            targets.append(target(text, _READING_ISLANDS))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError.of(faults)
+    return targets
+
+
+def _spec_of(options: Options, targets: Sequence[Target]) -> dict[str, Any]:
+    """The spec of the requested run; ConfigError if its mesh does not fit an island's devices."""
+    from isthmus.programs.engine.request.faults import mesh_faults
+
+    request = options.request()
+    faults = [
+        fault
+        for slot, each in enumerate(targets)
+        for fault in mesh_faults(request.task, each.count, request.job.seed, slot, f"an island {each.name}")
+    ]
+    if faults:
+        raise ConfigError.of(faults)
+    return spec.of(request, zero_ns=0, cpu_seconds=0.0)
+
+
+class _Line:
+    """A progress line on standard error: on a terminal one that changes, elsewhere one for each island."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._said = ""
+
+    def hear(self, island: str, function: str, since: float) -> None:
+        """Show the function that is being compiled, its island, and the seconds so far."""
+        what = f" {function}, {seconds(since)}" if function else ""
+        self.show(f"compiling for {island}", f":{what}" if what else "")
+
+    def show(self, text: str, more: str = "") -> None:
+        """Show a line; `more` changes with time."""
+        if self._is_terminal:
+            sys.stderr.write(f"\r\x1b[2K{text}{more}")
+        elif text != self._said:
+            sys.stderr.write(f"{text}\n")
+        self._said = text
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._is_terminal:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()

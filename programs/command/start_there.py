@@ -1,0 +1,113 @@
+"""`isthmus train --cluster` and `isthmus resume`: runs whose home is another machine.
+
+A home is called before anything is prepared, and asks all other machines whether they take the request before anything
+is written, so that a wrong request leaves nothing behind: the request is placed, and checked with each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from isthmus.programs.command.options import Options
+from isthmus.programs.command.start import parting
+from isthmus.programs.engine.cluster import handover as digest
+from isthmus.programs.engine.cluster.cluster_file import Cluster
+from isthmus.programs.engine.cluster.handover import Handover, Sites
+from isthmus.programs.engine.cluster.placing import elastic_sizes, placed
+from isthmus.programs.engine.machine import client as machine_client
+from isthmus.programs.engine.machine.client import DaemonClient
+from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.request import Request
+from isthmus.programs.engine.run.in_processes import in_child
+from isthmus.programs.study.aot.compiling import finder
+from isthmus.programs.study.terminal.live import announce, preparing, watching
+from isthmus.programs.training import start_on_machine
+from isthmus.runtime.errors import ConfigError, Fault, PlacementError
+from isthmus.runtime.graph.placement import Placement
+from isthmus.runtime.system.processes import cpu_seconds
+
+
+def train_there(options: Options, cluster: Cluster, *, is_detached: bool, quiet: bool) -> None:
+    """Let the machines of a cluster train."""
+    daemon = DaemonClient.of(cluster)
+    folder = machine_client.folder_there(daemon, daemon.find()["root"], options.run_dir)
+
+    def work() -> dict[str, Any]:
+
+        # The home chooses the folder.
+        request = replace(options, run_dir=None).request().to_train().with_store()
+        data = handover(request, cluster, folder).as_data()
+        return {"handover": data, "warnings": request.warnings, "chosen": dict(request.chosen)}
+
+    with preparing(quiet=quiet):
+        prepared = in_child(work)
+    handed = Handover.read(prepared["handover"])
+    announce(prepared["chosen"], [Fault(*warning) for warning in prepared["warnings"]], quiet=quiet)
+    if is_detached:
+        submitted = machine_client.hand_over_detached(daemon, handed)
+        typer.echo(parting(submitted, f"under the daemon {daemon.name}", quiet=quiet))
+        return
+    start_on_machine(daemon, handed, lambda submitted: watching(submitted, quiet=quiet))
+
+
+def resume_elsewhere(run: str, cluster: Cluster | None, home: str | None, run_dir: Path | None) -> None:
+    """Make another machine the home of a run whose home was lost: of its folder there, or of the snapshots at a URL."""
+    if cluster is None:
+        do = f"Name the machines with --cluster FILE.toml; a run of this machine alone: isthmus train --resume {run}"
+        raise ConfigError("Reading the command line of `isthmus resume`", "--cluster", "none", do)
+    daemon = DaemonClient.next_of(cluster, home)
+    answer = machine_client.resume_there(daemon, cluster, run, run_dir)
+    lines = [
+        f"{daemon.name} is the home of {answer['name']}, in term {answer['term']}; its folder there is {answer['run']}"
+    ]
+    lines += [f"{machine} does not take part yet: {why}" for machine, why in answer["missing"].items()]
+    lines.append(f"watch it   isthmus status --watch {answer['run']}        (on {daemon.name})")
+    typer.echo("\n".join(lines))
+
+
+def handover(request: Request, cluster: Cluster, folder: str) -> Handover:
+    """The handover to the home of a run, for a folder of that name there.
+
+    ConfigError with the refusals of all machines, and the obstacles to placing the run.
+    """
+    from isthmus.programs.engine.cluster.prediction import nodes_placed
+    from isthmus.programs.engine.request.graph_view import as_json
+
+    daemon = DaemonClient.of(cluster)
+    faults: list[Fault] = []
+    placement = Placement({}, daemon.name)
+    try:
+        placement = placed(request, cluster.topology, finder(request))
+    except PlacementError as error:
+        faults = list(error.faults)
+    job = request.job
+    modules_digest = digest.digest(job.program, job.task.text)
+    sites = Sites.of(daemon.name, cluster.machines, placement.machines, modules_digest)
+    run_spec = spec.of(request, zero_ns=0, cpu_seconds=cpu_seconds(with_children=True))
+    run_spec["settings"]["processes"] = list(placement.processes)
+    if not faults:
+        run_spec["elastic"] = elastic_sizes(request, cluster.topology, placement)
+    message = {
+        "type": "check",
+        "program": job.program,
+        "task": job.task.text,
+        "computing": run_spec["computing"],
+        "run": folder or request.name,
+        "cluster": sites.as_data(),
+        "faults": [list(fault) for fault in faults],
+    }
+    _check(daemon, message, faults)
+    shape = as_json(request.graph, request.proof, request.fingerprint, nodes_placed(request, placement))
+    return Handover(request.name, folder, request.config_text, shape, run_spec, sites)
+
+
+def _check(daemon: DaemonClient, message: dict[str, Any], faults: list[Fault]) -> None:
+    """Let the home ask all machines; ConfigError with their refusals, and the faults that are known already."""
+    try:
+        daemon.say(message)
+    except ConfigError as error:
+        raise ConfigError.of([*(fault for fault in faults if fault not in error.faults), *error.faults]) from None

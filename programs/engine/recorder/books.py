@@ -1,0 +1,541 @@
+"""The books of a run: what is known of learners, merges, evaluations and settings, folded from what is recorded.
+
+Decides which of an input is news, so that nothing is written twice; which of the tokens that were ever merged are in
+the model; and the figures of a status. A recorder folds a line as it writes it, one that comes back folds those of the
+folder, and so does the summary. Everything here only grows, so lines may be folded in any order, and twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from isthmus.ops.exchange.messages import MERGES_KEPT, StepReport
+from isthmus.ops.exchange.token_accounts import Totals
+from isthmus.programs.engine.recorder.accounts import (
+    Life,
+    allocated_seconds,
+    entries,
+    fragment_accounts,
+    goodput,
+    merged_share,
+)
+from isthmus.programs.engine.recorder.lines import mean_of, recorded
+from isthmus.programs.engine.results.lines import (
+    KINDS,
+    ChangeRecord,
+    EvaluationLine,
+    Line,
+    MergeRecord,
+    ReportLine,
+    metrics_of,
+)
+from isthmus.runtime.system.disk import Disk
+from isthmus.runtime.system.files import write_bytes
+
+LAST_COUNT: Final = 16
+"""Changes that a status shows; changes.jsonl has all."""
+
+
+class Changes:
+    """Changes of all shards."""
+
+    def __init__(self) -> None:
+        self._newest: dict[int, tuple[int, int]] = {}
+        self._in_use: dict[tuple[int, str, int], str] = {}
+        self._last: deque[dict[str, Any]] = deque(maxlen=LAST_COUNT)
+        self._count = 0
+
+    def add(self, change: ChangeRecord) -> bool:
+        """Take in a change; returns whether it is new. A shard's arrive in order."""
+        shard, newest = change.shard, (change.epoch, change.number)
+        newest_known = self._newest.get(shard, (0, 0))
+        if newest <= newest_known:
+            return False
+        if newest[0] > newest_known[0]:  # A life begins with the requested settings.
+            self._in_use = {key: value for key, value in self._in_use.items() if key[0] != shard}
+        self._newest[shard] = newest
+        self._in_use[shard, change.setting, -1 if change.slot is None else change.slot] = change.after
+        self._last.append({**msgspec.structs.asdict(change), "time": change.time or None})
+        self._count += 1
+        return True
+
+    def figures(self) -> dict[str, Any]:
+        """For a status: the number of changes, the last ones, and the values in use of all settings that ever changed:
+        [shard, setting, slot or None, format or steps]."""
+        in_use = [
+            [shard, setting, None if slot < 0 else slot, value]
+            for (shard, setting, slot), value in sorted(self._in_use.items())
+        ]
+        return {"count": self._count, "in_use": in_use, "last": list(self._last)}
+
+
+KEPT_MAX: Final = 8
+"""Merges of a fragment in an epoch that are kept one by one, beside those of versions on disk: a shard that comes back
+is given the newest version of all holders, which is the last one that its former life published, or one of the few
+before it; without any holder, the one on disk."""
+SAVED_MAX: Final = 4
+"""Versions of a fragment that are taken to be on disk: those of the last two snapshots, and of two that have gone."""
+
+
+class ShardBooks(msgspec.Struct):
+    """The merges of shards by fragment and epoch; the books only grow, and take items in any order and twice.
+
+    A shard that comes back begins with a version that others hold, its *origin*; merges of its former life beyond that
+    version are *undone*. So the model's tokens are those of the newest epoch, of the epoch before it up to the origin,
+    and so on. Where a recorder has missed a merge, the counts of its fragment are only a bound, and are marked so.
+    """
+
+    _newest: dict[tuple[int, int], MergeRecord] = {}
+    """By fragment and epoch, as all of these but the last two."""
+    _kept: dict[tuple[int, int], dict[int, list[list[int]]]] = {}
+    _origins: dict[tuple[int, int], list[int]] = {}
+    _claimed: dict[tuple[int, int], int] = {}
+    _saved: dict[int, list[tuple[int, int]]] = {}
+    """Fragment -> versions on disk, the newest last."""
+    _rounds: dict[tuple[int, int], set[int]] = {}
+    """(shard, epoch) -> the rounds that were added, of the last MERGES_KEPT; the next life has them from the lines."""
+
+    def add(self, merging: MergeRecord) -> bool:
+        """Take in a merge; returns whether it is new. A shard's records may arrive in any order."""
+        fragment, epoch, version = merging.fragment, merging.epoch, merging.version
+        if not self._is_news(merging):
+            return False
+        last = self._newest.get((fragment, epoch))
+        if last is None or last.round < merging.round:
+            self._newest[fragment, epoch] = merging
+        if merging.origin is not None:
+            self._begun(fragment, epoch, merging.origin)
+        if version is not None and version[0] == epoch:
+            self._keep(fragment, epoch, version[1], merging.merged_tokens)
+        return True
+
+    def _is_news(self, merging: MergeRecord) -> bool:
+        """Whether this merge was never added; a round behind the last MERGES_KEPT has no mailbox any more."""
+        of, number = (merging.shard, merging.epoch), merging.round
+        rounds = self._rounds.setdefault(of, set())
+        if number in rounds or number <= max(rounds, default=0) - MERGES_KEPT:
+            return False
+        rounds.add(number)
+        if len(rounds) > 2 * MERGES_KEPT:
+            oldest = max(rounds) - MERGES_KEPT
+            self._rounds[of] = {each for each in rounds if each > oldest}
+        return True
+
+    def claimed(self, versions: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Note the versions of fragments that learners hold, or that epochs began with: lower bounds of the merges."""
+        for fragment, version in versions:
+            of = (fragment, version[0])
+            self._claimed[of] = max(self._claimed.get(of, 0), version[1])
+
+    def _begun(self, fragment: int, epoch: int, origin: Sequence[int]) -> None:
+        self._origins[fragment, epoch] = list(origin)
+        self.claimed([(fragment, origin)])
+
+    def saved(self, versions: Iterable[Sequence[int]]) -> None:
+        """Note the versions on disk, as [fragment, epoch, count]: their merges are kept."""
+        for fragment, epoch, count in versions:
+            versions_saved = self._saved.setdefault(fragment, [])
+            if (epoch, count) not in versions_saved:
+                self._saved[fragment] = sorted([*versions_saved, (epoch, count)])[-SAVED_MAX:]
+
+    def _keep(self, fragment: int, epoch: int, count: int, merged: list[list[int]]) -> None:
+        kept = self._kept.setdefault((fragment, epoch), {})
+        kept[count] = merged
+        for old in sorted(kept)[:-KEPT_MAX]:
+            if (epoch, old) not in self._saved.get(fragment, ()):
+                del kept[old]
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def mergings(self) -> list[MergeRecord]:
+        """The newest merge of each fragment in each epoch of its shard, in this order."""
+        return [merging for _, merging in sorted(self._newest.items())]
+
+    def in_model(self, fragment: int) -> tuple[Counter[Life], bool]:
+        """The tokens of each life that are in the newest version of a fragment, and whether no merge that is in it is
+        missing in that count."""
+        epoch = max((epoch for p, epoch in self._origins if p == fragment), default=None)
+        is_whole = all(self._is_known(*of) for of in self._claimed if of[0] == fragment and of[1] >= (epoch or 0))
+        if epoch is None:
+            return Counter(), is_whole
+        merged = _counted(self._newest[fragment, epoch].merged_tokens)
+        while (origin := self._origins.get((fragment, epoch), [epoch, 0]))[0] < epoch:
+            epoch = origin[0]
+            before, is_exact = self._at(fragment, epoch, origin[1])
+            merged.update(before)
+            is_whole = is_whole and is_exact
+        return merged, is_whole
+
+    def ever(self, fragment: int) -> tuple[Counter[Life], bool]:
+        """The tokens of each life that were merged by any epoch, undone or not, and whether no merge is missing in that
+        count."""
+        merged: Counter[Life] = Counter()
+        for (p, _), merging in self._newest.items():
+            merged.update(_counted(merging.merged_tokens) if p == fragment else {})
+        return merged, all(self._is_known(*of) for of in self._claimed if of[0] == fragment)
+
+    def _is_known(self, fragment: int, epoch: int) -> bool:
+        """Whether no host holds a newer version of an epoch than its shard has reported to the recorder."""
+        origin = self._origins.get((fragment, epoch))
+        counts = [*self._kept.get((fragment, epoch), {}), *([] if origin is None else [origin[1]])]
+        return not epoch or self._claimed[fragment, epoch] <= max(counts, default=-1)
+
+    def _at(self, fragment: int, epoch: int, count: int) -> tuple[Counter[Life], bool]:
+        """The tokens that an epoch had merged up to a version, and whether it is known; else those known before it."""
+        kept = self._kept.get((fragment, epoch), {})
+        before = [each for each in kept if each <= count]
+        origin = self._origins.get((fragment, epoch), [0, -1])
+        if not before:
+            return Counter(), count == origin[1]
+        return _counted(kept[max(before)]), max(before) == count
+
+
+def _counted(rows: Iterable[Sequence[int]]) -> Counter[Life]:
+    return Counter({(slot, incarnation): tokens for slot, incarnation, tokens in rows})
+
+
+_LEARNER_FIELDS: Final = (
+    *("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "sick_step", "accounts", "stepping"),
+    *("waited", "bytes_sent", "bytes_received", "device_kind", "slot"),
+)
+SNAPSHOT_FAULTS_MAX: Final = 16
+"""A life of the recorder reads two snapshots."""
+_NOTED_FIELDS: Final = ("reported_at", "reported_paused", "gone_at", "gone_paused", "accounted", "accounted_steps")
+"""Noted beside a report: when it arrived, and when its life was known to be gone, and how long this recorder had been
+paused by then; and its own tokens and steps, where lines of metrics.jsonl have more."""
+Report: TypeAlias = dict[str, Any]
+"""A `StepReport`, and what is noted beside it."""
+
+
+class BooksMemory(msgspec.Struct):
+    """What a life of a recorder leaves to the next one.
+
+    `zero` is the first inner step of any learner, `stepping_until` the last report of a step, `final_at` the write of
+    the last of the `final` fragments, `since` when a life of each slot was first seen: instants of the recorder's
+    clock. `trained` has [slot, incarnation, tokens]; `reports` are the last of each slot, by slot; `former` those of
+    lives that are over. `snapshot_faults` describe damaged snapshots. `versions` are the newest merged ones, [epoch,
+    count] by fragment; `publishers` the shards' lives that published a fragment last, [shard, epoch] by fragment.
+    `early` are lines that wait for the first step, each with its instant; `incarnation` is that of the writer.
+    """
+
+    incarnation: int = 0
+    trained: list[list[int]] = []
+    reports: dict[int, Report] = {}
+    former: list[Report] = []
+    shards: ShardBooks = msgspec.field(default_factory=ShardBooks)
+    evaluations: list[EvaluationLine] = []
+    final: set[int] = set()
+    final_at: int | None = None
+    zero: int | None = None
+    stepping_until: int = 0
+    since: dict[int, int] = {}
+    versions: dict[int, list[int]] = {}
+    publishers: dict[int, list[int]] = {}
+    snapshot_faults: list[str] = []
+    early: list[tuple[int, Line]] = []
+
+
+class Books(BooksMemory, kw_only=True):
+    """The books of one run. `sizes` of the fragments in values, none where whole trees are exchanged.
+
+    `paused`: for how long this recorder was stopped, in nanoseconds, with all else that was.
+    """
+
+    sizes: Sequence[int]
+    totals: Totals = msgspec.field(default_factory=Totals)
+    changes: Changes = msgspec.field(default_factory=Changes)
+    paused: int = 0
+    _live: Set[Life] | None = None
+    _zero_max: int | None = None
+    _recalled: Set[Life] = frozenset()
+    """Lives of which only the recorder before this one has heard, which heard of any until `_heard_until`."""
+    _heard_until: int = 0
+
+    # -- from life to life ---------------------------------------------------------------------------------------------
+
+    def recall(self, memory: BooksMemory) -> None:
+        """Load the memory of an earlier recorder."""
+        for name in memory.__struct_fields__:
+            setattr(self, name, getattr(memory, name))
+        self.totals.raise_to(memory.trained)
+        self._heard_until = max([self.stepping_until, *(each.get("reported_at", 0) for each in self.reports.values())])
+        self._recalled = {(slot, report["incarnation"]) for slot, report in self.reports.items()}
+
+    def memory(self, incarnation: int, early: Sequence[tuple[int, Line]]) -> BooksMemory:
+        """The memory for the next recorder, with the lines that wait for the first step."""
+        self.incarnation, self.early, self.trained = incarnation, list(early), self.totals.rows()
+        kept = {name: getattr(self, name) for name in BooksMemory.__struct_fields__}
+        return BooksMemory(**{**kept, "shards": msgspec.structs.replace(self.shards, _rounds={})})
+
+    # -- input ---------------------------------------------------------------------------------------------------------
+
+    def accept(self, line: Line, now: int) -> Line | None:
+        """Fold a line; returns it as it is to be written, None if it is known."""
+        match line:
+            case MergeRecord():
+                return line if self._add_merge(line) else None
+            case EvaluationLine():
+                return self._add_evaluation(line)
+            case ChangeRecord():
+                return line if self.changes.add(line) else None
+            case ReportLine():
+                self._add_line(line, now)
+                return line
+
+    def _add_line(self, line: ReportLine, now: int) -> None:
+        """Take in a life's trained tokens, and an upper bound of zero, in case that is forgotten."""
+        self.totals.raise_to([[line.learner, line.incarnation, line.tokens]])
+        for report in (*self.former, *self.reports.values()):
+            is_its = (report["slot"], report["incarnation"]) == (line.learner, line.incarnation)
+            if is_its and line.tokens > report["tokens"]:
+                report.setdefault("accounted", report["tokens"])
+                report.setdefault("accounted_steps", report["step"])
+                report["tokens"], report["step"] = line.tokens, line.step
+        since_zero = round(line.time * 1e9)
+        if self.zero is not None and line.phase == "stepping":
+            self.stepping_until = max(self.stepping_until, self.zero + since_zero)
+        self._zero_max = min(now - since_zero, self._zero_max or now)
+
+    def add_report(self, report: StepReport, now: int) -> bool:
+        """Take in a report; whether it is of the newest life of its slot."""
+        self.totals.raise_to([[report["slot"], report["incarnation"], report["tokens"]]])
+        if self.zero is None and report["tokens"]:
+            self.zero = min(now - report["stepping"], self._zero_max or now)
+        if report["phase"] == "stepping":
+            self.stepping_until = now
+        noted = {**report, "totals": [], "reported_at": now, "reported_paused": self.paused}
+        last = self.reports.get(report["slot"])
+        if last is not None and last["incarnation"] > report["incarnation"]:
+            return False
+        if last is not None and last["incarnation"] < report["incarnation"]:
+            self._note_gone(last, now)
+            self.former.append(last)
+        if last is not None and last["incarnation"] == report["incarnation"] and not report["metrics"]:
+            noted["metrics"] = last["metrics"]
+        self.reports[report["slot"]] = noted
+        self._recalled -= {(report["slot"], report["incarnation"])}
+        self.shards.claimed(enumerate(report["versions"]))
+        return True
+
+    def see(self, lives: Set[Life], now: int) -> None:
+        """Note which lives of learners, as (slot, incarnation), are live: of the others, since when they are not."""
+        self._live = lives
+        for slot, _ in sorted(lives):
+            self.since.setdefault(slot, now)
+        for slot, report in self.reports.items():
+            if (slot, report["incarnation"]) in lives:
+                for name in ("gone_at", "gone_paused"):
+                    report.pop(name, None)
+            else:
+                self._note_gone(report, now)
+
+    def _note_gone(self, report: Report, now: int) -> None:
+        """Note since when a life is known to be gone.
+
+        A life that only an earlier recorder heard may have died with all others: it is gone since that heard any.
+        """
+        is_recalled = (report["slot"], report["incarnation"]) in self._recalled
+        report.setdefault("gone_at", self._heard_until if is_recalled else now)
+        report.setdefault("gone_paused", self.paused)
+
+    def note_snapshots(self, faults: Iterable[str]) -> None:
+        """Note faults of snapshots, the first SNAPSHOT_FAULTS_MAX."""
+        for fault in faults:
+            if fault not in self.snapshot_faults and len(self.snapshot_faults) < SNAPSHOT_FAULTS_MAX:
+                self.snapshot_faults.append(fault)
+
+    def _add_merge(self, merge: MergeRecord) -> bool:
+        """Take in a merge; returns whether it is new."""
+        fragment, version = merge.fragment, merge.version
+        self.totals.raise_to(merge.merged_tokens)  # A lower bound for lives whose reports are missing or refused.
+        if not self.shards.add(merge):
+            return False
+        if version is not None and merge.epoch >= self.publishers.get(fragment, [0, 0])[1]:
+            self.publishers[fragment] = [merge.shard, merge.epoch]
+        if version is not None and version[1]:
+            self.versions[fragment] = max(self.versions.get(fragment, [0, 0]), list(version))
+        return True
+
+    def is_later_life(self, merge: MergeRecord) -> bool:
+        """Whether a merge is of a later life of its shard than the fragment was published by."""
+        return merge.epoch > self.publishers.get(merge.fragment, [0, 0])[1]
+
+    def _add_evaluation(self, point: EvaluationLine) -> EvaluationLine | None:
+        """Take in a point of the curve; returns the point as it enters the curve, None if it is known.
+
+        From a restarted evaluator only points beyond the known ones count, and none as the initial one.
+        """
+        if point.kind == "initial" and self.evaluations:
+            if point.tokens <= self.evaluations[-1].tokens:
+                return None
+            point = msgspec.structs.replace(point, kind="during")
+        if any((known.tokens, known.kind) == (point.tokens, point.kind) for known in self.evaluations):
+            return None
+        self.evaluations.append(point)
+        return point
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def since_zero(self, at: int) -> float:
+        """Seconds from the first step to an instant, as lines have them; 0 before a step is known."""
+        return 0.0 if self.zero is None else round((at - self.zero) / 1e9, 6)
+
+    def published(self) -> list[list[int]]:
+        """The newest version of each fragment that is known to be merged, as [fragment, epoch, count]."""
+        return [[fragment, *version] for fragment, version in sorted(self.versions.items())]
+
+    def is_evaluated(self) -> bool:
+        """Whether the last evaluation is known."""
+        return any(each.kind == "final" for each in self.evaluations)
+
+    def figures(self, learners: int) -> dict[str, Any]:
+        """The figures of a status, from which the summary is made; the run has `learners` slots."""
+        former = [_learner(report) for report in self.former]
+        present = {slot: _learner(report) for slot, report in sorted(self.reports.items())}
+        lives = [*former, *present.values()]
+        merges, votes = self._merge_counts()
+        status = {
+            "former": former,
+            "learners": present,
+            "totals": self.totals.rows(),
+            "zero": self.zero,
+            "stepping_until": self.stepping_until,
+            "joined": [[slot, at] for slot, at in sorted(self.since.items()) if slot >= learners],
+            **self._by_shards(),
+        }
+        if self._live is not None:
+            status["gone"] = self._unheard(self._live)
+        life_tokens = entries(status, len(self.sizes))
+        last = next((each for each in self.evaluations if each.kind == "final"), None)
+        return {
+            **status,
+            "tokens": self.totals.trained,
+            "outer_steps": merges,
+            "contributors_mean": votes / merges if merges else 0.0,
+            "merged_share": merged_share(fragment_accounts(life_tokens, len(self.sizes)), self.sizes),
+            "goodput": goodput(lives, life_tokens, self.sizes, allocated_seconds(status, learners)),
+            "eval_loss": self.evaluations[-1].eval_loss if self.evaluations else None,
+            "eval_tokens": self.evaluations[-1].tokens if self.evaluations else None,
+            "eval_loss_final": None if last is None else last.eval_loss,
+            "eval_loss_initial": self.evaluations[0].eval_loss if self.evaluations else None,
+            "evaluations": len(self.evaluations),
+            "tokens_final": None if last is None else last.tokens,
+            "metrics": metrics_of(mean_of(present.values()).items()),
+            "eval_metrics": self.evaluations[-1].metrics if self.evaluations else {},
+            "epochs": self._epochs(),
+            "changes": self.changes.figures(),
+        }
+
+    def accounts(self, status: Mapping[str, Any]) -> list[dict[str, int]]:
+        """The account of each fragment, by the figures of a status."""
+        return fragment_accounts(entries(status, len(self.sizes)), len(self.sizes))
+
+    def _unheard(self, live: Set[tuple[int, int]]) -> list[list[int]]:
+        """Lives that are gone and never reported: known from others' reports only."""
+        reported = {(report["slot"], report["incarnation"]) for report in (*self.former, *self.reports.values())}
+        mentioned = {(slot, incarnation) for slot, incarnation, _ in self.totals.rows()}
+        return [[*life] for life in sorted(mentioned - reported - live)]
+
+    def _epochs(self) -> dict[int, int]:
+        """Shard -> the newest epoch in which it has merged."""
+        newest: dict[int, int] = {}
+        for merging in self.shards.mergings():
+            if merging.kind in ("merge", "final"):
+                newest[merging.shard] = max(merging.epoch, newest.get(merging.shard, 0))
+        return newest
+
+    def _merge_counts(self) -> tuple[int, int]:
+        """Merges and votes of all shards: the newest count of each epoch of a shard stands for it."""
+        newest: dict[tuple[int, int], tuple[int, int]] = {}
+        for merging in self.shards.mergings():
+            of = (merging.shard, merging.epoch)
+            newest[of] = max(newest.get(of, (0, 0)), (merging.merges, merging.votes))
+        return sum(count for count, _ in newest.values()), sum(votes for _, votes in newest.values())
+
+    def _by_shards(self) -> dict[str, Any]:
+        """The shards' figures by fragment.
+
+        Tokens of each life in the model, and undone ones; whether all merges in the model are known, and all merges
+        ever.
+        """
+        sums: dict[str, Any] = {"merged_tokens": {}, "undone_tokens": {}, "model_whole": {}, "merges_whole": {}}
+        for p in range(len(self.sizes)):
+            merged, sums["model_whole"][p] = self.shards.in_model(p)
+            undone, sums["merges_whole"][p] = self.shards.ever(p)
+            undone.subtract(merged)
+            sums["merged_tokens"][p] = [[*life, tokens] for life, tokens in sorted(merged.items())]
+            sums["undone_tokens"][p] = [[*life, tokens] for life, tokens in sorted(undone.items()) if tokens]
+        return sums
+
+
+def _learner(report: Report) -> dict[str, Any]:
+    shown: Report = {name: report[name] for name in _LEARNER_FIELDS}
+    shown |= {name: report[name] for name in ("began", "in_model") if report.get(name)}
+    shown["metrics"] = dict(report["metrics"])
+    shown |= {name: report[name] for name in _NOTED_FIELDS if name in report}
+    return {**shown, "step_ms": report["step_time"] / 1e6}
+
+
+FILE: Final = "recorder.state"
+
+
+class Remembering:
+    """The file, as one life of a recorder writes it.
+
+    The latest life that has written may write: one that was replaced may live on for a while, cut off from its daemon,
+    and its writes would be behind those of the next one. The file is written whole, once a second; later changes are in
+    the lines, which are read when a recorder opens. All that is known only grows, so reading something twice changes
+    nothing.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, incarnation: int) -> None:
+        self._folder, self._disk, self._incarnation = folder, disk, incarnation
+        self._saved: bytes | None = None
+
+    def is_replaced(self) -> bool:
+        """Whether a later life has written; False if the disk cannot be read."""
+        try:
+            memory = load(self._folder, self._disk)
+        except OSError:
+            return False
+        return memory is not None and memory.incarnation > self._incarnation
+
+    def save(self, books: Books, early: Sequence[tuple[int, Line]]) -> None:
+        """Write the memory durably if it has changed; a failed write is repeated with the next call."""
+        data = msgspec.msgpack.encode(books.memory(self._incarnation, early))
+        if data == self._saved or self.is_replaced():
+            return
+        try:
+            write_bytes(self._folder / FILE, data, self._disk)
+        except OSError:
+            return
+        self._saved = data
+
+
+def read_into(books: Books, folder: Path, disk: Disk, now: int, *, is_whole: bool = False) -> None:
+    """Fold what is in a run folder into books: the memory of a recorder, and the lines that are newer, or all of them.
+
+    OSError if the disk cannot be read; then it may be done again.
+    """
+    memory = load(folder, disk)
+    if memory is not None:
+        books.recall(memory)
+    for kind in KINDS:
+        for line in recorded(folder, disk, kind, is_tail=memory is not None and not is_whole):
+            books.accept(line, now)
+
+
+def load(folder: Path, disk: Disk) -> BooksMemory | None:
+    """The memory of an earlier recorder; None if there was none, or its file is torn.
+
+    OSError if the disk cannot be read.
+    """
+    try:
+        return msgspec.msgpack.decode(disk.read(folder / FILE), type=BooksMemory)
+    except (FileNotFoundError, ValueError):
+        return None

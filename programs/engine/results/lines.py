@@ -1,0 +1,189 @@
+"""The lines of a run folder: a record for each file of them, by which it is written, folded and read.
+
+Decides which fields a line has, and which of them may be missing; and what is read of a file in any state.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+import msgspec
+
+from isthmus.ops.exchange.messages import Change, Merging, RequestedSettings
+from isthmus.ops.island.evaluate import Evaluated
+
+LOSS: Final = "loss"
+Pair: TypeAlias = Annotated[list[int], msgspec.Meta(min_length=2, max_length=2)]
+_WHERE_THERE_ARE_ANY: Final = ("began", "metrics", "asked")
+"""Fields that a line has only if they have something to say."""
+
+
+class ReportLine(msgspec.Struct, frozen=True, kw_only=True, tag="metrics"):
+    """A learner's report: one line of metrics.jsonl."""
+
+    time: float = 0.0
+    learner: int = 0
+    incarnation: int = 1
+    phase: str = ""
+    step: int | None = None
+    tokens: int = 0
+    loss: float | None = None
+    began: list[Any] | None = None
+    metrics: dict[str, float | None] = {}
+    staleness: int | None = None
+    bytes_sent: int | None = None
+    bytes_received: int | None = None
+    sick: bool = False
+    sick_step: int = 0
+
+    def of(self, metric: str) -> float | None:
+        """The loss, or another scalar; None if not reported."""
+        return self.loss if metric == LOSS else self.metrics.get(metric)
+
+
+class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True, tag="evaluations"):
+    """The global model on held-out data: one line of evaluations.jsonl."""
+
+    time: float = 0.0
+    tokens: int = 0
+    eval_loss: float | None = None
+    kind: str = "during"
+    metrics: dict[str, float | None] = {}
+
+    @classmethod
+    def made_of(cls, evaluated: Evaluated) -> EvaluationLine:
+        """The line of an evaluation, without its time."""
+        loss, metrics = finite(evaluated["loss"]), metrics_of(evaluated.get("metrics", ()))
+        return cls(tokens=evaluated["tokens"], eval_loss=loss, kind=evaluated["kind"], metrics=metrics)
+
+    def of(self, metric: str) -> float | None:
+        """The loss, or another scalar; None if not reported."""
+        return self.eval_loss if metric == LOSS else self.metrics.get(metric)
+
+
+class MergeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="merges"):
+    """One round of a fragment, as it closed: one line of merges.jsonl.
+
+    The fields are those of `ops.exchange.messages.Merging`, and the durations between its instants.
+    """
+
+    time: float = 0.0
+    shard: int = 0
+    epoch: int = 1
+    fragment: int
+    round: int
+    kind: str
+    version: Pair | None = None
+    origin: Pair | None = None
+    momentum: Pair | None = None
+    voters: list[int] = []
+    weights: list[float | None] = []
+    left_out: list[int] = []
+    refused: list[tuple[int, str]] = []
+    reason: str = ""
+    merges: int = 0
+    votes: int = 0
+    merged_tokens: list[list[int]] = []
+    shortened: list[tuple[int, float]] = []
+    opposed: list[tuple[int, int]] = []
+    quorum_ms: float | None = None
+    grace_ms_used: float | None = None
+    merge_ms: float | None = None
+    asked: RequestedSettings | None = None
+
+    @classmethod
+    def made_of(cls, merging: Merging) -> MergeRecord:
+        """The line of a merge, without its time."""
+        took: dict[str, Any] = {
+            "quorum_ms": (merging["quorum_at"] - merging["opened_at"]) / 1e6,
+            "grace_ms_used": (merging["closed_at"] - merging["quorum_at"]) / 1e6,
+            "merge_ms": (merging["published_at"] - merging["closed_at"]) / 1e6,
+        }
+        return cls(**_own(cls, merging), **took)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the opening of the round to its close; 0 if not recorded."""
+        return sum(part for part in (self.quorum_ms, self.grace_ms_used) if part is not None) / 1e3
+
+
+class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True, tag="changes"):
+    """A setting that a shard changed because of the goodput of its links: one line of changes.jsonl.
+
+    The fields are those of `ops.exchange.messages.Change`; `time` is in seconds since the first step, 0 before it.
+    """
+
+    time: float = 0.0
+    shard: int = 0
+    epoch: int = 1
+    number: int = 0
+    round: int = 0
+    setting: str = ""
+    slot: int | None = None
+    before: str = ""
+    after: str = ""
+    reason: str = ""
+    link: int | None = None
+    goodput: int = 0
+    needed: int = 0
+    round_trip: float = 0.0
+
+    @classmethod
+    def made_of(cls, change: Change, time: float) -> ChangeRecord:
+        """The line of a change."""
+        return cls(**_own(cls, change), time=time)
+
+
+Line: TypeAlias = ReportLine | MergeRecord | EvaluationLine | ChangeRecord
+KINDS: Final[tuple[type[Line], ...]] = (ReportLine, MergeRecord, EvaluationLine, ChangeRecord)
+_T = TypeVar("_T")
+
+
+def name_of(kind: type[msgspec.Struct]) -> str:
+    """The name of the file of a kind of lines, without its ending."""
+    return str(kind.__struct_config__.tag)
+
+
+def fields_of(line: Line) -> dict[str, Any]:
+    """A line as it is written."""
+    fields = msgspec.structs.asdict(line)
+    return {name: value for name, value in fields.items() if value or name not in _WHERE_THERE_ARE_ANY}
+
+
+def finite(value: float | None) -> float | None:
+    """A loss for files and figures: None if it is not finite, which JSON cannot express."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def metrics_of(scalars: Iterable[Sequence[Any]]) -> dict[str, float | None]:
+    """Scalars by name, as files and figures have them."""
+    return {name: finite(value) for name, value in scalars}
+
+
+def _own(kind: type[Line], item: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: item[name] for name in kind.__struct_fields__ if name in item}
+
+
+def records(data: bytes, kind: type[_T]) -> Iterator[_T | None]:
+    """The record of each line, None for one that cannot be read. NaN is no JSON, and means a missing value."""
+    decode = msgspec.json.Decoder(kind).decode
+    for line in data.splitlines():
+        try:
+            yield decode(line)
+        except ValueError:
+            try:
+                yield msgspec.convert(json.loads(line, parse_constant=lambda _: None), kind)
+            except (ValueError, RecursionError):
+                yield None
+
+
+def read(path: Path, kind: type[_T]) -> list[_T]:
+    """The records of a file, without lines that cannot be read; none if there is no file."""
+    try:
+        return [record for record in records(path.read_bytes(), kind) if record is not None]
+    except OSError:
+        return []

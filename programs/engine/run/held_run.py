@@ -1,0 +1,106 @@
+"""One run under a daemon, its own or that of a machine: its `Daemon`, its processes, and its end.
+
+Hosts and commands of this machine reach it at a socket that only their user can reach (`daemon_notes`); it takes no
+other run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, final
+
+from isthmus.programs.engine.request.new_folder import OVER, RunLock
+from isthmus.programs.engine.request.spec import Spec
+from isthmus.programs.engine.run.launch import Launcher
+from isthmus.programs.engine.run.run_end import RunEnd, error_of
+from isthmus.runtime.daemon.ground import LocalGround
+from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.system.files import write_json
+
+
+@final
+class HeldRun:
+    """The run in `folder`, whose `lock` this process has, under the daemon `machine`, until it is closed.
+
+    It is running, then finishing: every process has ended, `gather` fetches what is elsewhere, and `finish` writes
+    summary and report in a thread, because the daemon goes on answering. Then it is over: `over.json` is there, unless
+    `is_unwritten`, and `on_over` is called. `own_seconds` returns further CPU seconds of the run, beside those of hosts
+    and fork servers; `of_machines` are the arguments of `Daemon` about other machines.
+    """
+
+    def __init__(
+        self,
+        loop: Any,
+        folder: Path,
+        run_spec: Spec,
+        *,
+        lock: RunLock,
+        machine: str,
+        finish: Callable[[Path, RunEnd], None],
+        on_over: Callable[[], None],
+        gather: Callable[[], Awaitable[None]] | None = None,
+        own_seconds: Callable[[], float] = lambda: 0.0,
+        **of_machines: Any,
+    ) -> None:
+        """Bind; OSError, sqlite3.Error, zmq.ZMQError or RunError if the run cannot be supervised."""
+        self.folder, self.is_unwritten = folder, False
+        self._loop, self._lock, self._finish, self._on_over = loop, lock, finish, on_over
+        self._gather, self._own_seconds = gather, own_seconds
+        self._launch = Launcher(loop, folder, run_spec.computing)
+        tape_bytes = run_spec.settings.tape_bytes
+        self.daemon = Daemon(
+            LocalGround(loop, folder, name=machine, launch=self._launch, tape_bytes=tape_bytes),
+            run_spec.cast,
+            run=run_spec.run,
+            name=machine,
+            on_over=lambda daemon: self._end(),
+            **of_machines,
+        )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.daemon.outcome == "running"
+
+    def close(self) -> None:
+        """Release everything; the hosts, if any are left, go on."""
+        self.daemon.close()
+        self._lock.close()
+
+    def _end(self) -> None:
+        if self._gather is None:
+            self._write()
+        else:
+            self._gathering = self._loop.create_task(self._gathered(self._gather))
+
+    async def _gathered(self, gather: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await gather()
+        finally:
+            self._write()
+
+    def _write(self) -> None:
+        daemon = self.daemon
+        end = RunEnd.of(daemon, self._own_seconds() + self._launch.cpu_seconds)
+
+        def work() -> None:
+            outcome, error = daemon.outcome, error_of(daemon)
+            try:
+                self._finish(self.folder, end)
+            except (RunError, OSError, subprocess.SubprocessError) as failure:
+                outcome, error = "failed", error or str(failure)
+            finally:
+                self._loop.call_soon_threadsafe(self._written, outcome, error)
+
+        threading.Thread(target=work, name=f"finish {self.folder.name}").start()
+
+    def _written(self, outcome: str, error: str | None) -> None:
+        try:
+            write_json(self.folder / OVER, {"outcome": outcome, "error": error})
+        except OSError:
+            self.is_unwritten = True
+        self._on_over()

@@ -1,0 +1,78 @@
+"""How a run in processes ended, as its daemon knows it, and the process that writes the last files from that.
+
+A run's own daemon calls `finish` in a thread; a machine's daemon, which outlives its runs and loads no user's code,
+calls `finish_apart`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]
+
+from isthmus.programs.engine.results import words
+from isthmus.programs.engine.run.launch import log_of
+from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.runtime.ids import LEARNER
+
+FINISH_SECONDS_MAX: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run ended.
+
+    `record`: the recorder's last status; `cpu_seconds`: of daemon and hosts; `used`: by ended lives; `ended_ns`: on the
+    machine's monotonic clock; `lost`: the replica that could not be restarted; `retired`: slots of learners that left
+    with their machines.
+    """
+
+    outcome: str
+    error: str | None
+    record: dict[str, Any]
+    cpu_seconds: float
+    used: dict[str, float]
+    ended_ns: int
+    lost: str | None
+    retired: list[int]
+
+    @classmethod
+    def of(cls, daemon: Daemon, cpu_seconds: float) -> RunEnd:
+        """How the run of a daemon ended; `cpu_seconds` were used by what is no host.
+
+        What hosts used the home knows, of those that daemons before this one have started, too.
+        """
+        by_hosts = sum(value for name, value in daemon.home.used.items() if name.endswith(".cpu_seconds"))
+        record = daemon.status_last
+        lost = None if daemon.lost is None else str(daemon.lost)
+        retired = [replica.slot for replica in daemon.home.fleet.retired if replica.role == LEARNER]
+        used = dict(daemon.home.used)
+        total = by_hosts + cpu_seconds
+        return cls(daemon.outcome, error_of(daemon), record, total, used, time.monotonic_ns(), lost, retired)
+
+
+def error_of(daemon: Daemon) -> str | None:
+    """Why the run of a daemon failed, in words; None if it did not."""
+    if daemon.failure is None:
+        return None
+    log = None if daemon.lost is None else log_of(daemon.folder, daemon.lost)
+    return words.failure(daemon.failure, log)
+
+
+def finish_apart(folder: Path, ending: RunEnd) -> None:
+    """`finish` in a process of its own; its errors are in the run's log of the daemon."""
+    with (folder / "logs" / "daemon.log").open("ab") as log:
+        subprocess.run(
+            [sys.executable, "-m", "isthmus.programs.engine.run.finish", str(folder)],
+            input=msgpack.packb(asdict(ending)),
+            stdout=log,
+            stderr=log,
+            timeout=FINISH_SECONDS_MAX,
+            check=False,
+            start_new_session=True,  # Shields it from Ctrl-C on the daemon's terminal.
+        )

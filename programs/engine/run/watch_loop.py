@@ -1,0 +1,169 @@
+"""The watch of a command over a run, under the run's own daemon or that of a machine: one loop, one rule for Ctrl-C.
+
+The first Ctrl-C asks the daemon to stop the run, the second to end it at once. A daemon that is busy, stopped or dead
+is asked again; the wait is bounded, and shorter after a third Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol, final
+
+from isthmus.programs.engine.run.interrupts import Interrupts, leave_output
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.wire.control_messages import Message
+
+STATUS_SECONDS: Final = 0.25
+END_SECONDS_MAX: Final = 90.0
+"""Time limit for a daemon to kill its hosts and write the last files, for which a full disk has a minute."""
+HURRIED_SECONDS: Final = 5.0
+"""Time limit for a daemon to end the run at once, after a third Ctrl-C."""
+SECOND: Final = "ended at once by a second Ctrl-C"
+
+
+class Watch(Protocol):
+    """An observer of a run."""
+
+    def update(self, status: dict[str, Any]) -> None:
+        """The newest status; keys may be missing early."""
+
+    def close(self, summary: dict[str, Any]) -> None:
+        """The run is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """The result of a run: its figures, and the folder with the rest."""
+
+    summary: dict[str, Any]
+    folder: Path
+
+
+class DetachedError(Exception):
+    """Nobody reads the output any more, and the run goes on by itself."""
+
+
+class WatchedDaemon(Protocol):
+    """The daemon of a run, as its command deals with it; `fate`: of a daemon that does not answer, for people."""
+
+    @property
+    def fate(self) -> str: ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its run is over."""
+
+    def tend(self) -> None:
+        """See to the daemon; RunError if the run cannot go on."""
+
+    def status(self) -> Message | None:
+        """The newest status; None if none comes in time, or the run is over. RunError if the run is lost."""
+
+    def confirms(self, message: Message) -> bool:
+        """Whether it confirms that it will do this."""
+
+    def detach(self) -> bool:
+        """Let it and the run go on without this process; whether that is possible."""
+
+
+@final
+class RunWatch:
+    """Watches the run of a daemon, and passes Ctrl-C on."""
+
+    def __init__(self, daemon: WatchedDaemon, interrupted: Interrupts) -> None:
+        self._daemon, self._interrupted = daemon, interrupted
+        self._heard, self._since = 0, 0.0
+
+    def until_over(self, folder: Path, watch: Watch | None, *, detaches: bool = False) -> None:
+        """Show how the run goes until it is over; RunError if it cannot be brought to an end.
+
+        DetachedError if it `detaches`, and nobody reads the output any more, or there is none to read.
+        """
+        while not self._daemon.is_over:
+            self._daemon.tend()
+            self._pass_on()
+            status = self._daemon.status()
+            if status is not None and not _is_read(watch, status, otherwise=not detaches):
+                if detaches and self._daemon.detach():
+                    raise DetachedError
+                if watch is not None:
+                    say(f"standard output was closed; the run goes on: isthmus status --watch {folder}")
+            time.sleep(STATUS_SECONDS)
+
+    def patience(self) -> float:
+        """Seconds to wait for a daemon."""
+        return HURRIED_SECONDS if self._interrupted.count > 2 else END_SECONDS_MAX
+
+    def _pass_on(self) -> None:
+        """Send the request that is not confirmed yet; RunError if the daemon does not carry it out in time."""
+        wanted = min(self._interrupted.count, 2)
+        if wanted and not self._since:
+            self._since = time.monotonic()
+        kind, fate = "stop" if wanted == 1 else "end", self._daemon.fate
+        if wanted > self._heard and self._daemon.confirms({"type": kind, "reason": SECOND}):
+            self._heard, self._since = wanted, time.monotonic()
+        elif wanted > self._heard and wanted == 2:
+            raise RunError(f"{SECOND}; its daemon did not answer, and {fate}")
+        limit = self.patience()
+        is_late = time.monotonic() > self._since + limit
+        if self._heard == 2 and is_late:
+            raise RunError(f"{SECOND}; its daemon did not come to the end within {limit:.0f} s, and {fate}")
+        if wanted > self._heard and is_late:
+            raise RunError(f"ended, because its daemon did not answer for {limit:.0f} s when it was to stop it")
+
+
+def _is_read(watch: Watch | None, status: Mapping[str, Any], *, otherwise: bool) -> bool:
+    """Whether somebody reads what a view shows; `otherwise` without one."""
+    if watch is None:
+        return otherwise
+    try:
+        _tell(partial(watch.update, shown(status)))
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> RunOutcome:
+    """The outcome of a run with this summary; RunError if it failed."""
+    if summary is None:
+        raise RunError(f"the run ended without a summary; look at {folder / 'logs' / 'daemon.log'}")
+    if watch is not None:
+        with suppress(BrokenPipeError):
+            _tell(partial(watch.close, summary))
+    if summary["outcome"] == "failed":
+        raise RunError(str(summary["error"]))
+    return RunOutcome(summary, folder)
+
+
+def _tell(show: Callable[[], None]) -> None:
+    """Call `show`. A lost terminal, or a full disk under a file, costs the output, not the run.
+
+    BrokenPipeError, once, if whoever read the output is gone.
+    """
+    try:
+        show()
+    except BrokenPipeError:
+        leave_output()
+        raise
+    except OSError:
+        pass
+
+
+def say(line: str) -> None:
+    """Print a line for people; standard error may be closed."""
+    with suppress(OSError):
+        sys.stderr.write(f"isthmus: {line}\n")
+        sys.stderr.flush()
+
+
+def shown(status: Mapping[str, Any]) -> dict[str, Any]:
+    """A daemon's status as views of a run take it: the recorder's, with hosts and pacers beside."""
+    hosts = status["hosts"]
+    pacing = {f"{h['name']}/pacer": h["published"].get("pacer", {}) for h in hosts if h.get("published")}
+    return {**status["training"], "hosts": hosts, "pacing": {name: values for name, values in pacing.items() if values}}

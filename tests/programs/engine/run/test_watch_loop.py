@@ -1,0 +1,128 @@
+"""The watch of a command over a run: what it does with Ctrl-C, and where nobody reads what it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.programs.engine.request.new_folder import RunLock
+from isthmus.programs.engine.run import watch_loop
+from isthmus.programs.engine.run.interrupts import Interrupts
+from isthmus.programs.engine.run.private_daemon import PrivateDaemon
+from isthmus.programs.engine.run.watch_loop import DetachedError, RunWatch
+from isthmus.runtime.errors import RunError
+from isthmus.runtime.wire.control_messages import Message
+
+RUN = Path("run")
+STATUS: Message = {"training": {}, "hosts": []}
+
+
+class Daemon:
+    """Its run is over after so many statuses; with `signals`, as many signals come before each."""
+
+    fate = "is no more"
+
+    def __init__(self, statuses: int, signals: int = 0, *, is_deaf: bool = False) -> None:
+        self.interrupted = Interrupts()
+        self._left, self._signals, self._is_deaf = statuses, signals, is_deaf
+        self.requests: list[str] = []
+        self.is_detached = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._left == 0
+
+    def tend(self) -> None:
+        self.interrupted.count += self._signals
+
+    def status(self) -> Message | None:
+        self._left -= 1
+        return STATUS
+
+    def confirms(self, message: Message) -> bool:
+        self.requests.append(message["type"])
+        return not self._is_deaf
+
+    def detach(self) -> bool:
+        self.is_detached = True
+        return True
+
+
+class View:
+    """Whose reader goes after the first status."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def update(self, status: dict[str, Any]) -> None:
+        self.updates += 1
+        if self.updates == 2:
+            raise BrokenPipeError
+
+    def close(self, summary: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_loop.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(watch_loop, "leave_output", lambda: None)
+
+
+def test_each_of_the_first_two_signals_is_passed_on_once() -> None:
+    daemon = Daemon(5, signals=1)
+    RunWatch(daemon, daemon.interrupted).until_over(RUN, None)
+    assert daemon.requests == ["stop", "end"]
+
+
+def test_a_daemon_that_does_not_answer_the_second_signal_is_given_up() -> None:
+    daemon = Daemon(5, signals=1, is_deaf=True)
+    with pytest.raises(RunError, match="by a second Ctrl-C; its daemon did not answer, and is no more"):
+        RunWatch(daemon, daemon.interrupted).until_over(RUN, None)
+    assert daemon.requests == ["stop", "end"]
+
+
+def test_a_daemon_that_confirms_the_end_and_does_not_come_to_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(watch_loop.time, "monotonic", lambda: next(seconds))
+    daemon = Daemon(1000)
+    daemon.interrupted.count = 2
+    with pytest.raises(RunError, match="did not come to the end within 90 s, and is no more"):
+        RunWatch(daemon, daemon.interrupted).until_over(RUN, None)
+
+
+def test_where_nobody_reads_the_output_the_run_goes_on_with_its_command_or_without(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept, left, view = Daemon(4), Daemon(4), View()
+    RunWatch(kept, kept.interrupted).until_over(RUN, view)
+    assert (view.updates, kept.is_detached) == (4, False)
+    assert capsys.readouterr().err.count("standard output was closed; the run goes on") == 1
+    with pytest.raises(DetachedError):
+        RunWatch(left, left.interrupted).until_over(RUN, View(), detaches=True)
+    assert left.is_detached
+
+
+def test_with_nothing_to_show_it_detaches_at_the_first_answer() -> None:
+    daemon = Daemon(4)
+    with pytest.raises(DetachedError):
+        RunWatch(daemon, daemon.interrupted).until_over(RUN, None, detaches=True)
+    assert (daemon._left, daemon.is_detached) == (3, True)
+
+
+def test_what_a_next_daemon_does_not_know_yet_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that its daemons cannot go on with, the last figures are written."""
+    known = {"name": "learner/0", "pid": 7, "cpu_seconds": 1.5, "flows": {"sent": 1}}
+    answers = [
+        {"training": {"tokens": 9}, "hosts": [known]},
+        {"training": {}, "hosts": [{"name": "learner/0", "pid": None}]},
+    ]
+    monkeypatch.setattr(PrivateDaemon, "_start", lambda daemon: None)
+    monkeypatch.setattr(PrivateDaemon, "_ask", lambda daemon, message, seconds_max: answers.pop(0))
+    with RunLock(tmp_path) as lock:
+        daemon = PrivateDaemon(tmp_path, lock, print)
+        daemon.status()
+        daemon.status()
+    assert daemon.seen == {"training": {"tokens": 9}, "hosts": [{**known, "pid": None}]}
