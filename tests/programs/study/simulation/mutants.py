@@ -30,7 +30,7 @@ from isthmus.runtime.daemon import home_daemon, host_endpoint, ledger, site
 from isthmus.runtime.daemon.ledger import LedgerError
 from isthmus.runtime.host import own_process as meetings
 from isthmus.runtime.sim import host as life
-from isthmus.runtime.sim.faults import KillDaemon, Stop
+from isthmus.runtime.sim.faults import Join, KillDaemon, Stop
 from isthmus.runtime.sim.universe import HOME
 from isthmus.runtime.supervision import fleet, home, lives, station, watch
 from isthmus.runtime.supervision.station_events import KillProcess, LivesNoted
@@ -459,7 +459,6 @@ MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (strangers_dropped, "decoupled-diloco"),
     (end_told_once, "decoupled-diloco"),
     (adopted_at_once, "decoupled-diloco"),
-    (heard_before_it_has_begun, "decoupled-diloco"),
     (late_orders_obeyed, "decoupled-diloco"),
     (lost_machine_waited_for, "decoupled-diloco"),
     (stopped_hosts_killed, "decoupled-diloco"),
@@ -495,6 +494,15 @@ NOTED_STOP: Final = replace(
 )
 """The daemon of the home dies after it has noted a stop, and before it orders one: no seed of the first SEEDS has that
 since a first merge waits. It catches `stop_forgotten`."""
+EARLY_STOP: Final = replace(
+    shape_of(3),
+    faults=(Join("learner/3", at=1.0), KillDaemon(HOME, 1.0, 0, at=2.0), Stop(at=3.02)),
+    storms=(),
+    steps=60,
+    step_ms=100.0,
+)
+"""A stop is requested of a daemon that is there and has not begun: a home that acts on it at once forgets which lives
+there are, and replaces them, which no invariant forbids. It shows `heard_before_it_has_begun`."""
 BEGUN: Final = replace(shape_of(3), faults=(KillDaemon(HOME, 1.0, 6, at=0.0),), storms=(), steps=4, step_ms=100.0)
 """The daemon of the home dies in the instant in which it has started its first process: it catches
 `noted_after_the_start`."""

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from isthmus.programs.study.simulation.universe import Shape, outcome_of
+from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from tests.programs.study.simulation import mutants
 from tests.programs.study.simulation.mutants import MUTANTS, SEEDS, outcome, violation_of
 
@@ -25,7 +25,6 @@ CAUGHT = {
     "strangers_dropped": (1, "whom it does not know"),
     "end_told_once": (30, "not over after"),
     "adopted_at_once": (8, "is back, which had gone"),
-    "heard_before_it_has_begun": (39, "after a host was told that it stops"),
     "late_orders_obeyed": (44, "is back, which had gone"),
     "lost_machine_waited_for": (37, "is killed, and no fault was about it"),
     "stopped_hosts_killed": (37, "is killed, and no fault was about it"),
@@ -105,3 +104,14 @@ def test_what_no_seed_catches_is_caught_by_a_scenario(
     assert (sound.violation, sound.outcome, sound.missed) == (None, ends, [])
     broken(monkeypatch)
     assert told in str(outcome_of(shape).violation)
+
+
+@pytest.mark.slow
+def test_a_home_that_acts_before_it_has_begun_replaces_hosts_that_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replaced(outcome: Outcome) -> list[str]:
+        assert (outcome.violation, outcome.outcome, outcome.missed) == (None, "stopped", [])
+        return [life for life in outcome.lives if not life.endswith("#1")]
+
+    assert replaced(outcome_of(mutants.EARLY_STOP)) == []
+    mutants.heard_before_it_has_begun(monkeypatch)
+    assert replaced(outcome_of(mutants.EARLY_STOP))
