@@ -197,8 +197,8 @@ DEAFENING: Final = frozenset({"mute", "cut", "one-way cut", "clog", "lose", "thr
 """Kinds of faults that separate a host from the others."""
 STARTS_REFUSED_MIN: Final = 6
 """From this many on, eight seconds apart, a machine has no room for as long as the end of a run is awaited."""
-CARRIED_OUT_NS: Final = 5_000_000_000
-"""Orders are repeated twice a second, and a host speaks four times a second."""
+CARRIED_OUT_NS: Final = 15_000_000_000
+"""A home that has taken over gives no orders before it has waited 11 s for the hosts that it adopts."""
 RECORDER: Final = Replica("recorder", 0)
 
 

@@ -30,7 +30,7 @@ from isthmus.runtime.daemon import home_daemon, host_endpoint, ledger, site
 from isthmus.runtime.daemon.ledger import LedgerError
 from isthmus.runtime.host import own_process as meetings
 from isthmus.runtime.sim import host as life
-from isthmus.runtime.sim.faults import Join, KillDaemon, Stop
+from isthmus.runtime.sim.faults import Hang, Join, KillDaemon, Stop
 from isthmus.runtime.sim.universe import HOME
 from isthmus.runtime.supervision import fleet, home, lives, station, watch
 from isthmus.runtime.supervision.station_events import KillProcess, LivesNoted
@@ -483,7 +483,6 @@ MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (early_end_forgotten, "decoupled-diloco"),
     (roster_once_for_each_replica, "decoupled-diloco"),
     (refused_start_forgotten, "decoupled-diloco"),
-    (condemned_kept_by_outposts, "decoupled-diloco"),
     (superseded_home_goes_on, DEATHS),
 )
 """Each with the program that shows it: Queue edges between hosts are in few; a home that moves is among deaths."""
@@ -494,6 +493,11 @@ NOTED_STOP: Final = replace(
 )
 """The daemon of the home dies after it has noted a stop, and before it orders one: no seed of the first SEEDS has that
 since a first merge waits. It catches `stop_forgotten`."""
+HUNG: Final = replace(
+    shape_of(3), faults=(Hang("learner/0", 24.0, at=2.0),), storms=(), steps=150, step_ms=300.0, late=5.0
+)
+"""A host hangs until it is condemned, and goes on, on a machine that is not the home; it catches
+`condemned_kept_by_outposts`."""
 EARLY_STOP: Final = replace(
     shape_of(3),
     faults=(Join("learner/3", at=1.0), KillDaemon(HOME, 1.0, 0, at=2.0), Stop(at=3.02)),

@@ -47,7 +47,6 @@ CAUGHT = {
     "begun_after_one_fragment": (9, "on what is merged; lives before it up to"),
     "begun_after_one_shard": (98, "on what is merged; lives before it up to"),
     "early_end_forgotten": (13, "not over after"),
-    "condemned_kept_by_outposts": (54, "was condemned 5 s ago, and is there"),
     "superseded_home_goes_on": (2, "not over after"),
     "roster_once_for_each_replica": (4, "not over after"),
     "refused_start_forgotten": (6, "not over after"),
@@ -93,6 +92,7 @@ def test_what_is_broken_is_caught(broken: mutants.Break, program: str) -> None:
     ("broken", "shape", "ends", "told"),
     [
         (mutants.stop_forgotten, mutants.NOTED_STOP, "stopped", "after a host was told that it stops"),
+        (mutants.condemned_kept_by_outposts, mutants.HUNG, "done", "was condemned 1"),
         (mutants.noted_after_the_start, mutants.BEGUN, "done", "is started a second time"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
