@@ -17,15 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol, final
 import msgspec
 
 from isthmus.ops.exchange.messages import Brought, ShardState, WholeState
-from isthmus.programs.engine.snapshots.snapshots import (
-    FOLDER,
-    MANIFEST,
-    Found,
-    FragmentEntry,
-    Manifest,
-    Snapshots,
-    StateEntry,
-)
+from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Entry, Found, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import (
     SnapshotHead,
     StoredSnapshots,
@@ -263,7 +255,7 @@ def fetch(place: StorePlace, folder: Path, disk: Disk, doing: str) -> FetchedSna
     the head, and everything stays in a folder of its own until it is known to be whole.
     """
 
-    def write_file(head: SnapshotHead, entry: FragmentEntry | StateEntry, data: bytes) -> None:
+    def write_file(head: SnapshotHead, entry: Entry, data: bytes) -> None:
         write_bytes(folder / FOLDER / entry.file, data, disk)
 
     try:

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, final
 import msgspec
 import xxhash
 
-from isthmus.programs.engine.snapshots.snapshots import FragmentEntry, Manifest, StateEntry
+from isthmus.programs.engine.snapshots.snapshots import Entry, Manifest, check_data
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_bytes
@@ -131,7 +131,7 @@ class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, bytes]
     lives: list[tuple[str, int, int]]
 
-    def values(self, entry: FragmentEntry | StateEntry) -> str:
+    def values(self, entry: Entry) -> str:
         """The name of the object that has the values of an entry."""
         return f"{VALUES}{_writer(self.term, self.life)}-{entry.file}"
 
@@ -175,7 +175,7 @@ def encoded(head: SnapshotHead) -> bytes:
     return _MAGIC + xxhash.xxh3_128_digest(body) + body
 
 
-def newest(store: Store, accept: Callable[[SnapshotHead, FragmentEntry | StateEntry, bytes], None]) -> Readable | None:
+def newest(store: Store, accept: Callable[[SnapshotHead, Entry, bytes], None]) -> Readable | None:
     """The newest complete snapshot, with the faults of newer ones; None if the store has none.
 
     Each of its values is handed to `accept`, which raises ValueError for a wrong one; some values of incomplete ones
@@ -198,14 +198,13 @@ def newest(store: Store, accept: Callable[[SnapshotHead, FragmentEntry | StateEn
     return None
 
 
-def _values(store: Store, head: SnapshotHead, entry: FragmentEntry | StateEntry) -> bytes:
+def _values(store: Store, head: SnapshotHead, entry: Entry) -> bytes:
     name = head.values(entry)
     try:
         data = store.get(name, VALUES_BYTES_MAX)
     except FileNotFoundError:
         raise ValueError(f"{name} is missing") from None
-    if len(data) != entry.bytes or xxhash.xxh3_128_hexdigest(data) != entry.digest:
-        raise ValueError(f"{name} is not what was written: {len(data)} of {entry.bytes} bytes")
+    check_data(entry, data, name)
     return data
 
 
