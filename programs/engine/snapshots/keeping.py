@@ -305,7 +305,7 @@ def begin_term(place: StorePlace, snapshot: FetchedSnapshot, folder: Path, home:
 
 
 @final
-class Keeping:
+class Keeper:
     """Keeps snapshots in the run folder `folder`, one every `seconds`, and at a `place`, if given.
 
     `sizes` are those of the fragments, in values.

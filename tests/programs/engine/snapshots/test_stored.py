@@ -453,7 +453,7 @@ def test_the_files_of_a_snapshot_that_is_being_stored_stay_until_it_is_there() -
     told = hold.fire()
     assert told["number"] == 0, "it is under way"
     for count in range(1, 4):
-        hold.hold._held |= {p: item(p, count) for p in range(2)}
+        hold.hold.hold.held |= {p: item(p, count) for p in range(2)}
         hold.hold._take_snapshot(0)
     for _ in range(10):
         told = hold.fire()
