@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, cast, final
 
 import ml_dtypes
 import msgspec
@@ -123,6 +123,7 @@ HOLDERS: Final = ("evaluator", "recorder")
 """The roles that hold a model beside shards and learners."""
 
 
+@final
 class Hold:
     """Updates in, copies of them out, on a timer. Fragment p belongs to the replica p mod `shards` of `role`.
 

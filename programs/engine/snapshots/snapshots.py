@@ -83,8 +83,8 @@ Entry: TypeAlias = FragmentEntry | StateEntry
 _Entry = TypeVar("_Entry", FragmentEntry, StateEntry)
 
 
-class _Format(msgspec.Struct, frozen=True):
-    """What a manifest of any version says."""
+class Versioned(msgspec.Struct, frozen=True):
+    """What a manifest, or the head of a stored snapshot, of any version says."""
 
     format: int
 
@@ -268,7 +268,7 @@ class Snapshots:
 
     def _manifest(self, name: str) -> Manifest:
         data = self._disk.read(self._folder / name)
-        header = msgspec.json.decode(data, type=_Format)
+        header = msgspec.json.decode(data, type=Versioned)
         if header.format != FORMAT:
             raise ValueError(f"expected format {FORMAT}, found {header.format}: another version of isthmus wrote it")
         manifest = msgspec.json.decode(data, type=Manifest)

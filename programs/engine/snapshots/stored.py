@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, final
 import msgspec
 import xxhash
 
-from isthmus.programs.engine.snapshots.snapshots import Entry, Manifest, check_data
+from isthmus.programs.engine.snapshots.snapshots import Entry, Manifest, Versioned, check_data
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_bytes
@@ -137,9 +137,8 @@ class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Readable(NamedTuple):
-    """A head and its name; and the faults of newer ones."""
+    """A head, and the faults of newer ones."""
 
-    name: str
     head: SnapshotHead
     faults: list[str]
 
@@ -160,7 +159,7 @@ def read_head(store: Store, name: str) -> SnapshotHead:
     digest, body = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
     if not data.startswith(_MAGIC) or xxhash.xxh3_128_digest(body) != digest:
         raise ValueError(f"{name} is not what was written: {len(data)} bytes")
-    if (version := msgspec.msgpack.decode(body, type=_Versioned).format) != FORMAT:
+    if (version := msgspec.msgpack.decode(body, type=Versioned).format) != FORMAT:
         raise ValueError(f"{name}: expected format {FORMAT}, found {version}; a newer isthmus may read it")
     head = msgspec.msgpack.decode(body, type=SnapshotHead)
     for entry in head.manifest.entries:
@@ -192,7 +191,7 @@ def newest(store: Store, accept: Callable[[SnapshotHead, Entry, bytes], None]) -
         except ValueError as error:
             faults.append(f"{name}: {error}")
         else:
-            return Readable(name, head, faults)
+            return Readable(head, faults)
     if faults:
         raise ValueError("; ".join(faults))
     return None
@@ -298,10 +297,6 @@ class StoredSnapshots:
                     self._put.discard(name)
                 if name.startswith(CLAIM) and name < f"{CLAIM}{self._term}":
                     self._store.remove(name)
-
-
-class _Versioned(msgspec.Struct):
-    format: int
 
 
 def _writer(term: StoreTerm, life: int) -> str:
