@@ -297,35 +297,31 @@ class Keeper:
         self._snapshots = Snapshots(folder / FOLDER, sizes, context.disk, life)
         self._storing = None if place is None else Storing(place, folder, context.disk, life)
         self._taken_at: int | None = None
-        self._has_recalled = False
+        self.has_recalled = False
+        """Whether the last snapshot has been read."""
         self._status: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None, "store": None}
 
     def recall(self) -> Found | None:
         """The last snapshot, on the first successful read; None before and after."""
-        if self._has_recalled:
+        if self.has_recalled:
             return None
         try:
             snapshot = self._snapshots.read()
         except OSError as error:
             self._tell(error=words(error))
             return None
-        self._has_recalled = True
+        self.has_recalled = True
         number = snapshot.manifest.number if snapshot.manifest is not None else 0
         self._tell(number=number, faults=snapshot.faults, error=None)
         return snapshot
 
-    @property
-    def has_recalled(self) -> bool:
-        """Whether the last snapshot has been read."""
-        return self._has_recalled
-
     def is_due(self, now: int) -> bool:
         """Whether a snapshot is due."""
-        return self._has_recalled and (self._taken_at is None or now - self._taken_at >= self._every)
+        return self.has_recalled and (self._taken_at is None or now - self._taken_at >= self._every)
 
     def write(self, held: Mapping[int, ShardState], states: Mapping[int, WholeState], now: int) -> None:
         """Take a snapshot of these items, if the last one has been read."""
-        if not self._has_recalled:
+        if not self.has_recalled:
             return
         self._taken_at = now
         try:
@@ -336,7 +332,7 @@ class Keeper:
     def store(self, now: int) -> None:
         """Have the newest snapshot brought to the store, if there is one."""
         storing = self._storing
-        if storing is None or not self._has_recalled:
+        if storing is None or not self.has_recalled:
             return
         storing.step(self._snapshots.newest, self._context.members(), now)
         self._snapshots.pin(storing.offers.under_way)

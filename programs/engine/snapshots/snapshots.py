@@ -136,7 +136,8 @@ class Snapshots:
 
     def __init__(self, folder: Path, sizes: Sequence[int] | None, disk: Disk, life: int = 1) -> None:
         self._folder, self._sizes, self._disk, self._life = folder, sizes, disk, life
-        self._newest: Manifest | None = None
+        self.newest: Manifest | None = None
+        """The newest good snapshot; None if there is none, or it is unknown."""
         self._before: Manifest | None = None
         self._is_in_place = False
         """Whether the newest has the name MANIFEST; it is renamed before the next takes that name."""
@@ -152,7 +153,7 @@ class Snapshots:
         found = self._found(lambda manifest: (dict(self._items(manifest)), dict(self._states(manifest))))
         if found.manifest is not None:
             self._disk.sync_folder(self._folder)
-            self._newest, self._is_in_place = found.manifest, found.name == MANIFEST
+            self.newest, self._is_in_place = found.manifest, found.name == MANIFEST
         return found
 
     def examine(self) -> Found:
@@ -179,18 +180,13 @@ class Snapshots:
                 return Found(manifest, held, faults, states, name)
         return Found(None, {}, faults, {})
 
-    @property
-    def newest(self) -> Manifest | None:
-        """The newest good snapshot; None if there is none, or it is unknown."""
-        return self._newest
-
     def pin(self, manifest: Manifest | None) -> None:
         """Keep the files of this snapshot, too, in place of the one that was pinned before."""
         self._pinned = manifest
 
     def versions(self) -> list[list[int]]:
         """[fragment, epoch, count] of all versions that a later `read` may find, and of the snapshot that is pinned."""
-        kept = [manifest for manifest in (self._newest, self._before, self._pinned) if manifest is not None]
+        kept = [manifest for manifest in (self.newest, self._before, self._pinned) if manifest is not None]
         return sorted([entry.fragment, *entry.version] for manifest in kept for entry in manifest.fragments)
 
     def write(self, held: Mapping[int, ShardState], states: Mapping[int, WholeState] = _NONE) -> Manifest:
@@ -200,7 +196,7 @@ class Snapshots:
         """
         if self._is_replaced():
             raise OSError(errno.ESTALE, "a later life of the recorder takes the snapshots")
-        before = self._newest
+        before = self.newest
         fragments = {} if before is None else {entry.key: entry for entry in before.fragments}
         wholes = {} if before is None else {entry.key: entry for entry in before.states}
         entries = [
@@ -217,7 +213,7 @@ class Snapshots:
             self._disk.rename(self._folder / MANIFEST, self._folder / BEFORE)
             self._is_in_place = False
         write_bytes(self._folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", self._disk)
-        self._newest, self._before, self._is_in_place = manifest, before, True
+        self.newest, self._before, self._is_in_place = manifest, before, True
         self._forget(before, manifest)
         return manifest
 
