@@ -75,6 +75,9 @@ class Server(Protocol):
     def send(self, peer: bytes, message: Message) -> None:
         """Send a message, which may be lost."""
 
+    def restore(self) -> None:
+        """Listen again where the endpoint was deleted."""
+
     def close(self) -> None:
         """Hang up."""
 

@@ -87,6 +87,10 @@ class HostEndpoint:
         """Forget the peer of a life that is over."""
         self._peers.pop(member, None)
 
+    def restore(self) -> None:
+        """Listen again where the endpoint was deleted."""
+        self._server.restore()
+
     def close(self) -> None:
         self._server.close()
 

@@ -101,6 +101,7 @@ class Site:
     def beat(self) -> bool:
         """Count a beat, every BEAT_SECONDS; returns whether the ledger had been deleted."""
         was_removed = self._ground.restore_ledger()
+        self.endpoint_of_hosts.restore()
         self._ledger.settle()
         self._driver.feed(StationBeat(self._ground.processes.stopped()))
         return was_removed

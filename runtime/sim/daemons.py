@@ -257,6 +257,9 @@ class SimulatedServer:
         if not self._is_closed:
             self._daemon.clock.run(partial(self._handle, peer, decode(message)))
 
+    def restore(self) -> None:
+        """Nothing deletes it."""
+
     def close(self) -> None:
         self._is_closed = True
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 import zmq
 
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_curve
 from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX, Message, decode, encode, is_of_this_version
-from isthmus.runtime.wire.daemon_notes import PRIVATE, forget, private_endpoint
+from isthmus.runtime.wire.daemon_notes import PRIVATE, forget, is_lost, private_endpoint
 from isthmus.runtime.wire.security_curve import Handshakes, Zap
 from isthmus.runtime.wire.security_keys import Keyring, check_open
 
@@ -79,6 +80,16 @@ class ControlServer:
             self.refused["not sent"] += 1
         # A send may clear the edge-triggered signal that messages can be read.
         self._loop.call_soon(self._drain)
+
+    def restore(self) -> None:
+        """Listen again at a private endpoint whose socket was deleted, as tools do that clean a temporary folder.
+
+        Connections live on without it, but nobody else finds this daemon. The former listener stays: when libzmq ends
+        one, later and in its own thread, it deletes whatever is at its path.
+        """
+        if is_lost(self.endpoint):
+            with suppress(zmq.ZMQError):  # A disk that is full, for example; the next call tries again.
+                self._socket.bind(self.endpoint)
 
     def close(self) -> None:
         self._loop.remove_reader(self._file)

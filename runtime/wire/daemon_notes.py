@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,6 +29,8 @@ PATH_BYTES_MAX: Final = 107
 PRIVATE: Final = "ipc://*"
 """Listen at a new endpoint that only this user can reach."""
 _IPC: Final = "ipc://"
+_MODE: Final = 0o700
+"""Of its folder, as tempfile makes it."""
 _PREFIX: Final = "isthmus-"
 _NAME: Final = "daemon"
 
@@ -85,6 +88,21 @@ def private_endpoint() -> str:
         path.parent.rmdir()
         raise OSError(f"{path} is too long for a socket: at most {PATH_BYTES_MAX} bytes. Set TMPDIR to a shorter path")
     return f"{_IPC}{path}"
+
+
+def is_lost(endpoint: str) -> bool:
+    """Whether the socket of a private endpoint was deleted, and can be bound again: its folder is there, made if it was
+    missing, and is this user's."""
+    path = Path(endpoint.removeprefix(_IPC))
+    if not endpoint.startswith(_IPC) or path.exists():
+        return False
+    try:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=_MODE, exist_ok=True)
+        found = path.parent.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == _MODE
 
 
 def forget(endpoint: str) -> None:

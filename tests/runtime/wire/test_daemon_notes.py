@@ -80,6 +80,30 @@ def test_nothing_is_left(server: ControlServer) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("what", ["socket", "folder", "nothing"])
+def test_a_deleted_socket_is_made_again_at_the_same_path_for_its_user_alone(server: ControlServer, what: str) -> None:
+    path = path_of(server.endpoint)
+    before = path.stat().st_ino
+    if what == "folder":
+        forget(server.endpoint)
+    elif what == "socket":
+        path.unlink()
+    server.restore()
+    assert connects(path)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert what != "nothing" or path.stat().st_ino == before
+    server.close()
+    assert not path.parent.exists()
+
+
+def test_no_socket_is_made_in_a_folder_that_others_may_enter(server: ControlServer) -> None:
+    path = path_of(server.endpoint)
+    path.unlink()
+    path.parent.chmod(0o777)
+    server.restore()
+    assert list(path.parent.iterdir()) == []
+
+
 @pytest.mark.parametrize("is_dead", [True, False])
 def test_the_socket_of_a_daemon_that_was_killed_is_removed_by_the_next(tmp_path: Path, is_dead: bool) -> None:
     """One that lives is that of a run of whose folder this is a copy."""

@@ -1,9 +1,10 @@
-"""Files that somebody deletes under a run: its ledger is written anew and told of, and without its folder it ends."""
+"""Files that somebody deletes under a run: its ledger and its socket are made anew, and without its folder it ends."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,8 @@ def test_a_ledger_that_is_deleted_is_written_anew_and_a_folder_that_is_deleted_e
         path.unlink()
     run.wait_for(lambda: LedgerRemoved() in run.incidents("daemon/0#1"))
     assert (run.folder / FILE).exists()
+    shutil.rmtree(Path(run.daemon()["endpoint"].removeprefix("ipc://")).parent)
+    run.wait_for(lambda: run.status()["outcome"] == "running")
     run.wait_for_merges(1)
     shutil.rmtree(run.folder, ignore_errors=True)
     out, err = run.command.communicate(timeout=PATIENCE)
