@@ -31,7 +31,7 @@ from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user
 from isthmus.programs.engine.request.request import SHIPPED_TASK, Program, Request
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, in_child, submitted
-from isthmus.programs.engine.run.private_daemon import check_loopback
+from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Found, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import heads, place_of
@@ -146,8 +146,9 @@ def _resumed_in(folder: Path, request_of: RequestOf) -> Submitted:
     This process has the lock on the folder from then on, so that of two commands that resume a run one is refused.
 
     A run that failed before its end had begun, as it does where its command is gone, counts as interrupted; one with a
-    part of its final model written does not. The former spec stays beside the new one, for the tapes that were written
-    under it.
+    part of its final model written does not. Hosts whose daemon was killed live on for a minute, under the former spec;
+    they are ended, as the run goes on from a snapshot. The former spec stays beside the new one, for the tapes that
+    were written under it.
     """
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)
@@ -161,6 +162,7 @@ def _resumed_in(folder: Path, request_of: RequestOf) -> Submitted:
         if spec.load(folder) != run_spec:
             do = f"Look at it: isthmus status {folder}"
             raise ConfigError(doing, "a run that only this command resumes", "one that another has resumed", do)
+        kill_all(folder)
         if files:
             spec.archive(folder)
             _change(folder, files)

@@ -166,9 +166,12 @@ def test_a_run_that_was_killed_goes_on_with_its_model_and_its_books(
     merged, told = run.merges(), json.loads((run.folder / FOLDER / BEFORE).read_text())
     (run.folder / FOLDER / MANIFEST).write_text('{"format": 2')
     assert all(entry["version"][1] > 0 for entry in told["fragments"])
+    with (run.folder / "logs" / "learner-0.log").open("ab") as log:  # What a host has that outlived its daemon.
+        left = subprocess.Popen(["sleep", "600"], stdout=log, start_new_session=True)
     rivals = [resume(run, folder="again") for _ in range(2)]
     run.command = one_that_goes_on(rivals)
     try:
+        assert left.wait(PATIENCE) == -signal.SIGKILL
         run.wait_for(lambda: run.epochs()[-1:] == [2])
         os.kill(run.daemon()["pid"], signal.SIGKILL)
         assert "of process" in refusal(folder="again")  # Whether or not the next daemon is there.
