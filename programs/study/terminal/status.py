@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus.programs.engine.machine.names import living
+from isthmus.programs.engine.request.new_folder import OVER
 from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import DAEMON, daemons, waiting_of
 from isthmus.programs.engine.results.reading import read_absences
@@ -179,6 +180,10 @@ def _silent(folder: Path) -> ConfigError:
     if note is not None:
         actual = f"no answer from {note.endpoint}, process {note.pid}{'' if note.is_living else ', which is gone'}"
     do = "Without its daemon a run ends by itself within a minute; its folder holds what it left."
+    if note is not None and note.is_living:
+        do = "It may be busy, or suspended: ask again."
+    elif note is not None and not (folder / OVER).exists():
+        do = f"{do} To go on from its last snapshot: isthmus train --resume {folder}"
     return ConfigError(f"Asking for the run {folder}", "a daemon that answers", actual, do)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import rich.console
 from isthmus.programs.study.terminal import status as status_view
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.incidents import Adopted, Restarted, incident_of
+from isthmus.runtime.system.files import write_json
+from isthmus.runtime.wire.daemon_notes import HERE, DaemonNote
 from tests.programs.engine.results import made_up_deaths
 from tests.programs.engine.results.event_lines import KILLED
 from tests.programs.engine.results.made_up_run import build
@@ -180,6 +183,19 @@ def test_whether_a_run_had_a_daemon_is_in_its_spec(tmp_path: Path, told: str, fo
     (tmp_path / "config.toml").write_text("")
     (tmp_path / "spec.json").write_text(told)
     with pytest.raises(ConfigError, match=found):
+        status_view.status_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "found", "remedy"),
+    [({}, "no answer from .*", "ask again"), ({"started": 1}, "which is gone", "isthmus train --resume")],
+)
+def test_without_an_answer_the_remedy_depends_on_whether_the_daemon_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], found: str, remedy: str
+) -> None:
+    monkeypatch.setattr(status_view, "ask", lambda *arguments: None)
+    write_json(tmp_path / HERE, asdict(replace(DaemonNote.mine("ipc://nowhere", "local"), **more)))
+    with pytest.raises(ConfigError, match=f"{found}\\.\n.*{remedy}"):
         status_view.status_of(tmp_path)
 
 
