@@ -175,6 +175,8 @@ def _asked(folder: Path, kind: str) -> Message | None:
 
 
 def _silent(folder: Path) -> ConfigError:
+    from isthmus.programs.engine.request.spec import CLUSTER
+
     note = note_of(folder)
     actual = "none: the run was in one process" if _is_in_one(folder) else "none yet, or one that did not start"
     if note is not None:
@@ -182,7 +184,7 @@ def _silent(folder: Path) -> ConfigError:
     do = "Without its daemon a run ends by itself within a minute; its folder holds what it left."
     if note is not None and note.is_living:
         do = "It may be busy, or suspended: ask again."
-    elif note is not None and not (folder / OVER).exists():
+    elif note is not None and not any((folder / name).exists() for name in (OVER, CLUSTER)):
         do = f"{do} To go on from its last snapshot: isthmus train --resume {folder}"
     return ConfigError(f"Asking for the run {folder}", "a daemon that answers", actual, do)
 

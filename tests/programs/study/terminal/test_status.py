@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import rich.console
 
+from isthmus.programs.engine.request.spec import CLUSTER
 from isthmus.programs.study.terminal import status as status_view
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.supervision.incidents import Adopted, Restarted, incident_of
@@ -197,6 +198,14 @@ def test_without_an_answer_the_remedy_depends_on_whether_the_daemon_lives(
     write_json(tmp_path / HERE, asdict(replace(DaemonNote.mine("ipc://nowhere", "local"), **more)))
     with pytest.raises(ConfigError, match=f"{found}\\.\n.*{remedy}"):
         status_view.status_of(tmp_path)
+
+
+def test_a_run_of_a_cluster_is_not_to_be_resumed_as_one_of_a_machine(tmp_path: Path) -> None:
+    write_json(tmp_path / HERE, asdict(replace(DaemonNote.mine("ipc://nowhere", "alpha"), started=1)))
+    (tmp_path / CLUSTER).write_text("{}")
+    with pytest.raises(ConfigError) as refused:
+        status_view.status_of(tmp_path)
+    assert "train --resume" not in str(refused.value)
 
 
 def test_the_log_of_a_host_elsewhere_is_asked_for_by_the_cluster_file(
