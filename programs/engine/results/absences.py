@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from isthmus.programs.engine.results.lines import records
-from isthmus.programs.engine.results.words import predicate, reason, seconds
+from isthmus.programs.engine.results.words import counted, kind_of, predicate, say, seconds
+from isthmus.runtime.cores.membership_messages import Finding
 from isthmus.runtime.ids import LEARNER, SYNCER
 from isthmus.runtime.supervision.incidents import (
     Adopted,
@@ -25,24 +26,11 @@ from isthmus.runtime.supervision.incidents import (
     Excused,
     GivenUp,
     HeardAgain,
-    HomeTaken,
     Incident,
-    ItemRefused,
     Joined,
-    KeepsUp,
-    LedgerRemoved,
     MachineTaken,
-    NumbersLost,
-    ProcessBack,
-    ProcessLost,
-    ProcessMissing,
     Raised,
-    Reformed,
-    ReportRefused,
     Restarted,
-    SlowHost,
-    Starved,
-    Superseded,
     Suspected,
     Unseen,
     of_line,
@@ -316,7 +304,7 @@ def hosts_of(folder: Path) -> list[str]:
 
 def cut_words(hosts: int) -> str:
     """That a run was cut off: a sentence without its full stop."""
-    return f"the run was cut off: {hosts} {'host' if hosts == 1 else 'hosts'} had ended, and none was left"
+    return f"the run was cut off: {counted(hosts, 'host')} had ended, and none was left"
 
 
 def daemons(absences: Sequence[Absence]) -> int:
@@ -470,7 +458,6 @@ def cost(absence: Absence) -> str:
 Topic: TypeAlias = Literal["machines", "pace", "data", "given up", "ledger", "items", "island"]
 Tone: TypeAlias = Literal["bad", "odd", "good"]
 """The tone of any notice. For absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
-_OTHERS_GO_ON: Final = "; the others go on"
 
 
 class Remark(NamedTuple):
@@ -482,36 +469,35 @@ class Remark(NamedTuple):
     text: str
 
 
+_REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
+    "joined": ("machines", "good", "{host} {predicate}"),
+    "machine-taken": ("machines", "odd", "{host} {predicate}; the others go on"),
+    "slow": ("pace", "odd", "{host} {predicate}[; {waits} for it]"),
+    "starved": ("data", "odd", "{itself} ({host})"),
+    "keeps-up": ("pace", "good", "{host} {predicate}"),
+    "given-up": ("given up", "bad", "{host} {predicate}; the others go on"),
+    "item-refused": ("items", "bad", "{host} {predicate}"),
+    "home-taken": ("machines", "odd", "{itself}"),
+    "superseded": ("machines", "odd", "{itself}"),
+    "report-refused": ("machines", "odd", "{itself}"),
+    "process-lost": ("island", "odd", "{host} {predicate}; the others go on"),
+    "process-missing": ("island", "odd", "{host} {predicate}; the others go on"),
+    "process-back": ("island", "good", "{host} {predicate}"),
+    "reformed": ("island", "good", "{host} {predicate}"),
+    "numbers-lost": ("ledger", "odd", "the daemon {predicate}"),
+    "ledger-removed": ("ledger", "odd", "the daemon {predicate}"),
+}
+"""By the kind of an incident, or of the end of a life; all others are absences, or not worth a remark."""
+
+
 def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
     """The remark on a fact that is no absence; None if it is not worth one."""
     what = fact.what
-    match what:
-        case Joined():
-            return _remark(fact, what, "machines", "good")
-        case Ended(end=MachineTaken()):
-            return _remark(fact, what, "machines", "odd", _OTHERS_GO_ON)
-        case SlowHost():
-            waits = "nobody waits" if waiting is not None and waiting.others == "go on" else "the others wait"
-            return _remark(fact, what, "pace", "odd", "" if waiting is None else f"; {waits} for it")
-        case Starved():
-            return Remark(fact.at, "data", "odd", f"{reason(what)} ({named(fact.host)})")
-        case KeepsUp():
-            return _remark(fact, what, "pace", "good")
-        case GivenUp():
-            return _remark(fact, what, "given up", "bad", _OTHERS_GO_ON)
-        case ItemRefused():
-            return _remark(fact, what, "items", "bad")
-        case HomeTaken() | Superseded() | ReportRefused():
-            return Remark(fact.at, "machines", "odd", reason(what))
-        case ProcessLost() | ProcessMissing():
-            return _remark(fact, what, "island", "odd", _OTHERS_GO_ON)
-        case ProcessBack() | Reformed():
-            return _remark(fact, what, "island", "good")
-        case NumbersLost() | LedgerRemoved():
-            return Remark(fact.at, "ledger", "odd", f"the {DAEMON} {predicate(what)}")
-        case _:
-            return None
-
-
-def _remark(fact: Fact, what: Incident, topic: Topic, tone: Tone, more: str = "") -> Remark:
-    return Remark(fact.at, topic, tone, f"{named(fact.host)} {predicate(what)}{more}")
+    if not isinstance(what, Finding):
+        return None
+    kind = kind_of(what.end if isinstance(what, Ended) else what)
+    if kind not in _REMARKS:
+        return None
+    topic, tone, text = _REMARKS[kind]
+    waits = None if waiting is None else "nobody waits" if waiting.others == "go on" else "the others wait"
+    return Remark(fact.at, topic, tone, say(text, what, host=named(fact.host), waits=waits))
