@@ -60,11 +60,8 @@ from isthmus.runtime.supervision.incidents import (
     Failure,
     Happened,
     LedgerRemoved,
-    NeverHealthy,
-    NoMachineLeft,
     Ordered,
-    RestartsExhausted,
-    Unserved,
+    ReplicaFailure,
     as_line,
     of_line,
 )
@@ -214,7 +211,7 @@ class Daemon:
     def lost(self) -> Replica | None:
         """The replica that could not be replaced, if that is why the run failed."""
         failure = self.home.failure
-        if isinstance(failure, RestartsExhausted | NeverHealthy | NoMachineLeft | Unserved):
+        if isinstance(failure, ReplicaFailure):
             return Replica.parse(failure.host)
         return None
 

@@ -16,22 +16,19 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from isthmus.programs.engine.results.lines import records
 from isthmus.programs.engine.results.words import counted, kind_of, predicate, say, seconds
-from isthmus.runtime.cores.membership_messages import Finding
+from isthmus.runtime.cores.membership_messages import Excused, Finding, HeardAgain, Suspected
 from isthmus.runtime.ids import LEARNER, SYNCER
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyRaised,
     Condemned,
     Ended,
-    Excused,
     GivenUp,
-    HeardAgain,
     Incident,
     Joined,
     MachineTaken,
     Raised,
     Restarted,
-    Suspected,
     Unseen,
     of_line,
 )

@@ -17,20 +17,17 @@ from isthmus.programs.engine.report.charts_timeline import TimeWindow, close_ups
 from isthmus.programs.engine.report.page import absence_svg, load, page, write_report
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import RunRecord
-from isthmus.runtime.cores.membership_messages import Pace
+from isthmus.runtime.cores.membership_messages import HeardAgain, KeepsUp, Pace, SlowHost
 from isthmus.runtime.supervision.incidents import (
     BodyRaised,
     Ended,
     Exited,
     GivenUp,
-    HeardAgain,
     Joined,
-    KeepsUp,
     MachineTaken,
     NumbersLost,
     Raised,
     Restarted,
-    SlowHost,
 )
 from tests.programs.engine.results import made_up_deaths
 from tests.programs.engine.results.event_lines import KILLED, silent

@@ -17,32 +17,36 @@ from isthmus.programs.engine.results.absences import (
     daemons,
     fact_of,
 )
-from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Stall
+from isthmus.runtime.cores.membership_messages import (
+    Excused,
+    HeardAgain,
+    KeepsUp,
+    LongExcuse,
+    Pace,
+    Refused,
+    SlowHost,
+    Stall,
+    Suspected,
+)
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyRaised,
     Condemned,
     Delayed,
     Ended,
-    Excused,
     Exited,
     GivenUp,
-    HeardAgain,
     HomeTaken,
     Incident,
     Joined,
-    KeepsUp,
     LedgerRemoved,
     MachineLost,
     MachineTaken,
     NumbersLost,
     Raised,
-    Refused,
     ReportRefused,
     Restarted,
-    SlowHost,
     Superseded,
-    Suspected,
 )
 from tests.programs.engine.results.event_lines import KILLED, silent
 

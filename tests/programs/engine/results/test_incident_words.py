@@ -11,7 +11,18 @@ import msgspec
 import pytest
 
 from isthmus.programs.engine.results.words import CATALOGUE, failure, predicate, reason
-from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Silence, Stall
+from isthmus.runtime.cores.membership_messages import (
+    Excused,
+    HeardAgain,
+    KeepsUp,
+    LongExcuse,
+    Pace,
+    Refused,
+    Silence,
+    SlowHost,
+    Stall,
+    Suspected,
+)
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import (
     BodyRaised,
@@ -19,13 +30,10 @@ from isthmus.runtime.supervision.incidents import (
     CutOff,
     Delayed,
     Ended,
-    Excused,
     Exited,
     GivenUp,
-    HeardAgain,
     HomeTaken,
     Hurried,
-    KeepsUp,
     LedgerRemoved,
     MachineLost,
     MachineTaken,
@@ -39,14 +47,11 @@ from isthmus.runtime.supervision.incidents import (
     Raised,
     Reached,
     RecorderFailed,
-    Refused,
     ReportRefused,
     RestartsExhausted,
-    SlowHost,
     Starved,
     Superseded,
     SupersededHome,
-    Suspected,
     Unreached,
     Unseen,
     Unserved,

@@ -18,6 +18,7 @@ import uvloop
 
 from isthmus.runtime.clock import Duration, seconds
 from isthmus.runtime.cores import membership_messages as presence
+from isthmus.runtime.cores.membership_messages import Excused
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import FILE
 from isthmus.runtime.host.own_process import DaemonSilence
@@ -28,7 +29,6 @@ from isthmus.runtime.supervision.incidents import (
     Adopted,
     Condemned,
     Ended,
-    Excused,
     Exited,
     GivenUp,
     Hurried,

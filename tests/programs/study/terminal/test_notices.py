@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.programs.engine.results.absences import Absence
 from isthmus.programs.study.terminal.live import NoticeFeed, newest, notices_of
-from isthmus.runtime.cores.membership_messages import Pace
+from isthmus.runtime.cores.membership_messages import KeepsUp, Pace, SlowHost
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyRaised,
@@ -19,12 +19,10 @@ from isthmus.runtime.supervision.incidents import (
     GivenUp,
     Incident,
     Joined,
-    KeepsUp,
     MachineTaken,
     NumbersLost,
     Raised,
     Restarted,
-    SlowHost,
     Starved,
     Unseen,
 )
