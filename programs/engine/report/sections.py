@@ -50,6 +50,7 @@ from isthmus.programs.engine.results.words import (
     decimal,
     not_evaluated,
     percent,
+    say,
     scaled,
     seconds,
     size,
@@ -289,13 +290,12 @@ def merges(record: RunRecord) -> PagePart:
 def _facts_for_page(facts: MergeFacts) -> dict[str, Any]:
     """What `isthmus why` tells of a merge, as the script of the page shows it."""
     remarks = [f"learner {answer.slot}: {remark}" for answer in facts.answers if (remark := words.remark(answer))]
-    version = None if facts.version is None else words.dotted(facts.version)
     return {
         "head": words.head(facts),
         "rows": list(words.rows(facts)),
         "table": list(words.table(facts.answers).items()),
         "remarks": remarks,
-        "command": f"isthmus why --fragment {facts.fragment}" + (f" --version {version}" if version else ""),
+        "command": say("isthmus why --fragment {fragment}[ --version {version:version}]", facts),
     }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -146,25 +147,35 @@ def snapshot_lines(faults: Sequence[str]) -> list[str]:
     return [f"damaged, an older one was taken, or none: {fault}" for fault in faults]
 
 
+_DIFFERENCES: Final = {
+    "merges": "merges.jsonl has {recorded} of {shards} merges",
+    "steps": "learner {learner}, life {incarnation}: {tokens_reported} tokens reported, its {steps} steps make "
+    "{tokens_by_steps}",
+    "heard": "learner {learner}, life {incarnation}: {tokens_reported} tokens reported, others have heard of "
+    "{tokens_heard}",
+    "fates": "learner {learner}, life {incarnation}, fragment {fragment}: {count} of {trained} tokens do not add up; its "
+    "account has {learner_merged} merged, the shards' has {shard_merged}",
+}
+
+
 def _difference(difference: Mapping[str, Any]) -> str:
-    if difference["kind"] == "merges":
-        return f"merges.jsonl has {difference['recorded']} of {difference['shards']} merges"
-    count = abs(difference["difference"] or difference.get("gap", 0))
-    who = f"learner {difference['learner']}, life {difference['incarnation']}"
-    if difference["kind"] == "steps":
-        by_steps = f"its {difference['steps']} steps make {difference['tokens_by_steps']}"
-        return f"{who}: {difference['tokens_reported']} tokens reported, {by_steps}"
-    if difference["kind"] == "heard":
-        return (
-            f"{who}: {difference['tokens_reported']} tokens reported, others have heard of {difference['tokens_heard']}"
-        )
-    sides = f"its account has {difference['learner_merged']} merged, the shards' has {difference['shard_merged']}"
-    return f"{who}, fragment {difference['fragment']}: {count} of {difference['trained']} tokens do not add up; {sides}"
+    count = abs(difference.get("difference") or difference.get("gap", 0))
+    return say(_DIFFERENCES[difference["kind"]], difference, count=count)
 
 
 _TOKEN: Final = re.compile(r"\{([\w.]+)(?: (\w+))?(?::([^}]+))?\}(\.?)")
-_BRACKETS: Final = re.compile(r"\[([^]]*)\]")
+_BRACKETS: Final = re.compile(r"\[([^][]*)\]")
 _PLURALS: Final = {"life": "lives"}
+
+
+def dotted(version: Sequence[int]) -> str:
+    """A version as people write it: EPOCH.COUNT."""
+    return ".".join(map(str, version))
+
+
+def since(time: float) -> str:
+    """An instant of the run, in seconds since its first inner step: 2.50 s after the first step."""
+    return f"{seconds(abs(time))} {'before' if time < 0 else 'after'} the first step"
 
 
 def counted(count: float, noun: str) -> str:
@@ -172,30 +183,56 @@ def counted(count: float, noun: str) -> str:
     return f"{whole(count)} {noun if count == 1 else _PLURALS.get(noun, f'{noun}s')}"
 
 
-def say(template: str, record: Any, **parts: object) -> str:
-    """A sentence from a template, the fields of a record, and `parts` beside them.
+FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "whole": whole,
+    "scaled": scaled,
+    "size": size,
+    "seconds": seconds,
+    "percent": percent,
+    "decimal": decimal,
+    "decimal1": partial(decimal, digits=1),
+    "decimal2": partial(decimal, digits=2),
+    "version": dotted,
+    "since": since,
+    "round": lambda number: str(number & 0xFFFFFFFF),
+    "ms": lambda value: seconds(value / 1e3),
+}
 
-    `{name}` is a field in words: a duration (`_ns`), another record, or as it is. `{name noun}` is counted,
-    `{name:.1f}` is formatted, and a full stop after a field follows no other. Of `[one|other]` the first is taken of
-    which every field is there (not None, empty, 0 or False), else the last; of `[one]` else nothing. A bool has no
-    words, and only decides.
+
+def say(template: str, record: Any, **parts: object) -> str:
+    """A sentence from a template, the fields of a record or the keys of a mapping, and `parts` beside them.
+
+    `{name}` is a field in words: a duration (`_ns`, `_ms`), another record, or as it is. `{name noun}` is counted,
+    `{name:percent}` is formatted (FORMATS, or as Python does), and a full stop after a field follows no other. Of
+    `[one|other]` the first is taken of which every field is there (not None, empty or False), else the last; of `[one]`
+    else nothing; brackets may be inside others. A bool has no words, and only decides.
     """
 
     def value(name: str) -> Any:
         return parts[name] if name in parts else _value(name, record)
 
+    def is_there(text: str) -> bool:
+        values = (value(token[1]) for token in _TOKEN.finditer(text))
+        return all(each is not None and each is not False and each != "" for each in values)
+
     def chosen(match: re.Match[str]) -> str:
         choices = match[1].split("|")
         others = choices.pop() if len(choices) > 1 else ""
-        return next((each for each in choices if all(value(token[1]) for token in _TOKEN.finditer(each))), others)
+        return next(filter(is_there, choices), others)
 
     def worded(match: re.Match[str]) -> str:
         name, noun, form, stop = match.groups()
         field = value(name)
-        text = counted(field, noun) if noun else format(field, form) if form else _text(name, field)
+        text = counted(field, noun) if noun else _formatted(field, form) if form else _text(name, field)
         return f"{text.rstrip('.')}." if stop else text
 
-    return _TOKEN.sub(worded, _BRACKETS.sub(chosen, template))
+    while _BRACKETS.search(template):  # The innermost first.
+        template = _BRACKETS.sub(chosen, template)
+    return _TOKEN.sub(worded, template)
+
+
+def _formatted(value: Any, form: str) -> str:
+    return FORMATS[form](value) if form in FORMATS else format(value, form)
 
 
 def _value(name: str, record: Any) -> Any:
@@ -205,7 +242,7 @@ def _value(name: str, record: Any) -> Any:
         return None if record is None else _value(inner, record)
     part = _PARTS.get(name)
     if part is None:
-        return getattr(record, name)
+        return record.get(name) if isinstance(record, Mapping) else getattr(record, name)
     return say(part, record) if isinstance(part, str) else part(record)
 
 
@@ -216,6 +253,8 @@ def _text(name: str, value: Any) -> str:
         return raised(value)
     if isinstance(value, bool):
         return ""
+    if name.endswith("_ms"):
+        return seconds(value / 1e3)
     return seconds(value / 1e9) if name.endswith("_ns") else str(value)
 
 
@@ -283,6 +322,9 @@ _PARTS: Final[Mapping[str, str | Callable[[Any], object]]] = {
     "is_expelled": lambda record: record.how == "expelled",
     "is_only": lambda record: record.lives == 1,
     "exit": lambda record: "ended" if record.status is None else "exited",
+    "failing": lambda record: record.status or None,
+    "silent_ns": lambda record: record.silence_ns or None,
+    "repeated": lambda record: record.again or None,
     "refused": lambda record: _REFUSALS[record.refusal],
     "everywhere": lambda record: raised(record.error, ", in every learner, again after a restart"),
     "healthy": lambda record: f"{HEALTHY / 1e9:.0f} s",
@@ -335,12 +377,12 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     ),
     # Ends
     "exited": Wording(
-        "[killed by signal {signal}|exited with status {status}|{exit}]", "[was killed by signal {signal}|{itself}]"
+        "[killed by signal {signal}|exited with status {failing}|{exit}]", "[was killed by signal {signal}|{itself}]"
     ),
     "unseen": Wording("ended while no daemon watched"),
     "not-started": Wording("could not be started: {error}"),
     "machine-lost": Wording(
-        "ended with its machine {machine}, which [has not been heard of for {silence_ns}|does not answer]"
+        "ended with its machine {machine}, which [has not been heard of for {silent_ns}|does not answer]"
     ),
     "machine-taken": Wording("{how} with its machine {machine}", "[{is_expelled}was ]{itself}"),
     # Incidents
@@ -379,7 +421,7 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "reformed": Wording(
         "its island {predicate}",
         "trains again with {processes} of {whole} processes, after {stall_ns} without a step"
-        "[, and {again} steps were made again]",
+        "[, and {repeated} steps were made again]",
     ),
     "numbers-lost": Wording(
         "the daemon's ledger was lost or torn: lives are numbered from {next_number} on",
@@ -419,6 +461,5 @@ def store_line(store: Any) -> str:
     """A line about a store of a status or a summary that does not take snapshots; '' if it does, or there is none."""
     if not isinstance(store, dict) or not store.get("error"):
         return ""
-    number = store.get("number")
-    last = f"the last one there is number {number}" if number else "there is none there yet"
-    return f"snapshots do not reach {store.get('url')}: {store['error']}; {last}"
+    text = "snapshots do not reach {url}: {error}; [the last one there is number {last}|there is none there yet]"
+    return say(text, store, last=store.get("number") or None)
