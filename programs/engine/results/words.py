@@ -153,8 +153,8 @@ _DIFFERENCES: Final = {
     "{tokens_by_steps}",
     "heard": "learner {learner}, life {incarnation}: {tokens_reported} tokens reported, others have heard of "
     "{tokens_heard}",
-    "fates": "learner {learner}, life {incarnation}, fragment {fragment}: {count} of {trained} tokens do not add up; its "
-    "account has {learner_merged} merged, the shards' has {shard_merged}",
+    "fates": "learner {learner}, life {incarnation}, fragment {fragment}: {count} of {trained} tokens do not add up; "
+    "its account has {learner_merged} merged, the shards' has {shard_merged}",
 }
 
 

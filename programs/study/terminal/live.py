@@ -82,6 +82,14 @@ class Notice(NamedTuple):
     is_earlier: bool = False
 
 
+_BEGUN: Final = {
+    "copy": "with its moments after step {step} of life {former}, from its machine",
+    "snapshot": "as life {former} was at version {step}, from the snapshot",
+    "peer": "with the moments of learner {former} after step {step}",
+    "anew": "with moments that begin anew, and counters after {step} steps: its machine has no copy",
+}
+
+
 class NoticeFeed:
     """Follows one run. `now_ns` is the monotonic clock of the machine, on which the daemon's facts are as well.
 
@@ -195,13 +203,7 @@ class NoticeFeed:
             began, life = report.get("began"), report.get("incarnation", 1)
             if began and self._is_untold("begun", int(slot), life, began[0]):
                 kind, former, step = began
-                source = f"with its moments after step {step} of life {former}, from its machine"
-                if kind == "snapshot":
-                    source = f"as life {former} was at version {step}, from the snapshot"
-                elif kind == "peer":
-                    source = f"with the moments of learner {former} after step {step}"
-                elif kind != "copy":
-                    source = f"with moments that begin anew, and counters after {step} steps: its machine has no copy"
+                source = _BEGUN[kind].format(former=former, step=step)
                 yield Notice(status.get("time"), f"learner {slot} goes on as life {life} {source}", "good")
 
     def _stored(self, status: Mapping[str, Any]) -> Iterator[Notice]:
