@@ -422,15 +422,19 @@ def back(absence: Absence) -> str:
     if absence.seconds is None or absence.kind == "replaced":
         return ""
     took = seconds(absence.seconds)
-    if absence.kind == "silent":
-        return f"{named(absence.host)} is heard again, after {took}"
-    sentence = f"{named(absence.host)} {_AGAIN.get(absence.role, 'is there again')} after {took}"
-    if absence.role == SYNCER:
-        return (
-            f"{sentence}, under epoch {absence.life_after}: it has the newest fragments that hosts held, and what the "
-            "recorder keeps of their momentum"
-        )
-    return f"{sentence}, as life {absence.life_after}"
+    how = f"is heard again, after {took}" if absence.kind == "silent" else again(absence, f"after {took}")
+    return f"{named(absence.host)} {how}"
+
+
+def again(absence: Absence, when: str) -> str:
+    """The return of a host that was gone, in words that follow its name; `when` is 'after 4.00 s' or 'at 21.0 s'."""
+    does = f"{_AGAIN.get(absence.role, 'is there again')} {when}"
+    if absence.role != SYNCER:
+        return f"{does}, as life {absence.life_after}"
+    return (
+        f"{does}, under epoch {absence.life_after}: it has the newest fragments that hosts held, and what the recorder "
+        "keeps of their momentum"
+    )
 
 
 def cause(absence: Absence) -> str:

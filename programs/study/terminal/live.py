@@ -370,11 +370,8 @@ def preparing(*, quiet: bool, console: Console | None = None) -> Iterator[None]:
 def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], *, quiet: bool) -> None:
     """Print the settings that were chosen for a run that is about to start, unless `quiet`, and on standard error the
     warnings of its request."""
-    if chosen and not quiet:
-        values = ", ".join(f"{name} {value}" for name, value in chosen.items())
-        with suppress(BrokenPipeError):  # The view of the run finds it again.
-            sys.stdout.write(f"chosen for this run: {values}\n")
-            sys.stdout.flush()
+    values = ", ".join(f"{name} {value}" for name, value in chosen.items())
+    _print(f"chosen for this run: {values}" if chosen else "", quiet=quiet)
     for warning in warnings:
         sys.stderr.write(f"isthmus: warning: {printable(str(warning))}\n")
     sys.stderr.flush()
@@ -382,9 +379,13 @@ def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], *, quiet: boo
 
 def announce_resumption(resumption: Resumption, *, quiet: bool) -> None:
     """Print from which snapshot a run goes on, and what is undone, unless `quiet`."""
-    if not quiet:
+    _print(resumption_words(resumption), quiet=quiet)
+
+
+def _print(text: str, *, quiet: bool) -> None:
+    if text and not quiet:
         with suppress(BrokenPipeError):  # The view of the run finds it again.
-            sys.stdout.write(f"{resumption_words(resumption)}\n")
+            sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
 
 

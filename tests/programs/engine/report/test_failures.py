@@ -94,7 +94,7 @@ def test_the_table_says_what_happened_and_what_was_lost(folder: Path) -> None:
         "was killed by signal SIGKILL",
         "as life 2",
         "1,234 tokens; its optimizer&#39;s moments",
-        "under epoch 2, from the newest fragments that learners held, with zero momentum",
+        "under epoch 2: it has the newest fragments that hosts held, and what the recorder keeps of their momentum",
         "answers that were under way; its momentum, where the recorder has none that fits",
         "evaluations that were due meanwhile",
         "silent (suspect): no heartbeat for 1.80 s",
