@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,6 +21,18 @@ from isthmus.runtime.wire.daemon_notes import HERE, PRIVATE, DaemonNote, forget,
 
 STRANGER = 65534
 """The user `nobody`."""
+REFUSED = 3
+AS_STRANGER = f"""
+import os, socket, sys
+stranger, path = int(sys.argv[1]), sys.argv[2]
+os.setgroups([])
+os.setgid(stranger)
+os.setuid(stranger)
+try:
+    socket.socket(socket.AF_UNIX).connect(path)
+except PermissionError:
+    sys.exit({REFUSED})
+"""
 
 
 @pytest.fixture
@@ -55,17 +69,8 @@ def test_only_its_user_passes_to_the_socket(server: ControlServer) -> None:
 @pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_stranger_is_refused(server: ControlServer) -> None:
-    child = os.fork()
-    if child == 0:
-        status = 2
-        try:
-            os.setgroups([])
-            os.setgid(STRANGER)
-            os.setuid(STRANGER)
-            status = 1 if connects(path_of(server.endpoint)) else 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    command = [sys.executable, "-I", "-c", AS_STRANGER, str(STRANGER), str(path_of(server.endpoint))]
+    assert subprocess.run(command, check=False, timeout=60).returncode == REFUSED
 
 
 def test_nothing_is_left(server: ControlServer) -> None:
