@@ -125,10 +125,8 @@ def _digest(text: str) -> str:
 
 def raised_of(plain: Any) -> Raised:
     """The Raised decoded from plain data; ValueError if it is not one."""
-    try:
-        return msgspec.convert(plain, Raised)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"not a raised error: {error}") from None
+    raised: Raised = _decoded(plain, Raised, "a raised error")
+    return raised
 
 
 # -- ends of lives -----------------------------------------------------------------------------------------------------
@@ -429,8 +427,12 @@ def of_line(line: Mapping[str, Any]) -> Happened:
 
 def incident_of(plain: Mapping[str, Any]) -> Incident:
     """The incident decoded from plain data; ValueError if it is not one."""
-    try:
-        incident: Incident = msgspec.convert(plain, Incident)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"not an incident: {error}") from None
+    incident: Incident = _decoded(plain, Incident, "an incident")
     return incident
+
+
+def _decoded(plain: Any, kind: Any, name: str) -> Any:
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"not {name}: {error}") from None

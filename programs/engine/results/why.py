@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,7 @@ from isthmus.programs.engine.results.why_merge_facts import (
     taped_round,
     taped_rounds,
 )
-from isthmus.programs.engine.results.words import dotted, say, since
+from isthmus.programs.engine.results.words import FORMATS, dotted, percent, say, since, size, whole
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.tape.reading import Reading
@@ -251,16 +251,6 @@ _REMARKS_OF_FATES: Final[Mapping[Fate, str]] = {
     "gone": "asked, and not live any more at the close",
     "without steps": "had made no step on this version: weight 0",
 }
-_COLUMNS: Final = {
-    "learner": "{slot}",
-    "life": "[{incarnation}]",
-    "answer": "{fate}",
-    "arrived": "[{arrived_ms}]",
-    "tokens": "[{tokens:whole}]",
-    "steps": "[{steps:whole}]",
-    "weight": "[{weight:percent}]",
-    "bytes": "[{size_bytes:size}]",
-}
 _ASKED: Final = "{learners}[, in {attempts} attempts][, {opened:since}]; a quorum is {terms.quorum answer}"
 _GRACE: Final = (
     "[{terms.grace_ms} granted[ = gamma {terms.gamma:g} x slack {terms.slack_ms}[; a quorum took "
@@ -313,13 +303,22 @@ def remark(answer: RoundAnswer) -> str:
 
 def table(answers: Sequence[RoundAnswer]) -> dict[str, list[str]]:
     """Column -> its cells, a row for each learner; columns of which nothing is known are left out."""
-    has_lives = bool({answer.incarnation for answer in answers} - {None, 1})
+    lives = {answer.incarnation for answer in answers} - {None, 1}
     columns = {
-        name: [say(cell, answer, fate=fate(answer)) for answer in answers]
-        for name, cell in _COLUMNS.items()
-        if has_lives or name != "life"
+        "learner": [str(answer.slot) for answer in answers],
+        "life": [str(answer.incarnation or "") for answer in answers] if lives else [],
+        "answer": [fate(answer) for answer in answers],
+        "arrived": [_cell(answer.arrived_ms, FORMATS["ms"]) for answer in answers],
+        "tokens": [_cell(answer.tokens, whole) for answer in answers],
+        "steps": [_cell(answer.steps, whole) for answer in answers],
+        "weight": [_cell(answer.weight, percent) for answer in answers],
+        "bytes": [_cell(answer.size_bytes, size) for answer in answers],
     }
     return {name: cells for name, cells in columns.items() if any(cells)}
+
+
+def _cell(value: float | None, write: Callable[[float], str]) -> str:
+    return "" if value is None else write(value)
 
 
 def fate(answer: RoundAnswer) -> str:
