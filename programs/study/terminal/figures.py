@@ -142,10 +142,7 @@ class FigureWords:
 
     def shown(self, status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """The figures of the run: name and value."""
-        if losses := eval_losses(status):
-            yield "eval loss", losses
-        yield from eval_metrics(status)
-        yield from merge_figures(status, max(self.learners, len(status.get("learners", ()))))
+        return shown(status, max(self.learners, len(status.get("learners", ()))))
 
     def ending(self, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         """The notable facts at the end: keyword and text."""
@@ -212,6 +209,14 @@ def eval_metrics(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The first few other scalars of the newest evaluation: name and number."""
     for name, value in list(training.get("eval_metrics", {}).items())[:METRICS_SHOWN]:
         yield f"eval {name}", words.decimal(value)
+
+
+def shown(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
+    """The figures of a run of so many learners: name and value."""
+    if losses := eval_losses(status):
+        yield "eval loss", losses
+    yield from eval_metrics(status)
+    yield from merge_figures(status, learners)
 
 
 def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
