@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -314,16 +315,20 @@ _BAR_WIDTHS: Final = (4, 24)
 _STYLES: Final = {"bad": "red", "odd": "yellow", "good": "green"}
 
 
-class View(Protocol):
-    """A display of a run."""
+class View(ABC):
+    """A display of a run, on a console."""
 
-    def update(self, status: dict[str, Any]) -> None:
+    def __init__(self, figures: FigureWords, console: Console) -> None:
+        self._figures, self._console = figures, console
+
+    def update(self, status: dict[str, Any]) -> None:  # noqa: B027 (a view may show the end alone)
         """Show the newest status."""
 
+    @abstractmethod
     def close(self, summary: dict[str, Any]) -> None:
         """Show how the run ended."""
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027 (most hold none)
         """Restore the terminal, whatever happened. Idempotent."""
 
 
@@ -390,16 +395,14 @@ def _print(text: str, *, quiet: bool) -> None:
 
 
 @final
-class LiveTable:
+class LiveTable(View):
     """A terminal: a progress bar, the figures of the run, a row for each learner, and recent notices."""
 
     def __init__(
         self, figures: FigureWords, news: NoticeFeed, console: Console, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._figures = figures
-        self._news = news
-        self._console = console
-        self._now, self._began = now, now()
+        super().__init__(figures, console)
+        self._news, self._now, self._began = news, now, now()
         self._status: dict[str, Any] = {}
         self._losses: dict[int, float] = {}
         self._speed = ("", "")
@@ -465,16 +468,14 @@ class LiveTable:
 
 
 @final
-class LineView:
+class LineView(View):
     """No terminal: a line when something begins or happens to a host, and one every few seconds."""
 
     def __init__(
         self, figures: FigureWords, news: NoticeFeed, console: Console, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._figures = figures
-        self._news = news
-        self._console = console
-        self._now = now
+        super().__init__(figures, console)
+        self._news, self._now = news, now
         self._stage = ""
         self._written_at = float("-inf")
 
@@ -503,29 +504,16 @@ class LineView:
         for word, text in self._figures.ending(summary):
             _write(self._console, f"{word:<10} {text}")
 
-    def end(self) -> None:
-        """Nothing is held."""
-
 
 @final
-class LastLine:
+class LastLine(View):
     """Quiet: how the run ended, in one line."""
-
-    def __init__(self, figures: FigureWords, console: Console) -> None:
-        self._figures = figures
-        self._console = console
-
-    def update(self, status: dict[str, Any]) -> None:
-        """Nothing is shown."""
 
     def close(self, summary: dict[str, Any]) -> None:
         losses = eval_losses({**summary, "eval_loss": summary["eval_loss_final"]})
         _write(
             self._console, f"{self._figures.program} {summary['outcome']}, eval loss {losses}, {self._figures.folder}"
         )
-
-    def end(self) -> None:
-        """Nothing is held."""
 
 
 def run_table(figures: FigureWords, status: Mapping[str, Any], width: int) -> RenderableType:
