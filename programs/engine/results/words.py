@@ -190,8 +190,8 @@ FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "seconds": seconds,
     "percent": percent,
     "decimal": decimal,
-    "decimal1": partial(decimal, digits=1),
     "decimal2": partial(decimal, digits=2),
+    "quoted": repr,
     "version": dotted,
     "since": since,
     "round": lambda number: str(number & 0xFFFFFFFF),
@@ -350,7 +350,7 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
         "was {excuse} for {excused_ns}, which is as long as is allowed, and was killed by the daemon",
     ),
     "stall": Wording(
-        "stuck: no step for {stalled_ns}, in one firing of node '{node}': {usually}[{is_of_role} in its role], "
+        "stuck: no step for {stalled_ns}, in one firing of node {node:quoted}: {usually}[{is_of_role} in its role], "
         "phi is {phi:.1f}[, {patience} times the patience]",
         "was stuck, without a step for {stalled_ns} in one firing of its node {node}, and was killed",
     ),

@@ -293,6 +293,11 @@ def test_a_verdict_has_every_figure_that_it_rests_on(found: incidents.Verdict, w
     assert reason(found) == words
 
 
+def test_a_name_that_a_host_made_up_is_quoted_and_no_value_is_taken_for_a_template() -> None:
+    assert "node 'a\\n{peers}[|]'" in reason(msgspec.structs.replace(STALL, node="a\n{peers}[|]"))
+    assert reason(NotStarted("{machine} [no memory|x]")) == "could not be started: {machine} [no memory|x]"
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
