@@ -11,25 +11,25 @@ that were given up are tried again; those that get no more lives are retired.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, assert_never
 
 import msgspec
 
-from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.clock import Duration, Instant, seconds
+from isthmus.runtime.daemon.ground import Ground
 from isthmus.runtime.daemon.host_endpoint import Shown
-from isthmus.runtime.daemon.ledger import FILE, Ledger, LedgerError, identity
+from isthmus.runtime.daemon.ledger import FILE, Ledger, LedgerError
 from isthmus.runtime.daemon.outpost import of_orders, over, read_report
-from isthmus.runtime.daemon.site import Launch, Site, now
+from isthmus.runtime.daemon.site import Site
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.driver import Driver
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
     DAEMON,
@@ -59,6 +59,7 @@ from isthmus.runtime.supervision.home_events import (
 from isthmus.runtime.supervision.incidents import (
     Failure,
     Happened,
+    Incident,
     LedgerRemoved,
     Ordered,
     ReplicaFailure,
@@ -70,71 +71,59 @@ from isthmus.runtime.supervision.messages import Report, ReportError
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system.files import Lines
-from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
-from isthmus.runtime.tape.writing import TAPE_BYTES
 from isthmus.runtime.wire.control_messages import Message, decode, encode
 
 JOURNAL = "journal"
 TRAINING = "training"
+EVENTS: Final = "events.jsonl"
 
 
 class Daemon:
-    """The daemon of the run named `run`, in `folder`.
+    """The daemon of the run named `run`.
 
     `cast` are the run's replicas, `places` their machines; `send` sends a message to another machine, and may lose it;
     `keys` returns the admitted public keys; `turn_away` tells a machine that claims to be the home that this one is.
-    `on_over` is called once, when every process has ended; `patience` is the longest wait for a silent host; its tapes,
-    and those of its station, have at most `tape_bytes`.
+    `on_over` is called once, when every process has ended; `patience` is the longest wait for a silent host.
     """
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        folder: Path,
+        ground: Ground,
         cast: RunRoles,
         *,
         run: str,
         name: str,
-        listen: str,
-        launch: Launch,
         on_over: Callable[[Daemon], None],
         patience: Duration = PATIENCE,
         places: Places | None = None,
         send: Callable[[str, Message], None] = lambda machine, message: None,
         keys: Callable[[], Mapping[str, str]] = dict,
-        tape_bytes: int = TAPE_BYTES,
         turn_away: Callable[[str], None] = lambda machine: None,
     ) -> None:
-        self.folder, self.name = folder, name
+        """Serve hosts and commands; raises what the ground's `serve` raises."""
+        self.folder, self.name = ground.folder, name
         self.status_last: dict[str, Any] = {}
         places = places or Places(home=name)
         self.home = Home(cast, places, patience=patience)
         self._turn_away = turn_away
-        self._loop, self._on_over, self._send, self._keys = loop, on_over, send, keys
+        self._ground, self._clock, self._ledger = ground, ground.clock, ground.ledger
+        self._on_over, self._send, self._keys = on_over, send, keys
         self._shown: dict[Member, Shown] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._cancel_timer: Callable[[], None] = lambda: None
         self._has_begun = self._is_closed = False
-        self._folder_identity = identity(folder)
-        self._events = Lines(folder / "events.jsonl")
-        self._driver = Driver(self.home, self._perform, now, segment_bytes=segment_bytes(tape_bytes))
+        self._events = Lines(self.folder / EVENTS, ground.disk)
+        self._driver = ground.drive("home", self.home, self._perform)
         commands = {"status": self._status_asked, "stop": self._stop_asked, "end": self._end_asked}
         self._site = Site(
-            loop,
-            folder,
+            ground,
             run=run,
-            name=name,
-            listen=listen,
-            launch=launch,
             is_at_home=True,
             home=name,
             term=places.term,
             turn_away=self._turned_away,
             report=lambda report, shown: self._on_report(name, report, shown),
             commands=MappingProxyType(commands),
-            tape_bytes=tape_bytes,
         )
-        self._launch, self._ledger = launch, self._site.ledger
-        self._tape_files = TapeFiles.of_daemon(folder, "home", os.getpid(), bytes_max=tape_bytes)
         self.endpoint = self._site.endpoint_of_hosts.endpoint
 
     # -- interface -----------------------------------------------------------------------------------------------------
@@ -147,7 +136,7 @@ class Daemon:
         former = None if journal is None else msgspec.msgpack.decode(journal, type=Journal)
         self._site.start()
         is_lost = self._ledger.is_lost("home")
-        recorded = Recorded.of(_incidents(self.folder / "events.jsonl")) if is_lost else Recorded()
+        recorded = Recorded.of(self._recorded()) if is_lost else Recorded()
         began = HomeBegan(self._ledger.numbers(), former, is_lost, recorded)
         self._has_begun = True
         self._driver.feed(began)
@@ -227,10 +216,7 @@ class Daemon:
     def close(self) -> None:
         """Release everything; the hosts, if any are left, go on."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._tape_files.write(self._driver.tape)
-        self._tape_files.close()
+        self._cancel_timer()
         self._events.close()
         self._site.close()
 
@@ -251,16 +237,16 @@ class Daemon:
         if self._is_closed:
             return
         if self._site.beat():
-            self._events.append(as_line(Happened(now(), DAEMON, LedgerRemoved())))
-        if identity(self.folder) != self._folder_identity and self.outcome == "running":
+            self._write(DAEMON, LedgerRemoved())
+        if self._ground.is_gone() and self.outcome == "running":
             self.end(
                 f"the run folder {self.folder} was deleted while the run went on, and with it what was recorded; "
                 "the run was ended. Start it again."
             )
         self._driver.feed(HomeBeat())
         self._events.flush()
-        self._tape_files.write(self._driver.tape)
-        self._loop.call_later(BEAT_SECONDS, self._beat)
+        self._ground.flush()
+        self._clock.call_at(Instant(self._clock.now() + seconds(BEAT_SECONDS)), self._beat)
 
     def _fired(self) -> None:
         if not self._is_closed:
@@ -300,14 +286,27 @@ class Daemon:
             case SendOrders():
                 self._order(command)
             case WriteIncident():
-                self._events.append(as_line(Happened(now(), command.member, command.incident)))
+                self._write(command.member, command.incident)
             case SetHomeTimer():
-                self._set_timer(command.at)
+                self._cancel_timer()
+                self._cancel_timer = self._clock.call_at(command.at, self._fired)
             case FinishRun():
-                self._launch.close()
-                self._loop.call_soon(self._on_over, self)
+                self._ground.launch.close()
+                self._clock.call_soon(partial(self._on_over, self))
             case _:
                 assert_never(command)
+
+    def _write(self, member: Member, incident: Incident) -> None:
+        self._events.append(as_line(Happened(self._clock.now(), member, incident)))
+
+    def _recorded(self) -> Iterator[Happened]:
+        """The incidents of the run, without lines that are torn."""
+        data = b""
+        with suppress(OSError):  # None was written yet.
+            data = self._ground.disk.read(self.folder / EVENTS)
+        for line in data.splitlines():
+            with suppress(ValueError):
+                yield of_line(json.loads(line))
 
     def _note_lives(self, members: tuple[Member, ...]) -> None:
         try:
@@ -324,11 +323,6 @@ class Daemon:
                 self._site.order(orders, keys)
             else:
                 self._send(machine, of_orders(orders, keys))
-
-    def _set_timer(self, at: Instant) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, (at - now()) / 1e9), self._fired)
 
     # -- status --------------------------------------------------------------------------------------------------------
 
@@ -356,14 +350,6 @@ class Daemon:
         }
 
 
-def _incidents(path: Path) -> Iterator[Happened]:
-    """The incidents of a run, without lines that are torn."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    for line in lines:
-        with suppress(ValueError):
-            yield of_line(json.loads(line))
-
-
 LEFT_OUT: Final = "left out"
 """The reason recorded for a retired replica that the run goes on without."""
 
@@ -386,17 +372,25 @@ def move(folder: Path, former: Path | None) -> None:
     that cannot be recorded.
     """
     with closing(Ledger(folder, was_there=True)) as ledger:
-        ledger.move(former)
+        ledger.move(None if former is None else str(former / FILE))
         _go_on(ledger, folder)
+
+
+def journal_in(database: sqlite3.Connection) -> Journal | None:
+    """The journal of the last daemon that had a ledger; None where there is none, or it cannot be read."""
+    try:
+        row = database.execute("select value from notes where name = ?", (JOURNAL,)).fetchone()
+        return None if row is None else msgspec.msgpack.decode(bytes(row[0]), type=Journal)
+    except (sqlite3.Error, msgspec.DecodeError):
+        return None
 
 
 def journal_of(folder: Path) -> Journal | None:
     """The journal of the last daemon of a run; None where there is none, or it cannot be read."""
     try:
         with closing(sqlite3.connect(f"file:{folder / FILE}?mode=ro", uri=True)) as database:
-            row = database.execute("select value from notes where name = ?", (JOURNAL,)).fetchone()
-        return None if row is None else msgspec.msgpack.decode(bytes(row[0]), type=Journal)
-    except (sqlite3.Error, msgspec.DecodeError):
+            return journal_in(database)
+    except sqlite3.Error:
         return None
 
 

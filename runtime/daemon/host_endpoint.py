@@ -6,7 +6,6 @@ Messages from hosts of another run, whose daemon had this port before, are count
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -15,19 +14,18 @@ import msgspec
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import PHASES
+from isthmus.runtime.daemon.ground import Handler, Server
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.incidents import Starved, raised_of
 from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Heartbeat, ItemRefusal, Missing, Over
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 from isthmus.runtime.wire.control_messages import Message
-from isthmus.runtime.wire.control_server import ControlServer
 
 REFUSED_MAX: Final = 256
 """Distinct faults of messages that are counted separately."""
 HOST_MESSAGES: Final = frozenset({"hello", "heartbeat", "over", "failed"})
 
-Handler = Callable[[bytes, Message], None]
 Shown = Mapping[str, Any]
 """A host's status for people: {published, figures}."""
 
@@ -40,16 +38,15 @@ class HostEndpoint:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        listen: str,
+        serve: Callable[[Handler], Server],
         run: str,
         spoke: Callable[[HostSpoke, Shown], None],
         commands: Mapping[str, Handler],
     ) -> None:
-        """Bind; zmq.ZMQError if the endpoint is taken."""
+        """Raises what `serve` raises."""
         self._run, self._spoke, self._commands = run, spoke, commands
         self._peers: dict[Member, bytes] = {}
-        self._server = ControlServer(loop, listen, self._on_message)
+        self._server = serve(self._on_message)
 
     @property
     def endpoint(self) -> str:

@@ -12,13 +12,13 @@ station, until each has made up for it. After a reboot none of the recorded proc
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.system.processes import boot_id, started_at
+from isthmus.runtime.system import processes
 
 FILE: Final = "daemon.sqlite"
 Whose: TypeAlias = Literal["home", "station"]
@@ -51,12 +51,29 @@ class LedgerRow(NamedTuple):
     is_alive: bool
 
 
-class Ledger:
-    """The ledger of one run on one machine, in its `folder`."""
+class Kernel(Protocol):
+    """What a ledger has to know of processes."""
 
-    def __init__(self, folder: Path, *, was_there: bool = False) -> None:
+    def boot_id(self) -> bytes:
+        """The id of the machine's present boot."""
+
+    def started_at(self, pid: int, /) -> int | None:
+        """When a process started, in any unit; None if there is none of that pid."""
+
+
+class Ledger:
+    """The ledger of one run on one machine, in its `folder`; `connect` opens a database, `kernel` knows processes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        was_there: bool = False,
+        connect: Callable[..., sqlite3.Connection] = sqlite3.connect,
+        kernel: Kernel = processes,
+    ) -> None:
         """Open or create the file; `was_there`: a daemon was here before. sqlite3.Error or OSError on failure."""
-        self._path = folder / FILE
+        self._path, self._connect, self._kernel = folder / FILE, connect, kernel
         self._owed: dict[tuple[str, str], tuple[str, tuple[Any, ...]]] = {}
         try:
             self._database = self._opened(was_there)
@@ -68,10 +85,10 @@ class Ledger:
                     (folder / f"{FILE}{suffix}").replace(folder / f"{LOST}{suffix}")
             self._database = self._opened(was_there=True)
         self._identity = identity(self._path)
-        self._has_rebooted = self.noted(_BOOT) not in (None, boot_id())
+        self._has_rebooted = self.noted(_BOOT) not in (None, kernel.boot_id())
         if self._has_rebooted:  # These pids now belong to other processes, for every later daemon, too.
             self._owe(("lives", ""), "update lives set pid = null, started = null", ())
-        self.note(_BOOT, boot_id())
+        self.note(_BOOT, kernel.boot_id())
 
     def restore(self) -> bool:
         """Rewrite the file, with all its contents, if it was deleted under this daemon; returns whether it was.
@@ -106,7 +123,7 @@ class Ledger:
 
     def _opened(self, was_there: bool) -> sqlite3.Connection:
         """The open database; one created where there was one before is lost from its first transaction on."""
-        database = sqlite3.connect(self._path, isolation_level=None)
+        database = self._connect(self._path, isolation_level=None)
         try:
             database.execute("pragma journal_mode = wal")
             # With `normal` a power failure loses the newest transactions, and their numbers would be given again.
@@ -149,7 +166,7 @@ class Ledger:
             ("life", str(member)),
             "insert into lives values (?, ?, ?, ?, ?) on conflict (role, slot, incarnation) "
             "do update set pid = excluded.pid, started = excluded.started",
-            (replica.role, replica.slot, member.incarnation, pid, started_at(pid)),
+            (replica.role, replica.slot, member.incarnation, pid, self._kernel.started_at(pid)),
         )
 
     def newest(self) -> list[LedgerRow]:
@@ -163,18 +180,18 @@ class Ledger:
         ]
 
     def _is_there(self, pid: int, started: int | None) -> bool:
-        return not self._has_rebooted and started is not None and started_at(pid) == started
+        return not self._has_rebooted and started is not None and self._kernel.started_at(pid) == started
 
-    def move(self, former: Path | None) -> None:
+    def move(self, former: str | None) -> None:
         """Turn this ledger, of a run that had its home elsewhere, into that of a home here.
 
-        The lives in it were on that machine; they are replaced by those of this machine, from the ledger in the folder
-        `former`, with its record of a loss. The rest may be old, so it counts as lost for the home. LedgerError if the
-        disk does not accept that.
+        The lives in it were on that machine; they are replaced by those of this machine, from the ledger in the
+        database `former`, with its record of a loss. The rest may be old, so it counts as lost for the home.
+        LedgerError if the disk does not accept that.
         """
         try:
             if former is not None:
-                self._database.execute("attach database ? as former", (str(former / FILE),))
+                self._database.execute("attach database ? as former", (former,))
             self._database.execute("begin immediate")
             self._database.execute("delete from lives")
             self._database.execute("delete from notes where name = ?", (_LOST_OF["station"],))
@@ -245,9 +262,9 @@ def living(folder: Path) -> list[int]:
             boot = database.execute("select value from notes where name = ?", (_BOOT,)).fetchone()
     except sqlite3.Error:
         return []
-    if boot is not None and bytes(boot[0]) != boot_id():
+    if boot is not None and bytes(boot[0]) != processes.boot_id():
         return []
-    return [pid for pid, started in rows if started is not None and started_at(pid) == started]
+    return [pid for pid, started in rows if started is not None and processes.started_at(pid) == started]
 
 
 def identity(path: Path) -> tuple[int, int] | None:

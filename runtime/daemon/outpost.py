@@ -1,21 +1,21 @@
 """The outpost of a run on a machine that is not its home: its station there, on a link to the home.
 
-It decides nothing. Its hosts connect to its socket, as they would to the daemon of their home. The functions encode
+It decides nothing. Its hosts connect to it on loopback, as they would to the daemon of their home. The functions encode
 orders and reports as control messages.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
+from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.daemon.ground import Ground
 from isthmus.runtime.daemon.host_endpoint import Shown
-from isthmus.runtime.daemon.site import Launch, Site
+from isthmus.runtime.daemon.site import Site
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.supervision.messages import (
@@ -32,9 +32,7 @@ from isthmus.runtime.supervision.messages import (
 )
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
-from isthmus.runtime.tape.writing import TAPE_BYTES
 from isthmus.runtime.wire.control_messages import Message, encode
-from isthmus.runtime.wire.daemon_notes import PRIVATE
 
 SHOWN_BYTES_MAX: Final = 64 << 10
 """Size of one host's status: four times that of a learner with 64 fragments, and a sixty-fourth of a message."""
@@ -106,7 +104,7 @@ def over(home: str, term: int) -> Message:
 
 
 class Outpost:
-    """The part of run `run` on this machine, in `folder`.
+    """The part of run `run` on this machine, `name`.
 
     `send` sends a message to the home that it follows, and may lose it; `home` is that at first, in `term`, and
     `follow` and `turn_away` perform the commands about homes. Without orders it ends its hosts after `lonely_seconds`;
@@ -115,33 +113,26 @@ class Outpost:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        folder: Path,
+        ground: Ground,
         *,
         run: str,
         name: str,
         home: str,
         term: int,
-        launch: Launch,
         send: Callable[[Message], None],
         follow: Callable[[FollowHome], None],
         turn_away: Callable[[TurnAway], None],
         lonely_seconds: float,
         on_over: Callable[[], None],
         keeps_texts: bool,
-        tape_bytes: int = TAPE_BYTES,
     ) -> None:
-        """Bind; zmq.ZMQError, OSError or sqlite3.Error if that fails."""
-        self.folder, self.run = folder, run
-        self._loop, self._is_closed = loop, False
+        """Serve hosts; raises what the ground's `serve` raises."""
+        self.folder, self.run = ground.folder, run
+        self._ground, self._is_closed = ground, False
         self._name, self.keeps_texts, self._send = name, keeps_texts, send
         self._site = Site(
-            loop,
-            folder,
+            ground,
             run=run,
-            name=name,
-            listen=PRIVATE,
-            launch=launch,
             is_at_home=False,
             home=home,
             term=term,
@@ -150,7 +141,6 @@ class Outpost:
             lonely_beats=round(lonely_seconds / BEAT_SECONDS),
             report=self._report,
             on_over=on_over,
-            tape_bytes=tape_bytes,
         )
 
     def start(self) -> None:
@@ -185,4 +175,5 @@ class Outpost:
     def _beat(self) -> None:
         if not self._is_closed:
             self._site.beat()
-            self._loop.call_later(BEAT_SECONDS, self._beat)
+            self._ground.flush()
+            self._ground.clock.call_at(Instant(self._ground.clock.now() + seconds(BEAT_SECONDS)), self._beat)

@@ -22,8 +22,9 @@ from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Island, Span, Trace
 from isthmus.runtime.host.driver import Host
-from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
+from isthmus.runtime.host.threads import ThreadExecutor
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape

@@ -28,12 +28,13 @@ from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Island, Span, Trace, Traffic, spans_file, untold
 from isthmus.runtime.host.driver import Host
-from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
+from isthmus.runtime.host.threads import ThreadExecutor
 from isthmus.runtime.ids import LEARNER, Member, Replica, leader
 from isthmus.runtime.supervision.incidents import Starved
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.files import write_bytes
+from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.processes import ONE_THREAD
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
@@ -221,6 +222,37 @@ class Supply:
             self._found[source] = Starved(consumer, source, round(spent / items), round(rest / items))
 
 
+def message_of(host: Host, channel: DiallingChannel, now: Instant, *, formed: Formed, **figures: Any) -> Message:
+    """What a host tells its daemon of itself in every message; `figures` are those that only its process knows."""
+    traffic, published, member = host.traffic, host.published, host.member
+    firings, reachability = host.busy.firings(now), channel.reachability()
+    refusals = list(host.refusals.values())
+    return {
+        "replica": str(member.replica),
+        "incarnation": member.incarnation,
+        "published": published,
+        "figures": {
+            "formed": msgspec.to_builtins(formed),
+            "bytes_sent": traffic.bytes_sent,
+            "bytes_received": traffic.bytes_received,
+            "refused": sum(host.refused.values()) + sum(each.count for each in refusals),
+            "steps": steps(published),
+            "busy_ns": firings.busy,
+            "firing_ns": firings.oldest,
+            "firing_node": firings.node,
+            "peers": reachability.peers,
+            "unreached": len(reachability.missing),
+            "missing": [
+                [str(missing.replica), missing.incarnation, silence]
+                for missing, silence in reachability.missing[:MISSING_MAX]
+            ],
+            "refusals": [msgspec.to_builtins(each) for each in refusals],
+            "flows": msgspec.to_builtins(host.flows),
+            **figures,
+        },
+    }
+
+
 SEARCH_SECONDS: Final = 2.0
 """After this long without a message from the daemon, look whether another has taken over."""
 ORPHAN_SECONDS: Final = 60.0
@@ -397,45 +429,20 @@ class HostProcess:
 
     def _say(self, kind: str, **more: Any) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        traffic, published = self._host.traffic, self._host.published
-        firings, reachability = self._host.busy.firings(self._clock.now()), self._channel.reachability()
-        starved = self._supply.look(traffic, self._clock.now())
+        starved = self._supply.look(self._host.traffic, self._clock.now())
         elastic = self._elastic
-        figures = {
-            "formed": msgspec.to_builtins(Formed() if elastic is None else elastic.form_result),
-            "cpu_seconds": used.ru_utime + used.ru_stime + (elastic.cpu_seconds() if elastic is not None else 0.0),
-            "memory_bytes": used.ru_maxrss * 1024,
-            "bytes_sent": traffic.bytes_sent,
-            "bytes_received": traffic.bytes_received,
-            "refused": sum(self._host.refused.values()) + sum(each.count for each in self._host.refusals.values()),
-            "steps": steps(published),
-            "busy_ns": firings.busy,
-            "firing_ns": firings.oldest,
-            "firing_node": firings.node,
-            "starved": None if starved is None else msgspec.to_builtins(starved),
-            "peers": reachability.peers,
-            "unreached": len(reachability.missing),
-            "missing": [
-                [str(member.replica), member.incarnation, silence]
-                for member, silence in reachability.missing[:MISSING_MAX]
-            ],
-            "refusals": [msgspec.to_builtins(each) for each in self._host.refusals.values()],
-            "flows": msgspec.to_builtins(self._host.flows),
-        }
-        self._daemon.send(
-            {
-                "type": kind,
-                "run": self._run,
-                "replica": str(self._member.replica),
-                "incarnation": self._member.incarnation,
-                "pid": os.getpid(),
-                "endpoints": self._endpoints,
-                "phase": self._phase(published),
-                "published": published,
-                "figures": figures,
-                **more,
-            }
+        told = message_of(
+            self._host,
+            self._channel,
+            self._clock.now(),
+            formed=Formed() if elastic is None else elastic.form_result,
+            cpu_seconds=used.ru_utime + used.ru_stime + (elastic.cpu_seconds() if elastic is not None else 0.0),
+            memory_bytes=used.ru_maxrss * 1024,
+            starved=None if starved is None else msgspec.to_builtins(starved),
         )
+        phase = self._phase(self._host.published)
+        said = {"type": kind, "run": self._run, "pid": os.getpid(), "endpoints": self._endpoints, "phase": phase}
+        self._daemon.send({**told, **said, **more})
 
     def _phase(self, published: Mapping[str, Mapping[str, Any]]) -> str:
         """The phase that this host reports; one whose island is forming again is not stuck in a step."""

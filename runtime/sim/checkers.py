@@ -197,6 +197,8 @@ DEAFENING: Final = frozenset({"mute", "cut", "one-way cut", "clog", "lose", "thr
 """Kinds of faults that separate a host from the others."""
 STARTS_REFUSED_MIN: Final = 6
 """From this many on, eight seconds apart, a machine has no room for as long as the end of a run is awaited."""
+CARRIED_OUT_NS: Final = 15_000_000_000
+"""A home that has taken over gives no orders before it has waited 11 s for the hosts that it adopts."""
 RECORDER: Final = Replica("recorder", 0)
 
 
@@ -229,14 +231,25 @@ class VerdictsChecker(Checker):
     """Verdicts have a cause.
 
     A host that no fault concerned is killed neither for silence nor for being stuck, and is not given up; a daemon
-    reports the end of a life once.
+    reports the end of a life once. And they are carried out: in calm, a condemned host is gone.
     """
 
     def __init__(self) -> None:
         self._told: set[tuple[str, Member]] = set()
+        self._condemned: dict[Member, tuple[str, Instant]] = {}
+
+    def polled(self, universe: Universe) -> None:
+        """Look for hosts that the present daemon of the home has condemned, and whose stations have heard so."""
+        living = {life.member for life in universe.living()}
+        for member, (by, at) in self._condemned.items():
+            heard_ns = min(universe.clock.now() - at, universe.calm_ns)
+            if member in living and by == universe.home_name and heard_ns > CARRIED_OUT_NS:
+                raise ViolationError(f"{member} was condemned {heard_ns / 1e9:.0f} s ago, and is there")
 
     def happened(self, universe: Universe, happened: Happened) -> None:
         member, incident = happened.member, happened.incident
+        if isinstance(incident, Condemned):
+            self._condemned[member] = universe.home_name, universe.clock.now()
         if is_of_liar(universe, member.replica) and not isinstance(incident, Ended):
             return  # It says what it likes of its own hosts.
         # At the end of a run nothing excuses a silence, neither a cut link nor a stopped process.

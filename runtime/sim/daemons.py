@@ -1,8 +1,9 @@
-"""The machines of a universe and their daemons, which perform the commands of the supervision cores.
+"""The machines of a universe, and the daemons on them: the shells of real ones, on simulated ground.
 
-Cores, driver and constants are those of real daemons; processes, ledgers and links are simulated. A daemon may be
-suspended, and may die between any two commands; its successor on the machine starts from the ledger. A process exists
-from when a daemon requests it, boots for a while, and is then a host.
+Cores and shells, their messages and the statements of the ledger are those of real daemons; clock, processes, links and
+the ledger's disk are simulated. A daemon may be suspended, and may die between any two commands; its successor on the
+machine starts from the ledger. A process exists from when a daemon requests it, boots for a while, and is then a host.
+What a machine's daemon decides beyond the shells of a run (who is called, where a run is stationed) is simulated here.
 """
 
 from __future__ import annotations
@@ -11,91 +12,30 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, final
 
 from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.daemon.outpost import of_report, read_report
+from isthmus.runtime.daemon.ground import Ground, Handler, OnEnd
+from isthmus.runtime.daemon.home_daemon import Daemon, journal_in
+from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.sim.host import Life
+from isthmus.runtime.sim.host import RUN, Life
 from isthmus.runtime.sim.lies import Liar
-from isthmus.runtime.sim.machine import Book, HostClock, Mount, SimulatedDisk, SimulatedLedger
+from isthmus.runtime.sim.machine import HostClock, LedgerFile, Mount, SimulatedDisk
 from isthmus.runtime.sim.network import ControlLinks
 from isthmus.runtime.sim.world import SEGMENT_BYTES
-from isthmus.runtime.supervision.driver import Driver
+from isthmus.runtime.supervision.driver import Core, Driver
 from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.home_events import (
-    BadReportCame,
-    FinishRun,
-    HomeBeat,
-    HomeBegan,
-    HomeCommand,
-    HomeEvent,
-    HomeTimerFired,
-    NoteJournal,
-    Places,
-    Recorded,
-    ReportCame,
-    RunRoles,
-    SendOrders,
-    SetHomeTimer,
-    TurnedAway,
-    WriteIncident,
-)
-from isthmus.runtime.supervision.incidents import Exited, Incident
-from isthmus.runtime.supervision.messages import Report, ReportError, Row
-from isthmus.runtime.supervision.station import BEAT_SECONDS, Station
-from isthmus.runtime.supervision.station_events import (
-    CloseStation,
-    DismissHost,
-    FollowHome,
-    HomeCalled,
-    KillProcess,
-    LivesNoted,
-    LivesNotNoted,
-    NoteFound,
-    NoteLives,
-    NoteProcess,
-    OrdersCame,
-    ProcessEnded,
-    ProcessNotStarted,
-    ProcessStarted,
-    Remembered,
-    SendReport,
-    StartProcess,
-    StationBeat,
-    StationBegan,
-    StationCommand,
-    StationEvent,
-    TellHosts,
-    TurnAway,
-    WatchProcess,
-)
+from isthmus.runtime.supervision.home_events import Journal, Places, RunRoles, WriteIncident
+from isthmus.runtime.supervision.incidents import Exited, Happened
+from isthmus.runtime.supervision.messages import Row
+from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS, Station
+from isthmus.runtime.supervision.station_events import FollowHome, TellHosts
 from isthmus.runtime.tape.writing import Tape
-from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.control_messages import Message, decode, encode
 
 KILLED: Final = Exited(signal="SIGKILL")
-
-
-class DaemonView(Protocol):
-    """A machine's view of its daemon."""
-
-    name: str
-
-    def feed(self, event: StationEvent) -> None:
-        """Feed an event to the station."""
-
-    def feed_home(self, event: HomeEvent) -> None:
-        """Feed an event to the home, if it has one."""
-
-    def hear_report(self, machine: str, message: Message) -> None:
-        """Handle the report of a station elsewhere."""
-
-    def saw_end(self, process: SimulatedProcess) -> None:
-        """A process of its machine has ended."""
-
-    def die(self) -> None:
-        """End at once; the hosts go on."""
 
 
 @dataclass(slots=True)
@@ -140,30 +80,39 @@ class SimulatedMachine:
 
     `places` are those of the run whose home it is, or was, as far as it knows; `follows` is the home that its station
     has recorded, with the term. `crashes` counts, by replica, how many more lives end soon after they begin;
-    `start_troubles` are by the number of the fault that made each.
+    `start_troubles` are by the number of the fault that made each; `boots` counts the returns of its power. The disk of
+    its `records`, as far as it is a home, never fails: ledger and incidents are not lost together.
     """
 
     name: str
     address: str
     disk: SimulatedDisk
-    book: Book = field(default_factory=Book)
-    daemon: DaemonView | None = None
+    records: SimulatedDisk = field(default_factory=lambda: SimulatedDisk(""))
+    ledger: LedgerFile = field(default_factory=LedgerFile)
+    daemon: SimulatedDaemon | None = None
     processes: dict[int, SimulatedProcess] = field(default_factory=dict)
     crashes: dict[Replica, int] = field(default_factory=dict)
     start_troubles: dict[int, StartTrouble] = field(default_factory=dict)
     start_lags: dict[int, StartLag] = field(default_factory=dict)
     lies: dict[int, StationLie] = field(default_factory=dict)
     is_dark: bool = False
+    boots: int = 0
     places: Places | None = None
     follows: tuple[str, int] = ("", 1)
+
+    def journal(self) -> Journal | None:
+        """The journal of the home here."""
+        return journal_in(self.ledger.database)
 
     def living(self) -> list[Life]:
         return [process.life for process in self.processes.values() if process.life is not None and not process.end]
 
-    def process(self, member: Member) -> SimulatedProcess | None:
-        """The process of a life, if it exists."""
-        processes = (each for each in self.processes.values() if each.member == member and not each.end)
-        return next(processes, None)
+    def boot_id(self) -> bytes:
+        return str(self.boots).encode()
+
+    def started_at(self, pid: int, /) -> int | None:
+        process = self.processes.get(pid)
+        return None if process is None or process.end is not None else pid
 
     def end(self, process: SimulatedProcess, how: Exited = KILLED) -> None:
         """End a process at once; the daemon of its machine sees it, if there is one."""
@@ -174,7 +123,7 @@ class SimulatedMachine:
         if process.life is not None:
             process.life.kill()
         if self.daemon is not None:
-            self.daemon.saw_end(process)
+            self.daemon.processes.saw_end(process)
 
     def refuses_start(self, replica: Replica) -> bool:
         """Whether there is no room for the process of a replica."""
@@ -201,14 +150,9 @@ class SimulatedMachine:
             message = false
         return message
 
-    def stopped(self) -> tuple[Member, ...]:
-        """The lives whose process is stopped by a signal."""
-        return tuple(each.member for each in self.processes.values() if each.is_stopped and not each.end)
-
 
 STATION_SECONDS: Final = 1.0
 """Delay between the end of a station and a new one on its machine, for a home that still gives it orders."""
-JOURNAL: Final = "journal"
 TAKES_OVER_NS: Final = 50_000_000
 """Delay until the next daemon of a home has begun, while linked machines already report."""
 
@@ -222,7 +166,7 @@ class Shared:
     """The objects and callbacks that all daemons of a universe share.
 
     `launch` starts a process; `began` and `wrote` are called for each start and incident, `finished` at the end of the
-    run, `died` when a daemon comes to the command at which it dies; `recorded` is what the incidents so far tell.
+    run, `died` when a daemon comes to the command at which it dies.
     """
 
     clock: VirtualClock
@@ -231,108 +175,217 @@ class Shared:
     cast: RunRoles
     launch: Callable[[SimulatedMachine, Member], SimulatedProcess]
     began: Callable[[Member], None]
-    wrote: Callable[[SimulatedMachine, Member, Incident], None]
+    wrote: Callable[[SimulatedMachine, Happened], None]
     finished: Callable[[SimulatedMachine, Home], None]
     died: Callable[[SimulatedMachine], None]
-    recorded: Callable[[], Recorded]
 
 
-class SimulatedDaemon:
-    """The daemon on `machine`. It dies instead of performing a command after the next `commands_left`."""
+class DaemonClock(HostClock):
+    """The clock of a daemon, which may die in each callback; `died` is called then."""
+
+    def __init__(self, universe: VirtualClock, died: Callable[[], None]) -> None:
+        super().__init__(universe)
+        self._died = died
+
+    def run(self, callback: Callable[[], None]) -> None:
+        try:
+            super().run(callback)
+        except DiedError:
+            self._died()
+
+
+class SimulatedProcesses:
+    """The processes of a machine, as one of its daemons starts, watches and kills them."""
+
+    def __init__(self, shared: Shared, machine: SimulatedMachine, clock: HostClock) -> None:
+        self._shared, self._machine, self._clock = shared, machine, clock
+        self._watched: dict[Member, tuple[SimulatedProcess, OnEnd]] = {}
+
+    def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
+        return list(wanted)
+
+    def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
+        machine = self._machine
+        if machine.refuses_start(member.replica):
+            raise OSError("no process left")
+        self._shared.began(member)
+        process = self._shared.launch(machine, member)
+        at = Instant(self._clock.now() + seconds(machine.start_lag()))
+        self._clock.call_at(at, partial(started, process.pid))
+
+    def watch(self, member: Member, pid: int, ended: OnEnd) -> None:
+        process = self._machine.processes.get(pid)
+        if process is None or process.end is not None:
+            self._clock.call_soon(partial(ended, member, Exited(), None))
+        else:
+            self._watched[member] = process, ended
+
+    def kill(self, member: Member) -> None:
+        if member in self._watched:
+            # The kernel ends it and reports that soon, not now.
+            self._shared.clock.call_soon(partial(self._machine.end, self._watched[member][0]))
+
+    def stopped(self) -> tuple[Member, ...]:
+        return tuple(member for member, (process, _) in self._watched.items() if process.is_stopped)
+
+    def saw_end(self, process: SimulatedProcess) -> None:
+        """A process of the machine has ended."""
+        _, ended = self._watched.pop(process.member, (process, None))
+        if ended is not None and process.end is not None:
+            self._clock.run(partial(ended, process.member, process.end, 0.0))
+
+    def close(self) -> None:
+        self._watched.clear()
+
+
+class SimulatedServer:
+    """The endpoint of a daemon, and the lives that have dialled it, by their names."""
+
+    def __init__(self, daemon: SimulatedDaemon, handle: Handler) -> None:
+        self.endpoint, self.refused = daemon.name, Counter[str]()
+        self._daemon, self._handle = daemon, handle
+        self._lives: dict[bytes, Life] = {}
+        self._is_closed = False
+
+    def send(self, peer: bytes, message: Message) -> None:
+        self._lives[peer].hear(self._daemon, decode(encode(message)))
+
+    def hear(self, life: Life, message: bytes) -> None:
+        """A host has sent a message."""
+        peer = str(life.member).encode()
+        self._lives[peer] = life
+        if not self._is_closed:
+            self._daemon.clock.run(partial(self._handle, peer, decode(message)))
+
+    def close(self) -> None:
+        self._is_closed = True
+
+
+@final
+class SimulatedDaemon(Ground):
+    """The daemon on `machine`: the shells of a home or of an outpost, for which it is the ground.
+
+    It dies instead of performing a command after the next `commands_left`.
+    """
+
+    clock: DaemonClock
+    processes: SimulatedProcesses
 
     def __init__(self, shared: Shared, machine: SimulatedMachine, number: int) -> None:
-        self.clock = HostClock(shared.clock)
         self.name = f"daemon {machine.name}#{number}"
-        self.tapes: list[Tape] = []
-        self._stations: list[Station] = []
-        self.home: Home | None = None
-        self.homes: Driver | None = None
+        self.tapes: dict[str, list[Tape]] = {"station": [], "home": []}
         self.commands_left: int | None = None
-        self._mount = Mount(machine.disk)
-        self._ledger = SimulatedLedger(machine.book, self._mount)
+        self.is_published = False
         self._shared, self._machine = shared, machine
-        self._station()
-        self._cancel_timer: Callable[[], None] = lambda: None
-        self._ended: set[int] = set()
+        self._mount = Mount(machine.disk)
+        self._stations: list[Station] = []
         self._roster: tuple[Row, ...] = ()
         """The hosts of the run, as its station has learned last."""
         self._heard: set[str] = set()
         """The machines whose reports have arrived: they follow this home."""
-        if machine.places is not None:
-            self.home = Home(shared.cast, machine.places)
-            self.homes = Driver(self.home, self._perform_home, self.clock.now, segment_bytes=SEGMENT_BYTES)
+        clock = DaemonClock(shared.clock, self._died)
+        processes = SimulatedProcesses(shared, machine, clock)
+        super().__init__(
+            RUN, Mount(machine.records), clock, machine.ledger.open(self._mount, machine), processes, processes
+        )
+        self._home: Daemon | None = None
+        self._outpost: Outpost | None = None
+        if (places := machine.places) is not None:
+            self._home = Daemon(
+                self,
+                shared.cast,
+                run=RUN.name,
+                name=machine.name,
+                on_over=lambda daemon: shared.finished(machine, daemon.home),
+                places=places,
+                send=self._send,
+                turn_away=lambda other: self._tell_home(other, machine.name, places.term),
+            )
 
-    def _station(self) -> None:
-        """Begin a station, with a tape of its own."""
-        self.station = Station(is_at_home=self._machine.places is not None)
-        self._stations.append(self.station)
-        self.stations = Driver(self.station, self._perform, self.clock.now, segment_bytes=SEGMENT_BYTES)
-        self.tapes.append(self.stations.tape)
+    def start(self) -> None:
+        """Start, like a new process."""
+        if self._home is None:
+            self.clock.run(self._begin_outpost)
+            return
+        takes = 0 if self._machine.journal() is None else TAKES_OVER_NS
+        self.clock.call_at(Instant(self.clock.now() + takes), self._home.start)
+        self._call()
+
+    def _begin_outpost(self) -> None:
+        machine = self._machine
+        home, term = machine.follows
+        self._outpost = Outpost(
+            self,
+            run=RUN.name,
+            name=machine.name,
+            home=home,
+            term=term,
+            send=self._report,
+            follow=self._follow,
+            turn_away=lambda command: self._tell_home(command.home, command.by, command.term),
+            lonely_seconds=LONELY_BEATS * BEAT_SECONDS,
+            on_over=self._end_outpost,
+            keeps_texts=False,
+        )
+        self._outpost.start()
+
+    @property
+    def home(self) -> Home | None:
+        """The core of the home, if it is here."""
+        return None if self._home is None else self._home.home
+
+    @property
+    def station(self) -> Station:
+        """The core of its present station."""
+        return self._stations[-1]
 
     @property
     def refused(self) -> Counter[str]:
         return sum((station.refused for station in self._stations), Counter[str]())
 
-    def start(self) -> None:
-        """Start, like a new process."""
-        remembered = []
-        for member, pid in self._ledger.newest():
-            process = None if pid is None else self._machine.processes.get(pid)
-            remembered.append(Remembered(member, pid, process is not None and process.end is None))
-        self.feed(StationBegan(tuple(remembered), self._ledger.is_lost("station"), *self._following()))
-        if self.homes is not None:
-            journal = self._ledger.noted(JOURNAL)
-            is_lost = self._ledger.is_lost("home")
-            recorded = self._shared.recorded() if is_lost else Recorded()
-            began = HomeBegan(self._ledger.numbers(), journal, is_lost, recorded)
-            takes = 0 if journal is None else TAKES_OVER_NS
-            self.clock.call_at(Instant(self.clock.now() + takes), partial(self.feed_home, began))
-        self._beat()
-
-    def _following(self) -> tuple[str, int]:
-        """The home that the station follows at first, and its term."""
-        places = self._machine.places
-        return self._machine.follows if places is None else (places.home, places.term)
-
     def die(self) -> None:
+        """End at once; the hosts go on."""
         self.clock.is_dead = self._mount.is_gone = True
 
-    # -- events --------------------------------------------------------------------------------------------------------
+    # -- the ground of its shells --------------------------------------------------------------------------------------
 
-    def feed(self, event: StationEvent) -> None:
-        self.clock.run(partial(self._feed, self.stations, event))
+    def drive(self, name: str, core: Core, perform: Callable[[Any], None]) -> Driver:
+        def performing(command: Any) -> None:
+            self._live_on()
+            if isinstance(command, TellHosts):
+                self._roster = command.roster or self._roster
+            elif isinstance(command, WriteIncident):
+                self._shared.wrote(self._machine, Happened(self.clock.now(), command.member, command.incident))
+            perform(command)
 
-    def feed_home(self, event: HomeEvent) -> None:
-        if self.homes is not None:
-            self.clock.run(partial(self._feed, self.homes, event))
+        driver = Driver(core, performing, self.clock.now, segment_bytes=SEGMENT_BYTES)
+        self.tapes[name].append(driver.tape)
+        if isinstance(core, Station):
+            self._stations.append(core)
+        return driver
 
-    def saw_end(self, process: SimulatedProcess) -> None:
-        if process.pid in self._ended:
-            return
-        self._ended.add(process.pid)
-        assert process.end is not None
-        self.feed(ProcessEnded(process.member, process.end, 0.0))
+    def serve(self, handle: Handler) -> SimulatedServer:
+        self.server = SimulatedServer(self, handle)
+        return self.server
 
-    def _feed(self, driver: Driver, event: StationEvent | HomeEvent) -> None:
-        try:
-            driver.feed(event)
-        except DiedError:
+    def publish(self, endpoint: str) -> None:
+        self.is_published = True
+
+    def restore_ledger(self) -> bool:
+        return False
+
+    def is_gone(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        """Does nothing: tapes are kept in memory."""
+
+    def close(self) -> None:
+        self.processes.close()
+
+    def _died(self) -> None:
+        if self._machine.daemon is self:
             self._shared.died(self._machine)
-
-    def _beat(self) -> None:
-        self._ledger.settle()
-        self.feed(StationBeat(self._machine.stopped()))
-        self.feed_home(HomeBeat())
-        self._call()
-        self.clock.call_at(Instant(self.clock.now() + seconds(BEAT_SECONDS)), self._beat)
-
-    def _call(self) -> None:
-        """Announce this home to machines that do not report to it yet."""
-        if self.home is not None and self.home.term > 1 and not self.home.is_ending:
-            event = HomeCalled(self._machine.name, self.home.term)
-            for name in self.home.fleet.others:
-                if name not in self._heard and name in self._shared.machines:
-                    self._shared.links.send(self._machine.name, name, partial(self._obeyed, name, event))
 
     def _live_on(self) -> None:
         """Die here, if this is the command."""
@@ -344,153 +397,78 @@ class SimulatedDaemon:
                 self.die()
                 raise DiedError
 
-    # -- commands of the station ---------------------------------------------------------------------------------------
+    # -- other machines ------------------------------------------------------------------------------------------------
 
-    def _perform(self, command: StationCommand) -> None:
-        self._live_on()
-        machine = self._machine
-        match command:
-            case NoteLives():
-                self._note(self.stations, self._ledger.begin, command.members)
-            case NoteFound():
-                self._ledger.mark_whole("station")
-            case StartProcess():
-                self._start(command.member)
-            case NoteProcess():
-                self._ledger.started(command.member, command.pid)
-            case WatchProcess():
-                process = machine.processes.get(command.pid)
-                if process is None or process.end is not None:
-                    self._soon(self.stations, ProcessEnded(command.member, Exited()))
-            case KillProcess():
-                if (process := machine.process(command.member)) is not None:
-                    # The kernel ends it and reports that soon, not now.
-                    self._shared.clock.call_soon(partial(machine.end, process))
-            case TellHosts():
-                self._roster = command.roster or self._roster
-                for member in command.members:
-                    if (process := machine.process(member)) is not None and process.life is not None:
-                        roster, ends = command.roster, command.is_ending
-                        stops, forms = command.is_stopping, command.forms
-                        process.life.on_message(self, roster, stop=stops, end=ends, forms=forms)
-            case DismissHost():
-                if (process := machine.process(command.member)) is not None and process.life is not None:
-                    process.life.on_message(self, None, stop=False, end=True)
-            case SendReport():
-                self._report(command.report)
-            case FollowHome():
-                machine.follows = command.home, command.term
-            case TurnAway():
-                self._turn_away(command)
-            case CloseStation():
-                self.clock.call_at(Instant(self.clock.now() + seconds(STATION_SECONDS)), self._station_anew)
+    def at_home(self, act: Callable[[Daemon], object]) -> None:
+        """Do something with the home here, if there is one."""
+        home = self._home
 
-    def _station_anew(self) -> None:
-        """Begin a new, empty station, as for a home that finds the machine without one."""
-        if not self.clock.is_dead:
-            self._machine.book.forget()
-            self._station()
-            self.feed(StationBegan((), False, *self._following()))
+        def run() -> None:
+            if home is not None:
+                act(home)
 
-    def _start(self, member: Member) -> None:
-        machine = self._machine
-        if machine.refuses_start(member.replica):
-            self._soon(self.stations, ProcessNotStarted(member, "no process left"))
-            return
-        self._shared.began(member)
-        process = self._shared.launch(machine, member)
-        started, lag = ProcessStarted(member, process.pid), machine.start_lag()
-        if lag:
-            at = Instant(self.clock.now() + seconds(lag))
-            self.clock.call_at(at, partial(self._feed, self.stations, started))
-        else:
-            self._soon(self.stations, started)
+        self.clock.run(run)
 
-    def _report(self, report: Report) -> None:
-        if self.homes is not None:
-            self.homes.feed(ReportCame(self._machine.name, report))
-            return
-        name, home = self._machine.name, self._machine.follows[0]
-        message = self._machine.lied(of_report(report, {}), self._roster)
+    def _reach(self, name: str, act: Callable[[SimulatedDaemon], None]) -> None:
+        """Do something with the daemon of another machine, once a message has got there."""
 
         def arrive() -> None:
-            daemon = self._shared.machines[home].daemon
+            daemon = self._shared.machines[name].daemon
             if daemon is not None:
-                daemon.hear_report(name, message)
+                daemon.clock.run(partial(act, daemon))
 
-        self._shared.links.send(name, home, arrive)
+        if name in self._shared.machines:
+            self._shared.links.send(self._machine.name, name, arrive)
 
-    def hear_report(self, machine: str, message: Message) -> None:
-        """Handle the report of a station elsewhere."""
-        self._heard.add(machine)
-        try:
-            report, _ = read_report(message)
-        except ReportError as error:
-            self.feed_home(BadReportCame(machine, error.fault))
-        else:
-            self.feed_home(ReportCame(machine, report))
+    def _send(self, name: str, message: Message) -> None:
+        """Orders of the home here."""
+        self._reach(name, lambda daemon: daemon._ordered(self._machine.name, message))
 
-    def _turn_away(self, command: TurnAway) -> None:
-        """Tell the home here, or the machine that claims to be home, that another one is."""
-        event = TurnedAway(command.by, command.term)
-        if command.home == self._machine.name:
-            self.feed_home(event)
-            return
+    def _ordered(self, home: str, message: Message) -> None:
+        if self._outpost is not None:
+            self._outpost.order(home, message)
 
-        def arrive() -> None:
-            daemon = self._shared.machines[command.home].daemon
-            if daemon is not None:
-                daemon.feed_home(event)
+    def _report(self, message: Message) -> None:
+        """A report of the outpost here."""
+        told = self._machine.lied(message, self._roster)
+        self._reach(self._machine.follows[0], lambda daemon: daemon._reported(self._machine.name, told))
 
-        self._shared.links.send(self._machine.name, command.home, arrive)
+    def _reported(self, machine: str, message: Message) -> None:
+        if self._home is not None:
+            self._heard.add(machine)
+            self._home.on_message(machine, message)
 
-    # -- commands of the home ------------------------------------------------------------------------------------------
+    def _call(self) -> None:
+        """Announce this home to machines that do not report to it yet."""
+        home = self.home
+        if home is not None and home.term > 1 and not home.is_ending:
+            for name in home.fleet.others:
+                if name not in self._heard:
+                    self._tell_home(name, self._machine.name, home.term)
+        self.clock.call_at(Instant(self.clock.now() + seconds(BEAT_SECONDS)), self._call)
 
-    def _perform_home(self, command: HomeCommand) -> None:
-        self._live_on()
-        assert self.home is not None
-        assert self.homes is not None
-        match command:
-            case NoteLives():
-                self._note(self.homes, self._ledger.give, command.members)
-            case NoteFound():
-                self._ledger.mark_whole("home")
-            case NoteJournal():
-                self._ledger.note(JOURNAL, command.journal)
-            case SendOrders():
-                self._order(command)
-            case WriteIncident():
-                self._shared.wrote(self._machine, command.member, command.incident)
-            case SetHomeTimer():
-                self._cancel_timer()
-                self._cancel_timer = self.clock.call_at(command.at, partial(self.feed_home, HomeTimerFired()))
-            case FinishRun():
-                self._shared.finished(self._machine, self.home)
+    def _called(self, home: str, term: int) -> None:
+        """A machine claims to be the home."""
+        if self._home is not None:
+            self._home.call(home, term)
+        elif self._outpost is not None:
+            self._outpost.call(home, term)
 
-    def _order(self, command: SendOrders) -> None:
-        for name, orders in command.by_machine():
-            event = OrdersCame(orders)
-            if name == self._machine.name:
-                self.stations.feed(event)
-            else:
-                self._shared.links.send(self._machine.name, name, partial(self._obeyed, name, event))
+    def _tell_home(self, name: str, home: str, term: int) -> None:
+        """Tell another machine which one is the home, as that does when it calls there."""
+        self._reach(name, lambda daemon: daemon._called(home, term))
 
-    def _obeyed(self, name: str, event: OrdersCame | HomeCalled) -> None:
-        """Orders, or a call, arrive at a machine."""
-        daemon = self._shared.machines[name].daemon
-        if daemon is not None:
-            daemon.feed(event)
+    def _follow(self, command: FollowHome) -> None:
+        self._machine.follows = command.home, command.term
 
-    # -- for both cores ------------------------------------------------------------------------------------------------
+    def _end_outpost(self) -> None:
+        """The run has left this machine; a home that still gives orders finds another outpost soon."""
+        assert self._outpost is not None
+        self._outpost.close()
+        self._outpost = None
+        self.clock.call_at(Instant(self.clock.now() + seconds(STATION_SECONDS)), self._begin_anew)
 
-    def _note(self, driver: Driver, write: Callable[[tuple[Member, ...]], None], members: tuple[Member, ...]) -> None:
-        try:
-            write(members)
-        except OSError as error:
-            driver.feed(LivesNotNoted(members, str(error)))
-        else:
-            driver.feed(LivesNoted(members))
-
-    def _soon(self, driver: Driver, event: StationEvent) -> None:
-        """Feed an event at this instant, after the present work."""
-        self.clock.call_soon(partial(self._feed, driver, event))
+    def _begin_anew(self) -> None:
+        self._machine.ledger.forget()
+        self.ledger = self._machine.ledger.open(self._mount, self._machine)
+        self._begin_outpost()

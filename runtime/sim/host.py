@@ -10,8 +10,11 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, final
+
+import msgspec
 
 from isthmus.runtime.channels.contract import Parcel, Receiver
 from isthmus.runtime.clock import Duration, Instant
@@ -28,8 +31,8 @@ from isthmus.runtime.host.own_process import (
     Row,
     is_orphan,
     is_searching,
+    message_of,
     phase,
-    steps,
     suspended,
 )
 from isthmus.runtime.host.virtual_time import InlineExecutor, VirtualClock
@@ -41,11 +44,12 @@ from isthmus.runtime.sim.machine import HostClock, Mount, SimulatedDisk
 from isthmus.runtime.sim.network import Ether, EtherSockets
 from isthmus.runtime.sim.world import SEGMENT_BYTES, DurationOf, durations
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed, Heartbeat, Missing, Over
-from isthmus.runtime.supervision.station_events import HostSpoke
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Form, Formed
 from isthmus.runtime.tape.reading import TapeFiles, named
 from isthmus.runtime.tape.writing import Piece, Tape, frames
 from isthmus.runtime.wire.channel import WireChannel
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.control_messages import encode as encode_message
 from isthmus.runtime.wire.peers import Limits
 
 RUN: Final = Path("/run")
@@ -162,7 +166,7 @@ class UniverseSetting:
     limits: Limits
     ended: Callable[[Life, str], None]
     failed: Callable[[Life, str, str], None]
-    spoke: Callable[[Life, HostSpoke], None]
+    spoke: Callable[[Life, bytes], None]
     daemon_of: Callable[[Life], object | None]
     left: Callable[[Life, Exited], None]
     forgeries: Callable[[Life], Sequence[Forge]]
@@ -199,8 +203,7 @@ class Life:
         self.formed = Formed()
         self.clock = HostClock(setting.clock)
         self._setting = setting
-        self._is_leaving = False
-        self._over: Over | None = None
+        self._is_leaving = self._is_over = False
         self.tape = LifeTape(member, tapes)
         self.checkers, self._trace = setting.checkers, setting.trace
         rng = random.Random(f"{setting.seed} {member}")
@@ -208,7 +211,7 @@ class Life:
             member,
             clock=self.clock,
             sockets=EtherSockets(setting.ether, address, self.clock.run, rng),
-            run="run",
+            run=RUN.name,
             fingerprint="fingerprint",
             limits=setting.limits,
             watch=self._watch,
@@ -274,32 +277,17 @@ class Life:
         """The last inner step that it has reported; 0 where it reports none."""
         return max((int(shown.get("step", 0)) for shown in self.shown), default=0)
 
-    def on_message(
-        self, daemon: object, rows: Sequence[Row] | None, *, stop: bool, end: bool, forms: Sequence[Form] = ()
-    ) -> None:
-        """Handle a daemon's message: roster, if it has one, forms of elastic islands, and whether to stop or exit."""
+    def hear(self, daemon: object, message: Message) -> None:
+        """Handle a daemon's message, if it is the one that this host has dialled."""
         if daemon is self.daemon:
-            self.clock.run(lambda: self._on_message(rows, forms, stop=stop, end=end))
+            self.clock.run(partial(self._on_message, message))
 
     def say(self) -> None:
         """Send a heartbeat to the daemon."""
-        firings, published = self.host.busy.firings(self.clock.now()), self.host.published
-        reachability = self.channel.reachability()
-        heartbeat = Heartbeat(
-            phase=self.phase,
-            endpoints=self.endpoints,
-            steps=steps(published),
-            busy=firings.busy,
-            firing=firings.oldest,
-            node=firings.node,
-            flows=self.host.flows,
-            peers=reachability.peers,
-            unreached=len(reachability.missing),
-            missing=tuple(Missing(*each) for each in reachability.missing[:MISSING_MAX]),
-            refusals=tuple(self.host.refusals.values()),
-            formed=self.formed,
-        )
-        self._setting.spoke(self, HostSpoke(self.member, self.pid, heartbeat, over=self._over))
+        told = message_of(self.host, self.channel, self.clock.now(), formed=self.formed)
+        kind = "over" if self._is_over else "heartbeat"
+        said = {"type": kind, "run": RUN.name, "pid": self.pid, "endpoints": self.endpoints, "phase": self.phase}
+        self._setting.spoke(self, encode_message({**told, **said}))
 
     def kill(self) -> None:
         """End the process at once; the kernel closes its sockets."""
@@ -339,21 +327,28 @@ class Life:
         """The edge of an item."""
         return self.plan.edges[parcel.edge]
 
-    def _on_message(self, rows: Sequence[Row] | None, forms: Sequence[Form], *, stop: bool, end: bool) -> None:
+    def _on_message(self, message: Message) -> None:
+        self._silence.heard(self.clock.now() / 1e9)
+        match message["type"]:
+            case "roster":
+                self._take_roster(message["members"], message["keys"], msgspec.convert(message["forms"], list[Form]))
+            case "stop":
+                if not self.host.stop_requested:
+                    self.host.request_stop()
+            case "exit":
+                if not self._is_leaving:
+                    self._is_leaving = True
+                    at = Instant(self.clock.now() + round(EXIT_SECONDS * 1e9))
+                    self.clock.call_at(at, lambda: self._leave(Exited(0)))
+
+    def _take_roster(self, rows: Sequence[Row], keys: Mapping[str, str], forms: Sequence[Form]) -> None:
         for form in forms:
             if form.members[0] == self.member and form.number > self.formed.number:
                 stall = FORMING_NS if self.formed.number else 0
                 self.formed = Formed(form.number, len(form.members), stall)
-        self._silence.heard(self.clock.now() / 1e9)
-        if rows is not None:
-            for checker in self.checkers:
-                checker.rostered(self, rows)
-            self.meetings.follow(rows, {})
-        if stop and not self.host.stop_requested:
-            self.host.request_stop()
-        if end and not self._is_leaving:
-            self._is_leaving = True
-            self.clock.call_at(Instant(self.clock.now() + round(EXIT_SECONDS * 1e9)), lambda: self._leave(Exited(0)))
+        for checker in self.checkers:
+            checker.rostered(self, rows)
+        self.meetings.follow(rows, keys)
 
     def _leave(self, how: Exited) -> None:
         """Exit by itself."""
@@ -369,7 +364,7 @@ class Life:
     def _node_ended(self, node: str) -> None:
         self._setting.ended(self, node)
         if self.member.replica.role == "recorder":
-            self._over = Over.of(self.host.published.get("record", {}))
+            self._is_over = True
             self.say()
 
     def _duration(self, node: int, took: Duration) -> Duration:

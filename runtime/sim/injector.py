@@ -278,12 +278,12 @@ class Acts:
         number = self._next()
         match fault:
             case faults.KillDaemon():
-                if not isinstance(daemon, SimulatedDaemon) or daemon.commands_left is not None:
+                if daemon is None or daemon.commands_left is not None:
                     return False
                 daemon.commands_left = fault.commands
                 self._last(fault.seconds, partial(self._replace, machine, daemon, fault))
             case faults.PauseDaemon():
-                if not isinstance(daemon, SimulatedDaemon) or daemon.clock.is_paused:
+                if daemon is None or daemon.clock.is_paused:
                     return False
                 daemon.clock.is_paused = True
                 self._last(fault.seconds, daemon.clock.resume)
@@ -300,7 +300,7 @@ class Acts:
         if machine.daemon is daemon:
             self._universe.kill_daemon(machine)
         if fault.loses_ledger and machine.daemon is None:
-            machine.book.lose()
+            machine.ledger.lose()
             self._universe.forget_stop(machine)
         self._universe.start_daemon(machine)
 

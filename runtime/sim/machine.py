@@ -1,23 +1,25 @@
-"""The parts of a simulated machine: its disk, the clocks of its hosts, and the ledger of its daemon.
+"""The parts of a simulated machine: its disk, the clocks of its hosts, and the file of its ledger.
 
-They replace the kernel, the loop and SQLite, with the same guarantees, and fail as the faults of the universe say.
+They replace the kernel, the loop and the files, with the same guarantees, and fail as the faults of the universe say.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
+import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
 from isthmus.runtime.clock import Duration, Instant
+from isthmus.runtime.daemon.ledger import Kernel, Ledger
 from isthmus.runtime.host.virtual_time import VirtualClock
-from isthmus.runtime.ids import Member, Replica
 
 Change = tuple[tuple[Path, "Content | None"], ...]
 """Names that change at once, each with its new content."""
@@ -339,8 +341,8 @@ class HostClock:
     def resume(self) -> None:
         """Resume: waiting calls happen now."""
         self.is_paused = False
-        while self._waiting and not self.is_dead:
-            self._waiting.popleft()()
+        while self._waiting and not (self.is_dead or self.is_paused):
+            self.run(self._waiting.popleft())
 
     def wait_until(self, at: Instant, callback: Callable[[], None]) -> Callable[[], None]:
         """Schedule a call of the universe for when this clock will show `at`, at its present rate."""
@@ -381,102 +383,69 @@ class _HostClockCall:
 
 RECORD_BYTES: Final = 64
 """Approximate bytes of a write, on a disk that fills up."""
+WRITES: Final = ("begin", "insert", "update", "delete")
+_numbers: Final = itertools.count()
 
 
-@dataclass(slots=True)
-class Book:
-    """The contents of a ledger on disk.
+class LedgerDatabase(sqlite3.Connection):
+    """A database in memory whose writes need the disk of `mount`."""
 
-    `was_there`: a daemon has been here; `lost` names the cores that have not made up yet for an unreadable ledger.
-    """
+    mount: Mount | None = None
 
-    numbers: dict[Replica, int] = field(default_factory=dict)
-    lives: dict[Replica, tuple[int, int | None]] = field(default_factory=dict)
-    notes: dict[str, Any] = field(default_factory=dict)
-    was_there: bool = False
-    lost: set[str] = field(default_factory=set)
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        if self.mount is not None and sql.startswith(WRITES):
+            try:
+                self.mount.disk().ask(size=RECORD_BYTES)
+            except OSError as error:
+                raise sqlite3.OperationalError(str(error)) from None
+        return super().execute(sql, parameters)
+
+
+class LedgerFile:
+    """The file of a machine's ledger: synced with every transaction, so that a power failure leaves it as it is."""
+
+    def __init__(self) -> None:
+        self._has_been_opened = False
+        self._renew()
+
+    def open(self, mount: Mount | None, kernel: Kernel) -> Ledger:
+        """The ledger of the machine's next daemon."""
+        self.database.mount = mount
+        was_there, self._has_been_opened = self._has_been_opened, True
+        return Ledger(Path("ledger"), was_there=was_there, connect=self._connected, kernel=kernel)
 
     def forget(self) -> None:
-        """The run has left this machine: drop its lives, and the record of a loss."""
-        self.lives = {}
-        self.lost.discard("station")
-
-    def take_over(self, former: Book) -> None:
-        """Become the ledger of a new home, from that of the home before, as far as that can be trusted."""
-        self.numbers = dict(former.numbers)
-        self.notes = {**self.notes, **former.notes}
-        self.lost = {*self.lost, "home"}
+        """The run has left this machine."""
+        self._has_been_opened = False
+        self.lose()
 
     def lose(self) -> None:
         """The file is missing, or torn."""
-        self.numbers, self.lives, self.notes = {}, {}, {}
-        self.lost = {"home", "station"} if self.was_there else set()
+        self.close()
+        self._renew()
 
+    def copy(self, former: LedgerFile) -> None:
+        """Become a copy of another machine's."""
+        self.lose()
+        former.database.backup(self.database)
+        self._has_been_opened = True
 
-class SimulatedLedger:
-    """The ledger of one daemon, while it is alive."""
+    def take_over(self, former: LedgerFile, kernel: Kernel) -> None:
+        """Become the ledger of a new home, from that of the home before."""
+        here = self._name if self._has_been_opened else None
+        lives = self.database  # Open until they are copied: it is in memory.
+        self._renew()
+        former.database.backup(self.database)
+        self.open(None, kernel).move(here)
+        lives.close()
 
-    def __init__(self, book: Book, mount: Mount) -> None:
-        book.was_there = True
-        self._book, self._mount = book, mount
-        self._owed: dict[Any, Any] = {}
+    def close(self) -> None:
+        """Drop it."""
+        self.database.close()
 
-    def is_lost(self, whose: str) -> bool:
-        """Whether an earlier ledger was lost, and the home or the station has not made up for it."""
-        return whose in self._book.lost
+    def _renew(self) -> None:
+        self._name = f"file:isthmus-{next(_numbers)}?mode=memory&cache=shared"
+        self.database = sqlite3.connect(self._name, uri=True, isolation_level=None, factory=LedgerDatabase)
 
-    def mark_whole(self, whose: str) -> None:
-        """Record that it has, now or later."""
-        self._owed["found", whose] = None
-        self.settle()
-
-    def numbers(self) -> tuple[Member, ...]:
-        """The newest number of every replica that was given one."""
-        return tuple(Member(*each) for each in sorted(self._book.numbers.items()))
-
-    def newest(self) -> list[tuple[Member, int | None]]:
-        """The newest life of every replica of which one was begun here, and its process."""
-        return [(Member(replica, number), pid) for replica, (number, pid) in sorted(self._book.lives.items())]
-
-    def noted(self, name: str) -> Any:
-        """The value under a name."""
-        return self._book.notes.get(name)
-
-    def give(self, members: Iterable[Member]) -> None:
-        """Record numbers of a home; OSError if the disk does not accept them."""
-        self._mount.disk().ask(size=RECORD_BYTES)
-        for member in members:
-            number_before = self._book.numbers.get(member.replica, 0)
-            self._book.numbers[member.replica] = max(member.incarnation, number_before)
-
-    def begin(self, members: Iterable[Member]) -> None:
-        """Record lives that are about to begin here; OSError if the disk does not accept them."""
-        self._mount.disk().ask(size=RECORD_BYTES)
-        for member in members:
-            if member.incarnation > self._book.lives.get(member.replica, (0, None))[0]:
-                self._book.lives[member.replica] = member.incarnation, None
-
-    def started(self, member: Member, pid: int) -> None:
-        """Record the process of a life, now or later."""
-        self._owed[member] = pid
-        self.settle()
-
-    def note(self, name: str, value: Any) -> None:
-        """Keep a value for the next daemon, now or later."""
-        self._owed[name] = value
-        self.settle()
-
-    def settle(self) -> None:
-        """Write what the disk did not accept."""
-        try:
-            for key, value in list(self._owed.items()):
-                self._mount.disk().ask(size=RECORD_BYTES)
-                del self._owed[key]
-                if isinstance(key, tuple):
-                    self._book.lost.discard(key[1])
-                elif isinstance(key, str):
-                    self._book.notes[key] = value
-                elif self._book.lives.get(key.replica, (0, None))[0] <= key.incarnation:
-                    self._book.lives[key.replica] = key.incarnation, value
-        except OSError:
-            return
+    def _connected(self, path: Path, **options: Any) -> LedgerDatabase:
+        return self.database

@@ -1,8 +1,8 @@
 """A universe: a whole run on several machines, in one thread, in virtual time, with faults, from one seed.
 
 Hosts, cores, wire, bodies and the supervision of hosts are those of a real run. The virtual clock, the sockets and
-weather of `network`, machines with their disks and processes, and the shells of daemons are not; the `injector`
-disturbs them, and checkers check invariants. The same arguments give the same tapes byte for byte, under any hash seed.
+weather of `network`, and machines with their disks and processes are not; the `injector` disturbs them, and checkers
+check invariants. The same arguments give the same tapes byte for byte, under any hash seed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
@@ -25,7 +26,7 @@ from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.own_process import meets
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import LEARNER, Member, Replica, follower, leader
-from isthmus.runtime.sim.daemons import JOURNAL, Shared, SimulatedDaemon, SimulatedMachine, SimulatedProcess
+from isthmus.runtime.sim.daemons import Shared, SimulatedDaemon, SimulatedMachine, SimulatedProcess
 from isthmus.runtime.sim.faults import Fault, Join, check
 from isthmus.runtime.sim.host import Life, UniverseSetting, Witness
 from isthmus.runtime.sim.injector import Injector
@@ -33,9 +34,8 @@ from isthmus.runtime.sim.machine import Mount, SimulatedDisk
 from isthmus.runtime.sim.network import Climate, ControlLinks, Ether, Weather
 from isthmus.runtime.sim.world import DurationOf, a_millisecond
 from isthmus.runtime.supervision.home import Home
-from isthmus.runtime.supervision.home_events import EndAsked, MachineJoined, Places, Recorded, RunRoles, StopAsked
-from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, Incident, Ordered, SupersededHome
-from isthmus.runtime.supervision.station_events import HostSpoke
+from isthmus.runtime.supervision.home_events import Places, RunRoles
+from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, SupersededHome
 from isthmus.runtime.tape.writing import joined
 from isthmus.runtime.wire.peers import Limits
 
@@ -152,7 +152,7 @@ class Universe:
             ended=lambda life, node: self.ended.add((str(life.member.replica), node)),
             failed=self._failed,
             spoke=self._spoke,
-            daemon_of=lambda life: self.machines[life.machine].daemon,
+            daemon_of=self._daemon_of,
             left=self._left,
             forgeries=lambda life: self.injector.forgeries.get(life.member.replica, ()),
         )
@@ -186,7 +186,6 @@ class Universe:
             wrote=self._wrote,
             finished=self._finished,
             died=self.kill_daemon,
-            recorded=lambda: Recorded.of(self.incidents),
         )
         self.home = HOME
         self.machines[HOME].places = Places(home=HOME, machines=places, home_offers=MOVABLE)
@@ -243,17 +242,17 @@ class Universe:
         if daemon is None:
             return False
         self.start_daemon(self.machines[self._place(replica)])
-        daemon.feed_home(MachineJoined(self._place(replica), 1))
+        daemon.at_home(lambda home: home.join(self._place(replica), 1))
         return True
 
     def request_stop(self) -> bool:
         """Request a stop of the run; False where there is no daemon to receive it."""
         daemon = self.machines[self.home].daemon
-        if isinstance(daemon, SimulatedDaemon) and daemon.home is not None:
+        if daemon is not None and daemon.home is not None:
             self.requests.add("stop")
-            daemon.feed_home(StopAsked())
+            daemon.at_home(Daemon.request_stop)
             # A daemon that is suspended, or dies before it has recorded the stop, has confirmed nothing.
-            journal = self.machines[self.home].book.notes.get(JOURNAL)
+            journal = self.machines[self.home].journal()
             self.is_stopped |= journal is not None and journal.is_stopping and not daemon.home.is_ending
         return daemon is not None
 
@@ -264,7 +263,7 @@ class Universe:
     def move_home(self, name: str) -> None:
         """Another machine becomes the home of the run, in the next term, with what the disk of the present one has."""
         former, machine = self.machines[self.home], self.machines[name]
-        journal = former.book.notes.get(JOURNAL)
+        journal = former.journal()
         if machine.is_dark or machine is former or self.outcome is not None:
             return
         if journal is not None and journal.outcome != "running":
@@ -274,9 +273,10 @@ class Universe:
             former.places, home=name, term=former.places.term + 1, former=former.name
         )
         machine.disk.take_over(former.disk)
-        machine.book.take_over(former.book)
-        self.home = name
+        machine.records.take_over(former.records)
         self.kill_daemon(machine)
+        machine.ledger.take_over(former.ledger, machine)
+        self.home = name
         self.start_daemon(machine)
 
     def end(self) -> bool:
@@ -284,7 +284,7 @@ class Universe:
         daemon = self.machines[self.home].daemon
         if daemon is not None:
             self.requests.add("end")  # Before: a run without processes is over at once.
-            daemon.feed_home(EndAsked(Ordered("ended by a fault")))
+            daemon.at_home(lambda home: home.end("ended by a fault"))
         return daemon is not None
 
     def kill(self, life: Life) -> None:
@@ -310,6 +310,7 @@ class Universe:
         for process in list(machine.processes.values()):
             machine.end(process)
         if not keeps_power:
+            machine.boots += 1
             self.disks[machine.name].lose_power()
             self.tape_disks[machine.name].lose_power()
 
@@ -359,9 +360,11 @@ class Universe:
         self.injector.heal()
 
     def close(self) -> None:
-        """Kill all hosts."""
+        """Kill all hosts, and drop the ledgers."""
         for life in self.living():
             life.kill()
+        for machine in self.machines.values():
+            machine.ledger.close()
 
     # -- tapes ---------------------------------------------------------------------------------------------------------
 
@@ -369,9 +372,8 @@ class Universe:
         """The encoded tapes since the last call: of every life ('learner/2#1'), and of the cores of every daemon."""
         tapes = {str(life.member): joined(life.tape.news()) for life in self.lives}
         for daemon in self.daemons:
-            tapes[f"{daemon.name} station"] = b"".join(joined(tape.drain()) for tape in daemon.tapes)
-            if daemon.homes is not None:
-                tapes[f"{daemon.name} home"] = joined(daemon.homes.tape.drain())
+            for core, kept in daemon.tapes.items():
+                tapes[f"{daemon.name} {core}"] = b"".join(joined(tape.drain()) for tape in kept)
         return tapes
 
     # -- processes -----------------------------------------------------------------------------------------------------
@@ -380,10 +382,9 @@ class Universe:
         for checker in self._checkers:
             checker.began(self, member)
 
-    def _wrote(self, machine: SimulatedMachine, member: Member, incident: Incident) -> None:
+    def _wrote(self, machine: SimulatedMachine, happened: Happened) -> None:
         if machine.name != self.home:  # Incidents of a former home are ignored.
             return
-        happened = Happened(self.clock.now(), member, incident)
         self.incidents.append(happened)
         for checker in self._checkers:
             checker.happened(self, happened)
@@ -391,16 +392,13 @@ class Universe:
     def _finished(self, machine: SimulatedMachine, home: Home) -> None:
         if isinstance(home.failure, SupersededHome):  # From now on it is an outpost of the run.
             machine.follows, machine.places = (home.failure.home, home.failure.term), None
-            machine.book.forget()
-            self.clock.call_soon(partial(self._restart_daemon, machine))
+            self.kill_daemon(machine)
+            machine.ledger.forget()
+            self.clock.call_soon(partial(self.start_daemon, machine))
             return
         for checker in self._checkers:
             checker.finished(self, home)
         self.outcome, self.failure = home.outcome, home.failure
-
-    def _restart_daemon(self, machine: SimulatedMachine) -> None:
-        self.kill_daemon(machine)
-        self.start_daemon(machine)
 
     def _launch(self, machine: SimulatedMachine, member: Member) -> SimulatedProcess:
         """Start a process; it is a host once it has booted."""
@@ -430,10 +428,14 @@ class Universe:
         process.life = life
         life.start(listens=leader(process.member.replica).role != LEARNER)
 
-    def _spoke(self, life: Life, event: HostSpoke) -> None:
+    def _spoke(self, life: Life, message: bytes) -> None:
         daemon = self.machines[life.machine].daemon
         if daemon is not None and daemon is life.daemon:
-            daemon.feed(event)
+            daemon.server.hear(life, message)
+
+    def _daemon_of(self, life: Life) -> SimulatedDaemon | None:
+        daemon = self.machines[life.machine].daemon
+        return daemon if daemon is not None and daemon.is_published else None
 
     def _left(self, life: Life, how: Exited) -> None:
         machine = self.machines[life.machine]

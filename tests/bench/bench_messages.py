@@ -21,9 +21,9 @@ from typing import Any
 import uvloop
 
 from isthmus.runtime.channels.contract import Endpoints, Parcel
-from isthmus.runtime.host.threads import LoopClock
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.encoding import encode
+from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 

@@ -33,6 +33,7 @@ from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.launch import Launcher
+from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
@@ -239,21 +240,19 @@ class Outposts:
         self, folder: Path, run: str, link: HomeLink, term: int, heirs: tuple[HomeAddress, ...], *, keeps_texts: bool
     ) -> HeldOutpost:
         run_spec = spec.load(folder)
+        launch, tape_bytes = Launcher(self._loop, folder, run_spec.computing), run_spec.settings.tape_bytes
         outpost = Outpost(
-            self._loop,
-            folder,
+            LocalGround(self._loop, folder, name=self._name, launch=launch, tape_bytes=tape_bytes),
             run=run,
             name=self._name,
             home=link.home.name,
             term=term,
-            launch=Launcher(self._loop, folder, run_spec.computing),
             send=lambda message: self._held[run].link.send(message),
             follow=lambda command: self._follow(run, command),
             turn_away=lambda command: self._turn_away(run, command),
             lonely_seconds=run_spec.settings.home_away_seconds,
             on_over=lambda: self._over(run),
             keeps_texts=keeps_texts,
-            tape_bytes=run_spec.settings.tape_bytes,
         )
         held = self._held[run] = HeldOutpost(outpost, link, term, heirs, {link.home.name: link})
         self._on_change()

@@ -16,10 +16,10 @@ from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.launch import Launcher
 from isthmus.programs.engine.run.run_end import RunEnd, error_of
+from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RunError
 from isthmus.runtime.system.files import write_json
-from isthmus.runtime.wire.daemon_notes import PRIVATE
 
 
 @final
@@ -51,16 +51,13 @@ class HeldRun:
         self._loop, self._lock, self._finish, self._on_over = loop, lock, finish, on_over
         self._gather, self._own_seconds = gather, own_seconds
         self._launch = Launcher(loop, folder, run_spec.computing)
+        tape_bytes = run_spec.settings.tape_bytes
         self.daemon = Daemon(
-            loop,
-            folder,
+            LocalGround(loop, folder, name=machine, launch=self._launch, tape_bytes=tape_bytes),
             run_spec.cast,
             run=run_spec.run,
             name=machine,
-            listen=PRIVATE,
-            launch=self._launch,
             on_over=lambda daemon: self._end(),
-            tape_bytes=run_spec.settings.tape_bytes,
             **of_machines,
         )
 

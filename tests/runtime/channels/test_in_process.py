@@ -22,9 +22,9 @@ from isthmus.runtime.channels.conformance import (
 from isthmus.runtime.channels.contract import Channel
 from isthmus.runtime.channels.in_process import Network
 from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds, seconds
-from isthmus.runtime.host.threads import LoopClock
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.ids import Member
+from isthmus.runtime.system.loop_clock import LoopClock
 from tests.loops import run_until
 
 

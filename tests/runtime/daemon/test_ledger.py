@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from isthmus.runtime.daemon import ledger as ledgers
 from isthmus.runtime.daemon.home_daemon import JOURNAL, LEFT_OUT, journal_of, reopen
 from isthmus.runtime.daemon.ledger import FILE, LOST, Ledger, LedgerError, LedgerRow, living
 from isthmus.runtime.supervision.home_events import Journal
 from isthmus.runtime.supervision.incidents import Ordered
+from isthmus.runtime.system import processes
 from isthmus.runtime.system.processes import is_stopped, started_at
 from tests.runtime.supervision.supervision_stories import life, lives
 
@@ -153,7 +153,7 @@ def test_after_a_boot_every_process_is_gone_for_all_daemons(tmp_path: Path, monk
     before = Ledger(tmp_path)
     before.started(LEARNER, os.getpid())
     before.close()
-    monkeypatch.setattr(ledgers, "boot_id", lambda: b"another")
+    monkeypatch.setattr(processes, "boot_id", lambda: b"another")
     assert living(tmp_path) == []
     for _ in range(2):
         again = Ledger(tmp_path)

@@ -14,8 +14,9 @@ from isthmus.runtime.clock import Duration
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import AnyOf, Graph, Latest, Queue
 from isthmus.runtime.host.driver import BRIEF_MAX, Host, InputPolicy
-from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
+from isthmus.runtime.host.threads import ThreadExecutor
 from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets

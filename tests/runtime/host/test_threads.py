@@ -12,7 +12,8 @@ import pytest
 import uvloop
 
 from isthmus.runtime.clock import Instant, milliseconds
-from isthmus.runtime.host.threads import LoopClock, ThreadExecutor
+from isthmus.runtime.host.threads import ThreadExecutor
+from isthmus.runtime.system.loop_clock import LoopClock
 from isthmus.runtime.system.shared_loop import SharedLoop
 from tests.patience import PATIENCE
 

@@ -26,6 +26,7 @@ from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.engine.request.spec import Here
 from isthmus.programs.engine.run.finish import spans_in
 from isthmus.runtime.clock import Instant
+from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.outpost import SHOWN_BYTES_MAX, of_orders, of_report
 from isthmus.runtime.errors import ConfigError
@@ -364,13 +365,10 @@ class Unlaunched:
 def test_a_machine_shows_only_its_own_hosts_and_not_without_bound(tmp_path: Path) -> None:
     loop = uvloop.new_event_loop()
     daemon = Daemon(
-        loop,
-        tmp_path,
+        LocalGround(loop, tmp_path, name="alpha", launch=cast(Any, Unlaunched())),
         RunRoles(roles={"learner": 2, "recorder": 1}, slots_max={}, least={}),
         run="run",
         name="alpha",
-        listen="tcp://127.0.0.1:*",
-        launch=cast(Any, Unlaunched()),
         on_over=lambda daemon: None,
         places=Places(home="alpha", machines={LEARNERS[1]: "beta"}),
     )

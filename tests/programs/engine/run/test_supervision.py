@@ -19,6 +19,7 @@ import uvloop
 from isthmus.runtime.clock import Duration, seconds
 from isthmus.runtime.cores import membership_messages as presence
 from isthmus.runtime.cores.membership_messages import Excused
+from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import FILE
 from isthmus.runtime.host.own_process import DaemonSilence
@@ -100,13 +101,10 @@ class Watched:
 
     def _serve(self, patience: Duration) -> None:
         self.daemon = Daemon(
-            self._loop,
-            self.folder,
+            LocalGround(self._loop, self.folder, name="test", launch=self._launch),
             CAST,
             run=self.folder.name,
             name="test",
-            listen="tcp://127.0.0.1:*",
-            launch=self._launch,
             on_over=lambda daemon: self.is_over.set(),
             patience=patience,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,18 +22,24 @@ from isthmus.ops.exchange import token_accounts
 from isthmus.ops.learner import inner_step
 from isthmus.ops.recovery import hold
 from isthmus.ops.syncer import merge, pacer, schedule
+from isthmus.programs.study.simulation import searches
 from isthmus.programs.study.simulation.seeds import run, shape_of
+from isthmus.programs.study.simulation.universe import Outcome
 from isthmus.runtime.cores import quorum_core as quorum
+from isthmus.runtime.daemon import home_daemon, host_endpoint, ledger, site
+from isthmus.runtime.daemon.ledger import LedgerError
 from isthmus.runtime.host import own_process as meetings
 from isthmus.runtime.sim import host as life
-from isthmus.runtime.sim import machine as sim_ledger
-from isthmus.runtime.sim.faults import KillDaemon, Stop
+from isthmus.runtime.sim.faults import Hang, Join, KillDaemon, Stop
 from isthmus.runtime.sim.universe import HOME
 from isthmus.runtime.supervision import fleet, home, lives, station, watch
+from isthmus.runtime.supervision.station_events import KillProcess, LivesNoted
 from isthmus.runtime.wire import connections, protocol_credit, protocol_messages, protocol_session
 
 Break = Callable[[pytest.MonkeyPatch], None]
 SEEDS: Final = 300
+DEATHS: Final = "deaths"
+"""In place of a program: seeds of `isthmus simulate world --deaths`."""
 
 
 def counters_not_reset(patch: pytest.MonkeyPatch) -> None:
@@ -217,7 +224,7 @@ def stopped_hosts_killed(patch: pytest.MonkeyPatch) -> None:
 
 def ledger_believed(patch: pytest.MonkeyPatch) -> None:
     """Where a ledger was lost, numbers are counted from the beginning again."""
-    patch.setattr(sim_ledger.SimulatedLedger, "is_lost", lambda self, whose: False)
+    patch.setattr(ledger.Ledger, "is_lost", lambda self, whose: False)
 
 
 def model_begun_anew(patch: pytest.MonkeyPatch) -> None:
@@ -362,6 +369,82 @@ def begun_after_one_shard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batches_node, "beginning", broken)
 
 
+# -- of the shells around supervision, chosen before any seed was tried on them ----------------------------------------
+
+
+def noted_after_the_start(patch: pytest.MonkeyPatch) -> None:
+    """Ledgers record lives after their processes were asked for, not before: of the home and of the station.
+
+    Of either alone nobody would notice: what one has not recorded, the other has.
+    """
+
+    def later(shell: Any, write: Any, members: Any) -> None:
+        def note() -> None:
+            with suppress(LedgerError):
+                write(members)
+
+        shell._ground.clock.call_soon(note)
+        shell._driver.feed(LivesNoted(members))
+
+    patch.setattr(site.Site, "_note_lives", lambda self, members: later(self, self._ledger.begin, members))
+    patch.setattr(home_daemon.Daemon, "_note_lives", lambda self, members: later(self, self._ledger.give, members))
+
+
+def early_end_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The end of a process is not told where its host has not spoken before."""
+    ended = site.Site._ended
+
+    def broken(self: Any, member: Any, *more: Any) -> None:
+        if member in self.shown:
+            ended(self, member, *more)
+
+    patch.setattr(site.Site, "_ended", broken)
+
+
+def roster_once_for_each_replica(patch: pytest.MonkeyPatch) -> None:
+    """A host that came back is sent no roster, where its former life was sent one by this daemon."""
+    tell = host_endpoint.HostEndpoint.tell
+
+    def broken(self: Any, command: Any, keys: Any) -> None:
+        sent = self.__dict__.setdefault("sent", {})
+        for member in command.members:
+            is_first = sent.setdefault(member.replica, member) == member
+            told = msgspec.structs.replace(command, members=(member,), roster=command.roster if is_first else None)
+            tell(self, told, keys)
+
+    patch.setattr(host_endpoint.HostEndpoint, "tell", broken)
+
+
+def refused_start_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A process that could not be started is not told of."""
+    start = site.Site._start_process
+
+    def broken(self: Any, member: Any) -> None:
+        feed, self._driver.feed = self._driver.feed, lambda event: None
+        try:
+            start(self, member)
+        finally:
+            self._driver.feed = feed
+
+    patch.setattr(site.Site, "_start_process", broken)
+
+
+def condemned_kept_by_outposts(patch: pytest.MonkeyPatch) -> None:
+    """An outpost keeps the processes of lives that the home has given up."""
+    perform = site.Site._perform
+
+    def broken(self: Any, command: Any) -> None:
+        if not (isinstance(command, KillProcess) and not self.station._is_at_home):
+            perform(self, command)
+
+    patch.setattr(site.Site, "_perform", broken)
+
+
+def superseded_home_goes_on(patch: pytest.MonkeyPatch) -> None:
+    """A home is not told that another one has taken its place."""
+    patch.setattr(home_daemon.Daemon, "_turned_away", lambda self, command: None)
+
+
 MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (quorum_off_by_one, "decoupled-diloco"),
     (counters_not_reset, "decoupled-diloco"),
@@ -376,7 +459,6 @@ MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (strangers_dropped, "decoupled-diloco"),
     (end_told_once, "decoupled-diloco"),
     (adopted_at_once, "decoupled-diloco"),
-    (heard_before_it_has_begun, "decoupled-diloco"),
     (late_orders_obeyed, "decoupled-diloco"),
     (lost_machine_waited_for, "decoupled-diloco"),
     (stopped_hosts_killed, "decoupled-diloco"),
@@ -398,8 +480,12 @@ MUTANTS: Final[tuple[tuple[Break, str], ...]] = (
     (begun_from_zero, "decoupled-diloco"),
     (begun_after_one_fragment, "decoupled-diloco"),
     (begun_after_one_shard, "decoupled-diloco"),
+    (early_end_forgotten, "decoupled-diloco"),
+    (roster_once_for_each_replica, "decoupled-diloco"),
+    (refused_start_forgotten, "decoupled-diloco"),
+    (superseded_home_goes_on, DEATHS),
 )
-"""Each with the program that shows it: Queue edges between hosts are in few."""
+"""Each with the program that shows it: Queue edges between hosts are in few; a home that moves is among deaths."""
 
 
 NOTED_STOP: Final = replace(
@@ -407,13 +493,35 @@ NOTED_STOP: Final = replace(
 )
 """The daemon of the home dies after it has noted a stop, and before it orders one: no seed of the first SEEDS has that
 since a first merge waits. It catches `stop_forgotten`."""
+HUNG: Final = replace(
+    shape_of(3), faults=(Hang("learner/0", 24.0, at=2.0),), storms=(), steps=150, step_ms=300.0, late=5.0
+)
+"""A host hangs until it is condemned, and goes on, on a machine that is not the home; it catches
+`condemned_kept_by_outposts`."""
+EARLY_STOP: Final = replace(
+    shape_of(3),
+    faults=(Join("learner/3", at=1.0), KillDaemon(HOME, 1.0, 0, at=2.0), Stop(at=3.02)),
+    storms=(),
+    steps=60,
+    step_ms=100.0,
+)
+"""A stop is requested of a daemon that is there and has not begun: a home that acts on it at once forgets which lives
+there are, and replaces them, which no invariant forbids. It shows `heard_before_it_has_begun`."""
+BEGUN: Final = replace(shape_of(3), faults=(KillDaemon(HOME, 1.0, 6, at=0.0),), storms=(), steps=4, step_ms=100.0)
+"""The daemon of the home dies in the instant in which it has started its first process: it catches
+`noted_after_the_start`."""
+
+
+def outcome(seed: int, program: str) -> Outcome:
+    """The outcome of a seed of a program, or of one with deaths."""
+    return searches.run_deadly(seed) if program == DEATHS else run(seed, program)
 
 
 def violation_of(broken: Break, seed: int, program: str) -> str | None:
     """What a seed objects to while the code is broken."""
     with pytest.MonkeyPatch.context() as patch:
         broken(patch)
-        return run(seed, program).violation
+        return outcome(seed, program).violation
 
 
 def search(broken: Break, program: str) -> tuple[int, str] | None:

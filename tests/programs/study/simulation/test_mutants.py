@@ -7,10 +7,9 @@ from functools import cache
 
 import pytest
 
-from isthmus.programs.study.simulation.seeds import run
-from isthmus.programs.study.simulation.universe import outcome_of
+from isthmus.programs.study.simulation.universe import Outcome, Shape, outcome_of
 from tests.programs.study.simulation import mutants
-from tests.programs.study.simulation.mutants import MUTANTS, SEEDS, violation_of
+from tests.programs.study.simulation.mutants import MUTANTS, SEEDS, outcome, violation_of
 
 CAUGHT = {
     "quorum_off_by_one": (0, "is open, and awaits no vote"),
@@ -26,7 +25,6 @@ CAUGHT = {
     "strangers_dropped": (1, "whom it does not know"),
     "end_told_once": (30, "not over after"),
     "adopted_at_once": (8, "is back, which had gone"),
-    "heard_before_it_has_begun": (39, "after a host was told that it stops"),
     "late_orders_obeyed": (44, "is back, which had gone"),
     "lost_machine_waited_for": (37, "is killed, and no fault was about it"),
     "stopped_hosts_killed": (37, "is killed, and no fault was about it"),
@@ -48,6 +46,10 @@ CAUGHT = {
     "begun_from_zero": (9, "has trained from batch 0 on what is merged"),
     "begun_after_one_fragment": (9, "on what is merged; lives before it up to"),
     "begun_after_one_shard": (98, "on what is merged; lives before it up to"),
+    "early_end_forgotten": (13, "not over after"),
+    "superseded_home_goes_on": (2, "not over after"),
+    "roster_once_for_each_replica": (4, "not over after"),
+    "refused_start_forgotten": (6, "not over after"),
 }
 
 QUICK = {
@@ -55,6 +57,7 @@ QUICK = {
     *("stale_incarnation_accepted", "lost_machine_waited_for", "ledger_believed"),
     *("equal_weights", "merged_twice", "window_ignored", "begun_from_zero", "begun_after_one_fragment"),
     *("connection_number_ignored", "credit_leaked", "item_credit_leaked", "strangers_dropped"),
+    *("refused_start_forgotten", "superseded_home_goes_on"),
 }
 """Those that `make test` tries: of each mechanism one, among them those that its own tests do not notice."""
 VARIANTS = [
@@ -71,7 +74,7 @@ def test_every_variant_is_replayed() -> None:
 @cache
 def is_sound(seed: int, program: str) -> bool:
     """Whether a seed objects to nothing in the code as it is: several variants are caught by one seed."""
-    return run(seed, program).violation is None
+    return outcome(seed, program).violation is None
 
 
 @pytest.mark.slow
@@ -85,8 +88,30 @@ def test_what_is_broken_is_caught(broken: mutants.Break, program: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_stop_that_is_forgotten_is_caught_by_a_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = outcome_of(mutants.NOTED_STOP)
-    assert (sound.violation, sound.outcome, sound.missed) == (None, "stopped", [])
-    mutants.stop_forgotten(monkeypatch)
-    assert "after a host was told that it stops" in str(outcome_of(mutants.NOTED_STOP).violation)
+@pytest.mark.parametrize(
+    ("broken", "shape", "ends", "told"),
+    [
+        (mutants.stop_forgotten, mutants.NOTED_STOP, "stopped", "after a host was told that it stops"),
+        (mutants.condemned_kept_by_outposts, mutants.HUNG, "done", "was condemned 1"),
+        (mutants.noted_after_the_start, mutants.BEGUN, "done", "is started a second time"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_no_seed_catches_is_caught_by_a_scenario(
+    broken: mutants.Break, shape: Shape, ends: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = outcome_of(shape)
+    assert (sound.violation, sound.outcome, sound.missed) == (None, ends, [])
+    broken(monkeypatch)
+    assert told in str(outcome_of(shape).violation)
+
+
+@pytest.mark.slow
+def test_a_home_that_acts_before_it_has_begun_replaces_hosts_that_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replaced(outcome: Outcome) -> list[str]:
+        assert (outcome.violation, outcome.outcome, outcome.missed) == (None, "stopped", [])
+        return [life for life in outcome.lives if not life.endswith("#1")]
+
+    assert replaced(outcome_of(mutants.EARLY_STOP)) == []
+    mutants.heard_before_it_has_begun(monkeypatch)
+    assert replaced(outcome_of(mutants.EARLY_STOP))

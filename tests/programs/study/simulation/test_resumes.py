@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +33,8 @@ class Cut:
         ran = self.begun(self.request(LEARNERS))
         ran.world.run(lambda: ran.world.clock.now() > 40e9, seconds_max=60)
         self._died = self.universe(ran)
-        self._died.close()
+        for machine in self._died.machines.values():
+            self._died.darken(machine, keeps_power=True)
         assert any(path.name == "manifest.json" for path in self._died.disks[HOME].files())
 
     def request(self, learners: int) -> Request:
@@ -53,7 +53,8 @@ class Cut:
         world = self.universe(ran)
         for name in self._died.machines.keys() & world.machines.keys():
             world.machines[name].disk.take_over(self._died.disks[name])
-            world.machines[name].book = copy.deepcopy(self._died.machines[name].book)
+            world.machines[name].boots = 1
+            world.machines[name].ledger.copy(self._died.machines[name].ledger)
         ran.run()
         return ran
 

@@ -1,0 +1,243 @@
+"""What the shells of a daemon stand on: the clock, processes, sockets and files of a machine, for one run.
+
+`Site`, `Daemon` and `Outpost` know nothing else of their machine. In a real run it is a `LocalGround`; the simulator
+has grounds of its own, and runs the same shells on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+from isthmus.runtime.clock import Clock
+from isthmus.runtime.daemon.ledger import Ledger, identity
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.driver import Core, Driver
+from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.system.disk import DISK, Disk
+from isthmus.runtime.system.loop_clock import LoopClock
+from isthmus.runtime.system.processes import is_stopped, kill_session
+from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
+from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
+from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.control_server import ControlServer
+from isthmus.runtime.wire.daemon_notes import HERE, PRIVATE, publish
+
+Handler: TypeAlias = Callable[[bytes, Message], None]
+"""(peer, message)"""
+OnEnd: TypeAlias = Callable[[Member, Exited, float | None], None]
+"""(member, how, CPU seconds); the seconds are None where only a parent could know."""
+
+
+class Launch(Protocol):
+    """Starts host processes, as children of this one."""
+
+    def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
+        """Prepares launches of `wanted`; returns the order that loses least time."""
+
+    def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
+        """Start a host with its daemon at `endpoint`; call `started` with its pid, now or later. May raise OSError."""
+
+    def close(self) -> None:
+        """No more hosts will be started. Those that were started go on."""
+
+
+class Processes(Protocol):
+    """Processes of this machine, by the life that each is."""
+
+    def watch(self, member: Member, pid: int, ended: OnEnd) -> None:
+        """Call `ended` once, when a process ends; soon, if it no longer exists."""
+
+    def kill(self, member: Member) -> None:
+        """Kill a process, which then ends soon; does nothing where it is not watched."""
+
+    def stopped(self) -> tuple[Member, ...]:
+        """The watched members whose process is stopped."""
+
+    def close(self) -> None:
+        """Release everything; the processes go on."""
+
+
+class Server(Protocol):
+    """An endpoint that hosts dial. `refused` counts messages that could not be handled, by reason."""
+
+    endpoint: str
+    refused: Counter[str]
+
+    def send(self, peer: bytes, message: Message) -> None:
+        """Send a message, which may be lost."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
+class Ground(ABC):
+    """One run on one machine, in `folder`, as the shells of its daemon see it."""
+
+    def __init__(
+        self, folder: Path, disk: Disk, clock: Clock, ledger: Ledger, processes: Processes, launch: Launch
+    ) -> None:
+        self.folder, self.disk, self.clock, self.ledger = folder, disk, clock, ledger
+        self.processes, self.launch = processes, launch
+
+    @abstractmethod
+    def drive(self, name: str, core: Core, perform: Callable[[Any], None]) -> Driver:
+        """A driver of a core, whose tape is kept under that name."""
+
+    @abstractmethod
+    def serve(self, handle: Handler) -> Server:
+        """Serve hosts, and whoever asks."""
+
+    @abstractmethod
+    def publish(self, endpoint: str) -> None:
+        """Let hosts find this daemon at an endpoint."""
+
+    @abstractmethod
+    def restore_ledger(self) -> bool:
+        """Rewrite the ledger, if it was deleted; returns whether it was."""
+
+    @abstractmethod
+    def is_gone(self) -> bool:
+        """Whether the folder is not the one that it was."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Keep what the tapes have got since the last call."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; the hosts go on."""
+
+
+class LocalGround(Ground):
+    """This process on this machine, `name`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        folder: Path,
+        *,
+        name: str,
+        launch: Launch,
+        tape_bytes: int = TAPE_BYTES,
+    ) -> None:
+        """OSError or sqlite3.Error if the ledger cannot be opened. Tapes of each core have at most `tape_bytes`."""
+        ledger = Ledger(folder, was_there=(folder / HERE).exists())
+        super().__init__(folder, DISK, LoopClock(loop, 0), ledger, LocalProcesses(loop), launch)
+        self._loop, self._name, self._tape_bytes = loop, name, tape_bytes
+        self._identity = identity(folder)
+        self._tapes: list[tuple[TapeFiles, Tape]] = []
+
+    def drive(self, name: str, core: Core, perform: Callable[[Any], None]) -> Driver:
+        driver = Driver(core, perform, self.clock.now, segment_bytes=segment_bytes(self._tape_bytes))
+        files = TapeFiles.of_daemon(self.folder, name, os.getpid(), bytes_max=self._tape_bytes)
+        self._tapes.append((files, driver.tape))
+        return driver
+
+    def serve(self, handle: Handler) -> Server:
+        """zmq.ZMQError or OSError if that fails."""
+        return ControlServer(self._loop, PRIVATE, handle)
+
+    def publish(self, endpoint: str) -> None:
+        publish(self.folder, endpoint, self._name)
+
+    def restore_ledger(self) -> bool:
+        return self.ledger.restore()
+
+    def is_gone(self) -> bool:
+        return identity(self.folder) != self._identity
+
+    def flush(self) -> None:
+        for files, tape in self._tapes:
+            files.write(tape)
+
+    def close(self) -> None:
+        self.launch.close()
+        self.processes.close()
+        self.flush()
+        for files, _ in self._tapes:
+            files.close()
+        self.ledger.close()
+
+
+REAP_SECONDS: Final = 0.25
+REAPED_MAX: Final = 40
+"""Ten seconds: the kernel kills a host's own children when the host is gone, and they end at once."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A process, by its pidfd."""
+
+    pid: int
+    watch: int
+    ended: OnEnd
+
+
+class LocalProcesses:
+    """Processes that the kernel runs.
+
+    It watches them by their pidfds, so it sees at once when one ends, and never signals a process with a reused pid.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._watched: dict[Member, _Watched] = {}
+
+    def watch(self, member: Member, pid: int, ended: OnEnd) -> None:
+        try:
+            watch = os.pidfd_open(pid)
+        except OSError:
+            self._loop.call_soon(ended, member, Exited(), None)
+            return
+        self._watched[member] = _Watched(pid, watch, ended)
+        self._loop.add_reader(watch, self._end, member)
+
+    def kill(self, member: Member) -> None:
+        process = self._watched.get(member)
+        if process is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process.watch, signal.SIGKILL)
+
+    def stopped(self) -> tuple[Member, ...]:
+        return tuple(member for member, process in self._watched.items() if is_stopped(process.pid))
+
+    def close(self) -> None:
+        for process in self._watched.values():
+            self._loop.remove_reader(process.watch)
+            os.close(process.watch)
+        self._watched.clear()
+
+    def _end(self, member: Member) -> None:
+        process = self._watched.pop(member)
+        self._loop.remove_reader(process.watch)
+        os.close(process.watch)
+        # Before it is reaped. A pool of the task's own, for example, would outlive the run.
+        kill_session(process.pid)
+        try:
+            pid, status, used = os.wait4(process.pid, os.WNOHANG)
+        except ChildProcessError:  # A former daemon was its parent.
+            pid = 0
+        self._reap_group(process.pid)
+        if not pid:  # Not our child, or traced: the tracer learns its status first.
+            process.ended(member, Exited(), None)
+            return
+        code = os.waitstatus_to_exitcode(status)
+        exited = Exited(signal=signal.Signals(-code).name) if code < 0 else Exited(code)
+        process.ended(member, exited, used.ru_utime + used.ru_stime)
+
+    def _reap_group(self, group: int, times: int = REAPED_MAX) -> None:
+        """Reap a process's children in its group, which are children of this one by now, or will be soon."""
+        with suppress(ChildProcessError):
+            while os.waitpid(-group, os.WNOHANG)[0]:
+                pass
+            if times:
+                self._loop.call_later(REAP_SECONDS, self._reap_group, group, times - 1)
