@@ -74,8 +74,8 @@ class Absence:
     """One absence of a host, and the incident that best explains it. `life` is the one that was lost, `lives_lost`
     counts it and later ones that never began to work.
 
-    `restarted` and `ended` are None until then. `is_cut`: no host was left, and nobody went on or waited; then `begun`
-    is when that was found.
+    `ended` is None until then. `is_cut`: no host was left, and nobody went on or waited; then `begun` is when that was
+    found.
     """
 
     host: str
@@ -83,7 +83,6 @@ class Absence:
     kind: Kind
     begun: float
     cause: Incident
-    restarted: float | None = None
     ended: float | None = None
     life_after: int | None = None
     lives_lost: int = 1
@@ -135,7 +134,7 @@ class Absences:
                 absence = self.open_of(fact.host)
                 return self._change(fact, ended=fact.at) if absence is not None and absence.kind == "silent" else None
             case Restarted():
-                return self._change(fact, restarted=fact.at, life_after=fact.life)
+                return self._change(fact, life_after=fact.life)
             case Adopted():
                 return self._replaced(fact, what)
             case BodyRaised() | Condemned():
@@ -189,7 +188,7 @@ class Absences:
         if last is not None and fact.at - last.begun <= _ADOPTION_SECONDS_MAX:
             return None
         life = 1 if last is None else last.life + 1
-        absence = Absence(DAEMON, life, "replaced", fact.at, what, fact.at, fact.at, life + 1)
+        absence = Absence(DAEMON, life, "replaced", fact.at, what, fact.at, life + 1)
         self.all.append(absence)
         return absence
 
