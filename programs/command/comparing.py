@@ -13,6 +13,7 @@ import msgspec
 
 from isthmus.programs.command import config
 from isthmus.programs.command.options import Options
+from isthmus.programs.engine.report.page import write_sheet
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.new_folder import InUseError, RunLock
 from isthmus.programs.engine.run.in_processes import in_child
@@ -20,8 +21,9 @@ from isthmus.programs.settings import Text, collecting
 from isthmus.programs.study.lab import compare as folders
 from isthmus.programs.study.lab.compare import ComparisonPlan, ComparisonRequest, Pacing, plan
 from isthmus.programs.study.lab.compare_outcome import comparison
-from isthmus.programs.study.lab.compare_page import RunsProgress, notes, show, write_page
+from isthmus.programs.study.lab.compare_page import PAGE, sheet
 from isthmus.programs.study.lab.compare_runs import carry_out
+from isthmus.programs.study.terminal.figures import show
 from isthmus.runtime.errors import ConfigError, Fault
 
 PROGRAMS: Final = ("data-parallel", "decoupled-diloco")
@@ -50,20 +52,15 @@ def compare(options: CompareOptions, *, as_json: bool) -> bool:
     comparison_plan = msgspec.convert(in_child(lambda: msgspec.to_builtins(_plan(options))), ComparisonPlan)
     folder = folders.folder_of(comparison_plan, options.folder)
     comparison_plan = folders.opened(folder, comparison_plan)
-    progress = RunsProgress()
     try:
         with RunLock(folder):
-            failed = carry_out(folder, comparison_plan, options.seeds, progress.on_event)
-            progress.clear()
-            outcome = comparison(folder, comparison_plan, options.seeds, failed)
-            write_page(folder, outcome, list(notes(outcome)))
-    except KeyboardInterrupt:
-        progress.broken_off()
-        raise
+            failed = carry_out(folder, comparison_plan, options.seeds)
+            result = sheet(comparison(folder, comparison_plan, options.seeds, failed))
+            write_sheet(folder / PAGE, result)
     except InUseError as error:
         do = "Wait for its end; then the same command shows what came of it."
         raise ConfigError(f"Comparing in {folder}", "a folder that nobody else uses", str(error), do) from None
-    show(outcome, as_json=as_json)
+    show(result, as_json=as_json, last=f"Runs and page: {folder}")
     return not failed
 
 

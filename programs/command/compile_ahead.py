@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from isthmus.programs.engine.results.words import seconds
 from isthmus.programs.engine.run.in_processes import in_child
 from isthmus.programs.study.aot.compiling import check_compiler, compiled_for, keep, lines_of
 from isthmus.programs.study.aot.figures import Target, target
+from isthmus.programs.study.terminal.figures import ProgressLine
 from isthmus.runtime.errors import ConfigError, Fault
 
 _READING_ISLANDS: Final = "Reading --island"
@@ -80,25 +80,19 @@ class _Line:
     """A progress line on standard error: on a terminal one that changes, elsewhere one for each island."""
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._said = ""
+        self._line, self._said = ProgressLine(), ""
 
     def hear(self, island: str, function: str, since: float) -> None:
         """Show the function that is being compiled, its island, and the seconds so far."""
-        what = f" {function}, {seconds(since)}" if function else ""
-        self.show(f"compiling for {island}", f":{what}" if what else "")
+        self.show(f"compiling for {island}", f": {function}, {seconds(since)}" if function else "")
 
     def show(self, text: str, more: str = "") -> None:
         """Show a line; `more` changes with time."""
-        if self._is_terminal:
-            sys.stderr.write(f"\r\x1b[2K{text}{more}")
-        elif text != self._said:
-            sys.stderr.write(f"{text}\n")
+        self._line.show(text + more)
+        if not self._line.is_terminal and text != self._said:
+            self._line.say(text)
         self._said = text
-        sys.stderr.flush()
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._is_terminal:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+        self._line.show("")

@@ -8,7 +8,6 @@ them in `simulation.workers`.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -18,28 +17,27 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
-
-from rich.console import Group
-from rich.text import Text
+from typing import Final
 
 from isthmus.programs import DEFAULT, SHIPPED, settings
 from isthmus.programs.command.config import absolute
 from isthmus.programs.command.options import Options
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.request.new_folder import choose
-from isthmus.programs.engine.results.words import decimal, percent, seconds
+from isthmus.programs.engine.results.words import seconds
 from isthmus.programs.engine.run.in_processes import in_child
 from isthmus.programs.study.lab import chaos_plan as plans
-from isthmus.programs.study.lab.chaos_page import write_page
+from isthmus.programs.study.lab.chaos_page import PAGE, write_page
 from isthmus.programs.study.lab.chaos_plan import ChaosPlan
 from isthmus.programs.study.lab.chaos_strikes import check_permitted
-from isthmus.programs.study.lab.chaos_trial import TrainingOrder, Tried, as_data, headline, try_program
+from isthmus.programs.study.lab.chaos_trial import TrainingOrder, Tried, as_data, try_program
+from isthmus.programs.study.lab.demands import Demand, check
 from isthmus.programs.study.simulation import searches
 from isthmus.programs.study.simulation.searches import PHASES, idle, rare, rare_steps
 from isthmus.programs.study.simulation.seeds import run, shape_of
 from isthmus.programs.study.simulation.universe import Outcome
-from isthmus.programs.study.terminal.figures import Column, Screen, fitted
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.programs.study.terminal.figures import ProgressLine, show
+from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.system.files import write_json
 
 PROGRAMS: Final = (DEFAULT, "data-parallel", "elastic-data-parallel")
@@ -48,8 +46,11 @@ _SUFFIX: Final = ".toml"
 
 
 def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
-    """Try programs under a plan, and show the figures; whether all runs were done and all faults happened. ConfigError
-    for a plan or a request that is wrong, before anything starts."""
+    """Try programs under a plan, and show the figures; whether all runs were done and all faults happened.
+
+    A program that fails is told, and the others go on; RunError if all do. ConfigError for a plan or a request that is
+    wrong, before anything starts.
+    """
     file, programs = _named(what)
     plan = plans.ChaosPlan() if file is None else _read(file)
     plans.check_programs(plan, [*programs, *SHIPPED])
@@ -59,18 +60,20 @@ def chaos(what: Sequence[str], run_dir: Path | None, *, as_json: bool) -> bool:
     check_permitted()
     orders = [_placed(plan, order, hosts[order.program]) for order in orders]
     folder = choose(run_dir, "chaos", datetime.now())
-    tried: list[Tried] = []
+    tried, failures, line = list[Tried](), list[RunError](), ProgressLine()
     for order in orders:
-        tried.append(try_program(order, hosts[order.program], plan, folder, tried[:1], _say))
+        try:
+            tried.append(try_program(order, hosts[order.program], plan, folder, tried[:1], line.say))
+        except RunError as error:
+            failures.append(error)
+            line.say(f"{order.program} failed: {error}")
+            continue
         write_json(folder / FIGURES, as_data(tried))
-        page = write_page(folder, tried)
-    if as_json:
-        sys.stdout.write(json.dumps(as_data(tried), indent=2) + "\n")
-    else:
-        console = Screen()
-        console.print(_shown(tried, console.width))
-        console.print(f"\npage  {os.path.relpath(page)}", soft_wrap=True)
-    return all(each.is_good for each in tried)
+        sheet = write_page(folder, tried)
+    if not tried:
+        raise failures[0]
+    show(sheet, as_json=as_json, last=f"page  {os.path.relpath(folder / PAGE)}")
+    return not failures and all(each.is_good for each in tried)
 
 
 def _named(what: Sequence[str]) -> tuple[Path | None, list[str]]:
@@ -116,57 +119,6 @@ def _hosts(order: TrainingOrder) -> list[str]:
     return [f"{role}/{slot}" for role, count in counts.items() for slot in range(count)]
 
 
-# -- telling -----------------------------------------------------------------------------------------------------------
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
-def _shown(tried: Sequence[Tried], width: int) -> Group:
-    """Tables: the programs, and the faults of each."""
-    legend = (
-        "calm: the same run undisturbed; kept: goodput / calm; waits: of inner steps on other hosts, more than 1 ms, "
-        "by learners not struck"
-    )
-    parts: list[Any] = [_programs(tried, width), Text(legend, "dim"), *map(Text, headline(tried))]
-    for each in tried:
-        parts += [Text(""), Text(f"{each.order.program}, {each.struck.folder}", "bold"), _faults(each, width)]
-    return Group(*parts)
-
-
-def _programs(tried: Sequence[Tried], width: int) -> Any:
-    rows = [each.as_data() for each in tried]
-    columns = [
-        Column("program", [row["program"] for row in rows], is_text=True),
-        Column("outcome", [row["outcome"] for row in rows], is_text=True),
-        Column("seconds", [decimal(each.struck.number("wall_seconds"), 1) for each in tried]),
-        Column("uptime", [percent(row["uptime"]) for row in rows]),
-        Column("goodput", [percent(row["goodput"]) for row in rows]),
-        Column("calm", [percent(row["goodput_undisturbed"]) for row in rows]),
-        Column("kept", [percent(each.ratio) for each in tried]),
-        Column("merged", [percent(row["merged_share"]) for row in rows]),
-        Column("loss", [decimal(row["eval_loss_final"]) for row in rows]),
-        Column("calm", [decimal(row["eval_loss_undisturbed"]) for row in rows]),
-        Column("waits", [str(row["waits_on_other_hosts"]) for row in rows]),
-    ]
-    return fitted(columns, width, ("outcome", "merged", "seconds"))
-
-
-def _faults(tried: Tried, width: int) -> Any:
-    back = {id(each.strike): each.seconds for each in tried.struck.recoveries}
-    strikes = tried.struck.strikes
-    columns = [
-        Column("at", [seconds(each.fault.at) for each in strikes]),
-        Column("fault", [each.fault.kind for each in strikes], is_text=True),
-        Column("host", [each.fault.host for each in strikes], is_text=True),
-        Column("works again", [seconds(back.get(id(each))) for each in strikes]),
-        Column("proof", [each.proof or f"did not happen: {each.why}" for each in strikes], is_text=True),
-    ]
-    return fitted(columns, width, ("proof",))
-
-
 SEED_MAX: Final = (1 << 63) - 1
 PROGRESS_SECONDS: Final = 0.5
 
@@ -198,33 +150,32 @@ def world(
     if has_gangs:
         searches.check(program)
     again = partial(command, program=program, more=" --deaths" * is_deadly + " --gangs" * has_gangs)
-    begun = time.monotonic()
-    outcomes, told_at, failed = [], begun, 0
+    begun = told_at = time.monotonic()
+    outcomes, failed, line = list[Outcome](), 0, ProgressLine()
     tried = partial(searches.run_deadly if is_deadly else searches.run_ganged if has_gangs else run, program=program)
     for outcome in searches.outcomes(tried, range(seed, seed + seeds)):
         outcomes.append(outcome)
         failed += outcome.violation is not None
         if outcome.violation is not None and not as_json:
-            _clear()
+            line.show("")
             sys.stdout.write(story(outcome, again) + "\n")
             sys.stdout.flush()
         now = time.monotonic()
-        if now - told_at >= PROGRESS_SECONDS and sys.stderr.isatty():
+        if now - told_at >= PROGRESS_SECONDS:
             told_at = now
-            _clear(progress(len(outcomes), seeds, failed, now - begun))
-    _clear()
+            line.show(progress(len(outcomes), seeds, failed, now - begun))
+    line.show("")
     outcomes.sort(key=lambda outcome: outcome.seed)
     took = time.monotonic() - begun
+    phases = sum((outcome.phases for outcome in outcomes), Counter[tuple[str, str]]())
+    guards = sum((outcome.guards for outcome in outcomes), Counter[str]())
     if is_deadly:
-        missing = rare_steps(_phases(outcomes), least)
+        missing = rare_steps(phases, least)
     elif has_gangs:
-        missing = searches.unseen(_guards(outcomes)) if least else []
+        missing = searches.unseen(guards) if least else []
     else:
-        missing = rare(_phases(outcomes), program, least) + (idle(_guards(outcomes), program) if least else [])
-    if as_json:
-        sys.stdout.write(json.dumps(as_object(outcomes, took, again, missing), indent=2) + "\n")
-    else:
-        sys.stdout.write(table(outcomes, took) + "".join(f"too rare: {each}\n" for each in missing))
+        missing = rare(phases, program, least) + (idle(guards, program) if least else [])
+    show(_sheet(outcomes, phases, guards, took, again, missing), as_json=as_json)
     return not failed and not missing
 
 
@@ -249,35 +200,17 @@ def command(seed: int, program: str, *, more: str = "") -> str:
     return f"isthmus simulate world --seed {seed}{named}{more}"
 
 
-def table(outcomes: list[Outcome], took: float) -> str:
-    """Counts of each kind of fault by phase of the runs, and of each guard; and the figures."""
-    phases = _phases(outcomes)
-    wide = max(12, *(len(kind) + 1 for kind, _ in phases)) if phases else 12
-    lines = [f"{'fault':<{wide}}" + "".join(f"{phase:>10}" for phase in PHASES) + f"{'in all':>10}"]
-    for kind in sorted({kind for kind, _ in phases}):
-        counts = [phases[kind, phase] for phase in PHASES]
-        lines.append(f"{kind:<{wide}}" + "".join(f"{count:>10}" for count in (*counts, sum(counts))))
-    guards = _guards(outcomes)
-    lines += ["", *(f"{name:<36}{count:>6}" for name, count in sorted(guards.items()))]
-    failed = sum(outcome.violation is not None for outcome in outcomes)
-    passed = sum(outcome.seconds for outcome in outcomes)
-    many = "1 seed" if len(outcomes) == 1 else f"{len(outcomes)} seeds"
-    lines += [
-        "",
-        f"{many}, {failed or 'none'} with a violation; "
-        f"{seconds(passed)} of virtual time in {seconds(took)}, "
-        f"{60 * len(outcomes) / took:.0f} seeds a minute",
-    ]
-    if len(outcomes) == 1:
-        lines.append(f"tape {outcomes[0].tape_digest}")
-    return "\n".join(lines) + "\n"
-
-
-def as_object(outcomes: list[Outcome], took: float, again: Callable[[int], str], missing: list[str]) -> dict[str, Any]:
-    """The results as data; `failures` are the seeds with a violation, `too_rare` the `missing` faults."""
-    faults: Counter[str] = Counter()
-    for outcome in outcomes:
-        faults += outcome.faults
+def _sheet(
+    outcomes: list[Outcome],
+    phases: Counter[tuple[str, str]],
+    guards: Counter[str],
+    took: float,
+    again: Callable[[int], str],
+    missing: list[str],
+) -> Sheet:
+    """Counts of each kind of fault by phase of the runs, and of each guard; in its data `failures` are the seeds with a
+    violation, `too_rare` the `missing` faults."""
+    counts = {kind: {phase: phases[kind, phase] for phase in PHASES} for kind in sorted({kind for kind, _ in phases})}
     failures = [
         {
             "seed": outcome.seed,
@@ -289,51 +222,37 @@ def as_object(outcomes: list[Outcome], took: float, again: Callable[[int], str],
         for outcome in outcomes
         if outcome.violation is not None
     ]
-    phases = _phases(outcomes)
-    summary: dict[str, Any] = {
+    digest = {"tape_digest": outcomes[0].tape_digest} if len(outcomes) == 1 else {}
+    data = {
         "seeds": len(outcomes),
         "violations": len(failures),
-        "faults": dict(sorted(faults.items())),
-        "phases": {kind: {phase: phases[kind, phase] for phase in PHASES} for kind in sorted(faults)},
-        "guards": dict(sorted(_guards(outcomes).items())),
+        "faults": {kind: sum(each.values()) for kind, each in counts.items()},
+        "phases": counts,
+        "guards": dict(sorted(guards.items())),
         "seeds_per_minute": round(60 * len(outcomes) / took, 1),
         "failures": failures,
         "too_rare": missing,
+        **digest,
     }
-    if len(outcomes) == 1:
-        summary["tape_digest"] = outcomes[0].tape_digest
-    return summary
+    virtual = sum(outcome.seconds for outcome in outcomes)
+    lead = (
+        f"{len(outcomes)} seed{'s' * (len(outcomes) > 1)}, {len(failures) or 'none'} with a violation; "
+        f"{seconds(virtual)} of virtual time in {seconds(took)}, {60 * len(outcomes) / took:.0f} seeds a minute"
+    )
+    faults = [[kind, *map(str, (*each.values(), sum(each.values())))] for kind, each in counts.items()]
+    tables = [
+        table(("fault", *PHASES, "in all"), faults),
+        table(("guard", "times"), [(name, str(count)) for name, count in sorted(guards.items())]),
+    ]
+    notes = [lead, *(f"tape {each}" for each in digest.values()), *(f"too rare: {each}" for each in missing)]
+    return Sheet("Universes", lead, [PageSection("Faults", tables, notes)], data)
 
 
 def _check(seed: int, seeds: int, least: int, program: str) -> None:
-    doing, faults = "Reading the options of `isthmus simulate world`", []
-    if not 0 <= seed <= SEED_MAX:
-        faults.append(Fault(doing, f"--seed from 0 to {SEED_MAX}", str(seed), "Choose another."))
-    if seeds < 1:
-        faults.append(Fault(doing, "--seeds of at least 1", str(seeds), "Say how many seeds to try."))
-    if least < 0:
-        faults.append(Fault(doing, "--each of at least 0", str(least), "Say how often each fault has to happen."))
-    if faults:
-        raise ConfigError.of(faults)
+    wanted = [
+        Demand(0 <= seed <= SEED_MAX, f"--seed from 0 to {SEED_MAX}", str(seed), "Choose another."),
+        Demand(seeds >= 1, "--seeds of at least 1", str(seeds), "Say how many seeds to try."),
+        Demand(least >= 0, "--each of at least 0", str(least), "Say how often each fault has to happen."),
+    ]
+    check("Reading the options of `isthmus simulate world`", wanted)
     shape_of(seed, program)
-
-
-def _phases(outcomes: list[Outcome]) -> Counter[tuple[str, str]]:
-    phases: Counter[tuple[str, str]] = Counter()
-    for outcome in outcomes:
-        phases += outcome.phases
-    return phases
-
-
-def _guards(outcomes: list[Outcome]) -> Counter[str]:
-    guards: Counter[str] = Counter()
-    for outcome in outcomes:
-        guards += outcome.guards
-    return guards
-
-
-def _clear(line: str = "") -> None:
-    """Show a line of progress in the place of the one before."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()

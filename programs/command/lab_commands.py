@@ -7,15 +7,17 @@ The commands about simulated runs: simulate world, goodput, speeds, borrowed.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from isthmus.programs.command import options
 from isthmus.programs.command.options import FAILED, AsJson, Commands, Page, whole_numbers
 from isthmus.programs.command.run_commands import PANEL
+
+if TYPE_CHECKING:
+    from isthmus.programs.engine.report.sheet import Sheet
 
 chaos_commands = typer.Typer(cls=Commands)
 
@@ -90,9 +92,8 @@ def plan(
 
     Only the merge is measured, on this machine; everything else is computed.
     """
-    from isthmus.programs.engine.report.page import write_sheet
     from isthmus.programs.study.lab import plan
-    from isthmus.programs.study.lab.plan import PlanRequest, check, islands_of, plan_of
+    from isthmus.programs.study.lab.plan import PlanRequest, check, islands_of
 
     wanted = PlanRequest(
         parameters,
@@ -113,10 +114,17 @@ def plan(
         price_per_hour=price,
     )
     check(wanted)
-    estimate = plan_of(wanted, plan.measure(wanted))
+    _show(plan.sheet(plan.plan_of(wanted, plan.measure(wanted))), page, as_json=as_json)
+
+
+def _show(sheet: Sheet, page: Path | None, *, as_json: bool) -> None:
+    """Print a result, and write its page where one is wanted."""
+    from isthmus.programs.engine.report.page import write_sheet
+    from isthmus.programs.study.terminal.figures import show
+
     if page is not None:
-        write_sheet(page, plan.sheet(estimate))
-    typer.echo(json.dumps(plan.as_object(estimate), indent=2) if as_json else plan.table(estimate), nl=as_json)
+        write_sheet(page, sheet)
+    show(sheet, as_json=as_json)
 
 
 simulate_commands = typer.Typer(cls=Commands, help="Simulate runs, or their goodput, without any machine.")
@@ -184,16 +192,10 @@ def goodput(
 
     An event model, calibrated to the published cells. Nothing is trained.
     """
-    from isthmus.programs.engine.report.page import write_sheet
     from isthmus.programs.study.lab import goodput
-    from isthmus.programs.study.lab.goodput import cells
 
-    cells_found = cells(whole_numbers(learners, "--learners"), whole_numbers(chips, "--chips"), seeds)
-    if page is not None:
-        write_sheet(page, goodput.sheet(cells_found, seeds))
-    typer.echo(
-        json.dumps(goodput.as_object(cells_found), indent=2) if as_json else goodput.table(cells_found), nl=as_json
-    )
+    cells = goodput.cells(whole_numbers(learners, "--learners"), whole_numbers(chips, "--chips"), seeds)
+    _show(goodput.sheet(cells, seeds), page, as_json=as_json)
 
 
 @simulate_commands.command()
@@ -209,16 +211,9 @@ def speeds(
 
     Whole runs of the real cores in virtual time, beside what was published.
     """
-    from isthmus.programs.engine.report.page import write_sheet
     from isthmus.programs.study.lab import mixtures
-    from isthmus.programs.study.lab.mixtures import mixed
 
-    cases = mixed(learners, slower, steps, seed)
-    if page is not None:
-        write_sheet(page, mixtures.sheet(cases, slower))
-    typer.echo(
-        json.dumps(mixtures.as_object(cases, slower), indent=2) if as_json else mixtures.table(cases), nl=as_json
-    )
+    _show(mixtures.speeds_sheet(mixtures.mixed(learners, slower, steps, seed), slower), page, as_json=as_json)
 
 
 @simulate_commands.command()
@@ -233,12 +228,6 @@ def borrowed(
 
     Whole runs of the real cores in virtual time, beside what was published.
     """
-    from isthmus.programs.engine.report.page import write_sheet
     from isthmus.programs.study.lab import mixtures
-    from isthmus.programs.study.lab.mixtures import borrowed as cases_of
 
-    cases = cases_of(learners, steps, seed)
-    if page is not None:
-        write_sheet(page, mixtures.borrowed_sheet(cases))
-    text = json.dumps(mixtures.borrowed_object(cases), indent=2) if as_json else mixtures.borrowed_table(cases)
-    typer.echo(text, nl=as_json)
+    _show(mixtures.borrowed_sheet(mixtures.borrowed(learners, steps, seed)), page, as_json=as_json)

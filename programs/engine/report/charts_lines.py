@@ -21,11 +21,9 @@ import msgspec
 from markupsafe import Markup
 
 from isthmus.programs.engine.report.charts_drawing import (
-    LEARNER_COLOURS,
     Scale,
     drawing,
     element,
-    joined,
     learner_class,
     line,
     path,
@@ -122,11 +120,16 @@ def _scalar(record: RunRecord, name: str, title: str) -> Chart:
         return [(report.time, value) for report in part if (value := report.of(name)) is not None]
 
     # The last curve is drawn above the others.
-    curves = [*reported(record, places), *_evaluated(record, name)]
+    curves = [*reported(record, places), *evaluated(record, name, "global model, held-out data", "accent")]
+    bands = [_band(record, item, "evaluator away") for item in _evaluator_away(record)]
+    return metric_chart(name, title, curves, bands[:_BANDS_MAX])
+
+
+def metric_chart(name: str, title: str, curves: list[Curve], bands: list[Band]) -> Chart:
+    """The chart of a metric; that of a loss which falls far is logarithmic."""
     values = [value for curve in curves for value in curve.values if value is not None]
     is_logarithmic = name == LOSS and bool(values) and 0 < _LOGARITHMIC_MIN * min(values) <= max(values)
-    bands = [_band(record, item, "evaluator away") for item in _evaluator_away(record)]
-    return Chart("loss" if name == LOSS else f"metric {name}", title, curves, bands[:_BANDS_MAX], is_logarithmic)
+    return Chart("loss" if name == LOSS else f"metric {name}", title, curves, bands, is_logarithmic)
 
 
 def _paces(record: RunRecord, window: TimeWindow | None) -> Chart:
@@ -139,7 +142,7 @@ def _paces(record: RunRecord, window: TimeWindow | None) -> Chart:
     return Chart("pace", "Inner steps a second", reported(record, step_rates, _PACE_STRETCHES_MAX), bands)
 
 
-def _evaluated(record: RunRecord, name: str) -> Iterator[Curve]:
+def evaluated(record: RunRecord, name: str, label: str, colour: str, *, is_main: bool = True) -> Iterator[Curve]:
     """The curve of the global model, broken where the evaluator was away; none before the first evaluation."""
     gaps = _evaluator_away(record)
     pieces: list[list[tuple[float, float, float]]] = [[]]
@@ -152,7 +155,7 @@ def _evaluated(record: RunRecord, name: str) -> Iterator[Curve]:
             pieces.append([])
         pieces[-1].append((item.tokens, item.time, value))
     if pieces[0]:
-        yield _curve("global model, held-out data", "accent", pieces, is_main=True)
+        yield _curve(label, colour, pieces, is_main=is_main)
 
 
 def _evaluator_away(record: RunRecord) -> list[Absence]:
@@ -203,6 +206,8 @@ def _smoothed(places: Sequence[Place]) -> list[Place]:
     return [places[0], *inner, places[-1]]
 
 
+_WIDTH: Final = 1080
+_HEIGHT: Final = 420
 _LEFT: Final = 56
 _RIGHT: Final = 210
 _TOP: Final = 18
@@ -229,77 +234,41 @@ def draw_lines(
     *,
     low: float | None = None,
     high: float | None = None,
-    width: float = 1080,
-    height: float = 420,
 ) -> Markup:
     """The chart, called `label`; `places` and `values` write the numbers of the axes. Places lie evenly."""
     all_places = sorted({place for each in lines for place, _ in (*each.points, *each.beside)})
-    across = {
-        place: Scale(0, max(len(all_places) - 1, 1), _LEFT, width - _RIGHT)(at) for at, place in enumerate(all_places)
-    }
+    along = Scale(0, max(len(all_places) - 1, 1), _LEFT, _WIDTH - _RIGHT)
+    across = {place: along(at) for at, place in enumerate(all_places)}
     ends = [end for end in (low, high) if end is not None]
     every = [value for each in lines for _, value in (*each.points, *each.beside)]
-    up = Scale.over([*every, *ends], height - _BOTTOM, _TOP)
-    parts = [_grid(up, across, places, values, width, height)]
-    names = _spread([(up(each.points[-1][1]), index) for index, each in enumerate(lines) if each.points])
-    for index, each in enumerate(lines):
-        parts.append(_line(each, index, across, up, values))
-        if index in names:
-            name = text(width - _RIGHT + 14, names[index] + 4, each.name, "name", "chip", _colour(index))
-            parts.append(name)
-    return drawing(width, height, label, *parts)
-
-
-def _grid(
-    up: Scale,
-    across: dict[float, float],
-    places: Callable[[float], str],
-    values: Callable[[float], str],
-    width: float,
-    height: float,
-) -> Markup:
-    rules = [
-        line(_LEFT, up(tick), width - _RIGHT, up(tick), "grid") + text(_LEFT - 8, up(tick) + 4, values(tick), "end")
+    up = Scale.over([*every, *ends], _HEIGHT - _BOTTOM, _TOP)
+    parts = [
+        line(_LEFT, up(tick), along.stop, up(tick), "grid") + text(_LEFT - 8, up(tick) + 4, values(tick), "end")
         for tick in up.ticks(8)
     ]
-    marks = [text(x, height - _BOTTOM + 22, places(place), "mid") for place, x in across.items()]
-    return joined([*rules, *marks])
-
-
-def _line(each: ChartLine, index: int, across: dict[float, float], up: Scale, values: Callable[[float], str]) -> Markup:
-    colour = f"{_colour(index)} series"
-    at = [(across[place], up(value)) for place, value in each.points]
-    parts = [element("path", d=path(at), class_=colour)] if len(at) > 1 else []
-    parts += [
-        element("circle", titled(f"{each.name}: {values(value)}"), cx=x, cy=y, r=2.6, class_=f"{_colour(index)} step")
-        for (x, y), (_, value) in zip(at, each.points, strict=True)
-    ]
-    parts += [
-        element(
-            "circle",
-            titled(f"{each.name}, published: {values(value)}"),
-            cx=across[place],
-            cy=up(value),
-            r=5.5,
-            class_=f"{_colour(index)} ring",
-        )
-        for place, value in each.beside
-    ]
-    return joined(parts)
-
-
-def _spread(heights: Sequence[tuple[float, int]]) -> dict[int, float]:
-    """The height of each name, from the top, so that none overlap."""
-    return dict(_placed(sorted(heights)))
-
-
-def _placed(heights: Sequence[tuple[float, int]]) -> Iterator[tuple[int, float]]:
+    parts += [text(x, _HEIGHT - _BOTTOM + 22, places(place), "mid") for place, x in across.items()]
     free = 0.0
-    for height, index in heights:
-        free = max(free, height)
-        yield index, free
+    for height, index in sorted((up(each.points[-1][1]), index) for index, each in enumerate(lines) if each.points):
+        free = max(free, height)  # From the top, so that no names overlap.
+        parts.append(text(along.stop + 14, free + 4, lines[index].name, "name", "chip", learner_class(index)))
         free += _LABEL
-
-
-def _colour(index: int) -> str:
-    return f"c{index % LEARNER_COLOURS}"
+    for index, each in enumerate(lines):
+        at = [(across[place], up(value)) for place, value in each.points]
+        if len(at) > 1:
+            parts.append(element("path", d=path(at), class_=f"{learner_class(index)} series"))
+        for points, name, radius, class_ in (
+            (each.points, each.name, 2.6, "step"),
+            (each.beside, f"{each.name}, published", 5.5, "ring"),
+        ):
+            parts += [
+                element(
+                    "circle",
+                    titled(f"{name}: {values(value)}"),
+                    cx=across[place],
+                    cy=up(value),
+                    r=radius,
+                    class_=f"{learner_class(index)} {class_}",
+                )
+                for place, value in points
+            ]
+    return drawing(_WIDTH, _HEIGHT, label, *parts)

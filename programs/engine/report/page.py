@@ -9,12 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from markupsafe import Markup
@@ -24,6 +22,7 @@ from isthmus.programs.engine.report.charts_absence import draw_absence
 from isthmus.programs.engine.report.charts_drawing import learner_class
 from isthmus.programs.engine.report.charts_timeline import choose_window, close_ups, draw_timeline, windows
 from isthmus.programs.engine.report.sections import failures
+from isthmus.programs.engine.report.sheet import Sheet
 from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.reading import load
 from isthmus.programs.engine.results.record import RunRecord
@@ -173,28 +172,6 @@ def document(chart: Markup) -> str:
     style = f"<style>{resource('style.css')}</style>"
     svg = f'<svg xmlns="http://www.w3.org/2000/svg" {box} {label}>{style}{paper}{chart[head.end() :]}\n'
     return without_forbidden(svg)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class PageSection:
-    """A section: a drawing, a table (columns and rows of text), and sentences; any of them may be left out."""
-
-    title: str
-    drawing: Markup | None = None
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    notes: Sequence[str] = ()
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """The page: its title, its subject in a sentence, and its parts."""
-
-    title: str
-    lead: str
-    parts: Sequence[PageSection]
 
 
 def write_sheet(path: Path, sheet: Sheet) -> None:

@@ -1,4 +1,4 @@
-"""The page of `isthmus chaos`: the terminal's figures, and the pictures, in one file that loads nothing.
+"""The result of `isthmus chaos`: its tables, and its page, one file that loads nothing.
 
 The pictures of `isthmus chaos`: what programs kept, and of one run the steps of all learners, what was done to which
 process, and the global loss, on one axis of time.
@@ -7,9 +7,9 @@ process, and the global loss, on one axis of time.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from markupsafe import Markup
 
@@ -24,14 +24,14 @@ from isthmus.programs.engine.report.charts_drawing import (
     text,
     titled,
 )
-from isthmus.programs.engine.report.charts_lines import Chart, Curve
+from isthmus.programs.engine.report.charts_lines import Chart, evaluated
 from isthmus.programs.engine.report.charts_timeline import TimeWindow
-from isthmus.programs.engine.report.page import document, rendered
-from isthmus.programs.engine.results.lines import EvaluationLine
-from isthmus.programs.engine.results.reading import load
+from isthmus.programs.engine.report.page import REPORT, document, write_sheet
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
+from isthmus.programs.engine.results.lines import LOSS, EvaluationLine
 from isthmus.programs.engine.results.record import RunRecord
-from isthmus.programs.engine.results.words import decimal, percent, seconds
-from isthmus.programs.study.lab.chaos_trial import Recovery, TrialFigures, Tried, headline
+from isthmus.programs.engine.results.words import decimal, percent, seconds, whole
+from isthmus.programs.study.lab.chaos_trial import Recovery, TrialFigures, Tried, as_data, headline
 from isthmus.runtime.system.files import write_bytes
 
 _WIDTH: Final = 1080.0
@@ -60,16 +60,18 @@ def kept(tried: Sequence[Tried]) -> Markup:
         parts.append(rectangle(x.start, y, x.stop - x.start, _BAR, "band"))
         if ratio is not None:
             label_text = f"{each.order.program} kept {percent(ratio)} of its undisturbed goodput"
-            parts.append(rectangle(x.start, y, x(min(ratio, 1.0)) - x.start, _BAR, f"chip c{row % 8}", label_text))
+            parts.append(
+                rectangle(x.start, y, x(min(ratio, 1.0)) - x.start, _BAR, f"chip {learner_class(row)}", label_text)
+            )
             parts.append(text(min(x(ratio), x.stop) + 8, y + 18, percent(ratio), "value"))
     label = "Goodput under the plan, as a share of the program's own undisturbed goodput"
     return drawing(_WIDTH, 6 + len(tried) * (_BAR + 8), label, *parts)
 
 
-def whole_run(struck: TrialFigures, record: RunRecord, calm: RunRecord) -> Markup:
+def whole_run(struck: TrialFigures, calm: RunRecord) -> Markup:
     """Steps, faults and loss, one below the other on one axis of time."""
     parts, y = list[Markup](), 0.0
-    for each in _strips(struck, record, calm):
+    for each in _strips(struck, calm):
         height = float(each.partition('"')[2].partition('"')[0].rpartition(" ")[2])
         parts.append(
             Markup('<svg y="{}" width="{}" height="{}" ').format(y, _WIDTH, height) + Markup(each[len("<svg ") :])
@@ -78,8 +80,9 @@ def whole_run(struck: TrialFigures, record: RunRecord, calm: RunRecord) -> Marku
     return drawing(_WIDTH, y, "Steps of all learners, what was done to which process, and the global loss", *parts)
 
 
-def _strips(struck: TrialFigures, record: RunRecord, calm: RunRecord) -> Iterator[Markup]:
+def _strips(struck: TrialFigures, calm: RunRecord) -> Iterator[Markup]:
     """Each as wide as all, with the seconds at the same places."""
+    record = struck.record
     window = TimeWindow(0.0, max(record.wall_seconds, 1e-3))
     happened = [each for each in struck.recoveries if each.strike.proof]
     marks = [each.strike.begun - struck.zero for each in happened]
@@ -152,51 +155,87 @@ def _loss(record: RunRecord, calm: RunRecord, x: Scale, marks: Sequence[float]) 
 
 PAGE: Final = "chaos.html"
 PICTURE: Final = "chaos.svg"
+_COLUMNS: Final = (
+    *("program", "outcome", "calm time", "time", "uptime", "calm goodput", "goodput", "kept", "merged"),
+    *("calm loss", "loss", "waits"),
+)
+_FAULTS: Final = ("at", "fault", "host", "works again", "proof")
+_ACCOUNTS: Final = ("total", "merged", "overlapped", "refused", "lost", "pending")
+_LEGEND: Final = (
+    "calm: the same run undisturbed; goodput: of the learners' time, what trained tokens that were kept; kept: goodput "
+    "/ calm goodput; uptime: of the time, that in which some learner stepped; waits: how often a learner that was not "
+    "struck itself began a step more than 1 ms late because of another host."
+)
+_DRAWN: Final = (
+    "Every inner step of every learner under the plan; the merges of the syncer and the evaluations, where there are "
+    "such; what was struck, with a dashed box until it worked again; and the loss of the global model, dashed where it "
+    "is that of the undisturbed run."
+)
 
 
-def write_page(folder: Path, tried: Sequence[Tried]) -> Path:
-    """Write the page into `folder`, and beside the runs of each program its picture alone; the path of the page."""
-    records = [(load(each.struck.folder), load(each.calm.folder)) for each in tried]
-    pictures = [whole_run(each.struck, *both) for each, both in zip(tried, records, strict=True)]
-    for each, picture in zip(tried, pictures, strict=True):
-        write_bytes(each.struck.folder.parent / PICTURE, document(picture).encode("utf-8"))
-    values: dict[str, Any] = {
-        "headline": list(headline(tried)),
-        "kept": kept(tried) if any(each.struck.strikes for each in tried) else None,
-        "tried": [each.as_data() for each in tried],
-        "ratios": [each.ratio for each in tried],
-        "pictures": pictures,
-        "faults": [_strike_rows(each) for each in tried],
-        "accounts": [struck.summary for struck, _ in records],
-        "charts": [Chart("loss", "Loss on held-out data", list(_curves(tried, records)), [])],
-        "reports": [
-            (f"{each.order.program}, {name}", os.path.relpath(one.folder / "report.html", folder))
-            for each in tried
-            for name, one in (("undisturbed", each.calm), ("under the plan", each.struck))
-        ],
-    }
-    path = folder / PAGE
-    write_bytes(path, rendered("chaos.html", **values).encode("utf-8"))
-    return path
+def write_page(folder: Path, tried: Sequence[Tried]) -> Sheet:
+    """Write the page into `folder`, and beside the runs of each program its picture alone; returns what it shows."""
+    parts = [
+        PageSection(
+            "What it cost",
+            [table(_COLUMNS, list(map(_figures, tried)), ("calm time", "outcome", "merged", "time"), ("outcome",))],
+            [*headline(tried), _LEGEND],
+            kept(tried) if any(each.struck.strikes for each in tried) else None,
+            "Goodput under the plan, as a share of the program's own undisturbed goodput.",
+        )
+    ]
+    for each in tried:
+        record = each.struck.record
+        picture = whole_run(each.struck, each.calm.record)
+        write_bytes(record.folder.parent / PICTURE, document(picture).encode("utf-8"))
+        accounts = [whole(record.number(f"tokens_{name}")) for name in _ACCOUNTS]
+        tables = [table(("tokens trained", *_ACCOUNTS[1:]), [accounts])]
+        if each.struck.strikes:
+            tables.insert(0, table(_FAULTS, _faults_of(each), ("proof",), ("fault", "host", "proof")))
+        parts.append(PageSection(each.order.program, tables, (), picture, _DRAWN))
+    both = [
+        (index, f"{each.order.program}, {name}", run.record, run is each.struck)
+        for index, each in enumerate(tried)
+        for name, run in (("undisturbed", each.calm), ("under the plan", each.struck))
+    ]
+    curves = [
+        curve
+        for index, name, record, is_main in both
+        for curve in evaluated(record, LOSS, name, learner_class(index), is_main=is_main)
+    ]
+    charts = [Chart("loss", "Loss on held-out data", curves, [])]
+    note = "Bold curves are of runs under the plan, thin ones of the same run undisturbed."
+    parts.append(PageSection("Global loss", (), [note], charts=charts, axes=("time", "tokens"), is_detail=True))
+    reports = [(name, os.path.relpath(record.folder / REPORT, folder), "") for _, name, record, _ in both]
+    parts.append(PageSection("Runs", links=reports, is_detail=True))
+    sheet = Sheet("Chaos", " \u00b7 ".join(each.order.program for each in tried), parts, as_data(tried))
+    write_sheet(folder / PAGE, sheet)
+    return sheet
 
 
-def _strike_rows(tried: Tried) -> list[Mapping[str, Any]]:
-    """The strikes, with the seconds until the target worked again."""
-    back = {id(each.strike): each.seconds for each in tried.struck.recoveries}
-    return [{**strike.as_data(), "back": back.get(id(strike))} for strike in tried.struck.strikes]
+def _figures(tried: Tried) -> tuple[str, ...]:
+    """A row of the programs' table."""
+    struck, calm = tried.struck.record.number, tried.calm.record.number
+    return (
+        tried.order.program,
+        tried.struck.record.text("outcome"),
+        *map(seconds, (calm("wall_seconds"), struck("wall_seconds"))),
+        *map(percent, (struck("uptime"), calm("goodput"), struck("goodput"), tried.ratio, struck("merged_share"))),
+        *map(decimal, (calm("eval_loss_final"), struck("eval_loss_final"))),
+        str(tried.struck.waits),
+    )
 
 
-def _curves(tried: Sequence[Tried], records: Sequence[tuple[RunRecord, RunRecord]]) -> Iterator[Curve]:
-    """The loss of the global model of each program, undisturbed (thin) and under the plan (bold)."""
-    for index, (each, (struck, calm)) in enumerate(zip(tried, records, strict=True)):
-        for name, record, is_main in (("undisturbed", calm, False), ("under the plan", struck, True)):
-            evaluated = [item for item in record.evaluations if item.eval_loss is not None]
-            if evaluated:
-                yield Curve(
-                    f"{each.order.program}, {name}",
-                    learner_class(index),
-                    [round(item.tokens) for item in evaluated],
-                    [round(item.time, 4) for item in evaluated],
-                    [item.eval_loss for item in evaluated],
-                    is_main,
-                )
+def _faults_of(tried: Tried) -> list[tuple[str, ...]]:
+    """A row for each strike, with the seconds until the target worked again."""
+    again = {id(each.strike): each.seconds for each in tried.struck.recoveries}
+    return [
+        (
+            seconds(each.fault.at),
+            each.fault.kind,
+            each.fault.host,
+            seconds(again.get(id(each))),
+            each.proof or f"did not happen: {each.why}",
+        )
+        for each in tried.struck.strikes
+    ]

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -190,68 +190,67 @@ def read(document: Mapping[str, Any], where: str) -> ChaosPlan:
     wrong += _out_of_range(tables, doing)
     if len(tables.fault) > FAULTS_MAX:
         wrong.append(Fault(doing, f"at most {FAULTS_MAX} faults", str(len(tables.fault)), _DO))
-    faults = []
-    for number, table in enumerate(tables.fault[:FAULTS_MAX], 1):
-        try:
-            faults.append(msgspec.convert(table, Planned, strict=True))
-        except msgspec.ValidationError as error:
-            kind = table.get("kind")
-            do = nearest(kind, KINDS) if isinstance(kind, str) and kind not in KINDS else _DO
-            wrong.append(Fault(f"{doing}, fault {number}", "kind, host and at, and what the kind has", str(error), do))
-        else:
-            wrong += _of_fault(faults[-1], table, f"{doing}, fault {number}")
-    drawn = None
-    if tables.random is not None:
-        try:
-            drawn = msgspec.convert(tables.random, DrawnFaults, strict=True)
-            wrong += _of_drawn(drawn, f"{doing}, [random]")
-        except msgspec.ValidationError as error:
-            wrong.append(Fault(f"{doing}, [random]", "seed, count, mean_seconds, kinds and hosts", str(error), _DO))
-    links = None
-    if tables.links is not None:
-        try:
-            links = msgspec.convert(tables.links, SlowLinks, strict=True)
-            wrong += _of_links(links, f"{doing}, [links]")
-        except msgspec.ValidationError as error:
-            wrong.append(Fault(f"{doing}, [links]", "kbits, a list of numbers, and latency", str(error), _DO))
+    faults = [
+        _converted(table, Planned, f"{doing}, fault {number}", wrong)
+        for number, table in enumerate(tables.fault[:FAULTS_MAX], 1)
+    ]
+    drawn = None if tables.random is None else _converted(tables.random, DrawnFaults, f"{doing}, [random]", wrong)
+    links = None if tables.links is None else _converted(tables.links, SlowLinks, f"{doing}, [links]", wrong)
     if wrong:
         raise ConfigError.of(wrong)
-    faults.sort(key=lambda fault: fault.at)
-    return ChaosPlan(tuple(faults), drawn, links, tables.run, tables.program, tables.task, tables.machines)
+    in_order = sorted((fault for fault in faults if fault is not None), key=lambda fault: fault.at)
+    return ChaosPlan(tuple(in_order), drawn, links, tables.run, tables.program, tables.task, tables.machines)
 
 
-def _of_fault(fault: Planned, table: Mapping[str, Any], doing: str) -> Iterator[Fault]:
-    """Faults of the numbers of a planned fault."""
+_Table = TypeVar("_Table", Planned, DrawnFaults, SlowLinks)
+_FIELDS: Final[dict[type[msgspec.Struct], str]] = {
+    Planned: "kind, host and at, and what the kind has",
+    DrawnFaults: "seed, count, mean_seconds, kinds and hosts",
+    SlowLinks: "kbits, a list of numbers, and latency",
+}
+
+
+def _converted(table: Mapping[str, Any], kind: type[_Table], doing: str, wrong: list[Fault]) -> _Table | None:
+    """What a table of the plan says; None if it says nothing, and its faults are added to those that are `wrong`."""
+    try:
+        read = msgspec.convert(table, kind, strict=True)
+    except msgspec.ValidationError as error:
+        name = table.get("kind")
+        do = nearest(name, KINDS) if kind is Planned and isinstance(name, str) and name not in KINDS else _DO
+        wrong.append(Fault(doing, _FIELDS[kind], str(error), do))
+        return None
+    wrong += _out_of_range(read, doing)
+    wrong += _contradictions(read, table, doing)
+    return read
+
+
+def _contradictions(read: Planned | DrawnFaults | SlowLinks, table: Mapping[str, Any], doing: str) -> Iterator[Fault]:
+    """Faults of values that are in their range, but do not belong together."""
+    if isinstance(read, SlowLinks):
+        if not all(0.0 < kbits < 1e9 for kbits in read.kbits):
+            yield Fault(doing, "kbits above 0", str(list(read.kbits)), _DO)
+        return
+    if isinstance(read, DrawnFaults):
+        has_links = any(kind in OF_LINKS for kind in read.kinds)
+        if has_links and read.hosts and not any(host.startswith(LEARNER) for host in read.hosts):
+            yield Fault(doing, "a learner among the hosts, for faults of links", ", ".join(read.hosts), _DO)
+        if not read.kinds:
+            yield Fault(doing, f"kinds of {', '.join(KINDS)}", "none", _DO)
+        return
     for name in ("seconds", "factor", "latency", "share", "kbits"):
-        if name in table and name not in _LASTING.get(fault.kind, ()):
-            yield Fault(doing, f"no {name}: a {fault.kind} has none", f"{name} = {table[name]}", "Leave it out.")
-    yield from _out_of_range(fault, doing)
-    if fault.role == MACHINE and fault.kind != "kill":
+        if name in table and name not in _LASTING.get(read.kind, ()):
+            yield Fault(doing, f"no {name}: a {read.kind} has none", f"{name} = {table[name]}", "Leave it out.")
+    if read.role == MACHINE and read.kind != "kill":
         do = "Name a host, or kill the machine."
-        yield Fault(doing, f"a host, which can be struck by {fault.kind}", fault.host, do)
-    elif fault.kind in OF_LINKS and fault.role != LEARNER:
+        yield Fault(doing, f"a host, which can be struck by {read.kind}", read.host, do)
+    elif read.kind in OF_LINKS and read.role != LEARNER:
         do = "Name a learner: others are dialled, and not through the proxy."
-        yield Fault(doing, f"a learner, whose link can {fault.kind}", fault.host, do)
+        yield Fault(doing, f"a learner, whose link can {read.kind}", read.host, do)
 
 
 def _out_of_range(table: msgspec.Struct, doing: str) -> Iterator[Fault]:
     """Faults of the values of one table, by their declarations."""
     return Schema.of("", type(table)).out_of_range(msgspec.structs.asdict(table), doing, _DO)
-
-
-def _of_links(links: SlowLinks, doing: str) -> Iterator[Fault]:
-    if not all(0.0 < kbits < 1e9 for kbits in links.kbits):
-        yield Fault(doing, "kbits above 0", str(list(links.kbits)), _DO)
-    yield from _out_of_range(links, doing)
-
-
-def _of_drawn(drawn: DrawnFaults, doing: str) -> Iterator[Fault]:
-    yield from _out_of_range(drawn, doing)
-    has_links = any(kind in OF_LINKS for kind in drawn.kinds)
-    if has_links and drawn.hosts and not any(host.startswith(LEARNER) for host in drawn.hosts):
-        yield Fault(doing, "a learner among the hosts, for faults of links", ", ".join(drawn.hosts), _DO)
-    if not drawn.kinds:
-        yield Fault(doing, f"kinds of {', '.join(KINDS)}", "none", _DO)
 
 
 # -- the faults of a run -----------------------------------------------------------------------------------------------

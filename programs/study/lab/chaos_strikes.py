@@ -43,6 +43,7 @@ from isthmus.programs.study.lab.chaos_plan import (
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.system.processes import is_stopped, started_at
 from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.daemon_notes import note_of
 
 CHUNK_BYTES: Final = 16_384
 """Bytes of a read: eleven segments."""
@@ -327,9 +328,9 @@ class ProcessTable:
 
     def status(self) -> Mapping[str, Any]:
         """The status from the run's daemon; empty if none answers."""
-        with suppress(OSError, ValueError, KeyError, ConfigError):
-            address = json.loads((self._folder / "daemon.json").read_text())
-            return ask(address["endpoint"], {"type": "status"}, ANSWER_SECONDS) or {}
+        note = note_of(self._folder)
+        with suppress(OSError, ConfigError):
+            return {} if note is None else ask(note.endpoint, {"type": "status"}, ANSWER_SECONDS) or {}
         return {}
 
     def zero(self) -> float | None:

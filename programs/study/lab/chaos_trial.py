@@ -78,20 +78,14 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class TrialFigures:
-    """Figures of one run: `summary` is its summary.json, `waits` counts those of inner steps on other hosts; `zero` is
-    its first inner step, in seconds of the monotonic clock."""
+    """Figures of one run: its `record`; `waits` counts those of inner steps on other hosts; `zero` is its first inner
+    step, in seconds of the monotonic clock."""
 
-    folder: Path
-    summary: Mapping[str, Any]
+    record: RunRecord
     strikes: Sequence[Strike]
     recoveries: Sequence[Recovery]
     waits: int
     zero: float
-
-    def number(self, name: str) -> float | None:
-        """A figure of the summary."""
-        value = self.summary.get(name)
-        return None if value is None else float(value)
 
 
 def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> TrialFigures:
@@ -102,9 +96,7 @@ def figures_of(folder: Path, strikes: Sequence[Strike] = ()) -> TrialFigures:
     happened = [strike for strike in strikes if strike.proof]
     plan = lower(run_spec.graph()).get("learner")
     waits = 0 if plan is None else _waits(folder, plan, happened, run_spec.zero_ns)
-    return TrialFigures(
-        folder, record.summary, strikes, [_recovery(record, each, zero) for each in happened], waits, zero
-    )
+    return TrialFigures(record, strikes, [_recovery(record, each, zero) for each in happened], waits, zero)
 
 
 def _waits(folder: Path, plan: Plan, strikes: Sequence[Strike], zero_ns: int) -> int:
@@ -315,32 +307,32 @@ class Tried:
     @property
     def is_good(self) -> bool:
         """Whether both runs were done, and every fault happened."""
-        is_done = all(each.summary["outcome"] == "done" for each in (self.calm, self.struck))
+        is_done = all(each.record.text("outcome") == "done" for each in (self.calm, self.struck))
         return is_done and all(strike.proof for strike in self.struck.strikes)
 
     @property
     def ratio(self) -> float | None:
         """Goodput over the plan, of the program's own undisturbed goodput."""
-        struck, calm = self.struck.number("goodput"), self.calm.number("goodput")
+        struck, calm = self.struck.record.number("goodput"), self.calm.record.number("goodput")
         return struck / calm if struck is not None and calm else None
 
     def as_data(self) -> dict[str, Any]:
         """For --json."""
-        summary = self.struck.summary
+        summary, calm = self.struck.record.summary, self.calm.record.summary
         return {
             "program": self.order.program,
             **{name: summary[name] for name in ("outcome", "uptime", "goodput")},
-            "goodput_undisturbed": self.calm.summary["goodput"],
+            "goodput_undisturbed": calm["goodput"],
             "merged_share": summary["merged_share"],
             "eval_loss_final": summary["eval_loss_final"],
-            "eval_loss_undisturbed": self.calm.summary["eval_loss_final"],
+            "eval_loss_undisturbed": calm["eval_loss_final"],
             "tokens_total": summary["tokens_total"],
             "seconds": summary["wall_seconds"],
-            "seconds_undisturbed": self.calm.summary["wall_seconds"],
+            "seconds_undisturbed": calm["wall_seconds"],
             "waits_on_other_hosts": self.struck.waits,
             "recoveries": [each.as_data() for each in self.struck.recoveries],
             "faults": [each.as_data() for each in self.struck.strikes],
-            "folder": str(self.struck.folder),
+            "folder": str(self.struck.record.folder),
         }
 
 
@@ -359,7 +351,7 @@ def try_program(
     own = folder / order.program.replace("/", "-")
     say(f"{order.program}: undisturbed")
     calm = run(order, own / "undisturbed", (), say)
-    faults = first[0].planned if first else faults_of(plan, hosts, calm.number("wall_seconds") or 0.0)
+    faults = first[0].planned if first else faults_of(plan, hosts, calm.record.number("wall_seconds") or 0.0)
     there = (*hosts, DAEMON, FORK_SERVER, *machine_hosts(order.machines))
     own_faults = [fault for fault in faults if fault.host in there]
     if not own_faults:
@@ -382,7 +374,7 @@ def headline(tried: Sequence[Tried]) -> Iterator[str]:
         return
     yield (
         f"Under {struck} faults {first.order.program} kept {percent(first.ratio)} of its undisturbed goodput, with "
-        f"some learner stepping {percent(first.struck.number('uptime'))} of the time."
+        f"some learner stepping {percent(first.struck.record.number('uptime'))} of the time."
     )
     compared = [
         f"{first.ratio / each.ratio:.2f} times the share that {each.order.program} kept ({percent(each.ratio)})"

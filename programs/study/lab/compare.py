@@ -192,7 +192,8 @@ def done(folder: Path, variant: Variant, seed: int) -> Path | None:
     A run that is done is never repeated; one that was interrupted or failed stays where it is, and the next attempt has
     a folder of its own beside it, `seed-N-2`. So a call continues where the one before it ended.
     """
-    return next((path for path in attempts(folder, variant, seed) if has_ended(path, variant)), None)
+    there = (path for path in _numbered(folder, variant, seed) if path.exists())
+    return next((path for path in there if has_ended(path, variant)), None)
 
 
 def has_ended(run: Path, variant: Variant) -> bool:
@@ -206,11 +207,6 @@ def has_ended(run: Path, variant: Variant) -> bool:
     last = read_lines(run / "evaluations.jsonl", EvaluationLine)[-1:]
     is_whole = figures.get("tokens_total", 0) >= TRAINED_SHARE_MIN * variant.run.tokens
     return is_whole and any(each.kind == "final" and each.eval_loss for each in last)
-
-
-def attempts(folder: Path, variant: Variant, seed: int) -> list[Path]:
-    """The folders of all attempts at a run, in their order."""
-    return [path for path in _numbered(folder, variant, seed) if path.exists()]
 
 
 def free(folder: Path, variant: Variant, seed: int) -> Path:

@@ -1,26 +1,18 @@
-"""The page of a comparison: the terminal's figures, with curves and intervals, in one file that loads nothing.
+"""The result of a comparison: its tables, and its page with curves and intervals, one file that loads nothing.
 
 A curve is the mean over seeds at equal shares of the tokens: of the loss, and of the time and bytes that it took to get
 there, so that it is one curve along each axis. Thin lines are single seeds.
-
-A comparison on the terminal: a line while its runs are in progress, and a table of its sides.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, final
+from typing import Any, Final
 
-import msgspec
 from markupsafe import Markup
-from rich.text import Text
 
-from isthmus.programs.engine.islands.environment import ProcessPlaces
 from isthmus.programs.engine.report.charts_drawing import (
     Scale,
     drawing,
@@ -31,8 +23,9 @@ from isthmus.programs.engine.report.charts_drawing import (
     rectangle,
     text,
 )
-from isthmus.programs.engine.report.charts_lines import Chart, Curve
-from isthmus.programs.engine.report.page import rendered
+from isthmus.programs.engine.report.charts_lines import Chart, Curve, metric_chart
+from isthmus.programs.engine.report.page import REPORT
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.results.lines import LOSS
 from isthmus.programs.engine.results.record import between
 from isthmus.programs.engine.results.words import UNKNOWN, decimal, percent, seconds, size
@@ -44,49 +37,101 @@ from isthmus.programs.study.lab.compare_outcome import (
     FigureDifference,
     Side,
 )
-from isthmus.programs.study.lab.compare_runs import RunEvent
-from isthmus.programs.study.terminal.figures import Column, Screen, fitted
-from isthmus.runtime.system.files import write_bytes
 
 PAGE: Final = "compare.html"
 _SHARES: Final = [share / 40 for share in range(41)]
 """Twice as many as a run has evaluations."""
 _CURVES_MAX: Final = 40
 """Curves of a chart; with more only means are drawn."""
-_LOGARITHMIC_MIN: Final = 2.0
 _WIDTH: Final = 1080.0
 _ROW: Final = 26.0
 _NAMES: Final = 330.0
 """Pixels for the names of sides."""
+_DISPENSABLE: Final = ("in a merge", "goodput", "merged", "sent", "time", "runs", "interval")
+_INTERVALS: Final = "Squares are means of differences paired by seed, bars their 95 % intervals{}. Left is better."
+_CURVES: Final = (
+    "Bold curves are means over seeds at equal shares of the tokens, thin ones single seeds. Bytes are those that "
+    "learners handed over, and received where there is a syncer. Learning rates fall with the tokens: on the way no "
+    "model is what it would be if its run were to end there. Drag to zoom; a double click shows all again."
+)
+_EQUAL: Final = "Loss minus that of the reference, where the one of the two that came less far ended."
 
 
-def write_page(folder: Path, comparison: Comparison, notes: Sequence[str]) -> Path:
-    """Write the page into the folder of a comparison, whole or not at all, and return its path."""
-    path = folder / PAGE
-    values: dict[str, Any] = {
-        "comparison": comparison,
-        "notes": notes,
-        "charts": list(charts(comparison)),
-        "intervals": intervals(comparison),
-        "axes": AXES,
-        "loss": LOSS,
-        "reports": [
-            (side.name, run, os.path.join(run.folder, "report.html")) for side in comparison.sides for run in side.runs
-        ],
-    }
-    write_bytes(path, rendered("comparison.html", **values).encode("utf-8"))
-    return path
+def sheet(comparison: Comparison) -> Sheet:
+    """The result, all figures of which are the comparison itself."""
+    sides, loss = comparison.sides, LOSS
+    verdicts = ("verdict",) if comparison.margin is not None else ()
+    of_sides = [
+        (
+            side.name,
+            str(len(side.runs)),
+            *(_figure(side.finals.get(name)) for name in comparison.metrics),
+            "reference" if side.name == comparison.reference else _mean_words(side.differences.get(loss)),
+            _ends(side.differences.get(loss)),
+            *(side.verdict or "" for _ in verdicts),
+        )
+        for side in sides
+    ]
+    of_runs = [
+        (
+            side.name,
+            _mean_words(side.gain),
+            _ends(side.gain),
+            seconds(side.seconds.mean),
+            percent(side.goodput.mean),
+            percent(side.merged_share.mean),
+            decimal(side.contributors.mean, 2),
+            size(side.bytes.mean),
+        )
+        for side in sides
+    ]
+    differences = "side", "runs", *comparison.metrics, "- reference", "interval", *verdicts
+    tables = [
+        table(differences, of_sides, _DISPENSABLE),
+        table(
+            ("side", "alone - this", "interval", "time", "goodput", "merged", "in a merge", "sent"),
+            of_runs,
+            _DISPENSABLE,
+        ),
+    ]
+    parts = [PageSection("What came of it", tables, list(notes(comparison)))]
+    drawn = list(charts(comparison))
+    if (drawing := intervals(comparison)) is not None:
+        title = f"Loss minus that of {comparison.reference}"
+        band = "; the shaded band is the margin" if comparison.margin is not None else ""
+        parts.append(PageSection(title, drawing=drawing, caption=_INTERVALS.format(band), is_detail=True))
+    if drawn:
+        equal = [
+            (side.name, *(_difference(side.at_equal.get(axis)) for axis in AXES)) for side in sides if side.at_equal
+        ]
+        at_equal = table(("side", *(f"equal {axis}" for axis in AXES)), equal)
+        parts += [
+            PageSection("On the way", (), [_CURVES], charts=drawn, axes=AXES, is_detail=True),
+            PageSection("At equal tokens, time and bytes", [at_equal], [_EQUAL], is_detail=True),
+        ]
+    links = [
+        (f"{side.name}, seed {run.seed}", os.path.join(run.folder, REPORT), f": {decimal(run.finals.get(loss))}")
+        for side in sides
+        for run in side.runs
+    ]
+    missing = (
+        f"{comparison.missing} runs are missing, of {len(comparison.seeds) * len(sides)}; the same command goes on."
+    )
+    return Sheet(
+        "Comparison",
+        " \u00b7 ".join(side.name for side in sides if not side.is_control),
+        [*parts, PageSection("Runs", links=links, is_detail=True)],
+        comparison,
+        missing if comparison.missing else "",
+    )
 
 
 def charts(comparison: Comparison) -> Iterator[Chart]:
     """A chart of every metric that was evaluated while runs were in progress."""
     for metric in comparison.metrics:
-        curves = list(_curves(comparison, metric))
-        values = [value for curve in curves for value in curve.values if value is not None]
-        is_logarithmic = metric == LOSS and bool(values) and 0 < _LOGARITHMIC_MIN * min(values) <= max(values)
-        if curves:
+        if curves := list(_curves(comparison, metric)):
             title = "Loss on held-out data" if metric == LOSS else f"{metric}, on held-out data"
-            yield Chart(f"metric {metric}", title, curves, [], is_logarithmic)
+            yield metric_chart(metric, title, curves, [])
 
 
 def _curves(comparison: Comparison, metric: str) -> Iterator[Curve]:
@@ -176,112 +221,6 @@ def _interval(side: Side, gap: FigureDifference, scale: Scale, y: float) -> Mark
     return joined(parts)
 
 
-_WIDE: Final = 160
-"""Characters a line if the output is no terminal."""
-_DISPENSABLE: Final = ("in a merge", "goodput", "merged", "sent", "time", "runs", "interval")
-
-
-@final
-class RunsProgress:
-    """Shows the runs in progress on standard error: on a terminal in one line that changes, else in a line a run."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._begun = time.monotonic()
-        self._finished = 0
-        self._done = "no"
-
-    def on_event(self, event: RunEvent | ProcessPlaces) -> None:
-        """Show it."""
-        if isinstance(event, ProcessPlaces):
-            self._line(placed(event))
-            return
-        self._done = f"{event.done} of {event.many}"
-        if event.failure:
-            self._line(f"{event.name} failed: {event.failure}")
-        elif event.summary is not None:
-            self._finished += 1
-            took = seconds(event.summary.get("wall_seconds"))
-            loss = decimal(event.summary.get("eval_loss_final"))
-            self._line(f"{event.done} of {event.many}  {event.name}: {loss}, {took}{self._left(event)}")
-        elif self._is_terminal:
-            share = "" if event.share is None else f" {100 * event.share:.0f} %"
-            sys.stderr.write(f"\r\x1b[2K{event.done} of {event.many} runs; {event.name}{share}")
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self._is_terminal:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
-
-    def broken_off(self) -> None:
-        """Print that the comparison was interrupted, and how to continue it."""
-        self._line(f"{self._done} runs are done; the same command goes on with the others.")
-
-    def _left(self, news: RunEvent) -> str:
-        left = (time.monotonic() - self._begun) / self._finished * (news.many - news.done)
-        return f"; about {seconds(left)} left" if left else ""
-
-    def _line(self, text: str) -> None:
-        self.clear()
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-
-
-def placed(where: ProcessPlaces) -> str:
-    """The devices of runs in virtual time, in words."""
-    count = len(where.environments)
-    runs = "one run at a time" if count == 1 else f"{count} runs at once"
-    if not where.devices:
-        platform = "what JAX_PLATFORMS names" if where.platform is None else "the CPU"
-        return f"Computing on {platform}, {runs}."
-    kind = "GPU" if where.platform == "cuda" else "TPU chip"
-    many = f"{where.devices} {kind}{'s' if where.devices > 1 else ''}"
-    share = "" if where.share is None else f", each with {where.share:g} of the memory of one"
-    return f"Computing on {many}, {runs}{share}. JAX_PLATFORMS=cpu has them on the CPU."
-
-
-def show(comparison: Comparison, *, as_json: bool) -> None:
-    """Print it."""
-    if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(comparison), indent=2).decode() + "\n")
-        return
-    console = Screen()
-    if not console.is_terminal:
-        console.width = _WIDE
-    for columns in _tables(comparison):
-        console.print(fitted(columns, console.width, _DISPENSABLE))
-        console.print()
-    for note in notes(comparison):
-        console.print(Text(note), soft_wrap=True)
-    console.print(Text(f"Runs and page: {comparison.folder}"), soft_wrap=True)
-
-
-def _tables(comparison: Comparison) -> Iterator[list[Column]]:
-    """Two tables: the compared metrics, and the figures of the runs."""
-    sides = comparison.sides
-    names = Column("", [side.name for side in sides], is_text=True)
-    yield [
-        names,
-        Column("runs", [str(len(side.runs)) for side in sides]),
-        *(Column(name, [_figure(side.finals.get(name)) for side in sides]) for name in comparison.metrics),
-        Column("- reference", [_mean_words(side.differences.get(LOSS)) for side in sides]),
-        Column("interval", [_ends(side.differences.get(LOSS)) for side in sides]),
-        *([Column("", [side.verdict or "" for side in sides])] if comparison.margin is not None else []),
-    ]
-    yield [
-        names,
-        Column("alone - this", [_mean_words(side.gain) for side in sides]),
-        Column("interval", [_ends(side.gain) for side in sides]),
-        Column("time", [seconds(side.seconds.mean) for side in sides]),
-        Column("goodput", [_percent(side.goodput) for side in sides]),
-        Column("merged", [_percent(side.merged_share) for side in sides]),
-        Column("in a merge", ["" if (mean := side.contributors.mean) is None else decimal(mean, 2) for side in sides]),
-        Column("sent", [size(side.bytes.mean) for side in sides]),
-    ]
-
-
 def notes(comparison: Comparison) -> Iterator[str]:
     """The meaning of the columns, and missing runs."""
     clock = "real time" if comparison.clock == "real" else "virtual time"
@@ -296,8 +235,6 @@ def notes(comparison: Comparison) -> Iterator[str]:
         yield f"Computed on {', '.join(comparison.devices)}."
     if comparison.margin is not None:
         yield f"Verdicts are against a margin of {comparison.margin:g}, given before the first run."
-    if comparison.missing:
-        yield f"{comparison.missing} of {many * len(comparison.sides)} runs are missing; the same command goes on."
     for side in comparison.sides:
         for run in side.runs:
             if run.remark:
@@ -318,5 +255,5 @@ def _figure(figure: Figure | None) -> str:
     return decimal(figure.mean) + (f" ± {decimal(figure.deviation)}" if figure.deviation is not None else "")
 
 
-def _percent(figure: Figure) -> str:
-    return "" if figure.mean is None else percent(figure.mean)
+def _difference(gap: FigureDifference | None) -> str:
+    return f"{_mean_words(gap)} ({_ends(gap)})" if _ends(gap) else _mean_words(gap)

@@ -11,8 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, final
 
@@ -20,11 +19,13 @@ import msgspec
 
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.islands.environment import ProcessPlaces, process_places
+from isthmus.programs.engine.results.words import decimal, seconds
 from isthmus.programs.engine.run.in_processes import run_processes, submit_in_child
 from isthmus.programs.engine.run.interrupts import interrupts
 from isthmus.programs.engine.run.watch_loop import Watch
 from isthmus.programs.study.lab import compare
 from isthmus.programs.study.lab.compare import ComparisonPlan, Pacing, Variant, request_of
+from isthmus.programs.study.terminal.figures import ProgressLine
 from isthmus.runtime.errors import RequestError, RunError
 
 LOOK_SECONDS: Final = 0.1
@@ -40,92 +41,98 @@ class VirtualOrder(msgspec.Struct, frozen=True):
     pacing: Pacing
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RunEvent:
-    """Progress while runs are in progress: `done` of `many`, and the news of one run.
-
-    The news is its begin, its `failure`, or its `summary`; `share` is its share of the tokens, if known.
-    """
-
-    done: int
-    many: int
-    name: str
-    share: float | None = None
-    failure: str = ""
-    summary: dict[str, Any] | None = None
-
-
-def carry_out(
-    folder: Path, plan: ComparisonPlan, seeds: int, on_event: Callable[[RunEvent | ProcessPlaces], None]
-) -> int:
-    """Make every run that is not done; how many failed. KeyboardInterrupt at a signal.
-
-    `on_event` is called with the places of runs in virtual time, before the first, and with the news of every run.
-    """
+def carry_out(folder: Path, plan: ComparisonPlan, seeds: int) -> int:
+    """Make every run that is not done, with their progress on standard error; how many failed. KeyboardInterrupt at a
+    signal."""
     runs = plan.runs(seeds)
     left = [(variant, seed) for variant, seed in runs if compare.done(folder, variant, seed) is None]
-    tally = _Tally(on_event, len(runs) - len(left), len(runs))
-    if plan.pacing is None:
-        for variant, seed in left:
-            _real(folder, variant, seed, tally)
-    else:
-        _virtual(folder, left, plan.pacing, tally)
-    return tally.failed
+    progress = _Progress(len(runs) - len(left), len(runs))
+    try:
+        if plan.pacing is None:
+            for variant, seed in left:
+                _real(folder, variant, seed, progress)
+        else:
+            _virtual(folder, left, plan.pacing, progress)
+    except KeyboardInterrupt:
+        progress.say(f"{progress.done} of {len(runs)} runs are done; the same command goes on with the others.")
+        raise
+    progress.line.show("")
+    return progress.failed
 
 
 @final
-class _Tally:
-    """Counts runs, and reports them."""
+class _Progress:
+    """Counts runs, and shows the one in progress, in a line that changes, and the end of each."""
 
-    def __init__(self, on_event: Callable[[RunEvent | ProcessPlaces], None], done: int, many: int) -> None:
-        self._on_event, self._done, self._many = on_event, done, many
+    def __init__(self, done: int, many: int) -> None:
+        self.line = ProgressLine()
+        self.say = self.line.say
+        self.done, self._many, self._before, self._begun = done, many, done, time.monotonic()
         self.failed = 0
 
-    def placed(self, where: ProcessPlaces) -> None:
-        self._on_event(where)
-
-    def begun(self, variant: Variant, seed: int, share: float | None = None) -> None:
-        self._on_event(RunEvent(self._done, self._many, _named(variant, seed), share))
+    def begun(self, variant: Variant, seed: int, share: float = 0.0) -> None:
+        """A run has begun, and has trained a `share` of its tokens."""
+        percentage = f" {100 * share:.0f} %" if share else ""
+        self.line.show(f"{self.done} of {self._many} runs; {_named(variant, seed)}{percentage}")
 
     def ended(self, variant: Variant, seed: int, run: Path, failure: str) -> None:
-        self._done += not failure
-        self.failed += bool(failure)
-        figures = None if failure else compare.summary(run)
-        self._on_event(RunEvent(self._done, self._many, _named(variant, seed), failure=failure, summary=figures))
+        """A run is done, or has failed."""
+        if failure:
+            self.failed += 1
+            self.say(f"{_named(variant, seed)} failed: {failure}")
+            return
+        self.done += 1
+        figures = compare.summary(run)
+        took, loss = seconds(figures.get("wall_seconds")), decimal(figures.get("eval_loss_final"))
+        pace = (time.monotonic() - self._begun) / (self.done - self._before)
+        left = f"; about {seconds(pace * (self._many - self.done))} left" if self.done < self._many else ""
+        self.say(f"{self.done} of {self._many}  {_named(variant, seed)}: {loss}, {took}{left}")
 
 
 def _named(variant: Variant, seed: int) -> str:
     return f"{variant.name}, seed {seed}"
 
 
+def placed(where: ProcessPlaces) -> str:
+    """The devices of runs in virtual time, in words."""
+    count = len(where.environments)
+    runs = "one run at a time" if count == 1 else f"{count} runs at once"
+    if not where.devices:
+        platform = "what JAX_PLATFORMS names" if where.platform is None else "the CPU"
+        return f"Computing on {platform}, {runs}."
+    kind = "GPU" if where.platform == "cuda" else "TPU chip"
+    many = f"{where.devices} {kind}{'s' if where.devices > 1 else ''}"
+    share = "" if where.share is None else f", each with {where.share:g} of the memory of one"
+    return f"Computing on {many}, {runs}{share}. JAX_PLATFORMS=cpu has them on the CPU."
+
+
 # -- real time ---------------------------------------------------------------------------------------------------------
 
 
-def _real(folder: Path, variant: Variant, seed: int, tally: _Tally) -> None:
+def _real(folder: Path, variant: Variant, seed: int, progress: _Progress) -> None:
     run = compare.free(folder, variant, seed)
-    tally.begun(variant, seed)
+    progress.begun(variant, seed)
     failure = ""
     try:
         submitted = submit_in_child(lambda: request_of(variant, seed, str(run)))
-        outcome = run_processes(submitted, watch=_Share(variant, seed, tally))
+        outcome = run_processes(submitted, watch=_Share(variant, seed, progress))
         if outcome.summary["outcome"] == "stopped":
             raise KeyboardInterrupt
     except (RunError, RequestError) as error:
         failure = "" if compare.has_ended(run, variant) else str(error)
-    tally.ended(variant, seed, run, failure)
+    progress.ended(variant, seed, run, failure)
 
 
 @final
 class _Share(Watch):
     """Reports the progress of a run."""
 
-    def __init__(self, variant: Variant, seed: int, tally: _Tally) -> None:
-        self._variant, self._seed, self._tally = variant, seed, tally
+    def __init__(self, variant: Variant, seed: int, progress: _Progress) -> None:
+        self._variant, self._seed, self._progress = variant, seed, progress
 
     def update(self, status: dict[str, Any]) -> None:
         tokens = status.get("tokens") or 0
-        self._tally.begun(self._variant, self._seed, tokens / self._variant.run.tokens)
+        self._progress.begun(self._variant, self._seed, tokens / self._variant.run.tokens)
 
     def close(self, summary: dict[str, Any]) -> None:
         """No-op: the caller that runs it reports its end."""
@@ -134,12 +141,12 @@ class _Share(Watch):
 # -- virtual time ------------------------------------------------------------------------------------------------------
 
 
-def _virtual(folder: Path, left: list[tuple[Variant, int]], pacing: Pacing, tally: _Tally) -> None:
+def _virtual(folder: Path, left: list[tuple[Variant, int]], pacing: Pacing, progress: _Progress) -> None:
     if not left:
         return
     waiting, busy = list(left), dict[int, _Process]()
     where = process_places(environment.find(), len(os.sched_getaffinity(0)), len(left), os.environ)
-    tally.placed(where)
+    progress.say(placed(where))
     with interrupts() as interrupted:
         try:
             while waiting or busy:
@@ -148,14 +155,14 @@ def _virtual(folder: Path, left: list[tuple[Variant, int]], pacing: Pacing, tall
                 free = next((place for place in range(len(where.environments)) if place not in busy), None)
                 if waiting and free is not None:
                     variant, seed = waiting.pop(0)
-                    tally.begun(variant, seed)
+                    progress.begun(variant, seed)
                     order = VirtualOrder(variant, seed, str(compare.free(folder, variant, seed)), pacing)
                     busy[free] = _Process(order, where.environments[free])
                     continue
                 for place, process in [(place, each) for place, each in busy.items() if each.is_over()]:
                     del busy[place]
                     order = process.order
-                    tally.ended(order.variant, order.seed, Path(order.folder), process.failure())
+                    progress.ended(order.variant, order.seed, Path(order.folder), process.failure())
                 time.sleep(LOOK_SECONDS)
         finally:
             for process in busy.values():

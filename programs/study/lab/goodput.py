@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from random import Random
 from statistics import fmean, stdev
-from typing import Any, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 from isthmus.programs.engine.report.charts_lines import ChartLine, draw_lines
-from isthmus.programs.engine.report.page import PageSection, Sheet
-from isthmus.programs.engine.results.words import percent, scaled
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
+from isthmus.programs.engine.results.words import UNKNOWN, percent, scaled
+from isthmus.programs.study.lab.demands import Demand, check, within
 
 YEAR_SECONDS: Final = 365.25 * 86_400
 UPTIME_STEPS: Final = 3
@@ -181,6 +181,11 @@ class Cell:
         row = PUBLISHED.get((self.program, self.learners))
         return dict(zip(PUBLISHED_CHIPS, row, strict=True)).get(self.chips) if row else None
 
+    @property
+    def difference(self) -> float | None:
+        """The goodput minus the published one."""
+        return None if self.published is None else self.goodput - self.published
+
 
 def cells(learners: Sequence[int], chips: Sequence[int], seeds: int) -> list[Cell]:
     """The two data-parallel programs once for each number of chips, Decoupled DiLoCo for each number of learners too.
@@ -221,20 +226,24 @@ def _cell(program: str, learners: int, chips: int, seeds: int) -> Cell:
 
 
 def _check(learners: Sequence[int], chips: Sequence[int], seeds: int) -> None:
-    doing, faults = "Reading the options of `isthmus simulate goodput`", list[Fault]()
-    if not learners or not all(1 <= count <= LEARNERS_MAX for count in learners):
-        actual = ", ".join(map(str, learners)) or "none"
-        faults.append(Fault(doing, f"--learners from 1 to {LEARNERS_MAX}", actual, "Say how many, as in 1,2,4."))
-    slice_chips = TERMS[DECOUPLED].slice_chips
+    slice_chips = FailureTerms().slice_chips
     least = slice_chips * max([1, *learners])
-    if not chips or not all(least <= many <= CHIPS_MAX for many in chips):
-        actual = ", ".join(map(str, chips)) or "none"
-        expected = f"--chips from {least:,} (a slice of {slice_chips} for each learner) to {CHIPS_MAX:,}"
-        faults.append(Fault(doing, expected, actual, "Take more chips, or fewer learners."))
-    if not 1 <= seeds <= SEEDS_MAX:
-        faults.append(Fault(doing, f"--seeds from 1 to {SEEDS_MAX}", str(seeds), "Say how many days to try."))
-    if faults:
-        raise ConfigError.of(faults)
+    demands = [
+        Demand(
+            bool(learners) and all(1 <= count <= LEARNERS_MAX for count in learners),
+            f"--learners from 1 to {LEARNERS_MAX}",
+            ", ".join(map(str, learners)) or "none",
+            "Say how many, as in 1,2,4.",
+        ),
+        Demand(
+            bool(chips) and all(least <= many <= CHIPS_MAX for many in chips),
+            f"--chips from {least:,} (a slice of {slice_chips} for each learner) to {CHIPS_MAX:,}",
+            ", ".join(map(str, chips)) or "none",
+            "Take more chips, or fewer learners.",
+        ),
+        within("--seeds", seeds, 1, SEEDS_MAX, "Say how many days to try."),
+    ]
+    check("Reading the options of `isthmus simulate goodput`", demands)
 
 
 SOURCE: Final = "arXiv 2604.21428"
@@ -243,89 +252,54 @@ CALIBRATED: Final = (
 )
 
 
-def as_object(cells: Sequence[Cell]) -> dict[str, Any]:
-    """All figures; `calibrated` are the terms of each program, `published` and `difference` are None if nothing was
-    published."""
-    objects = [
-        {
-            **asdict(cell),
-            "published": cell.published,
-            "difference": None if cell.published is None else cell.goodput - cell.published,
-        }
-        for cell in cells
-    ]
-    return {"cells": objects, "calibrated": {program: asdict(terms) for program, terms in TERMS.items()}}
-
-
-def table(cells: Sequence[Cell]) -> str:
-    """A line for each program and number of learners, a column for each number of chips."""
-    chips = sorted({cell.chips for cell in cells})
-    lines = [f"{'goodput (published), percent':<32}" + "".join(f"{scaled(many):>16}" for many in chips)]
-    for name, row in _rows(cells).items():
-        cells_text = (_beside(row[many]) if many in row else "" for many in chips)
-        lines.append(f"{name:<32}" + "".join(f"{each:>16}" for each in cells_text))
-    return "\n".join([*lines, "", *_summary(cells), CALIBRATED, ""])
-
-
 def sheet(cells: Sequence[Cell], seeds: int) -> Sheet:
-    """The page."""
+    """The result, with a row for each cell; in its data `published` and `difference` are None if nothing was published,
+    and `calibrated` are the terms of each program."""
+    names_of_lines = dict.fromkeys(map(_name, cells))
     lines = [
         ChartLine(
             name,
-            [(many, cell.goodput) for many, cell in sorted(row.items())],
-            [(many, cell.published) for many, cell in sorted(row.items()) if cell.published is not None],
+            [(cell.chips, cell.goodput) for cell in cells if _name(cell) == name],
+            [(cell.chips, cell.published) for cell in cells if _name(cell) == name and cell.published is not None],
         )
-        for name, row in _rows(cells).items()
+        for name in names_of_lines
     ]
     drawing = draw_lines(lines, "Goodput by number of chips", scaled, percent, low=0.0, high=1.0)
+    objects = [asdict(cell) | {"published": cell.published, "difference": cell.difference} for cell in cells]
     columns = ("program", "chips", "goodput", "deviation", "published", "difference", "uptime")
     rows = [
         (
             _name(cell),
             scaled(cell.chips),
-            percent(cell.goodput),
-            percent(cell.goodput_deviation),
-            percent(cell.published),
-            "-" if cell.published is None else f"{100 * (cell.goodput - cell.published):+.1f} points",
+            *map(percent, (cell.goodput, cell.goodput_deviation, cell.published)),
+            UNKNOWN if cell.difference is None else f"{100 * cell.difference:+.1f} points",
             percent(cell.uptime),
         )
         for cell in cells
     ]
-    names = [field.name for field in fields(TERMS["decoupled-diloco"])]
+    names = [field.name for field in fields(FailureTerms)]
     terms = [(program, *(f"{getattr(each, name):g}" for name in names)) for program, each in TERMS.items()]
     days = f"{seeds} simulated days" if seeds > 1 else "one simulated day"
+    notes = [*_summary(cells), CALIBRATED, "The deviation is that of one day."]
+    caption = f"Lines: the model. Rings: published in {SOURCE}."
     return Sheet(
         "Goodput when chips fail",
         f"Means of {days} for each cell, in which a chip fails once a year. Nothing was trained.",
         [
-            PageSection(
-                "Goodput", drawing, notes=[f"Lines: the model. Rings: published in {SOURCE}.", *_summary(cells)]
-            ),
-            PageSection("Cells", None, columns, rows, ["The deviation is that of one day."]),
-            PageSection("Calibrated", None, ("program", *names), terms, [CALIBRATED]),
+            PageSection("Goodput", [table(columns, rows, ("deviation", "difference"))], notes, drawing, caption),
+            PageSection("Calibrated", [table(("program", *names), terms)], is_detail=True),
         ],
+        {"cells": objects, "calibrated": TERMS},
     )
 
 
 def _summary(cells: Sequence[Cell]) -> list[str]:
-    off = [abs(cell.goodput - cell.published) for cell in cells if cell.published is not None]
+    off = [abs(cell.difference) for cell in cells if cell.difference is not None]
     if not off:
         return ["None of these cells was published."]
     mean, most = 100 * sum(off) / len(off), 100 * max(off)
     return [f"{len(off)} cells were published: mean absolute difference {mean:.1f} points, largest {most:.1f}."]
 
 
-def _rows(cells: Sequence[Cell]) -> dict[str, dict[int, Cell]]:
-    rows: dict[str, dict[int, Cell]] = {}
-    for cell in cells:
-        rows.setdefault(_name(cell), {})[cell.chips] = cell
-    return rows
-
-
 def _name(cell: Cell) -> str:
-    return f"{cell.program}, {cell.learners}" if cell.program == "decoupled-diloco" else cell.program
-
-
-def _beside(cell: Cell) -> str:
-    published = "" if cell.published is None else f" ({100 * cell.published:.0f})"
-    return f"{100 * cell.goodput:.1f}{published:<5}"
+    return f"{cell.program}, {cell.learners}" if cell.program == DECOUPLED else cell.program

@@ -8,21 +8,22 @@ those of a real run; steps take the given time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 from isthmus.programs.engine.recorder.roles import least_replicas, resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.engine.report.charts_lines import ChartLine, draw_lines
-from isthmus.programs.engine.report.page import PageSection, Sheet
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.request.run_settings import SNAPSHOT_SECONDS_DEFAULT
 from isthmus.programs.engine.results.words import percent, seconds
+from isthmus.programs.study.lab.demands import Demand, check, within
 from isthmus.programs.study.simulation import toy_task
 from isthmus.programs.study.simulation.universe import FOLDER
 from isthmus.programs.study.simulation.virtual_run import VirtualPace
-from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.errors import RunError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.host.contract import Span, Trace
 from isthmus.runtime.ids import Replica
@@ -130,7 +131,11 @@ def borrowed(learners: int, steps: int, seed: int) -> list[Borrowed]:
     When learners were borrowed was not published; from half of the tokens on, without any cost, is 1/2 + 1/2 / (1 +
     more), within a point of the published figure for each case.
     """
-    _check_borrowed(learners, steps)
+    is_right = 4 <= learners <= BORROWED_LEARNERS_MAX and learners % 4 == 0
+    expected = f"--learners a multiple of 4 from 4 to {BORROWED_LEARNERS_MAX}"
+    do = "25 % more of it has to be a number of learners."
+    wanted = Demand(is_right, expected, str(learners), do)
+    check("Reading the options of `isthmus simulate borrowed`", [wanted, _steps(steps)])
     alone = measured(Program("decoupled-diloco"), learners=learners, steps=steps, pace=_PACE, seed=seed).summary
     half = alone["start_seconds"] + alone["wall_seconds"] / 2
     cases = []
@@ -143,17 +148,6 @@ def borrowed(learners: int, steps: int, seed: int) -> list[Borrowed]:
         time, share = took / alone["wall_seconds"], guests / run["tokens_total"]
         cases.append(Borrowed(more, len(joining), took, time, limit, share, decoupled, data_parallel))
     return cases
-
-
-def _check_borrowed(learners: int, steps: int) -> None:
-    doing, faults = "Reading the options of `isthmus simulate borrowed`", list[Fault]()
-    if not (4 <= learners <= BORROWED_LEARNERS_MAX and learners % 4 == 0):
-        expected = f"--learners a multiple of 4 from 4 to {BORROWED_LEARNERS_MAX}"
-        faults.append(Fault(doing, expected, str(learners), "25 % more of it has to be a number of learners."))
-    if not 50 <= steps <= STEPS_MAX:
-        faults.append(Fault(doing, f"--steps from 50 to {STEPS_MAX}", str(steps), "Say how many a learner makes."))
-    if faults:
-        raise ConfigError.of(faults)
 
 
 SLOWER: Final = 0.68
@@ -198,7 +192,14 @@ def mixed(learners: int, slower: float, steps: int, seed: int) -> list[Mixed]:
     jitter. How much slower they are was not published: 0.68 is what lock-step with 84 % implies, (1 + 0.68) / 2, so
     that case is set by the published figure.
     """
-    _check_speeds(learners, slower, steps)
+    check(
+        "Reading the options of `isthmus simulate speeds`",
+        [
+            within("--learners", learners, 2, SPEEDS_LEARNERS_MAX, "Say how many there are."),
+            within("--slower", slower, 0.05, 1, "Say how fast the slower half is."),
+            _steps(steps),
+        ],
+    )
     speeds = tuple(1.0 if slot < (learners + 1) // 2 else slower for slot in range(learners))
     cases = []
     for case, program in CASES.items():
@@ -219,84 +220,56 @@ def _stepping(run: Measured, learners: int) -> float:
     return spent / (learners * (last - first))
 
 
-def _check_speeds(learners: int, slower: float, steps: int) -> None:
-    doing, faults = "Reading the options of `isthmus simulate speeds`", list[Fault]()
-    if not 2 <= learners <= SPEEDS_LEARNERS_MAX:
-        faults.append(
-            Fault(doing, f"--learners from 2 to {SPEEDS_LEARNERS_MAX}", str(learners), "Say how many there are.")
-        )
-    if not 0.05 <= slower <= 1:
-        faults.append(Fault(doing, "--slower from 0.05 to 1", f"{slower:g}", "Say how fast the slower half is."))
-    if not 50 <= steps <= STEPS_MAX:
-        faults.append(Fault(doing, f"--steps from 50 to {STEPS_MAX}", str(steps), "Say how many a learner makes."))
-    if faults:
-        raise ConfigError.of(faults)
+def _steps(steps: int) -> Demand:
+    return within("--steps", steps, 50, STEPS_MAX, "Say how many a learner makes.")
 
 
-_COLUMNS: Final = ("case", "goodput", "published", "of merged work", "learners a merge", "virtual time")
-_NOTE: Final = (
-    "Goodput is the share of the learners' time in steps, as it was published; of merged work is that of summary.json, "
-    "where work that was refused is not good. How much slower the slower half is was not published."
-)
+_DRAWN: Final = "Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428."
 
 
-def as_object(cases: Sequence[Mixed], slower: float) -> dict[str, Any]:
-    """All figures."""
-    return {"slower": slower, "cases": [asdict(each) for each in cases]}
-
-
-def table(cases: Sequence[Mixed]) -> str:
-    """A line for each case."""
-    return _lines(_COLUMNS, list(map(_row, cases)), _NOTE)
-
-
-def sheet(cases: Sequence[Mixed], slower: float) -> Sheet:
-    """The page."""
+def speeds_sheet(cases: Sequence[Mixed], slower: float) -> Sheet:
+    """The result, with a row for each case."""
     lines = [ChartLine(each.case, [(at, each.goodput)], [(at, each.published)]) for at, each in enumerate(cases)]
     drawing = draw_lines(lines, "Goodput", lambda at: str(int(at) + 1), percent, low=0.5, high=1.0)
     lead = f"Half of the learners step at {slower:g} times the speed of the others. Virtual time."
-    notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _NOTE]
-    return Sheet("Mixed speeds", lead, [PageSection("Goodput", drawing, _COLUMNS, list(map(_row, cases)), notes)])
-
-
-def _row(of: Mixed) -> tuple[str, ...]:
-    shares = percent(of.goodput), percent(of.published), percent(of.goodput_merged)
-    return of.case, *shares, f"{of.contributors:.2f}", seconds(of.seconds)
-
-
-_BORROWED: Final = ("more learners", "time to finish", "if joining cost nothing", "published", "their tokens")
-_HALF: Final = (
-    "Time to finish the same tokens, against the run without them. The borrowed learners join when half of that time "
-    "has passed, and stay. When they were borrowed was not published."
-)
-
-
-def borrowed_object(cases: Sequence[Borrowed]) -> dict[str, Any]:
-    """All figures."""
-    return {"cases": [asdict(each) for each in cases]}
-
-
-def borrowed_table(cases: Sequence[Borrowed]) -> str:
-    """A line for each case."""
-    return _lines(_BORROWED, list(map(_borrowed_row, cases)), _HALF)
+    columns = "case", "goodput", "published", "of merged work", "learners a merge", "virtual time"
+    rows = [
+        (
+            each.case,
+            *map(percent, (each.goodput, each.published, each.goodput_merged)),
+            f"{each.contributors:.2f}",
+            seconds(each.seconds),
+        )
+        for each in cases
+    ]
+    note = (
+        "Goodput is the share of the learners' time in steps, as it was published; of merged work is that of "
+        "summary.json, where work that was refused is not good. How much slower the slower half is was not published."
+    )
+    part = PageSection("Goodput", [table(columns, rows, columns[:3:-1])], [note], drawing, _DRAWN)
+    return Sheet("Mixed speeds", lead, [part], {"slower": slower, "cases": cases})
 
 
 def borrowed_sheet(cases: Sequence[Borrowed]) -> Sheet:
-    """The page."""
+    """The result, with a row for each case."""
     ours, theirs = [(each.more, each.time) for each in cases], [(each.more, each.published) for each in cases]
     ring = [(each.more, each.published_data_parallel) for each in cases]
     lines = [ChartLine("decoupled-diloco", ours, theirs), ChartLine("data-parallel (published)", ring)]
     drawing = draw_lines(lines, "Time to finish", lambda more: f"+{percent(more)}", lambda time: f"{time:.2f}", low=0.5)
-    notes = ["Dots: whole runs of the real cores in virtual time. Rings: published in arXiv 2604.21428.", _HALF]
-    part = PageSection("Time to finish", drawing, _BORROWED, list(map(_borrowed_row, cases)), notes)
-    return Sheet("Borrowed compute", "Learners that join half-way. Virtual time.", [part])
-
-
-def _borrowed_row(of: Borrowed) -> tuple[str, ...]:
-    return f"+{percent(of.more)}", f"{of.time:.3f}", f"{of.limit:.3f}", f"{of.published:.2f}", percent(of.share)
-
-
-def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> str:
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (columns, *rows)]
-    return "\n".join([*lines, "", note, ""])
+    columns = "more learners", "time to finish", "if joining cost nothing", "published", "their tokens"
+    rows = [
+        (
+            f"+{percent(each.more)}",
+            f"{each.time:.3f}",
+            f"{each.limit:.3f}",
+            f"{each.published:.2f}",
+            percent(each.share),
+        )
+        for each in cases
+    ]
+    note = (
+        "Time to finish the same tokens, against the run without them. The borrowed learners join when half of that "
+        "time has passed, and stay. When they were borrowed was not published."
+    )
+    part = PageSection("Time to finish", [table(columns, rows, columns[:1:-1])], [note], drawing, _DRAWN)
+    return Sheet("Borrowed compute", "Learners that join half-way. Virtual time.", [part], {"cases": cases})

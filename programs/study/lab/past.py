@@ -16,13 +16,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from isthmus.programs.engine.report.sheet import Column
 from isthmus.programs.engine.results import why as why_words
-from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.why import MergeQuery, why
 from isthmus.programs.engine.results.why_merge_facts import NOT_RECORDED, MergeFacts, RoundAnswer, Why
 from isthmus.programs.study.lab import replay as replay_words
-from isthmus.programs.study.lab.replay import Replay, replay
-from isthmus.programs.study.terminal.figures import Column, Screen, fitted
+from isthmus.programs.study.lab.replay import replay
+from isthmus.programs.study.terminal.figures import Screen, fitted, show
 from isthmus.programs.study.terminal.live import facts
 
 
@@ -31,31 +31,8 @@ def show_replay(folder: Path, *, as_json: bool) -> bool:
     begun = time.monotonic()
     done = replay(folder)
     took = time.monotonic() - begun
-    if as_json:
-        typer.echo(json.dumps(replay_words.as_object(done, took), indent=2))
-        return done.is_identical
-    console = Screen()
-    console.print(fitted(_tape_columns(done), console.width, ("merges", "records")))
-    for tape in done.tapes:
-        if tape.difference is not None:
-            console.print(Text(""), facts(list(replay_words.story(tape, tape.difference))), sep="\n")
-    console.print()
-    for remark in replay_words.remarks(done):
-        console.print(remark, markup=False)
-    console.print(replay_words.ending(done, took), markup=False)
+    show(replay_words.sheet(done, took), as_json=as_json, last=replay_words.ending(done, took))
     return done.is_identical
-
-
-def _tape_columns(done: Replay) -> list[Column]:
-    """A row for each tape; cells that do not apply are empty."""
-    tapes = done.tapes
-    return [
-        Column("tape", [replay_words.name(tape) for tape in tapes], is_text=True),
-        Column("records", [words.whole(tape.records) for tape in tapes]),
-        Column("commands", [words.whole(tape.commands) for tape in tapes]),
-        Column("merges", [words.whole(tape.merges) if tape.merges else "" for tape in tapes]),
-        Column("", [replay_words.result(tape) for tape in tapes], is_text=True),
-    ]
 
 
 _DISPENSABLE: Final = ("life", "bytes", "steps")

@@ -21,11 +21,13 @@ from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.schemas import BITS
 from isthmus.ops.kernels import averaging, coding, nesterov
 from isthmus.programs.engine.report.charts_drawing import Scale, drawing, line, rectangle, text
-from isthmus.programs.engine.report.page import PageSection, Sheet
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
 from isthmus.programs.study.aot.figures import Target, target
+from isthmus.programs.study.lab import demands
+from isthmus.programs.study.lab.demands import Demand, within
 from isthmus.programs.study.lab.goodput import DATA_PARALLEL, ELASTIC, SECONDS, TERMS, YEAR_SECONDS, goodput_of
-from isthmus.runtime.errors import ConfigError, Fault, nearest
+from isthmus.runtime.errors import ConfigError, nearest
 
 LEARNERS_MAX: Final = 1024
 PARAMETERS_MAX: Final = 1e14
@@ -85,31 +87,26 @@ def islands_of(names: Sequence[str], learners: int) -> tuple[Target, ...]:
 
 def check(wanted: PlanRequest) -> None:
     """ConfigError with everything that cannot be."""
-    faults = [
-        Fault(_DOING, expected, actual, do) for is_right, expected, actual, do in _demands(wanted) if not is_right
-    ]
-    if faults:
-        raise ConfigError.of(faults)
+    demands.check(_DOING, _demands(wanted))
 
 
-def _demands(of: PlanRequest) -> list[tuple[bool, str, str, str]]:
-    """Each demand as (is met, expected, found, what to do)."""
+def _demands(of: PlanRequest) -> list[Demand]:
     least = f"from 1 to {of.interval}, no more than --interval"
-    demands = [
-        _within(of.parameters, 1, PARAMETERS_MAX, "--parameters", "Say how many, as in 12e9."),
-        _within(of.learners, 1, LEARNERS_MAX, "--learners", "Say how many there are."),
-        _within(of.step_seconds, 1e-6, 1e6, "--step-seconds", "Say how long an inner step takes."),
-        _within(of.interval, 1, 1e6, "--interval", "Say after how many steps a fragment is merged again."),
-        _within(of.fragments, 1, _fragments_max(of), "--fragments", "Say into how many to cut the model."),
-        (
+    demanded = [
+        within("--parameters", of.parameters, 1, PARAMETERS_MAX, "Say how many, as in 12e9."),
+        within("--learners", of.learners, 1, LEARNERS_MAX, "Say how many there are."),
+        within("--step-seconds", of.step_seconds, 1e-6, 1e6, "Say how long an inner step takes."),
+        within("--interval", of.interval, 1, 1e6, "Say after how many steps a fragment is merged again."),
+        within("--fragments", of.fragments, 1, _fragments_max(of), "Say into how many to cut the model."),
+        Demand(
             1 <= of.overlap <= of.interval,
             f"--overlap {least}",
             str(of.overlap),
             "Say in how many steps it is back.",
         ),
-        _within(of.shards, 1, min(max(of.fragments, 1), 1e6), "--shards", "A shard has a fragment at least."),
-        _within(of.gradient_share, 1e-6, 1, "--gradient-share", "Say in which share of a step gradients may cross."),
-        _within(of.failures_per_year, 0, 1e4, "--failures-per-year", "Say how often a chip fails."),
+        within("--shards", of.shards, 1, min(max(of.fragments, 1), 1e6), "A shard has a fragment at least."),
+        within("--gradient-share", of.gradient_share, 1e-6, 1, "Say in which share of a step gradients may cross."),
+        within("--failures-per-year", of.failures_per_year, 0, 1e4, "Say how often a chip fails."),
     ]
     for option, value, most in (
         ("--link-gbits", None if of.link_bits is None else of.link_bits / 1e9, 1e6),
@@ -117,22 +114,17 @@ def _demands(of: PlanRequest) -> list[tuple[bool, str, str, str]]:
         ("--price", of.price_per_hour, 1e6),
     ):
         if value is not None:
-            demands.append(_within(value, 1 if option == "--chips" else 1e-6, most, option, "Leave it out, or say it."))
+            demanded.append(within(option, value, 1 if option == "--chips" else 1e-6, most, "Leave it out, or say it."))
     for option, form in (("--push", of.push), ("--update", of.update), ("--gradients", of.gradients)):
-        demands.append((form in BITS, f"{option} one of {', '.join(BITS)}", repr(form), nearest(form, BITS)))
+        demanded.append(Demand(form in BITS, f"{option} one of {', '.join(BITS)}", repr(form), nearest(form, BITS)))
     if of.chips is not None and of.chips < of.learners:
-        demands.append((False, "--chips at least one for each learner", str(of.chips), "Take more chips."))
-    return demands
+        demanded.append(Demand(False, "--chips at least one for each learner", str(of.chips), "Take more chips."))
+    return demanded
 
 
 def _fragments_max(of: PlanRequest) -> float:
     """A fragment has a parameter at least; where there cannot be so many parameters, that says it."""
     return min(of.parameters, 1e6) if 1 <= of.parameters <= PARAMETERS_MAX else 1e6
-
-
-def _within(value: float, least: float, most: float, option: str, do: str) -> tuple[bool, str, str, str]:
-    is_right = math.isfinite(value) and least <= value <= most
-    return is_right, f"{option} from {least:g} to {most:g}", f"{value:g}", do
 
 
 LARGEST: Final = 4 / 3
@@ -413,6 +405,7 @@ def _cost_per_hour(of: PlanRequest) -> float | None:
 
 
 _COLUMNS = ("program", "up, mean", "down, mean", "peak", "shard's link", "no wait from", "a step", "goodput")
+_DISPENSABLE = ("shard's link", "peak", "down, mean", "up, mean")
 _LEGEND = (
     "no wait from: the smallest link on which every fragment is back within the overlap; -: on none. In "
     "decoupled-diloco no step ever waits; what comes back later is older, and H is lengthened where it has to be."
@@ -428,59 +421,39 @@ _ASSUMED = (
 )
 
 
-def as_object(plan: RunPlan) -> dict[str, Any]:
-    """All figures, in bits, bytes and seconds."""
-    wanted = asdict(plan.wanted) | {"islands": [island.name for island in plan.wanted.islands]}
-    return {
-        "wanted": wanted,
-        "programs": [
-            {
-                **asdict(each.links),
-                **{name: getattr(each, name) for name in ("step_seconds", "goodput", "uptime")},
-                "cost_per_1000_steps": each.cost,
-            }
-            for each in plan.outlooks
-        ],
-        "memory_bytes": asdict(plan.memory),
-        "islands": list(_islands(plan)),
-        "merge": {**asdict(plan.rates), "seconds": plan.merge_seconds, "overlap_left_seconds": plan.overlap_left},
-        "cost_per_hour": plan.cost_per_hour,
-    }
-
-
-def table(plan: RunPlan) -> str:
-    """The plan for people, without a page."""
-    rows = _rows(plan)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    facts = (f"{name:<10}{fact}" for name, fact in _facts(plan))
-    return "\n".join([*lines, _LEGEND, "", *facts, "", *_ASSUMED, ""])
-
-
 def sheet(plan: RunPlan) -> Sheet:
-    """The page."""
-    wanted, (columns, *rows) = plan.wanted, _rows(plan)
+    """The plan; its data are all figures, in bits, bytes and seconds."""
+    wanted = plan.wanted
     lead = (
         f"{scaled(wanted.parameters)} parameters, {wanted.learners} learners, {seconds(wanted.step_seconds)} a step, "
         f"{wanted.fragments} fragments, each merged once in {wanted.interval} steps. Nothing ran but the merge."
     )
+    is_priced = plan.cost_per_hour is not None
+    columns = (*_COLUMNS, "1000 steps cost") if is_priced else _COLUMNS
+    rows = [(*_row(each), f"{each.cost:,.2f}") if is_priced else _row(each) for each in plan.outlooks]
     return Sheet(
         "A plan",
         lead,
         [
-            PageSection("Links", _drawing(plan), columns, rows, [_LEGEND]),
-            PageSection("Machines", None, ("what", "how much"), list(_facts(plan)), _ASSUMED),
+            PageSection("Links", [table(columns, rows, _DISPENSABLE)], [_LEGEND], _drawing(plan)),
+            PageSection("Machines", [table(("what", "how much"), list(_facts(plan)), (), ("how much",))], _ASSUMED),
         ],
+        {
+            "wanted": asdict(wanted) | {"islands": [island.name for island in wanted.islands]},
+            "programs": [
+                {
+                    **asdict(each.links),
+                    **{name: getattr(each, name) for name in ("step_seconds", "goodput", "uptime")},
+                    "cost_per_1000_steps": each.cost,
+                }
+                for each in plan.outlooks
+            ],
+            "memory_bytes": plan.memory,
+            "islands": list(_islands(plan)),
+            "merge": {**asdict(plan.rates), "seconds": plan.merge_seconds, "overlap_left_seconds": plan.overlap_left},
+            "cost_per_hour": plan.cost_per_hour,
+        },
     )
-
-
-def _rows(plan: RunPlan) -> list[tuple[str, ...]]:
-    """The names of the columns, and a row for each program; with what 1000 steps that count cost, where it is known."""
-    rows = [_COLUMNS, *map(_row, plan.outlooks)]
-    if plan.cost_per_hour is None:
-        return rows
-    costs = ["1000 steps cost", *(f"{each.cost:,.2f}" for each in plan.outlooks if each.cost is not None)]
-    return [(*row, cost) for row, cost in zip(rows, costs, strict=True)]
 
 
 def _row(of: Outlook) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from isthmus.programs.engine.cluster.handover import Sites
+from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import user_of
 from isthmus.programs.engine.results import tapes, words
@@ -48,12 +49,12 @@ from isthmus.runtime.tape.reading import FOLDER, Reading, Segment
 class Difference:
     """The first record of a tape after which a fresh core decides otherwise.
 
-    Its `number`, from 1; its time, in nanoseconds since the submission of the run; the event, and the node or edge it
-    is about (`place`, empty for others); and from the first command that differs on (`command`, from 1), the commands
-    of the tape and of the core. `error` is the core's error instead, empty if there was none.
+    Its number (`record`), from 1; its time, in nanoseconds since the submission of the run; the event, and the node or
+    edge it is about (`place`, empty for others); and from the first command that differs on (`command`, from 1), the
+    commands of the tape and of the core. `error` is the core's error instead, empty if there was none.
     """
 
-    number: int
+    record: int
     at_ns: int
     event: Any
     place: str
@@ -426,18 +427,36 @@ _SHOWN_MAX: Final = 400
 """Letters of an event or a command; one that has more names many hosts."""
 
 
-def as_object(replay: Replay, took_seconds: float) -> dict[str, Any]:
-    """The JSON object of `isthmus replay --json`."""
-    return {
+def sheet(replay: Replay, took_seconds: float) -> Sheet:
+    """The result: a row for each tape, cells of which do not apply are empty, and the first difference of each."""
+    rows = [
+        (
+            name(tape),
+            words.whole(tape.records),
+            words.whole(tape.commands),
+            words.whole(tape.merges) if tape.merges else "",
+            result(tape),
+        )
+        for tape in replay.tapes
+    ]
+    tapes_table = table(("tape", "records", "commands", "merges", ""), rows, ("merges", "records"), ("",))
+    differences = [
+        PageSection(name(tape), [table(("", ""), list(story(tape, tape.difference)))])
+        for tape in replay.tapes
+        if tape.difference is not None
+    ]
+    data = {
         "run": replay.run,
         "identical": replay.is_identical,
         "records": replay.records,
         "commands": replay.commands,
         "merges": replay.merges,
         "seconds": round(took_seconds, 3),
-        "hosts": [_object(each) for each in replay.tapes],
-        "absent": list(replay.absent),
+        "hosts": replay.tapes,
+        "absent": replay.absent,
     }
+    first = PageSection("Tapes", [tapes_table], list(remarks(replay)))
+    return Sheet("Replay", replay.run, [first, *differences], data)
 
 
 def result(tape: Replayed) -> str:
@@ -474,7 +493,7 @@ def story(tape: Replayed, difference: Difference) -> Iterator[tuple[str, str]]:
     """The first difference of a tape: keywords and texts."""
     yield "host", name(tape)
     yield "tape", tape.tape
-    yield "record", f"{words.whole(difference.number)}, {_since(difference.at_ns)} after the submission"
+    yield "record", f"{words.whole(difference.record)}, {_since(difference.at_ns)} after the submission"
     if difference.place:
         yield "at", difference.place
     yield "event", _shown(difference.event)
@@ -493,35 +512,6 @@ def ending(replay: Replay, took_seconds: float) -> str:
     counts = f"{_count(len(replay.tapes), 'tape')}, {_count(replay.commands, 'command')}{merges}"
     verdict = "identical" if replay.is_identical else "different"
     return f"{verdict}: {counts}, in {words.seconds(took_seconds)}"
-
-
-def _object(tape: Replayed) -> dict[str, Any]:
-    return {
-        "tape": tape.tape,
-        "host": tape.host,
-        "number": tape.number,
-        "begins_ns": tape.begins_ns,
-        "before": tape.before,
-        "missing": tape.missing,
-        "records": tape.records,
-        "commands": tape.commands,
-        "merges": tape.merges,
-        "torn_bytes": tape.torn_bytes,
-        "difference": None if tape.difference is None else _difference_as_data(tape.difference),
-    }
-
-
-def _difference_as_data(difference: Difference) -> dict[str, Any]:
-    return {
-        "record": difference.number,
-        "at_ns": difference.at_ns,
-        "place": difference.place,
-        "event": msgspec.to_builtins(difference.event),
-        "command": difference.command,
-        "taped": msgspec.to_builtins(list(difference.taped)),
-        "replayed": msgspec.to_builtins(list(difference.replayed)),
-        "error": difference.error,
-    }
 
 
 def _listed(commands: Sequence[Any]) -> str:

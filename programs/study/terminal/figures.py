@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, final
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from isthmus.programs.engine.report.sheet import Column, Sheet
 from isthmus.programs.engine.results import words
 from isthmus.programs.engine.results.words import book_lines, counted, snapshot_lines, store_line
 from isthmus.runtime.cores.membership_messages import SILENT
@@ -33,6 +36,26 @@ from isthmus.runtime.errors import printable
 if TYPE_CHECKING:
     from isthmus.programs.engine.request.request import Request
     from isthmus.programs.engine.run.in_processes import Resumption, Submitted
+
+
+@final
+class ProgressLine:
+    """A line on standard error that changes while something goes on, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stderr.isatty()
+
+    def show(self, text: str) -> None:
+        """Show `text` in place of the one before, on a terminal alone."""
+        if self.is_terminal:
+            sys.stderr.write(f"\r\x1b[2K{text}")
+            sys.stderr.flush()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.show("")
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 @final
@@ -325,28 +348,13 @@ _GAPS: Final = (2, 1)
 """Spaces between columns: as many as there is room for."""
 
 
-class Column(NamedTuple):
-    """A column with its cells; `usual` is the width in letters that it keeps free, `is_text` sets it to the left."""
-
-    name: str
-    cells: Sequence[str | Text]
-    usual: int = 0
-    is_text: bool = False
-
-    @property
-    def width(self) -> int:
-        """Its width in characters."""
-        cells = (cell.plain if isinstance(cell, Text) else cell for cell in self.cells)
-        return max(self.usual, cell_len(self.name), *map(cell_len, cells), 0)
-
-
 def fitted(columns: Iterable[Column], width: int, dispensable: Iterable[str] = ()) -> Table:
     """A table at most `width` letters wide: of `dispensable` the first are left out first, until the others fit."""
     shown, spare = list(columns), list(dispensable)
     while not _fits(shown, width, _GAPS[-1]) and spare:
         name = spare.pop(0)
         shown = [column for column in shown if column.name != name]
-    gap = next((gap for gap in _GAPS if _fits(shown, width, gap)), _GAPS[-1])
+    gap = next((gap for gap in _GAPS if _fits(shown, width, gap)), _GAPS[0])
     return _drawn(shown, gap)
 
 
@@ -363,7 +371,12 @@ def in_lines(columns: Iterable[Column], width: int, gap: int) -> Iterator[Table]
 
 
 def _fits(columns: Sequence[Column], width: int, gap: int) -> bool:
-    return sum(column.width for column in columns) + gap * (len(columns) - 1) <= width
+    return sum(map(_width, columns)) + gap * (len(columns) - 1) <= width
+
+
+def _width(column: Column) -> int:
+    cells = (cell.plain if isinstance(cell, Text) else cell for cell in column.cells)
+    return max(column.usual, cell_len(column.name), *map(cell_len, cells), 0)
 
 
 def _drawn(columns: Sequence[Column], gap: int) -> Table:
@@ -371,7 +384,11 @@ def _drawn(columns: Sequence[Column], gap: int) -> Table:
     for column in columns:
         least = column.usual if column.is_text else None
         table.add_column(
-            Text(printable(column.name)), justify="left" if column.is_text else "right", no_wrap=True, min_width=least
+            Text(printable(column.name)),
+            justify="left" if column.is_text else "right",
+            no_wrap=not column.is_text,
+            overflow="fold",
+            min_width=least,
         )
     for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(_cell, row))
@@ -381,6 +398,28 @@ def _drawn(columns: Sequence[Column], gap: int) -> Table:
 def _cell(cell: str | Text) -> Text:
     """A cell as it stands, without the markup or control characters of whoever wrote it."""
     return Text(printable(cell)) if isinstance(cell, str) else Text(printable(cell.plain), style=cell.style)
+
+
+_WIDE: Final = 160
+"""Characters of a line where the output is no terminal."""
+
+
+def show(sheet: Sheet, *, as_json: bool, last: str = "") -> None:
+    """Print a result as JSON, or its tables and sentences with a `last` line; the command names the first section."""
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(sheet.data), indent=2).decode() + "\n")
+        return
+    console = Screen()
+    console.width = console.width if console.is_terminal else _WIDE
+    for part in (part for part in sheet.parts if not part.is_detail):
+        if part is not sheet.parts[0]:
+            console.print(Text(f"\n{printable(part.title)}", "bold"))
+        for table in part.tables:
+            console.print(fitted(table.columns, console.width, table.dispensable), Text(""), sep="\n")
+        for note in part.notes:
+            console.print(Text(printable(note)), soft_wrap=True)
+    for line in filter(None, (sheet.missing, last)):
+        console.print(Text(printable(line)), soft_wrap=True)
 
 
 RETIRED: Final = ("expelled", "left", "left out", "given up")

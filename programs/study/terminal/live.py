@@ -27,6 +27,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from isthmus.programs.engine.report.sheet import Column
 from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import (
     Absence,
@@ -51,7 +52,6 @@ from isthmus.programs.engine.results.reading import last_record, submitted_ns
 from isthmus.programs.engine.results.words import snapshot_lines, store_line
 from isthmus.programs.study.terminal.figures import (
     WORKING,
-    Column,
     FigureWords,
     Screen,
     eval_losses,

@@ -6,12 +6,15 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from isthmus.programs.engine.report.page import write_sheet
 from isthmus.programs.engine.results.record import between
 from isthmus.programs.study.lab.compare import ComparisonPlan, Pacing, Variant
 from isthmus.programs.study.lab.compare_outcome import ComparedRun, EvaluatedPlace, comparison
-from isthmus.programs.study.lab.compare_page import charts, write_page
+from isthmus.programs.study.lab.compare_page import PAGE, charts, sheet
+from isthmus.programs.study.terminal import figures
 
 SIDES = {"plain": 2.0, "<fancy>": 1.5, "alone on 500 tokens": 2.25}
 """What each comes to at seed 0; a seed adds a tenth, and to the fancy one a hundredth more."""
@@ -108,8 +111,10 @@ def test_a_mean_curve_has_a_place_along_each_axis(folder: Path) -> None:
 
 
 def test_the_page_holds_all_of_it_and_loads_nothing(folder: Path) -> None:
-    found = comparison(folder, _plan(), 3)
-    html = write_page(folder, found, ["a note & more"]).read_text()
+    summary = folder / "00" / "seed-0" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"error": "a note & more"}))
+    write_sheet(folder / PAGE, sheet(comparison(folder, _plan(), 3)))
+    html = (folder / PAGE).read_text()
     assert "<fancy>" not in html.replace('"<fancy>', "")
     for part in ("&lt;fancy&gt;", "-0.490", "better", "a note &amp; more", 'value="bytes"', "1 runs are missing"):
         assert part in html
@@ -124,4 +129,21 @@ def test_the_page_holds_all_of_it_and_loads_nothing(folder: Path) -> None:
 def test_nothing_is_there_yet(tmp_path: Path) -> None:
     found = comparison(tmp_path, _plan(None), 2)
     assert found.missing == 6
-    assert "6 runs are missing" in write_page(tmp_path, found, []).read_text()
+    write_sheet(tmp_path / PAGE, sheet(found))
+    assert "6 runs are missing" in (tmp_path / PAGE).read_text()
+
+
+@pytest.mark.parametrize(("width", "names"), [(160, {"runs", "interval", "verdict"}), (70, {"verdict"})])
+def test_terminal_page_and_json_follow_from_one_sheet(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, names: set[str]
+) -> None:
+    found = comparison(folder, _plan(), 3)
+    monkeypatch.setattr(figures, "_WIDE", width)
+    figures.show(sheet(found), as_json=False, last="the end")
+    told = capsys.readouterr().out
+    assert set(told.splitlines()[0].split()) & {"runs", "interval", "verdict"} == names
+    assert max(len(line) for line in told.splitlines() if "<fancy>" in line) <= width
+    assert "equal bytes" not in told  # A detail, of the page alone.
+    assert told.endswith("1 runs are missing, of 9; the same command goes on.\nthe end\n")
+    figures.show(sheet(found), as_json=True)
+    assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(found))

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from isthmus.programs.study.terminal.figures import Column, fitted, in_lines
+from isthmus.programs.engine.report.sheet import Column
+from isthmus.programs.study.terminal.figures import fitted, in_lines
 
 COLUMNS = (
     Column("host", ["learner/0", "syncer/0"], is_text=True),
@@ -54,3 +55,10 @@ def test_names_and_cells_of_others_move_no_cursor_and_are_no_markup() -> None:
 def test_columns_that_do_not_fit_stand_below_the_others() -> None:
     tables = [drawn(table, width=22) for table in in_lines(COLUMNS, 22, gap=2)]
     assert [lines[0] for lines in tables] == ["host tokens", "sent"]
+
+
+def test_a_text_that_is_too_long_is_folded_and_figures_stay_whole() -> None:
+    words = Column("proof", ["bytes held up, 0 passed"], is_text=True)
+    lines = drawn(fitted([words, Column("tokens", ["1,234,567"])], 24), width=24)
+    assert "".join(line.replace("1,234,567", "") for line in lines[1:]).replace(" ", "") == "bytesheldup,0passed"
+    assert sum("1,234,567" in line for line in lines) == 1
