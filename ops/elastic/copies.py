@@ -205,47 +205,30 @@ class WorkerPlace(NamedTuple):
 class FormedGang:
     """One form of an island, as a gang; and itself the island that it makes up."""
 
-    spec: WorkerSpec
-    place: WorkerPlace
+    number: int
+    form: int
+    names: tuple[str, ...]
+    there: tuple[str, str] | None
+    door: Any
+    token: str
+    devices: int | None
+    kinds: tuple[str, ...]
     copy: tuple[int, int]
     begin: int = 0
     refusal: str = ""
 
-    @property
-    def number(self) -> int:
-        return self.spec.number
-
-    @property
-    def names(self) -> Sequence[str]:
-        return self.spec.names
+    @classmethod
+    def of(cls, spec: WorkerSpec, place: WorkerPlace, copy: tuple[int, int]) -> FormedGang:
+        """The gang of a worker that has this copy."""
+        return cls(spec.number, spec.form, spec.names, spec.there, *place[1:], copy)
 
     @property
     def size(self) -> int:
-        return len(self.spec.names)
-
-    @property
-    def door(self) -> Any:
-        return self.place.door
-
-    @property
-    def token(self) -> str:
-        return self.place.token
-
-    @property
-    def form(self) -> int:
-        return self.spec.form
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return self.place.kinds
-
-    @property
-    def devices(self) -> int | None:
-        return self.place.devices
+        return len(self.names)
 
     @property
     def gang(self) -> FormedGang:
         return self
 
     def find(self) -> tuple[str, str] | None:
-        return self.spec.there
+        return self.there

@@ -87,7 +87,7 @@ class _Worker:
 
         self._spec, self._files = spec, place.files
         newest = copies.newest(place.files)
-        gang = FormedGang(spec, place, copies.NOTHING if newest is None else newest[0].name)
+        gang = FormedGang.of(spec, place, copies.NOTHING if newest is None else newest[0].name)
         self._following = join(gang) if spec.number else None
         self._orders = LeaderOrders([], [gang.copy]) if spec.number or gang.size == 1 else lead(gang)
         learner = self._learner = Learner(task, fragments, life=life, alpha=alpha, island=gang)

@@ -8,11 +8,13 @@ they arrive soon (`Lending`); else they are initialized.
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, final
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
 
 import msgspec
 import numpy as np
@@ -118,48 +120,17 @@ class HostDisk(Protocol):
     def read(self, path: Path) -> bytes: ...
 
 
+Leaf: TypeAlias = np.ndarray[Any, Any]
+Chunk: TypeAlias = tuple[list[Leaf], bool]
+"""Leaves of a copy, and whether they are its last."""
+
+
 class Copy(NamedTuple):
     """A copy that was found: its life, the number of that life's steps, and the leaves."""
 
     incarnation: int
     step: int
     leaves: list[Any]
-
-
-@final
-class _Making:
-    """A copy in progress: the leaves not read yet, the forms of those that were, and the file so far."""
-
-    def __init__(self, step: int, begun: int, leaves: Callable[[], Iterable[np.ndarray[Any, Any]]]) -> None:
-        self.step, self.begun, self.took = step, begun, 0
-        self.forms: list[Form] = []
-        self.file: Any = None
-        self.digest = xxhash.xxh3_128()
-        self.is_whole = self.is_lost = False
-        self._leaves = iter(leaves())
-
-    def next_leaves(self) -> list[np.ndarray[Any, Any]]:
-        """The next leaves; after the last `is_whole`."""
-        leaves: list[np.ndarray[Any, Any]] = []
-        held = 0
-        while not leaves or held < HELD_BYTES_MAX:
-            leaf = next(self._leaves, None)
-            if leaf is None:
-                self.is_whole = True
-                break
-            leaves.append(leaf)
-            self.forms.append(form_of(leaf))
-            held += leaf.nbytes
-        return leaves
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Write bytes in bounded parts; nothing more once the disk has taken less than a part."""
-        for begin in range(0, len(data), _PART_BYTES):
-            part = bytes(data[begin : begin + _PART_BYTES])
-            if self.is_lost:
-                return
-            self.digest.update(part)
-            self.is_lost = self.file.write(part) < len(part)
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,17 +155,15 @@ class LocalCopies:
         self._slot, self._incarnation, self._now = slot, incarnation, now
         self._pause, self._next_at = FIRST_NS, 0
         self._thread: threading.Thread | None = None
-        self._making: _Making | None = None
+        self._begun = self._took = 0
+        self._leaves: Iterator[Leaf] | None = None
+        """Those of the copy in progress that were not read yet, if there is one; the others are sent to the file."""
 
     def former(self) -> Copy | None:
         """The copy of a former life; None if there is none that can be read."""
         try:
-            data = memoryview(self._disk.read(self._path))
-        except OSError:
-            return None
-        try:
-            return self._read(data)
-        except (ValueError, msgspec.DecodeError, IndexError):
+            return self._read(memoryview(self._disk.read(self._path)))
+        except (OSError, ValueError, IndexError):
             return None
 
     def is_due(self) -> bool:
@@ -204,20 +173,27 @@ class LocalCopies:
             self._next_at = now + self._pause
         if self._thread is not None and self._thread.is_alive():
             return False
-        return self._making is not None or now >= self._next_at
+        return self._leaves is not None or now >= self._next_at
 
-    def keep(self, step: int, leaves: Callable[[], Iterable[np.ndarray[Any, Any]]]) -> None:
+    def keep(self, step: int, leaves: Callable[[], Iterable[Leaf]]) -> None:
         """Copy the `leaves` after `step` steps, or more of them if a copy is in progress; those that are read now must
         not change afterwards."""
         now = self._now()
-        making = self._making = self._making or _Making(step, now, leaves)
-        chunk = making.next_leaves()
-        making.took += self._now() - now
-        if making.is_whole:
-            self._making = None
-            self._pause = min(2 * self._pause, EVERY_NS)
-            self._next_at = making.begun + max(self._pause, SHARE * making.took)
-        self._thread = threading.Thread(target=self._write, args=(making, chunk), name="local copy", daemon=True)
+        if self._leaves is None:
+            self._leaves, self._file, self._begun, self._took = iter(leaves()), self._writing(step), now, 0
+            next(self._file)
+        chunk, size = list[Leaf](), 0
+        while size < HELD_BYTES_MAX and (leaf := next(self._leaves, None)) is not None:
+            chunk.append(leaf)
+            size += leaf.nbytes
+        self._took += self._now() - now
+        is_whole = size < HELD_BYTES_MAX
+        if is_whole:
+            self._leaves, self._pause = None, min(2 * self._pause, EVERY_NS)
+            self._next_at = self._begun + max(self._pause, SHARE * self._took)
+        self._thread = threading.Thread(
+            target=_send, args=(self._file, (chunk, is_whole)), name="local copy", daemon=True
+        )
         self._thread.start()
 
     def settle(self) -> None:
@@ -225,26 +201,34 @@ class LocalCopies:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, making: _Making, leaves: list[np.ndarray[Any, Any]]) -> None:
-        """Append leaves to the file; after the last, rename it. If the disk refuses anything, the copy before stays."""
+    def _writing(self, step: int) -> Generator[None, Chunk, None]:
+        """Append the leaves that are sent to a file; with the last, rename it.
+
+        OSError if the disk refuses anything: then the copy before stays.
+        """
         beside = self._path.with_name(f".{self._path.name}.{self._incarnation}")
-        try:
-            if making.file is None and not making.is_lost:
-                making.file = self._disk.create(beside)
-                making.write(_MAGIC)
-            while leaves:
-                making.write(flat(leaves.pop(0)).data)
-            if making.is_whole:
-                header = _Header(self._slot, self._incarnation, making.step, making.forms)
-                footer = msgspec.msgpack.encode(header)
-                making.write(footer + len(footer).to_bytes(_LENGTH, "big"))
-                making.write(making.digest.digest())
-                if making.file is not None:
-                    making.file.close()
-                if not making.is_lost:
-                    self._disk.rename(beside, self._path)
-        except OSError:
-            making.is_lost = True
+        digest, forms = xxhash.xxh3_128(), list[Form]()
+
+        def write(data: bytes | memoryview) -> None:
+            for begin in range(0, len(data), _PART_BYTES):
+                part = bytes(data[begin : begin + _PART_BYTES])
+                digest.update(part)
+                if file.write(part) < len(part):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        leaves, is_whole = yield
+        with closing(self._disk.create(beside)) as file:
+            write(_MAGIC)
+            while leaves or not is_whole:
+                forms += map(form_of, leaves)
+                while leaves:
+                    write(flat(leaves.pop(0)).data)
+                if not is_whole:
+                    leaves, is_whole = yield
+            footer = msgspec.msgpack.encode(_Header(self._slot, self._incarnation, step, forms))
+            write(footer + len(footer).to_bytes(_LENGTH, "big"))
+            write(digest.digest())
+        self._disk.rename(beside, self._path)
 
     def _read(self, data: memoryview) -> Copy | None:
         digest, body = data[-_DIGEST:], data[:-_DIGEST]
@@ -261,6 +245,11 @@ class LocalCopies:
             leaves.append(formed(np.frombuffer(body[at : at + count], np.uint8), name, shape))
             at += count
         return Copy(header.incarnation, header.step, leaves)
+
+
+def _send(file: Generator[None, Chunk, None], chunk: Chunk) -> None:
+    with suppress(OSError, StopIteration):  # The latter at its end, and after an error.
+        file.send(chunk)
 
 
 @final

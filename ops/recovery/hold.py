@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, cast, final
 
 import ml_dtypes
 import msgspec
@@ -123,6 +123,7 @@ HOLDERS: Final = ("evaluator", "recorder")
 """The roles that hold a model beside shards and learners."""
 
 
+@final
 class Hold:
     """Updates in, copies of them out, on a timer. Fragment p belongs to the replica p mod `shards` of `role`.
 
@@ -138,7 +139,8 @@ class Hold:
 
     def __init__(self, *, role: str, shards: int) -> None:
         self._role, self._shards = role, shards
-        self._held: dict[int, Update] = {}
+        self.held: dict[int, Update] = {}
+        """The newest version of each fragment."""
         self._sent: Held | None = None
         self._copies_sent: dict[int, tuple[int, list[Any]]] = {}
         """Fragment -> the life of its shard for which copies were sent, and its row in `Held.given`."""
@@ -149,51 +151,56 @@ class Hold:
 
     def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:
         """Store new updates; emit the copies to send, those to withdraw, and the held versions, if they changed."""
-        for item in (update or {}).values():
-            newest = self._held.get(item["fragment"])
+        self.accept((update or {}).values())
+        return [*(("copy", copy) for copy in self.copies()), *self.news()] or None
+
+    def accept(self, updates: Iterable[Update]) -> None:
+        """Store new updates."""
+        for item in updates:
+            newest = self.held.get(item["fragment"])
             if newest is None or item["version"] >= newest["version"]:
-                self._held[item["fragment"]] = item
-        lives = {
-            member.replica.slot: member.incarnation
-            for member in self._context.members()
-            if member.replica.role == self._role
-        }
-        emitted: list[tuple[str, Any]] = []
-        merged = sorted(fragment for fragment, held in self._held.items() if held["version"][1])
-        role = self._context.member.replica.role
-        for fragment, held in sorted(self._held.items()):
+                self.held[item["fragment"]] = item
+
+    def copies(self) -> list[Update]:
+        """The copies to send now, and the withdrawals of those that are not needed any more."""
+        lives, copies = self._lives(), []
+        for fragment, held in sorted(self.held.items()):
             life, life_given = lives.get(fragment % self._shards, 0), self._copies_sent.get(fragment, (0,))[0]
             if held["version"][0] < life and life_given < life:
-                lengths = cast(dict[str, Any], held).get("lengths", [])
-                self._copies_sent[fragment] = life, [fragment, *held["version"], _digest(held), lengths]
-                emitted += self._gifts(held)
+                digest = digest_of(held["values"], held["clock"], held["positions"])
+                row = [fragment, *held["version"], digest, cast(dict[str, Any], held).get("lengths", [])]
+                self._copies_sent[fragment] = life, row
+                copies.append(copied(held))
             elif life_given and held["version"][0] >= life_given:
                 del self._copies_sent[fragment]
-                emitted.append(("copy", withdrawn(fragment)))
-        own = {
-            "holder": role,
-            "fragments": sorted(self._held),
-            "merged": merged,
-            "lives": [[shard, life] for shard, life in sorted(lives.items())],
-            "given": [row for _, (_, row) in sorted(self._copies_sent.items())],
-        }
-        message = cast(Held, {**own, **self._of_disk()})
-        if message != self._sent:
-            self._sent = message
-            emitted.append(("held", message))
-        return emitted or None
+                copies.append(withdrawn(fragment))
+        return copies
 
-    def _gifts(self, held: Update) -> list[tuple[str, Any]]:
-        """Items for a fragment whose shard has a new life."""
-        return [("copy", copied(held))]
+    def news(self, **of_disk: Any) -> list[tuple[str, Held]]:
+        """The report of what is held, with these fields about a disk, if it has changed."""
+        report = held_by(
+            self._context.member.replica.role,
+            fragments=sorted(self.held),
+            merged=sorted(fragment for fragment, held in self.held.items() if held["version"][1]),
+            lives=[[shard, life] for shard, life in sorted(self._lives().items())],
+            given=[row for _, (_, row) in sorted(self._copies_sent.items())],
+            **of_disk,
+        )
+        if report == self._sent:
+            return []
+        self._sent = report
+        return [("held", report)]
 
-    def _of_disk(self) -> dict[str, Any]:
-        """The fields of `Held` about a disk; here there is none."""
-        return {"saved": [], "totals": [], "faults": [], "error": None, "store": None}
+    def _lives(self) -> dict[int, int]:
+        """The live shards, by slot."""
+        members = [each for each in self._context.members() if each.replica.role == self._role]
+        return {each.replica.slot: each.incarnation for each in members}
 
 
-def _digest(held: Update) -> str:
-    return digest_of(held["values"], held["clock"], held["positions"])
+def held_by(holder: str, **fields: Any) -> Held:
+    """The report of a role that has nothing but these fields."""
+    nothing: dict[str, Any] = {name: [] for name in Held.__annotations__} | {"error": None, "store": None}
+    return cast(Held, {**nothing, "holder": holder, **fields})
 
 
 Form: TypeAlias = tuple[str, list[int]]
@@ -316,7 +323,7 @@ class ShardMemory:
         if context.member.incarnation == 1 or not self._has_recorder or unknown <= self._reported:
             return []
         self._reported |= unknown
-        return [("held", heard(context.member.replica.role, sorted(self._reported)))]
+        return [("held", held_by(context.member.replica.role, merged=sorted(self._reported)))]
 
     def has_heard_holders(self, context: ShardContext) -> bool:
         """Whether all live holders of the model have checked their versions for this life of the shard."""
@@ -336,22 +343,6 @@ class ShardMemory:
         """The held versions of a fragment, as [epoch, count, digest of the values, lengths]."""
         rows = [row[1:] for _, item in sorted(self._heard.items()) for row in item["given"] if row[0] == fragment]
         return [row for index, row in enumerate(rows) if row not in rows[:index]]
-
-
-def heard(role: str, merged: list[int]) -> Held:
-    """The Held of a shard of that role that holds nothing, and knows these fragments as merged."""
-    return Held(
-        holder=role,
-        fragments=[],
-        merged=merged,
-        saved=[],
-        totals=[],
-        faults=[],
-        error=None,
-        store=None,
-        lives=[],
-        given=[],
-    )
 
 
 def _holders(context: ShardContext) -> set[Any]:

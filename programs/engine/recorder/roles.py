@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from isthmus.ops.island.evaluate import EvaluateMean
 from isthmus.ops.recovery.hold import HOLDERS, Hold
 from isthmus.ops.recovery.lend import Lend
 from isthmus.programs.engine.recorder.node import Recorder
 from isthmus.programs.engine.recorder.summary import fragment_sizes, fragments_in
-from isthmus.programs.engine.snapshots.holds import CodedHold, KeptHold, KeptState, WholeHold
+from isthmus.programs.engine.snapshots.holds import KeptHold, KeptState
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.programs.update_settings import connect, updates_in
 from isthmus.runtime.clock import Duration, milliseconds
@@ -189,27 +189,23 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node) -
 
     It gives copies to learners when no other host has them.
     """
-    shard, parts = graph.role_of(holding.state.node.role), fragment_sizes(graph.freeze())
-    every, shards = Every(Duration(2 * PERIOD)), shard.replicas_max
-    name, sizes = f"hold-{role.name}", tuple(parts)
-    is_home, is_whole = role.name == RECORDER, holding.restored is not None
-    published = holding.published
+    shard, template, is_home = graph.role_of(holding.state.node.role), graph.freeze(), role.name == RECORDER
+    of_shards: dict[str, Any] = {"role": shard.name, "shards": shard.replicas_max}
+    in_lock_step, body = holding.restored is not None, cast(Any, partial(Hold, **of_shards))
+    if is_home:
+        coded = fragments_in(template) if holding.coded_state is not None else ()
+        sizes = tuple(fragment_sizes(template))
+        body = partial(KeptHold, *OF_RUN, **of_shards, sizes=sizes, coded=coded, in_lock_step=in_lock_step)
+    hold = role.node(f"hold-{role.name}", body, fires=Every(Duration(2 * PERIOD)))
+    published = holding.state if is_home else holding.published
     if is_home and holding.coded_state is not None:
-        body = partial(CodedHold, *OF_RUN, role=shard.name, shards=shards, fragments=fragments_in(graph.freeze()))
-        hold = role.node(name, body, fires=every)
         published = updates_in(graph, role, holding.state.node)
         connect(graph, holding.coded_state, hold["coded_state"], Latest("fragment"))
-    elif is_home:
-        kind = WholeHold if is_whole else KeptHold
-        hold = role.node(name, partial(kind, *OF_RUN, role=shard.name, shards=shards, sizes=sizes), fires=every)
-        published = holding.state
-    else:
-        hold = role.node(name, partial(Hold, role=shard.name, shards=shards), fires=every)
     connect(graph, published, hold["update"], Latest("fragment"))
     if is_home:
         graph.edge(hold["kept"], holding.kept, Latest("fragment"), to=shard.at("fragment"))
-    if is_home and is_whole:
-        _connect_whole(graph, hold, holding)
+    if is_home and in_lock_step:
+        _connect_cuts(graph, hold, holding)
     for port in holding.copies:
         connect(graph, hold["copy"], port, Latest("fragment"))
     for port in holding.held:
@@ -217,7 +213,7 @@ def _add_hold(graph: Graph, role: Role, holding: HeldModelPorts, record: Node) -
     connect(graph, hold["held"], record["held"], Latest("holder"))
 
 
-def _connect_whole(graph: Graph, hold: Node, holding: HeldModelPorts) -> None:
+def _connect_cuts(graph: Graph, hold: Node, holding: HeldModelPorts) -> None:
     """Have a hold node keep what only learners have, too, as of one step."""
     cut, own, restored = holding.cut, holding.own, holding.restored
     assert cut is not None

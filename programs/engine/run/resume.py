@@ -33,7 +33,7 @@ from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, in_child, submitted
 from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, begin_term, fetch
-from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Examined, Manifest, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Found, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import heads, place_of
 from isthmus.programs.settings import Schema
 from isthmus.runtime.daemon.home_daemon import reopen
@@ -420,12 +420,12 @@ def _check_unfinished(folder: Path, doing: str) -> None:
         raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcomes[0]}", "Start a new run.")
 
 
-def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> Examined:
+def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> Found:
     """The newest whole snapshot in a folder; ConfigError if none is, of a model with fragments of these sizes."""
     try:
         examined = Snapshots(folder / FOLDER, sizes, DISK).examine()
     except OSError as error:
-        examined = Examined("", None, [f"{error.strerror}: {error.filename}"])
+        examined = Found(None, {}, [f"{error.strerror}: {error.filename}"], {})
     if examined.manifest is None:
         do = "Look for a copy of it, or for what run.snapshots had stored; or start the run again."
         found = "; ".join(examined.faults)

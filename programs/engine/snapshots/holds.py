@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, cast, final
+from typing import Annotated, Any, Final, cast, final
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     BEGINNING,
     CodedState,
-    Held,
     Kept,
     Own,
     Restored,
@@ -31,13 +30,14 @@ from isthmus.ops.exchange.messages import (
     WantedCut,
     WholeState,
     after,
+    is_withdrawn,
     last_merged,
     newest,
+    passed_on,
 )
 from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.recovery.hold import Hold, packed, unpacked
-from isthmus.programs.engine.snapshots.keeping import Keeping
-from isthmus.programs.engine.snapshots.snapshots import Found
+from isthmus.programs.engine.snapshots.keeping import Keeper
 from isthmus.programs.engine.snapshots.stored import StorePlace
 from isthmus.runtime.ids import LEARNER
 
@@ -119,122 +119,31 @@ class Cuts:
         return True
 
 
-class KeptHold(Hold):
-    """A `Hold` of fragments of `sizes` values, kept in the run folder `folder`, every `seconds` seconds."""
+@final
+class CodedStates:
+    """Joins published values, from updates, and the rest of the state of a shard, in codes.
 
-    outputs = (*Hold.outputs, "kept")
-    schemas: ClassVar[dict[str, Any]] = {"update": ShardState}
-
-    def __init__(
-        self, folder: Path, seconds: float, place: StorePlace | None, *, role: str, shards: int, sizes: Sequence[int]
-    ) -> None:
-        super().__init__(role=role, shards=shards)
-        self._where = folder, seconds, place
-        self._sizes = sizes
-        self._recalled = Totals()
-        """The progress of the run, from the snapshot that it began with, and the states it gave to shards."""
-
-    def open(self, context: Any) -> None:
-        """Load the last snapshot."""
-        super().open(context)
-        self._keeping = Keeping(*self._where, self._sizes, context)
-        self._recall()
-
-    def __call__(self, update: Mapping[Any, Update] | None = None) -> list[tuple[str, Any]] | None:
-        """Act as a `Hold`, and take a snapshot when it is due."""
-        self._recall()
-        emitted = super().__call__(update)
-        now = self._context.now()
-        self._keep(now)
-        self._keeping.store(now)
-        return emitted
-
-    def close(self) -> None:
-        """Take the last snapshot."""
-        self._take_snapshot(self._context.now())
-        self._keeping.close()
-
-    def _recall(self) -> None:
-        """Load the last snapshot, as soon as the disk can be read."""
-        recalled = self._keeping.recall()
-        if recalled is not None:
-            self._recall_all(recalled)
-
-    def _recall_all(self, recalled: Found) -> None:
-        """Hold this."""
-        self._held = recalled.held | self._held
-        for state in recalled.held.values():
-            self._recalled.raise_to(state["totals"])
-
-    def _keep(self, now: int) -> None:
-        """Take a snapshot, when it is due."""
-        if self._keeping.is_due(now):
-            self._take_snapshot(now)
-
-    def _take_snapshot(self, now: int) -> None:
-        """Take a snapshot, if there is a version of every fragment."""
-        if len(self._held) == len(self._sizes):
-            self._keeping.write(cast(dict[int, ShardState], self._held), {}, now)
-
-    def _gifts(self, held: Update) -> list[tuple[str, Any]]:
-        """A copy for learners; for the shard also its own tensors."""
-        state = cast(ShardState, held)
-        self._recalled.raise_to(state["totals"])
-        kept = Kept(fragment=state["fragment"], version=state["version"], tensors=state["tensors"])
-        return [*super()._gifts(held), *([("kept", kept)] if kept["tensors"] else [])]
-
-    def _of_disk(self) -> dict[str, Any]:
-        return {"totals": self._recalled.rows(), **self._keeping.of_disk()}
-
-
-class CodedHold(KeptHold):
-    """A `KeptHold` in a home that has published values from updates, and the rest of a shard's state in codes.
-
-    A version is held once both have arrived; until then the one before it is. They leave in one firing of the shard.
+    A version is whole once both have arrived. They leave in one firing of the shard.
     """
 
-    collects = ("update", "coded_state")
-
-    @staticmethod
-    def schemas(*_: Any, fragments: Sequence[Fragment], **__: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The forms of updates, which the receive node of this host has decoded, and of coded states."""
-        return {"update": Update, "coded_state": schemas.coded_state(fragments)}
-
-    def __init__(
-        self,
-        folder: Path,
-        seconds: float,
-        place: StorePlace | None,
-        *,
-        role: str,
-        shards: int,
-        fragments: Sequence[Fragment],
-    ) -> None:
-        sizes = [fragment.size for fragment in fragments]
-        super().__init__(folder, seconds, place, role=role, shards=shards, sizes=sizes)
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
         self._fragments = fragments
         self._updates: dict[int, Update] = {}
         self._codes: dict[int, CodedState] = {}
 
-    def open(self, context: Any) -> None:
-        """Load the last snapshot, and the kernel that decodes."""
+    def open(self) -> None:
+        """Load the kernel that decodes."""
         from isthmus.ops.kernels import coding
 
         coding.warm_updates()
         self._coding = coding
-        super().open(context)
 
-    def __call__(
-        self, update: Mapping[Any, Update] | None = None, coded_state: Mapping[Any, CodedState] | None = None
-    ) -> list[tuple[str, Any]] | None:
-        """Act as a `KeptHold` for the versions of which everything has arrived."""
-        for item in (update or {}).values():
-            self._updates[item["fragment"]] = item
-        for codes in (coded_state or {}).values():
-            self._codes[codes["fragment"]] = codes
-        arrived = [*(update or {}).values(), *(coded_state or {}).values()]
-        news = sorted({item["fragment"] for item in arrived})
-        return super().__call__({p: state for p in news if (state := self._state(p)) is not None})
+    def joined(self, updates: Collection[Update], codes: Collection[CodedState]) -> list[ShardState]:
+        """The states of which the last part is among these, by fragment."""
+        self._updates |= {item["fragment"]: item for item in updates}
+        self._codes |= {item["fragment"]: item for item in codes}
+        news = sorted({item["fragment"] for item in [*updates, *codes]})
+        return [state for p in news if (state := self._state(p)) is not None]
 
     def _state(self, p: int) -> ShardState | None:
         """The state of a fragment, where its update and the rest are of one version."""
@@ -250,130 +159,148 @@ class CodedHold(KeptHold):
         return ShardState(**update, tensors=tensors, lengths=codes["lengths"])
 
 
-class KeptState:
-    """States in, by timer; the newest out.
+@final
+class KeptHold:
+    """The `Hold` of the run's home: fragments of `sizes` values, kept in the run folder `folder`, every `seconds`
+    seconds, and at a `place`, if given.
 
-    Each state that arrives is a snapshot, because learners send one only when it is due.
+    Where updates of `coded` fragments are, their published values come from updates, and the rest of a shard's state in
+    codes: a version is held once both have arrived; until then the one before it is.
+
+    Where learners step `in_lock_step`, `cut` and `own` are the parts of a cut. It takes a cut whenever one is due; the
+    newest versions alone where a cut was given up. The state that only a learner had goes to the next life in its slot,
+    once: that of the cut in the newest snapshot, or nothing where there is none.
     """
 
-    outputs = ("kept", "held")
-    collects = ("state",)
+    outputs = (*Hold.outputs, "kept", "wanted", "restored")
+    collects = ("update", "coded_state", "cut", "own")
 
-    def __init__(self, folder: Path, seconds: float, place: StorePlace | None) -> None:
-        self._where = folder, seconds, place
-        self._newest: WholeState | None = None
-        self._emitted: WholeState | None = None
-        self._held_sent: Held | None = None
-        self._recalled: list[list[int]] = []
-        """The progress of the run by the snapshot that it began with."""
-
-    def open(self, context: Any) -> None:
-        """Load the last snapshot."""
-        self._context = context
-        self._keeping = Keeping(*self._where, (), context)
-        self._recall()
-
-    def __call__(self, state: Mapping[Any, WholeState] | None = None) -> list[tuple[str, Any]] | None:
-        """Emit the newest state if it is new."""
-        self._recall()
-        now = self._context.now()
-        if (came := newest(state)) is not None:
-            self._newest = came
-            self._keeping.write({}, {0: came}, now)
-        self._keeping.store(now)
-        emitted: list[tuple[str, Any]] = []
-        if self._newest is not None and self._newest is not self._emitted:
-            self._emitted = self._newest
-            emitted.append(("kept", self._emitted))
-        own = {"holder": self._context.member.replica.role, "totals": self._recalled}
-        message = cast(Held, {**_NOTHING, **own, **self._keeping.of_disk()})
-        if message != self._held_sent:
-            self._held_sent = message
-            emitted.append(("held", message))
-        return emitted or None
-
-    def close(self) -> None:
-        """Close the store."""
-        self._keeping.close()
-
-    def _recall(self) -> None:
-        recalled = self._keeping.recall()
-        if recalled is not None:
-            state = recalled.states.get(0, BEGINNING)
-            self._recalled, self._newest = state["totals"], self._newest or state
-
-
-_NOTHING: Final[dict[str, list[Any]]] = {"fragments": [], "merged": [], "lives": [], "given": []}
-
-
-class WholeHold(KeptHold):
-    """A `KeptHold` whose learners step in lock-step. Inputs beside updates: `cut` and `own`, the parts of a cut.
-
-    It takes a cut whenever one is due; the newest versions alone where a cut was given up. The state that only a
-    learner had goes to the next life in its slot, once: that of the cut in the newest snapshot, or nothing where there
-    is none.
-    """
-
-    outputs = (*KeptHold.outputs, "wanted", "restored")
-    collects = ("update", "cut", "own")
-    schemas: ClassVar[dict[str, Any]] = {
-        "update": ShardState,
-        "cut": ShardState,
-        "own": Annotated[Own, {"slot": SenderSlot, "incarnation": SenderLife}],
-    }
-
-    def open(self, context: Any) -> None:
-        """Load the last snapshot."""
-        self._cuts, self._has_wished = Cuts(), False
+    def __init__(
+        self,
+        folder: Path,
+        seconds: float,
+        place: StorePlace | None,
+        *,
+        role: str,
+        shards: int,
+        sizes: Sequence[int],
+        coded: Sequence[Fragment] = (),
+        in_lock_step: bool = False,
+    ) -> None:
+        self.hold = Hold(role=role, shards=shards)
+        self._where, self._sizes = (folder, seconds, place), sizes
+        self._coded = CodedStates(coded) if coded else None
+        self._cuts = Cuts() if in_lock_step else None
+        self._has_wished = False
         self._own: Mapping[int, Own] = {}
         self._restored: dict[int, int] = {}
         """Slot -> the last life that was sent its kept part."""
-        super().open(context)
+        self._recalled = Totals()
+        """The progress of the run, from the snapshot that it began with, and the states it gave to shards."""
+
+    @staticmethod
+    def schemas(*_: Any, coded: Sequence[Fragment] = (), **__: Any) -> dict[str, Any]:
+        """The forms of what comes; coded updates have been decoded by the receive node of this host."""
+        own = Annotated[Own, {"slot": SenderSlot, "incarnation": SenderLife}]
+        update = Update if coded else ShardState
+        return {"update": update, "coded_state": schemas.coded_state(coded), "cut": ShardState, "own": own}
+
+    def open(self, context: Any) -> None:
+        """Load the last snapshot, and the kernel that decodes."""
+        self._context = context
+        self.hold.open(context)
+        if self._coded is not None:
+            self._coded.open()
+        self._keeper = Keeper(*self._where, self._sizes, context)
+        self._recall()
 
     def __call__(
         self,
-        update: Mapping[Any, Update] | None = None,
+        update: Mapping[Any, Any] | None = None,
+        coded_state: Mapping[Any, CodedState] | None = None,
         cut: Mapping[Any, ShardState] | None = None,
         own: Mapping[Any, Own] | None = None,
     ) -> list[tuple[str, Any]] | None:
-        """Act as a `KeptHold`; also request the next cut, and send learners that begin their kept parts."""
-        self._cuts.add([*(cut or {}).values(), *(cast(ShardState, item) for item in (update or {}).values())], ())
-        self._cuts.add((), (own or {}).values())
-        emitted = super().__call__(update) or []
-        return [*emitted, *self._wishes(), *self._gifts_to_learners()] or None
+        """Act as a `Hold`, and take a snapshot when it is due; in lock-step also request the next cut, and send
+        learners that begin their kept parts."""
+        states: Collection[ShardState] = (update or {}).values()
+        if self._coded is not None:
+            states = self._coded.joined((update or {}).values(), (coded_state or {}).values())
+        self._recall()
+        self.hold.accept(states)
+        emitted = self._copies()
+        emitted += self.hold.news(totals=self._recalled.rows(), **self._keeper.of_disk())
+        now = self._context.now()
+        if self._cuts is not None:
+            self._cuts.add([*(cut or {}).values(), *states], (own or {}).values())
+            self._keep_cut(self._cuts, now)
+        elif self._keeper.is_due(now):
+            self._take_snapshot(now)
+        self._keeper.store(now)
+        if self._cuts is not None:
+            emitted += [*self._wishes(self._cuts), *self._gifts_to_learners()]
+        return emitted or None
 
     def close(self) -> None:
-        """Close the store, without a last snapshot: it would be no cut."""
-        self._keeping.close()
+        """Take the last snapshot; none in lock-step, where it would be no cut."""
+        if self._cuts is None:
+            self._take_snapshot(self._context.now())
+        self._keeper.close()
 
-    def _recall_all(self, recalled: Found) -> None:
-        super()._recall_all(recalled)
-        self._own = {slot: _own_of(slot, state) for slot, state in recalled.states.items()}
+    def _recall(self) -> None:
+        """Hold the last snapshot, as soon as the disk can be read."""
+        recalled = self._keeper.recall()
+        if recalled is not None:
+            self.hold.held = recalled.held | self.hold.held
+            for state in recalled.held.values():
+                self._recalled.raise_to(state["totals"])
+            self._own = {slot: _own_of(slot, state) for slot, state in recalled.states.items()}
 
-    def _keep(self, now: int) -> None:
+    def _take_snapshot(self, now: int) -> None:
+        """Take a snapshot, if there is a version of every fragment."""
+        if len(self.hold.held) == len(self._sizes):
+            self._keeper.write(self._held, {}, now)
+
+    @property
+    def _held(self) -> dict[int, ShardState]:
+        return cast(dict[int, ShardState], self.hold.held)
+
+    def _copies(self) -> list[tuple[str, Any]]:
+        """Copies for learners; with each, for the shard, its own tensors."""
+        emitted: list[tuple[str, Any]] = []
+        for copy in self.hold.copies():
+            emitted.append(("copy", copy))
+            if not is_withdrawn(copy):
+                state = self._held[copy["fragment"]]
+                self._recalled.raise_to(state["totals"])
+                if state["tensors"]:
+                    emitted.append(("kept", passed_on(Kept, state)))
+        return emitted
+
+    def _keep_cut(self, cuts: Cuts, now: int) -> None:
         """Take a snapshot of a complete cut; of the newest versions if a cut was given up, or there is no snapshot."""
-        whole = self._cuts.whole(self._living())
+        whole = cuts.whole(self._living())
         if whole is not None:
             held, own = whole
             with suppress(ValueError, TypeError, KeyError):  # Malformed parts are no cut.
                 states = {slot: _state_of(item) for slot, item in own.items()}
                 self._own = own
-                self._keeping.write(held, states, now)
-        elif self._cuts.is_given_up(self._counts, now):
+                self._keeper.write(held, states, now)
+        elif cuts.is_given_up(self._counts, now):
             self._own = {}
             self._take_snapshot(now)
-        elif not self._keeping.of_disk()["saved"]:
+        elif not self._keeper.of_disk()["saved"]:
             self._take_snapshot(now)
 
-    def _wishes(self) -> list[tuple[str, Any]]:
+    def _wishes(self, cuts: Cuts) -> list[tuple[str, Any]]:
         """The next cut, when a snapshot is due."""
-        is_due = not self._has_wished or self._keeping.is_due(self._context.now())
-        if self._cuts.is_under_way or len(self._held) < len(self._sizes) or not is_due:
+        is_due = not self._has_wished or self._keeper.is_due(self._context.now())
+        if cuts.is_under_way or len(self._held) < len(self._sizes) or not is_due:
             return []
         self._has_wished = True
         positions = {p: held["positions"] for p, held in self._held.items()}
-        wanted = self._cuts.want(self._counts, last_merged(positions, len(self._sizes)))
-        self._cuts.add([cast(ShardState, held) for held in self._held.values()], ())
+        wanted = cuts.want(self._counts, last_merged(positions, len(self._sizes)))
+        cuts.add(self._held.values(), ())
         return [("wanted", wanted)]
 
     @property
@@ -387,11 +314,62 @@ class WholeHold(KeptHold):
 
     def _gifts_to_learners(self) -> list[tuple[str, Any]]:
         """The kept parts of new lives' slots, once they are known."""
-        if not (self._keeping.has_recalled or self._held):
+        if not (self._keeper.has_recalled or self._held):
             return []
         news = [(slot, life) for slot, life in sorted(self._living()) if life > max(1, self._restored.get(slot, 0))]
         self._restored |= dict(news)
         return [("restored", Restored(slot=slot, incarnation=life, own=self._own.get(slot))) for slot, life in news]
+
+
+@final
+class KeptState:
+    """States in, by timer; the newest out.
+
+    Each state that arrives is a snapshot, because learners send one only when it is due. Reports as a `Hold` of no
+    fragment.
+    """
+
+    outputs = ("kept", "held")
+    collects = ("state",)
+
+    def __init__(self, folder: Path, seconds: float, place: StorePlace | None) -> None:
+        self._where = folder, seconds, place
+        self._hold = Hold(role="", shards=1)
+        self._newest: WholeState | None = None
+        self._emitted: WholeState | None = None
+        self._recalled: list[list[int]] = []
+        """The progress of the run by the snapshot that it began with."""
+
+    def open(self, context: Any) -> None:
+        """Load the last snapshot."""
+        self._context = context
+        self._hold.open(context)
+        self._keeper = Keeper(*self._where, (), context)
+        self._recall()
+
+    def __call__(self, state: Mapping[Any, WholeState] | None = None) -> list[tuple[str, Any]] | None:
+        """Emit the newest state if it is new."""
+        self._recall()
+        now = self._context.now()
+        if (came := newest(state)) is not None:
+            self._newest = came
+            self._keeper.write({}, {0: came}, now)
+        self._keeper.store(now)
+        emitted: list[tuple[str, Any]] = []
+        if self._newest is not None and self._newest is not self._emitted:
+            self._emitted = self._newest
+            emitted.append(("kept", self._emitted))
+        return [*emitted, *self._hold.news(totals=self._recalled, **self._keeper.of_disk())] or None
+
+    def close(self) -> None:
+        """Close the store."""
+        self._keeper.close()
+
+    def _recall(self) -> None:
+        recalled = self._keeper.recall()
+        if recalled is not None:
+            state = recalled.states.get(0, BEGINNING)
+            self._recalled, self._newest = state["totals"], self._newest or state
 
 
 def _state_of(own: Own) -> WholeState:

@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, final
+from typing import Any, Final, NamedTuple, final
 
 import msgspec
 
 from isthmus.ops.exchange.messages import Brought, ShardState, WholeState
-from isthmus.programs.engine.snapshots.snapshots import (
-    FOLDER,
-    MANIFEST,
-    Found,
-    FragmentEntry,
-    Manifest,
-    Snapshots,
-    StateEntry,
-)
+from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, Entry, Found, Manifest, Snapshots
 from isthmus.programs.engine.snapshots.stored import (
     SnapshotHead,
     StoredSnapshots,
@@ -49,71 +42,53 @@ class CourierResult(NamedTuple):
     error: OSError | None
 
 
-class Courier(Protocol):
+@final
+class Courier:
     """Does one piece of work at a time.
 
-    The work is an iterator that is exhausted once it is done, and raises OSError if it cannot be. On the real clock a
-    thread does it, so that a store that is slow, or hangs, holds up only itself; under the virtual clock a firing does
-    one piece of it, so that everything may die between any two.
+    The work is an iterator that is exhausted once it is done, and raises OSError if it cannot be. `in_background`, as
+    on the real clock, a thread does it, which ends with the process, so that a store that is slow, or hangs, holds up
+    only itself; under the virtual clock each `poll` does one piece of it, so that everything may die between any two.
     """
 
-    def begin(self, work: Callable[[], Iterator[int]]) -> None:
+    def __init__(self, *, in_background: bool) -> None:
+        self._in_background = in_background
+        self._work: Iterator[int] | None = None
+        self._bytes = 0
+        self._results: list[CourierResult] = []
+
+    def begin(self, work: Iterator[int]) -> None:
         """Begin with some; nothing else is under way."""
+        self._work, self._bytes = work, 0
+        if self._in_background:
+            threading.Thread(target=self._do_all, name="snapshots", daemon=True).start()
 
     def poll(self) -> CourierResult | None:
         """The result, once; None while the work is in progress, and if none was begun."""
+        if not self._in_background:
+            self._do_piece()
+        return self._results.pop() if self._results else None
 
+    def _do_all(self) -> None:
+        try:
+            while self._work is not None:
+                self._do_piece()
+        except Exception as error:  # A third party's filesystem: any error is reported, and tried again.
+            self._end(OSError(f"{type(error).__name__}: {error}"))
 
-@final
-class PiecewiseCourier:
-    """Does a piece at each `poll`."""
-
-    def __init__(self) -> None:
-        self._work: Iterator[int] | None = None
-        self._bytes = 0
-
-    def begin(self, work: Callable[[], Iterator[int]]) -> None:
-        self._work, self._bytes = work(), 0
-
-    def poll(self) -> CourierResult | None:
+    def _do_piece(self) -> None:
         if self._work is None:
-            return None
+            return
         try:
             self._bytes += next(self._work)
         except StopIteration:
-            error = None
-        except OSError as raised:
-            error = raised
-        else:
-            return None
-        self._work = None
-        return CourierResult(self._bytes, error)
-
-
-@final
-class ThreadCourier:
-    """Does it in a thread, which ends with the process."""
-
-    def __init__(self) -> None:
-        self._came: list[CourierResult] = []
-
-    def begin(self, work: Callable[[], Iterator[int]]) -> None:
-        threading.Thread(target=self._do, args=(work,), name="snapshots", daemon=True).start()
-
-    def poll(self) -> CourierResult | None:
-        return self._came.pop() if self._came else None
-
-    def _do(self, work: Callable[[], Iterator[int]]) -> None:
-        count = 0
-        try:
-            for size in work():
-                count += size
+            self._end(None)
         except OSError as error:
-            self._came.append(CourierResult(count, error))
-        except Exception as error:  # A third party's filesystem: any error is reported, and tried again.
-            self._came.append(CourierResult(count, OSError(f"{type(error).__name__}: {error}")))
-        else:
-            self._came.append(CourierResult(count, None))
+            self._end(error)
+
+    def _end(self, error: OSError | None) -> None:
+        self._work = None  # Before the result, after which the next may begin.
+        self._results.append(CourierResult(self._bytes, error))
 
 
 PAUSE_NS: Final = 1_000_000_000
@@ -186,18 +161,16 @@ class Storing:
     def __init__(self, place: StorePlace, folder: Path, disk: Disk, life: int) -> None:
         self.offers = Offers()
         self._place, self._folder, self._disk, self._life = place, folder, disk, life
-        self._courier: Courier = ThreadCourier() if place.in_background else PiecewiseCourier()
+        self._courier = Courier(in_background=place.in_background)
         self._stored: StoredSnapshots | None = None
         self._lives: dict[tuple[str, int], int] = {}
         self._lines = Lines(folder / LINES, disk)
 
-    def see(self, members: Mapping[tuple[str, int], int]) -> None:
-        """Note the newest lives of hosts, by (role, slot)."""
-        for replica, life in members.items():
-            self._lives[replica] = max(life, self._lives.get(replica, 0))
-
-    def step(self, newest: Manifest | None, now: int) -> None:
-        """Continue the delivery under way, or begin that of the newest snapshot."""
+    def step(self, newest: Manifest | None, members: Iterable[Any], now: int) -> None:
+        """Continue the delivery under way, or begin that of the newest snapshot; `members` are the live hosts."""
+        for each in members:
+            replica = each.replica.role, each.replica.slot
+            self._lives[replica] = max(each.incarnation, self._lives.get(replica, 0))
         before = self.status()
         came = self._courier.poll()
         if came is not None:
@@ -207,8 +180,7 @@ class Storing:
             kind = "stored" if status["error"] is None else "refused"
             self._lines.append({"at": now, "kind": kind, **status, "bytes": came.bytes if came is not None else 0})
         if (manifest := self.offers.offered(newest, now)) is not None:
-            lives = dict(self._lives)
-            self._courier.begin(lambda: self._bring(manifest, lives, now))
+            self._courier.begin(self._bring(manifest, dict(self._lives), now))
 
     def close(self) -> None:
         """Close the file of lines."""
@@ -235,10 +207,8 @@ class Storing:
     def _files(self) -> dict[str, bytes]:
         contents: dict[str, bytes] = {}
         for name in FILES:
-            try:
+            with suppress(FileNotFoundError):
                 contents[name] = self._disk.read(self._folder / name)
-            except FileNotFoundError:
-                continue
         return contents
 
 
@@ -263,7 +233,7 @@ def fetch(place: StorePlace, folder: Path, disk: Disk, doing: str) -> FetchedSna
     the head, and everything stays in a folder of its own until it is known to be whole.
     """
 
-    def write_file(head: SnapshotHead, entry: FragmentEntry | StateEntry, data: bytes) -> None:
+    def write_file(head: SnapshotHead, entry: Entry, data: bytes) -> None:
         write_bytes(folder / FOLDER / entry.file, data, disk)
 
     try:
@@ -313,7 +283,7 @@ def begin_term(place: StorePlace, snapshot: FetchedSnapshot, folder: Path, home:
 
 
 @final
-class Keeping:
+class Keeper:
     """Keeps snapshots in the run folder `folder`, one every `seconds`, and at a `place`, if given.
 
     `sizes` are those of the fragments, in values.
@@ -327,35 +297,31 @@ class Keeping:
         self._snapshots = Snapshots(folder / FOLDER, sizes, context.disk, life)
         self._storing = None if place is None else Storing(place, folder, context.disk, life)
         self._taken_at: int | None = None
-        self._has_recalled = False
+        self.has_recalled = False
+        """Whether the last snapshot has been read."""
         self._status: dict[str, Any] = {"number": 0, "taken_at": None, "faults": [], "error": None, "store": None}
 
     def recall(self) -> Found | None:
         """The last snapshot, on the first successful read; None before and after."""
-        if self._has_recalled:
+        if self.has_recalled:
             return None
         try:
             snapshot = self._snapshots.read()
         except OSError as error:
             self._tell(error=words(error))
             return None
-        self._has_recalled = True
+        self.has_recalled = True
         number = snapshot.manifest.number if snapshot.manifest is not None else 0
         self._tell(number=number, faults=snapshot.faults, error=None)
         return snapshot
 
-    @property
-    def has_recalled(self) -> bool:
-        """Whether the last snapshot has been read."""
-        return self._has_recalled
-
     def is_due(self, now: int) -> bool:
         """Whether a snapshot is due."""
-        return self._has_recalled and (self._taken_at is None or now - self._taken_at >= self._every)
+        return self.has_recalled and (self._taken_at is None or now - self._taken_at >= self._every)
 
     def write(self, held: Mapping[int, ShardState], states: Mapping[int, WholeState], now: int) -> None:
         """Take a snapshot of these items, if the last one has been read."""
-        if not self._has_recalled:
+        if not self.has_recalled:
             return
         self._taken_at = now
         try:
@@ -366,10 +332,9 @@ class Keeping:
     def store(self, now: int) -> None:
         """Have the newest snapshot brought to the store, if there is one."""
         storing = self._storing
-        if storing is None or not self._has_recalled:
+        if storing is None or not self.has_recalled:
             return
-        storing.see({(each.replica.role, each.replica.slot): each.incarnation for each in self._context.members()})
-        storing.step(self._snapshots.newest, now)
+        storing.step(self._snapshots.newest, self._context.members(), now)
         self._snapshots.pin(storing.offers.under_way)
         if (status := storing.status()) != self._status["store"]:
             self._tell(store=status)

@@ -7,19 +7,19 @@ Decides the form of a snapshot, when one is good, and which one is read; not whe
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 import xxhash
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
-from isthmus.ops.exchange.messages import ShardState, UpdateKind, Vector, WholeState
+from isthmus.ops.exchange.messages import ShardState, UpdateKind, Vector, WholeState, passed_on
 from isthmus.ops.recovery.hold import flat, form_of, formed
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import encoded, write_bytes
@@ -44,55 +44,10 @@ class StateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
     standings: list[tuple[int, int, int | None, list[list[int]]]] = []
 
-
-def is_of(entry: StateEntry, state: WholeState) -> bool:
-    """Whether an entry of this life is of a state that it was given: one has more tokens than the one before."""
-    return (entry.tokens, entry.steps) == (state["tokens"], state["steps"])
-
-
-def encoded_state(index: int, state: WholeState, life: int) -> tuple[StateEntry, bytes]:
-    """The entry of a state, and its file; `life` is the recorder's.
-
-    A safetensors file with the bytes of each leaf, whose types and shapes are in the manifest, so that types which
-    safetensors does not know (those of keys, and of small floats) are as good as others.
-    """
-    leaves = [np.asarray(leaf) for leaf in state["leaves"]]
-    tensors = {f"leaf-{i}": flat(leaf) for i, leaf in enumerate(leaves)}
-    tensors |= {f"stream-{slot}": flat(np.asarray(stream)) for slot, _, stream in state["streams"]}
-    data = save(tensors)
-    entry = StateEntry(
-        index=index,
-        tokens=state["tokens"],
-        steps=state["steps"],
-        totals=[(slot, incarnation, tokens) for slot, incarnation, tokens in state["totals"]],
-        positions=[(slot, position) for slot, position in state["positions"]],
-        streams=[(slot, position) for slot, position, _ in state["streams"]],
-        leaves=[form_of(leaf) for leaf in leaves],
-        file=f"state-{index}-{life}-{state['tokens']}.safetensors",
-        bytes=len(data),
-        digest=xxhash.xxh3_128_hexdigest(data),
-        standings=[(epoch, count, due, former) for epoch, count, due, former in state.get("standings", ())],
-    )
-    return entry, data
-
-
-def decoded(entry: StateEntry, data: bytes) -> WholeState:
-    """The state of an entry, from its file; ValueError if the file is not valid."""
-    try:
-        tensors = load(data)
-        leaves = [formed(tensors[f"leaf-{i}"], *form) for i, form in enumerate(entry.leaves)]
-        streams = [[slot, position, tensors[f"stream-{slot}"]] for slot, position in entry.streams]
-    except (SafetensorError, KeyError, TypeError) as error:
-        raise ValueError(f"{entry.file} is no file of a state: {error}") from None
-    return WholeState(
-        tokens=entry.tokens,
-        steps=entry.steps,
-        totals=[list(row) for row in entry.totals],
-        positions=[list(row) for row in entry.positions],
-        streams=streams,
-        leaves=leaves,
-        standings=[list(row) for row in entry.standings],
-    )
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What tells it from other states of a life of the recorder: one has more tokens than the one before."""
+        return self.index, self.tokens, self.steps
 
 
 FOLDER: Final = "snapshots"
@@ -118,9 +73,18 @@ class FragmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
     lengths: list[float] = []
 
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What tells it from all other versions."""
+        return self.fragment, *self.version
 
-class _Format(msgspec.Struct, frozen=True):
-    """What a manifest of any version says."""
+
+Entry: TypeAlias = FragmentEntry | StateEntry
+_Entry = TypeVar("_Entry", FragmentEntry, StateEntry)
+
+
+class Versioned(msgspec.Struct, frozen=True):
+    """What a manifest, or the head of a stored snapshot, of any version says."""
 
     format: int
 
@@ -136,7 +100,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     states: list[StateEntry] = []
 
     @property
-    def entries(self) -> list[FragmentEntry | StateEntry]:
+    def entries(self) -> list[Entry]:
         """All entries, each of which has a file."""
         return [*self.fragments, *self.states]
 
@@ -144,22 +108,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Found(NamedTuple):
     """The newest good snapshot, None if there is none, with items by fragment and whole states by index.
 
-    `faults`: those of newer snapshots.
+    `faults`: those of newer snapshots; `name`: that of its manifest's file, '' if there is none.
     """
 
     manifest: Manifest | None
     held: dict[int, ShardState]
     faults: list[str]
     states: dict[int, WholeState]
-
-
-class Examined(NamedTuple):
-    """The newest good snapshot and the `name` of its file, None and '' if there is none; `faults`: those of newer
-    ones."""
-
-    name: str
-    manifest: Manifest | None
-    faults: list[str]
+    name: str = ""
 
 
 class Snapshots:
@@ -180,7 +136,8 @@ class Snapshots:
 
     def __init__(self, folder: Path, sizes: Sequence[int] | None, disk: Disk, life: int = 1) -> None:
         self._folder, self._sizes, self._disk, self._life = folder, sizes, disk, life
-        self._newest: Manifest | None = None
+        self.newest: Manifest | None = None
+        """The newest good snapshot; None if there is none, or it is unknown."""
         self._before: Manifest | None = None
         self._is_in_place = False
         """Whether the newest has the name MANIFEST; it is renamed before the next takes that name."""
@@ -193,40 +150,35 @@ class Snapshots:
 
         (Its writer may have died before the snapshot's name was durable.)
         """
-        faults: list[str] = []
-        for name in (MANIFEST, BEFORE):
-            try:
-                manifest, held, states = self._read(name)
-            except FileNotFoundError:
-                continue
-            except ValueError as error:
-                faults.append(f"{FOLDER}/{name}: {error}")
-                continue
+        found = self._found(lambda manifest: (dict(self._items(manifest)), dict(self._states(manifest))))
+        if found.manifest is not None:
             self._disk.sync_folder(self._folder)
-            self._newest, self._is_in_place = manifest, name == MANIFEST
-            return Found(manifest, held, faults, states)
-        return Found(None, {}, faults, {})
+            self.newest, self._is_in_place = found.manifest, found.name == MANIFEST
+        return found
 
-    def examine(self) -> Examined:
-        """Look for the newest one that is whole; one entry at a time is in memory."""
+    def examine(self) -> Found:
+        """Look for the newest one that is whole, without its contents; one entry at a time is in memory."""
+
+        def contents(manifest: Manifest) -> tuple[dict[int, ShardState], dict[int, WholeState]]:
+            for _ in chain(self._items(manifest), self._states(manifest)):
+                pass
+            return {}, {}
+
+        return self._found(contents)
+
+    def _found(self, contents: Callable[[Manifest], tuple[dict[int, ShardState], dict[int, WholeState]]]) -> Found:
+        """The newest one whose `contents` can be read, which raise ValueError where they are damaged."""
         faults: list[str] = []
         for name in (MANIFEST, BEFORE):
-            try:
-                manifest = self._manifest(name)
-                for _ in chain(self._items(manifest), self._states(manifest)):
-                    pass
-            except FileNotFoundError:
-                continue
-            except ValueError as error:
-                faults.append(f"{FOLDER}/{name}: {error}")
-                continue
-            return Examined(name, manifest, faults)
-        return Examined("", None, faults)
-
-    @property
-    def newest(self) -> Manifest | None:
-        """The newest good snapshot; None if there is none, or it is unknown."""
-        return self._newest
+            with suppress(FileNotFoundError):
+                try:
+                    manifest = self._manifest(name)
+                    held, states = contents(manifest)
+                except ValueError as error:
+                    faults.append(f"{FOLDER}/{name}: {error}")
+                    continue
+                return Found(manifest, held, faults, states, name)
+        return Found(None, {}, faults, {})
 
     def pin(self, manifest: Manifest | None) -> None:
         """Keep the files of this snapshot, too, in place of the one that was pinned before."""
@@ -234,7 +186,7 @@ class Snapshots:
 
     def versions(self) -> list[list[int]]:
         """[fragment, epoch, count] of all versions that a later `read` may find, and of the snapshot that is pinned."""
-        kept = [manifest for manifest in (self._newest, self._before, self._pinned) if manifest is not None]
+        kept = [manifest for manifest in (self.newest, self._before, self._pinned) if manifest is not None]
         return sorted([entry.fragment, *entry.version] for manifest in kept for entry in manifest.fragments)
 
     def write(self, held: Mapping[int, ShardState], states: Mapping[int, WholeState] = _NONE) -> Manifest:
@@ -244,13 +196,16 @@ class Snapshots:
         """
         if self._is_replaced():
             raise OSError(errno.ESTALE, "a later life of the recorder takes the snapshots")
-        before = self._newest
-        former = {entry.fragment: entry for entry in before.fragments} if before is not None else {}
-        entries = []
-        for p, item in sorted(held.items()):
-            is_unchanged = p in former and former[p].version == tuple(item["version"])
-            entries.append(former[p] if is_unchanged else self._write_values(item))
-        whole = self._write_states(states)
+        before = self.newest
+        fragments = {} if before is None else {entry.key: entry for entry in before.fragments}
+        wholes = {} if before is None else {entry.key: entry for entry in before.states}
+        entries = [
+            fragments.get((p, *item["version"])) or self._write_fragment(item) for p, item in sorted(held.items())
+        ]
+        whole = [
+            wholes.get((index, state["tokens"], state["steps"])) or self._write_state(index, state)
+            for index, state in sorted(states.items())
+        ]
         if before is not None and (entries, whole) == (before.fragments, before.states):
             return before
         manifest = Manifest(FORMAT, before.number + 1 if before is not None else 1, entries, self._life, whole)
@@ -258,7 +213,7 @@ class Snapshots:
             self._disk.rename(self._folder / MANIFEST, self._folder / BEFORE)
             self._is_in_place = False
         write_bytes(self._folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", self._disk)
-        self._newest, self._before, self._is_in_place = manifest, before, True
+        self.newest, self._before, self._is_in_place = manifest, before, True
         self._forget(before, manifest)
         return manifest
 
@@ -269,34 +224,33 @@ class Snapshots:
             return False
         return manifest.writer > self._life
 
-    def _write_values(self, item: ShardState) -> FragmentEntry:
+    def _write_fragment(self, item: ShardState) -> FragmentEntry:
         p, (epoch, count) = item["fragment"], item["version"]
-        name, data = f"fragment-{p}-{epoch}-{count}.safetensors", encoded({**item["tensors"], VALUES: item["values"]})
-        write_bytes(self._folder / name, data, self._disk)
-        return FragmentEntry(
-            fragment=p,
-            version=(epoch, count),
-            kind=item["kind"],
-            clock=[(slot, incarnation, position) for slot, incarnation, position in item["clock"]],
-            positions=[(slot, position) for slot, position in item["positions"]],
-            totals=[(slot, incarnation, tokens) for slot, incarnation, tokens in item["totals"]],
-            file=name,
-            bytes=len(data),
-            digest=xxhash.xxh3_128_hexdigest(data),
-            lengths=item["lengths"],
-        )
+        name = f"fragment-{p}-{epoch}-{count}.safetensors"
+        return self._write(FragmentEntry, {**item}, name, {**item["tensors"], VALUES: item["values"]})
 
-    def _write_states(self, states: Mapping[int, WholeState]) -> list[StateEntry]:
-        former = {entry.index: entry for entry in self._newest.states} if self._newest is not None else {}
-        entries = []
-        for index, state in sorted(states.items()):
-            if index in former and is_of(former[index], state):
-                entries.append(former[index])
-                continue
-            entry, data = encoded_state(index, state, self._life)
-            write_bytes(self._folder / entry.file, data, self._disk)
-            entries.append(entry)
-        return entries
+    def _write_state(self, index: int, state: WholeState) -> StateEntry:
+        """Write a safetensors file with the bytes of each leaf.
+
+        Types and shapes are in the manifest, so that types which safetensors does not know (those of keys, and of small
+        floats) are as good as others.
+        """
+        leaves = [np.asarray(leaf) for leaf in state["leaves"]]
+        tensors = {f"leaf-{i}": flat(leaf) for i, leaf in enumerate(leaves)}
+        tensors |= {f"stream-{slot}": flat(np.asarray(stream)) for slot, _, stream in state["streams"]}
+        streams = [(slot, position) for slot, position, _ in state["streams"]]
+        fields = {**state, "index": index, "leaves": [form_of(leaf) for leaf in leaves], "streams": streams}
+        return self._write(StateEntry, fields, f"state-{index}-{self._life}-{state['tokens']}.safetensors", tensors)
+
+    def _write(
+        self, kind: type[_Entry], fields: dict[str, Any], name: str, tensors: Mapping[str, np.ndarray[Any, Any]]
+    ) -> _Entry:
+        """Write a file; returns its entry, with the `fields` that such a one has."""
+        data = encoded(tensors)
+        fields |= {"file": name, "bytes": len(data), "digest": xxhash.xxh3_128_hexdigest(data)}
+        entry = msgspec.convert({key: fields[key] for key in kind.__struct_fields__ if key in fields}, kind)
+        write_bytes(self._folder / name, data, self._disk)
+        return entry
 
     def _forget(self, before: Manifest | None, newest: Manifest) -> None:
         """Remove files that are in none of the newest manifest, the one before it, and the pinned one."""
@@ -308,13 +262,9 @@ class Snapshots:
                 self._old.discard(name)
         self._old |= kept
 
-    def _read(self, name: str) -> tuple[Manifest, dict[int, ShardState], dict[int, WholeState]]:
-        manifest = self._manifest(name)
-        return manifest, dict(self._items(manifest)), dict(self._states(manifest))
-
     def _manifest(self, name: str) -> Manifest:
         data = self._disk.read(self._folder / name)
-        header = msgspec.json.decode(data, type=_Format)
+        header = msgspec.json.decode(data, type=Versioned)
         if header.format != FORMAT:
             raise ValueError(f"expected format {FORMAT}, found {header.format}: another version of isthmus wrote it")
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -326,28 +276,38 @@ class Snapshots:
     def _items(self, manifest: Manifest) -> Iterator[tuple[int, ShardState]]:
         for entry in manifest.fragments:
             size = None if self._sizes is None else self._sizes[entry.fragment]
-            yield entry.fragment, _item(entry, self._data(entry), size)
+            yield entry.fragment, _item(entry, self._tensors(entry), size)
 
     def _states(self, manifest: Manifest) -> Iterator[tuple[int, WholeState]]:
         for entry in manifest.states:
-            yield entry.index, decoded(entry, self._data(entry))
+            yield entry.index, _state(entry, self._tensors(entry))
 
-    def _data(self, entry: FragmentEntry | StateEntry) -> bytes:
-        """The contents of an entry's file; ValueError if they differ from those written."""
+    def _tensors(self, entry: Entry) -> dict[str, Any]:
+        """The tensors in an entry's file; ValueError if it differs from the one written."""
         try:
             data = self._disk.read(self._folder / entry.file)
         except FileNotFoundError:
             raise ValueError(f"{entry.file} is missing") from None
-        if len(data) != entry.bytes or xxhash.xxh3_128_hexdigest(data) != entry.digest:
-            raise ValueError(f"{entry.file} is not what was written: {len(data)} of {entry.bytes} bytes")
-        return data
+        check_data(entry, data, entry.file)
+        try:
+            return dict(sorted(load(data).items()))  # safetensors gives them in any order.
+        except SafetensorError as error:
+            raise ValueError(f"{entry.file} is no file of tensors: {error}") from None
 
 
-def _item(entry: FragmentEntry, data: bytes, size: int | None) -> ShardState:
-    try:
-        tensors: dict[str, Vector] = dict(sorted(load(data).items()))  # safetensors gives them in any order.
-    except SafetensorError as error:
-        raise ValueError(f"{entry.file} is no file of a fragment: {error}") from None
+def check_data(entry: Entry, data: bytes, name: str) -> None:
+    """ValueError unless `data`, found by this name, are those of the entry."""
+    if len(data) != entry.bytes or xxhash.xxh3_128_hexdigest(data) != entry.digest:
+        raise ValueError(f"{name} is not what was written: {len(data)} of {entry.bytes} bytes")
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    """The fields of an entry as those of an item, with lists for tuples."""
+    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(entry))
+    return fields
+
+
+def _item(entry: FragmentEntry, tensors: dict[str, Vector], size: int | None) -> ShardState:
     if VALUES not in tensors:
         raise ValueError(f"{entry.file}: expected a tensor {VALUES!r}, found {sorted(tensors)}")
     size = tensors[VALUES].size if size is None else size
@@ -355,15 +315,16 @@ def _item(entry: FragmentEntry, data: bytes, size: int | None) -> ShardState:
         if tensor.dtype != np.float32 or tensor.shape != (size,):
             expected = f"{size} values of float32"
             raise ValueError(f"{entry.file}, {name}: expected {expected}, found {tensor.dtype}{tensor.shape}")
-    return ShardState(
-        fragment=entry.fragment,
-        version=list(entry.version),
-        kind=entry.kind,
-        values=tensors.pop(VALUES),
-        clock=[list(each) for each in entry.clock],
-        positions=[list(each) for each in entry.positions],
-        totals=[list(each) for each in entry.totals],
-        refused=[],
-        tensors=tensors,
-        lengths=entry.lengths,
-    )
+    values = tensors.pop(VALUES)
+    item: ShardState = passed_on(ShardState, _fields(entry), values=values, refused=[], tensors=tensors)
+    return item
+
+
+def _state(entry: StateEntry, tensors: dict[str, Any]) -> WholeState:
+    try:
+        leaves = [formed(tensors[f"leaf-{i}"], *form) for i, form in enumerate(entry.leaves)]
+        streams = [[slot, position, tensors[f"stream-{slot}"]] for slot, position in entry.streams]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{entry.file} is no file of a state: {error}") from None
+    state: WholeState = passed_on(WholeState, _fields(entry), leaves=leaves, streams=streams)
+    return state

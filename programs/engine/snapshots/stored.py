@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, final
 import msgspec
 import xxhash
 
-from isthmus.programs.engine.snapshots.snapshots import FragmentEntry, Manifest, StateEntry
+from isthmus.programs.engine.snapshots.snapshots import Entry, Manifest, Versioned, check_data
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.disk import Disk
 from isthmus.runtime.system.files import write_bytes
@@ -131,15 +131,14 @@ class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, bytes]
     lives: list[tuple[str, int, int]]
 
-    def values(self, entry: FragmentEntry | StateEntry) -> str:
+    def values(self, entry: Entry) -> str:
         """The name of the object that has the values of an entry."""
         return f"{VALUES}{_writer(self.term, self.life)}-{entry.file}"
 
 
 class Readable(NamedTuple):
-    """A head and its name; and the faults of newer ones."""
+    """A head, and the faults of newer ones."""
 
-    name: str
     head: SnapshotHead
     faults: list[str]
 
@@ -160,7 +159,7 @@ def read_head(store: Store, name: str) -> SnapshotHead:
     digest, body = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
     if not data.startswith(_MAGIC) or xxhash.xxh3_128_digest(body) != digest:
         raise ValueError(f"{name} is not what was written: {len(data)} bytes")
-    if (version := msgspec.msgpack.decode(body, type=_Versioned).format) != FORMAT:
+    if (version := msgspec.msgpack.decode(body, type=Versioned).format) != FORMAT:
         raise ValueError(f"{name}: expected format {FORMAT}, found {version}; a newer isthmus may read it")
     head = msgspec.msgpack.decode(body, type=SnapshotHead)
     for entry in head.manifest.entries:
@@ -175,7 +174,7 @@ def encoded(head: SnapshotHead) -> bytes:
     return _MAGIC + xxhash.xxh3_128_digest(body) + body
 
 
-def newest(store: Store, accept: Callable[[SnapshotHead, FragmentEntry | StateEntry, bytes], None]) -> Readable | None:
+def newest(store: Store, accept: Callable[[SnapshotHead, Entry, bytes], None]) -> Readable | None:
     """The newest complete snapshot, with the faults of newer ones; None if the store has none.
 
     Each of its values is handed to `accept`, which raises ValueError for a wrong one; some values of incomplete ones
@@ -192,20 +191,19 @@ def newest(store: Store, accept: Callable[[SnapshotHead, FragmentEntry | StateEn
         except ValueError as error:
             faults.append(f"{name}: {error}")
         else:
-            return Readable(name, head, faults)
+            return Readable(head, faults)
     if faults:
         raise ValueError("; ".join(faults))
     return None
 
 
-def _values(store: Store, head: SnapshotHead, entry: FragmentEntry | StateEntry) -> bytes:
+def _values(store: Store, head: SnapshotHead, entry: Entry) -> bytes:
     name = head.values(entry)
     try:
         data = store.get(name, VALUES_BYTES_MAX)
     except FileNotFoundError:
         raise ValueError(f"{name} is missing") from None
-    if len(data) != entry.bytes or xxhash.xxh3_128_hexdigest(data) != entry.digest:
-        raise ValueError(f"{name} is not what was written: {len(data)} of {entry.bytes} bytes")
+    check_data(entry, data, name)
     return data
 
 
@@ -299,10 +297,6 @@ class StoredSnapshots:
                     self._put.discard(name)
                 if name.startswith(CLAIM) and name < f"{CLAIM}{self._term}":
                     self._store.remove(name)
-
-
-class _Versioned(msgspec.Struct):
-    format: int
 
 
 def _writer(term: StoreTerm, life: int) -> str:

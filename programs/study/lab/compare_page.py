@@ -115,7 +115,7 @@ def sheet(comparison: Comparison) -> Sheet:
         for run in side.runs
     ]
     missing = (
-        f"{comparison.missing} runs are missing, of {len(comparison.seeds) * len(sides)}; the same command goes on."
+        f"{comparison.missing} of {len(comparison.seeds) * len(sides)} runs are missing; the same command goes on."
     )
     return Sheet(
         "Comparison",

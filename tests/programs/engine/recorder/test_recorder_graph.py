@@ -10,11 +10,13 @@ import pytest
 from isthmus.ops.recovery.hold import Hold
 from isthmus.programs import data_parallel, decoupled, diloco, streaming_diloco
 from isthmus.programs.engine.recorder.roles import with_recorder
+from isthmus.programs.engine.snapshots.holds import KeptHold
 from isthmus.runtime.graph.template import Graph, Job, Reference, Template, TensorSpec
 from isthmus.runtime.graph.verify import verify
 
 LAYOUT = (TensorSpec("w", (8, 8), "float32"), TensorSpec("v", (8, 8), "float32"))
 JOB = Job("program", Reference("a:b"), LAYOUT, 64, 100_000, 2)
+HOLDS = (Hold, KeptHold)
 WITH_SHARDS = (decoupled, diloco, streaming_diloco)
 
 
@@ -30,7 +32,7 @@ def recorded(program: Any, *, has_evaluator: bool = True, **settings: Any) -> Te
 
 def ends(graph: Template, port: str) -> set[tuple[str, str]]:
     """The edges that leave a port of a hold node: (role that holds, where it ends)."""
-    leaving = [edge for edge in graph.edges if issubclass(edge.source.node.body, Hold) and edge.source.name == port]
+    leaving = [edge for edge in graph.edges if edge.source.node.body in HOLDS and edge.source.name == port]
     return {(edge.source.node.role, f"{edge.target.node.name}.{edge.target.name}") for edge in leaving}
 
 
@@ -56,7 +58,7 @@ def test_whoever_hears_what_is_held_hears_by_whom(program: Any, *, has_evaluator
 
 def test_each_fragment_is_held_for_its_own_shard() -> None:
     graph = recorded(decoupled, shards=2, fragments=2)
-    assert {node.keywords["shards"] for node in graph.nodes if issubclass(node.body, Hold)} == {2}
+    assert {node.keywords["shards"] for node in graph.nodes if node.body in HOLDS} == {2}
 
 
 def test_without_a_model_that_is_published_nobody_holds_one() -> None:

@@ -13,7 +13,7 @@ from isthmus.ops.learner.receive import Receive
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs import decoupled
 from isthmus.programs.engine.recorder.roles import with_recorder
-from isthmus.programs.engine.snapshots.holds import CodedHold
+from isthmus.programs.engine.snapshots.holds import KeptHold
 from isthmus.runtime.graph.verify import verify
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.schemas import compiled
@@ -36,7 +36,7 @@ class Home:
         self.outer.open(context)
         self.receive = Receive(PARTS)
         self.receive.open(Context("recorder"))
-        self.hold = CodedHold(Path("/run"), 15.0, None, role="syncer", shards=1, fragments=PART)
+        self.hold = KeptHold(Path("/run"), 15.0, None, role="syncer", shards=1, sizes=[PARTS[0].size], coded=PART)
         self.context: Any = Context("recorder")
         self.context.disk = Mount(SimulatedDisk("home"))
         self.hold.open(self.context)
@@ -74,7 +74,7 @@ def test_a_shard_is_given_what_it_had_up_to_the_codes_and_learners_the_bits_that
         np.abs(kept["tensors"]["theta"] - whole["tensors"]["theta"]).max()
         < np.abs(whole["values"] - whole["tensors"]["theta"]).max() / 100
     ), "of the coding error of the update, which is in the next, a hundredth is left"
-    [held] = home.hold._held.values()
+    [held] = home.hold.hold.held.values()
     assert held["values"].tobytes() == whole["values"].tobytes()
 
 
@@ -86,10 +86,10 @@ def test_a_version_is_held_once_all_of_it_has_arrived_and_until_then_the_one_bef
     emitted = step(home.outer, 1, 1)
     parts = {"update": {"update": emitted["update"]}, "state": {"state": emitted["coded_state"]}}
     home.fire(**parts.pop(first))
-    assert home.hold._held[0]["version"] == [1, 0]
+    assert home.hold.hold.held[0]["version"] == [1, 0]
     [last] = parts.values()
     home.fire(**last)
-    assert home.hold._held[0]["version"] == [1, 1]
+    assert home.hold.hold.held[0]["version"] == [1, 1]
 
 
 def test_codes_are_less_than_a_fourth_of_the_state_and_sent_only_where_a_home_takes_them() -> None:

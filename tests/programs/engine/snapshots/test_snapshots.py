@@ -7,12 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from isthmus.ops.exchange.messages import ShardState
+from isthmus.ops.exchange.messages import ShardState, WholeState
 from isthmus.programs.engine.snapshots.holds import KeptHold
-from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Snapshots
+from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST, Found, Snapshots
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from tests.ops.bodies import Context
@@ -65,9 +66,9 @@ def names(disk: SimulatedDisk) -> list[str]:
 
 def test_what_is_written_is_read_by_the_next_life() -> None:
     disk = SimulatedDisk("seed")
-    assert snapshots(disk).read() == (None, {}, [], {})
+    assert snapshots(disk).read() == Found(None, {}, [], {})
     assert snapshots(disk).write(model(1, 2)).number == 1
-    manifest, held, faults, _ = snapshots(disk).read()
+    manifest, held, faults, *_ = snapshots(disk).read()
     assert (manifest.number if manifest else None, faults) == (1, [])
     assert same(held, model(1, 2))
 
@@ -110,7 +111,7 @@ def test_one_that_is_damaged_is_named_and_the_one_before_it_is_read(name: str, d
     for count in (1, 2):
         kept.write(model(count, 1))
     damaged(disk, name, data)
-    manifest, held, faults, _ = snapshots(disk).read()
+    manifest, held, faults, *_ = snapshots(disk).read()
     assert manifest is not None
     assert same(held, model(1, 1))
     with pytest.raises(AssertionError, match=told):
@@ -121,18 +122,18 @@ def test_one_that_is_damaged_is_named_and_the_one_before_it_is_read(name: str, d
 def test_whether_one_is_whole_is_found_without_keeping_it(sizes: tuple[int, ...] | None) -> None:
     disk = SimulatedDisk("seed")
     looked = Snapshots(RUN / FOLDER, sizes, Mount(disk))
-    assert looked.examine() == ("", None, [])
+    assert looked.examine() == Found(None, {}, [], {})
     kept = snapshots(disk)
     for count in (1, 2):
         kept.write(model(count, 1))
-    assert looked.examine() == (MANIFEST, kept.newest, [])
+    assert looked.examine() == Found(kept.newest, {}, [], {}, MANIFEST)
     damaged(disk, MANIFEST, b"{}")
-    name, manifest, faults = looked.examine()
+    manifest, _, faults, _, name = looked.examine()
     assert (name, manifest is not None and manifest.number, len(faults)) == (BEFORE, 1, 1)
     before = next(path for path in disk.files() if path.name == BEFORE)
     told = Mount(disk).read(before).replace(b'"format": 2', b'"format": 3, "later": 1')
     damaged(disk, BEFORE, told)
-    _, manifest, faults = looked.examine()
+    manifest, _, faults, *_ = looked.examine()
     assert (manifest, len(faults)) == (None, 2)
     assert "expected format 2, found 3: another version of isthmus wrote it" in faults[1]
 
@@ -154,10 +155,37 @@ def test_the_one_before_a_damaged_one_stays_until_the_next_is_there() -> None:
     assert same(snapshots(disk).read().held, model(3, 1))
 
 
+def test_a_whole_state_comes_back_with_types_that_safetensors_lacks_and_an_unchanged_one_stays_where_it_is() -> None:
+    disk = SimulatedDisk("seed")
+    state = WholeState(
+        tokens=5,
+        steps=2,
+        totals=[[0, 1, 5]],
+        positions=[[0, 3]],
+        streams=[[0, 3, np.arange(4, dtype=np.uint8)]],
+        leaves=[np.ones(3, ml_dtypes.bfloat16), np.array(7, np.int32)],
+        standings=[[1, 2, None, [[1, 0, 3, 2]]], [1, 2, 5, []]],
+    )
+    kept = snapshots(disk)
+    kept.write({}, {0: state})
+    kept.write({}, {0: state, 1: {**state, "tokens": 6}})
+    found = snapshots(disk, ()).read().states
+    assert [path.name for path in disk.files() if path.suffix == ".safetensors"] == [
+        f"state-{index}-1-{tokens}.safetensors" for index, tokens in ((0, 5), (1, 6))
+    ]
+    for leaf, was in zip(found[0].pop("leaves"), state["leaves"], strict=True):  # type: ignore[misc]
+        assert (leaf.dtype, leaf.tobytes()) == (was.dtype, was.tobytes())
+    [[*stream, held]] = found[0]["streams"]
+    assert (stream, held.tolist()) == ([0, 3], [0, 1, 2, 3])
+    assert {**found[0], "streams": None} == {
+        k: None if k == "streams" else v for k, v in state.items() if k != "leaves"
+    }
+
+
 def test_those_of_another_model_are_none() -> None:
     disk = SimulatedDisk("seed")
     snapshots(disk).write(model(1, 1))
-    manifest, held, faults, _ = snapshots(disk, (3, 4)).read()
+    manifest, held, faults, *_ = snapshots(disk, (3, 4)).read()
     assert (manifest, held) == (None, {})
     assert "expected 4 values of float32, found float32(2,)" in faults[0]
 
@@ -197,7 +225,7 @@ def test_whenever_the_power_goes_one_that_was_taken_is_read(seed: int) -> None:
             del possible[:-1]  # It was taken: none before it will do.
         disk.troubles.clear()
     disk.lose_power()
-    manifest, held, _, _ = snapshots(disk).read()
+    manifest, held, *_ = snapshots(disk).read()
     assert manifest is not None
     assert any(same(held, each) for each in possible)
     snapshots(disk).write(model(20, 20))

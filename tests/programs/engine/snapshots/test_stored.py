@@ -21,9 +21,8 @@ from isthmus.programs.engine.snapshots.keeping import (
     LINES,
     PAUSE_NS,
     PAUSE_NS_MAX,
+    Courier,
     Offers,
-    PiecewiseCourier,
-    ThreadCourier,
     fetch,
 )
 from isthmus.programs.engine.snapshots.snapshots import FOLDER, MANIFEST, FragmentEntry, Manifest, Snapshots
@@ -380,8 +379,8 @@ def test_a_thread_does_the_work_and_tells_what_came_of_it() -> None:
         raise OSError("cut")
 
     came = []
-    for courier in (ThreadCourier(), PiecewiseCourier()):
-        courier.begin(work)
+    for courier in (Courier(in_background=True), Courier(in_background=False)):
+        courier.begin(work())
         while (delivery := courier.poll()) is None:
             pass
         came.append((delivery.bytes, str(delivery.error)))
@@ -453,7 +452,7 @@ def test_the_files_of_a_snapshot_that_is_being_stored_stay_until_it_is_there() -
     told = hold.fire()
     assert told["number"] == 0, "it is under way"
     for count in range(1, 4):
-        hold.hold._held |= {p: item(p, count) for p in range(2)}
+        hold.hold.hold.held |= {p: item(p, count) for p in range(2)}
         hold.hold._take_snapshot(0)
     for _ in range(10):
         told = hold.fire()

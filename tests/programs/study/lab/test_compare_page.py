@@ -116,7 +116,7 @@ def test_the_page_holds_all_of_it_and_loads_nothing(folder: Path) -> None:
     write_sheet(folder / PAGE, sheet(comparison(folder, _plan(), 3)))
     html = (folder / PAGE).read_text()
     assert "<fancy>" not in html.replace('"<fancy>', "")
-    for part in ("&lt;fancy&gt;", "-0.490", "better", "a note &amp; more", 'value="bytes"', "1 runs are missing"):
+    for part in ("&lt;fancy&gt;", "-0.490", "better", "a note &amp; more", 'value="bytes"', "1 of 9 runs are missing"):
         assert part in html
     assert set(re.findall(r'(?:href|src)="([^"]*)"', html)) == {
         f"{number:02}/seed-{seed}/report.html" for number in range(3) for seed in range(3) if (number, seed) != (2, 2)
@@ -144,6 +144,6 @@ def test_terminal_page_and_json_follow_from_one_sheet(
     assert set(told.splitlines()[0].split()) & {"runs", "interval", "verdict"} == names
     assert max(len(line) for line in told.splitlines() if "<fancy>" in line) <= width
     assert "equal bytes" not in told  # A detail, of the page alone.
-    assert told.endswith("1 runs are missing, of 9; the same command goes on.\nthe end\n")
+    assert told.endswith("1 of 9 runs are missing; the same command goes on.\nthe end\n")
     figures.show(sheet(found), as_json=True)
     assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(found))
