@@ -39,30 +39,32 @@ from isthmus.runtime.cores.membership_messages import (
     SILENT,
     AdmitMember,
     Cause,
-    ClearSlow,
-    ClearSuspicion,
     Excuse,
+    Excused,
     ExcuseEnded,
-    ExcuseMember,
+    HeardAgain,
     HeartbeatArrived,
     HostAnnounced,
     HostEnded,
+    KeepsUp,
     LongExcuse,
     MembershipCommand,
     MembershipEvent,
     MembershipTimerFired,
-    NoteSlow,
+    MemberVerdict,
+    NoteMember,
     Pace,
     Phase,
     Refusal,
-    RefuseMember,
+    Refused,
     RemoveMember,
     SetMembershipTimer,
     Silence,
     SilenceExcused,
+    SlowHost,
     Stall,
     State,
-    SuspectMember,
+    Suspected,
 )
 from isthmus.runtime.cores.membership_suspicion import Rhythm, StepProgress, phi, quantile
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
@@ -399,9 +401,9 @@ class MembershipCore:
         pace = Pace(host.progress.pace, usual, len(others))
         if host.progress.is_slow:
             self._counts["slow"] += 1
-            return [NoteSlow(host.member, pace)]
+            return [NoteMember(host.member, SlowHost(pace))]
         self._counts["slow no more"] += 1
-        return [ClearSlow(host.member, pace)]
+        return [NoteMember(host.member, KeepsUp(pace))]
 
     def _end(self, event: HostEnded) -> list[MembershipCommand]:
         member = event.member
@@ -422,7 +424,10 @@ class MembershipCore:
         host.state = event.excuse
         self._counts["silences excused"] += 1
         silence = Duration(now - host.heard_at)
-        return [ExcuseMember(host.member, event.excuse, silence), *self._arm(host.deadline(host.state, self._options))]
+        return [
+            NoteMember(host.member, Excused(event.excuse, silence)),
+            *self._arm(host.deadline(host.state, self._options)),
+        ]
 
     def _end_excuse(self, member: Member, now: Instant) -> list[MembershipCommand]:
         host = self._hosts.get(member.replica)
@@ -430,7 +435,7 @@ class MembershipCore:
             return []
         host.state, host.heard_at = "suspect", now
         self._counts["suspicions"] += 1
-        return [SuspectMember(member, None), *self._arm(host.deadline(host.state, self._options))]
+        return [NoteMember(member, Suspected()), *self._arm(host.deadline(host.state, self._options))]
 
     def _fire(self, now: Instant) -> list[MembershipCommand]:
         """Judge the silence of every member, less the time by which the timer is late."""
@@ -447,7 +452,7 @@ class MembershipCore:
             elif host.state == "alive" and now >= host.deadline("alive", self._options):
                 host.state = "suspect"
                 self._counts["suspicions"] += 1
-                commands.append(SuspectMember(host.member, host.silence(now, self._options)))
+                commands.append(NoteMember(host.member, Suspected(host.silence(now, self._options))))
         deadlines = [host.deadline(host.state, self._options) for host in self._hosts.values()]
         return commands + (self._arm(min(deadlines)) if deadlines else [])
 
@@ -465,11 +470,9 @@ class MembershipCore:
 
     def _refuse(self, member: Member, refusal: Refusal) -> list[MembershipCommand]:
         self._counts["members refused"] += 1
-        return [RefuseMember(member, refusal)]
+        return [NoteMember(member, Refused(refusal))]
 
-    def _remove(
-        self, host: Attendance, cause: Cause, finding: Silence | LongExcuse | Stall | None = None
-    ) -> list[MembershipCommand]:
+    def _remove(self, host: Attendance, cause: Cause, finding: MemberVerdict | None = None) -> list[MembershipCommand]:
         del self._hosts[host.member.replica]
         self._counts["members removed"] += 1
         self._removals[host.member.replica, cause] += 1
@@ -485,7 +488,7 @@ class MembershipCore:
         if host.state in SILENT:
             host.state = "alive"
             self._counts["suspicions cleared"] += 1
-            commands.append(ClearSuspicion(host.member, Duration(now - host.heard_at)))
+            commands.append(NoteMember(host.member, HeardAgain(now - host.heard_at)))
         host.phase, host.heard_at = phase, now
         return commands + self._arm(host.deadline(host.state, self._options))
 

@@ -82,6 +82,51 @@ Refusal: TypeAlias = Literal["no slot", "gone", "older incarnation", "ended inca
 """Why a host is not a member: its role has no such slot; it announced itself in phase 'gone'; a newer incarnation of
 its replica was seen; this one has ended; it sent a heartbeat and never announced itself."""
 
+MemberVerdict: TypeAlias = Silence | LongExcuse | Stall
+"""Why a member was removed that had not ended."""
+
+
+class Suspected(Finding, frozen=True, tag="suspected"):
+    """It is silent; without `silence`, the excuse for its silence has ended."""
+
+    silence: Silence | None = None
+
+
+class Excused(Finding, frozen=True, tag="excused"):
+    """It has been silent for `silence_ns`, with an excuse: its process `pid` is stopped, or its machine unheard."""
+
+    excuse: Excuse
+    silence_ns: int
+    pid: int = 0
+    machine: str = ""
+
+
+class HeardAgain(Finding, frozen=True, tag="heard-again"):
+    """It sent a heartbeat again."""
+
+    silence_ns: int
+
+
+class SlowHost(Finding, frozen=True, tag="slow"):
+    """It steps much more slowly than the others of its role."""
+
+    pace: Pace
+
+
+class KeepsUp(Finding, frozen=True, tag="keeps-up"):
+    """It was slow, and keeps up again."""
+
+    pace: Pace
+
+
+class Refused(Finding, frozen=True, tag="refused"):
+    """It is not admitted to the run."""
+
+    refusal: Refusal
+
+
+MemberIncident: TypeAlias = Suspected | Excused | HeardAgain | SlowHost | KeepsUp | Refused
+
 
 # -- events ------------------------------------------------------------------------------------------------------------
 
@@ -140,50 +185,11 @@ class AdmitMember(Record, frozen=True):
     member: Member
 
 
-class RefuseMember(Record, frozen=True):
-    """A host is not admitted."""
+class NoteMember(Record, frozen=True):
+    """Record an incident of a member, or of a host that is not admitted. No action follows."""
 
     member: Member
-    refusal: Refusal
-
-
-class SuspectMember(Record, frozen=True):
-    """A member has been silent for suspiciously long; it is still a member.
-
-    Without a finding, its silence was excused until now.
-    """
-
-    member: Member
-    finding: Silence | None
-
-
-class ExcuseMember(Record, frozen=True):
-    """A member has been silent for `silence`, with an excuse; it is still a member."""
-
-    member: Member
-    excuse: Excuse
-    silence: Duration
-
-
-class ClearSuspicion(Record, frozen=True):
-    """A member that was silent for `silence` sent a sign of life."""
-
-    member: Member
-    silence: Duration
-
-
-class NoteSlow(Record, frozen=True):
-    """A member is much slower than the others of its role. No action follows."""
-
-    member: Member
-    pace: Pace
-
-
-class ClearSlow(Record, frozen=True):
-    """A member that was slow keeps up again."""
-
-    member: Member
-    pace: Pace
+    incident: MemberIncident
 
 
 class RemoveMember(Record, frozen=True):
@@ -194,7 +200,7 @@ class RemoveMember(Record, frozen=True):
 
     member: Member
     cause: Cause = "ended"
-    finding: Silence | LongExcuse | Stall | None = None
+    finding: MemberVerdict | None = None
 
 
 class SetMembershipTimer(Record, frozen=True):
@@ -206,14 +212,4 @@ class SetMembershipTimer(Record, frozen=True):
 MembershipEvent: TypeAlias = (
     HostAnnounced | HeartbeatArrived | HostEnded | SilenceExcused | ExcuseEnded | MembershipTimerFired
 )
-MembershipCommand: TypeAlias = (
-    AdmitMember
-    | RefuseMember
-    | SuspectMember
-    | ExcuseMember
-    | ClearSuspicion
-    | NoteSlow
-    | ClearSlow
-    | RemoveMember
-    | SetMembershipTimer
-)
+MembershipCommand: TypeAlias = AdmitMember | NoteMember | RemoveMember | SetMembershipTimer

@@ -61,11 +61,8 @@ from isthmus.runtime.supervision.incidents import (
     Happened,
     Incident,
     LedgerRemoved,
-    NeverHealthy,
-    NoMachineLeft,
     Ordered,
-    RestartsExhausted,
-    Unserved,
+    ReplicaFailure,
     as_line,
     of_line,
 )
@@ -203,7 +200,7 @@ class Daemon:
     def lost(self) -> Replica | None:
         """The replica that could not be replaced, if that is why the run failed."""
         failure = self.home.failure
-        if isinstance(failure, RestartsExhausted | NeverHealthy | NoMachineLeft | Unserved):
+        if isinstance(failure, ReplicaFailure):
             return Replica.parse(failure.host)
         return None
 

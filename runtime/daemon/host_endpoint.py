@@ -17,7 +17,7 @@ from isthmus.runtime.cores.membership_messages import PHASES
 from isthmus.runtime.daemon.ground import Handler, Server
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.flows import Flows
-from isthmus.runtime.supervision.incidents import raised_of, starved_of
+from isthmus.runtime.supervision.incidents import Starved, raised_of
 from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Heartbeat, ItemRefusal, Missing, Over
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 from isthmus.runtime.wire.control_messages import Message
@@ -131,7 +131,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
         str(figures.get("firing_node", "")),
         max(0.0, float(figures.get("cpu_seconds", 0.0))),
         msgspec.convert(figures.get("flows", Flows()), Flows),
-        starved_of(figures.get("starved")),
+        msgspec.convert(figures.get("starved"), Starved | None),
         _count(figures, "peers"),
         _count(figures, "unreached"),
         tuple(_missing(each) for each in list(figures.get("missing", []))[:MISSING_MAX]),

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.cores.membership_messages import Excuse, Finding, LongExcuse, Pace, Refusal, Silence, Stall
+from isthmus.runtime.cores.membership_messages import Finding, MemberIncident, MemberVerdict
 from isthmus.runtime.ids import COUNT_MAX, Count, Member, Name, Replica
 
 TEXT_LENGTH_MAX: Final = 2000
@@ -74,15 +74,7 @@ class TooFewProcesses(Finding, frozen=True, tag="too-few-processes"):
 
 
 Verdict: TypeAlias = (
-    Silence
-    | LongExcuse
-    | Stall
-    | NoFirstHeartbeat
-    | Hurried
-    | Unreached
-    | Misbehaved
-    | GangMemberLost
-    | TooFewProcesses
+    MemberVerdict | NoFirstHeartbeat | Hurried | Unreached | Misbehaved | GangMemberLost | TooFewProcesses
 )
 
 
@@ -133,10 +125,8 @@ def _digest(text: str) -> str:
 
 def raised_of(plain: Any) -> Raised:
     """The Raised decoded from plain data; ValueError if it is not one."""
-    try:
-        return msgspec.convert(plain, Raised)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"not a raised error: {error}") from None
+    raised: Raised = _decoded(plain, Raised, "a raised error")
+    return raised
 
 
 # -- ends of lives -----------------------------------------------------------------------------------------------------
@@ -179,27 +169,6 @@ End: TypeAlias = Exited | Unseen | NotStarted | MachineLost | MachineTaken
 # -- incidents ---------------------------------------------------------------------------------------------------------
 
 
-class Suspected(Finding, frozen=True, tag="suspected"):
-    """It is silent; without `silence`, the excuse for its silence has ended."""
-
-    silence: Silence | None = None
-
-
-class Excused(Finding, frozen=True, tag="excused"):
-    """It has been silent for `silence_ns`, with an excuse: its process `pid` is stopped, or its machine unheard."""
-
-    excuse: Excuse
-    silence_ns: int
-    pid: int
-    machine: str
-
-
-class HeardAgain(Finding, frozen=True, tag="heard-again"):
-    """It sent a heartbeat again."""
-
-    silence_ns: int
-
-
 class CutOff(Finding, frozen=True, tag="cut-off"):
     """It sends heartbeats to its daemon, and has a data connection with none of its `peers` hosts."""
 
@@ -212,12 +181,6 @@ class Reached(Finding, frozen=True, tag="reached"):
     lasted_ns: int
 
 
-class SlowHost(Finding, frozen=True, tag="slow"):
-    """It steps much more slowly than the others of its role."""
-
-    pace: Pace
-
-
 class Starved(Finding, frozen=True, tag="starved"):
     """Its node waits most of the time for node `source`: `made_ns` for each item, `rest_ns` for the rest of a step."""
 
@@ -225,12 +188,6 @@ class Starved(Finding, frozen=True, tag="starved"):
     source: Name
     made_ns: Count
     rest_ns: Count
-
-
-class KeepsUp(Finding, frozen=True, tag="keeps-up"):
-    """It was slow, and keeps up again."""
-
-    pace: Pace
 
 
 class BodyRaised(Finding, frozen=True, tag="failed"):
@@ -278,12 +235,6 @@ class Delayed(Finding, frozen=True, tag="delayed"):
     """Its next life cannot begin yet, because the disk does not accept its number; this is retried."""
 
     error: str
-
-
-class Refused(Finding, frozen=True, tag="refused"):
-    """It is not admitted to the run."""
-
-    refusal: Refusal
 
 
 class ItemRefused(Finding, frozen=True, tag="item-refused"):
@@ -364,35 +315,11 @@ class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
     """The daemon's ledger was deleted while in use, and was rewritten: no number is lost."""
 
 
-Incident: TypeAlias = (
-    Suspected
-    | Excused
-    | HeardAgain
-    | CutOff
-    | Reached
-    | SlowHost
-    | Starved
-    | KeepsUp
-    | BodyRaised
-    | Condemned
-    | Ended
-    | Restarted
-    | Adopted
-    | Joined
-    | GivenUp
-    | Delayed
-    | Refused
-    | ItemRefused
-    | ProcessLost
-    | ProcessMissing
-    | ProcessBack
-    | Reformed
-    | NumbersLost
-    | HomeTaken
-    | Superseded
-    | ReportRefused
-    | LedgerRemoved
-)
+HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | BodyRaised | ItemRefused
+LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | Delayed
+IslandIncident: TypeAlias = ProcessLost | ProcessMissing | ProcessBack | Reformed
+HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | Superseded | ReportRefused
+Incident: TypeAlias = HostIncident | LifeIncident | IslandIncident | HomeIncident
 
 
 # -- failures of runs --------------------------------------------------------------------------------------------------
@@ -463,16 +390,9 @@ class Ordered(Finding, frozen=True, tag="ordered"):
     reason: str
 
 
-Failure: TypeAlias = (
-    RecorderFailed
-    | RestartsExhausted
-    | NeverHealthy
-    | ProgramFailed
-    | NoMachineLeft
-    | Unserved
-    | SupersededHome
-    | Ordered
-)
+ReplicaFailure: TypeAlias = RestartsExhausted | NeverHealthy | NoMachineLeft | Unserved
+"""Failures for one required replica, `host`."""
+Failure: TypeAlias = ReplicaFailure | RecorderFailed | ProgramFailed | SupersededHome | Ordered
 
 
 # -- as lines ----------------------------------------------------------------------------------------------------------
@@ -505,20 +425,14 @@ def of_line(line: Mapping[str, Any]) -> Happened:
     return Happened(Instant(at), Member(Replica.parse(host), incarnation), incident_of(fields))
 
 
-def starved_of(plain: Any) -> Starved | None:
-    """The Starved decoded from plain data, or None of None; ValueError if it is not one."""
-    if plain is None:
-        return None
-    try:
-        return msgspec.convert(plain, Starved)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"not a starved node: {error}") from None
-
-
 def incident_of(plain: Mapping[str, Any]) -> Incident:
     """The incident decoded from plain data; ValueError if it is not one."""
-    try:
-        incident: Incident = msgspec.convert(plain, Incident)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"not an incident: {error}") from None
+    incident: Incident = _decoded(plain, Incident, "an incident")
     return incident
+
+
+def _decoded(plain: Any, kind: Any, name: str) -> Any:
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"not {name}: {error}") from None

@@ -17,24 +17,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, assert_never
 
+import msgspec
+
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.cores.membership_core import MembershipCore, MembershipOptions
 from isthmus.runtime.cores.membership_messages import (
     SILENT,
     AdmitMember,
-    ClearSlow,
-    ClearSuspicion,
     Excuse,
+    Excused,
     ExcuseEnded,
-    ExcuseMember,
     MembershipEvent,
     MembershipTimerFired,
-    NoteSlow,
-    RefuseMember,
+    NoteMember,
     RemoveMember,
     SetMembershipTimer,
     SilenceExcused,
-    SuspectMember,
 )
 from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
 from isthmus.runtime.supervision import incidents
@@ -115,19 +113,11 @@ class HostLiveness:
                 case RemoveMember():
                     findings.has_changed = True
                     findings.condemned.append((command.member, command.finding))
-                case SuspectMember():
-                    findings.written.append((command.member, incidents.Suspected(command.finding)))
-                case ExcuseMember():
-                    incident = incidents.Excused(command.excuse, command.silence, *self._described(command.member))
-                    findings.written.append((command.member, incident))
-                case ClearSuspicion():
-                    findings.written.append((command.member, incidents.HeardAgain(command.silence)))
-                case NoteSlow():
-                    findings.written.append((command.member, incidents.SlowHost(command.pace)))
-                case ClearSlow():
-                    findings.written.append((command.member, incidents.KeepsUp(command.pace)))
-                case RefuseMember():
-                    findings.written.append((command.member, incidents.Refused(command.refusal)))
+                case NoteMember(member, incident):
+                    if isinstance(incident, Excused):
+                        pid, machine = self._described(member)
+                        incident = msgspec.structs.replace(incident, pid=pid, machine=machine)
+                    findings.written.append((member, incident))
                 case SetMembershipTimer():
                     self.timer_at = command.at
                 case _:

@@ -39,7 +39,7 @@ from isthmus.programs.engine.report.charts_timeline import (
     windows,
 )
 from isthmus.programs.engine.results import why as words
-from isthmus.programs.engine.results.absences import Absence, Topic, cause, cost, named, others_meanwhile
+from isthmus.programs.engine.results.absences import Absence, Topic, again, cause, cost, named, others_meanwhile
 from isthmus.programs.engine.results.changes import read as read_changes
 from isthmus.programs.engine.results.changes import step, why
 from isthmus.programs.engine.results.record import RunRecord, as_number, slot_of, while_stepping, without_loss
@@ -50,6 +50,7 @@ from isthmus.programs.engine.results.words import (
     decimal,
     not_evaluated,
     percent,
+    say,
     scaled,
     seconds,
     size,
@@ -289,13 +290,12 @@ def merges(record: RunRecord) -> PagePart:
 def _facts_for_page(facts: MergeFacts) -> dict[str, Any]:
     """What `isthmus why` tells of a merge, as the script of the page shows it."""
     remarks = [f"learner {answer.slot}: {remark}" for answer in facts.answers if (remark := words.remark(answer))]
-    version = None if facts.version is None else words.dotted(facts.version)
     return {
         "head": words.head(facts),
         "rows": list(words.rows(facts)),
         "table": list(words.table(facts.answers).items()),
         "remarks": remarks,
-        "command": f"isthmus why --fragment {facts.fragment}" + (f" --version {version}" if version else ""),
+        "command": say("isthmus why --fragment {fragment}[ --version {version:version}]", facts),
     }
 
 
@@ -364,6 +364,15 @@ def _range(counts: list[int], of: int) -> str:
     return f"{span} of {of}"
 
 
+_WINDOW_FACTS: Final = (
+    "{steps:whole} inner steps of {learners learner}, while {moved:size} travelled between hosts"
+    "[ and {rounds} opened, answered and merged][. The longest time without a step of a learner was {pause:seconds}]"
+    "[; in the whole run all learners together waited {stalls:seconds} for an item or a credit. What gaps are left are "
+    "threads that were due, and waited for a core]."
+    f"[{{hidden}} The first {LEARNERS_MAX} of {{learners}} learners are drawn.]"
+)
+
+
 def _window_facts(record: RunRecord, window: TimeWindow) -> str:
     """The contents of the window, in words and numbers."""
     timeline = record.timeline
@@ -373,24 +382,17 @@ def _window_facts(record: RunRecord, window: TimeWindow) -> str:
     pauses = [pause for pause in (longest_pause(timeline, host, window) for host in hosts) if pause is not None]
     moved = sum(transfer.size_bytes for transfer in timeline.transfers_between(*window))
     rounds = len(visible_rounds(record, window))
-    digits = 2 if window.end - window.begin > 0.3 else 4
-    parts = [f"From {window.begin:.{digits}f} to {window.end:.{digits}f} s of the run, "]
-    parts.append(f"{whole(steps)} inner steps of {len(hosts)} learner{'s' if len(hosts) > 1 else ''}")
-    parts.append(f", while {size(moved)} travelled between hosts")
-    parts.append(f" and {_rounds(rounds)} opened, answered and merged" if rounds else "")
-    if pauses:
-        parts += [". The longest time without a step of a learner was ", seconds(max(pauses))]
-    if record.stall_seconds is not None:
-        parts += ["; in the whole run all learners together waited ", seconds(record.stall_seconds)]
-        parts.append(" for an item or a credit. What gaps are left are threads that were due, and waited for a core")
-    parts.append(".")
-    if len(hosts) > LEARNERS_MAX:
-        parts.append(f" The first {LEARNERS_MAX} of {len(hosts)} learners are drawn.")
-    return "".join(parts)
-
-
-def _rounds(count: int) -> str:
-    return "one round was" if count == 1 else f"{whole(count)} rounds were"
+    places = ".2f" if window.end - window.begin > 0.3 else ".4f"
+    facts = {
+        "steps": steps,
+        "moved": moved,
+        "rounds": None if not rounds else "one round was" if rounds == 1 else f"{whole(rounds)} rounds were",
+        "pause": max(pauses, default=None),
+        "stalls": record.stall_seconds,
+        "hidden": len(hosts) > LEARNERS_MAX,
+    }
+    span = f"From {window.begin:{places}} to {window.end:{places}} s of the run, "
+    return span + say(_WINDOW_FACTS, facts, learners=len(hosts))
 
 
 PICTURES_MAX: Final = 3
@@ -532,16 +534,8 @@ def _then(record: RunRecord, absence: Absence) -> str:
         return "a new one took over; the hosts went on meanwhile"
     if absence.ended is None:
         return "it did not come back" if record.is_placed else ""
-    at = seconds(absence.ended)
-    if absence.kind == "silent":
-        return f"heard again at {at}"
-    if absence.role == "syncer":
-        return (
-            f"merges again at {at} under epoch {absence.life_after}, from the newest fragments that learners held, "
-            "with zero momentum"
-        )
-    does = {"learner": "steps", "evaluator": "evaluates", "recorder": "writes"}.get(absence.role, "is there")
-    return f"{does} again at {at}, as life {absence.life_after}"
+    at = f"at {seconds(absence.ended)}"
+    return f"heard again {at}" if absence.kind == "silent" else again(absence, at)
 
 
 def _lost(record: RunRecord, absence: Absence) -> str:

@@ -15,35 +15,20 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from isthmus.programs.engine.results.lines import records
-from isthmus.programs.engine.results.words import predicate, reason, seconds
+from isthmus.programs.engine.results.words import counted, kind_of, predicate, say, seconds
+from isthmus.runtime.cores.membership_messages import Excused, Finding, HeardAgain, Suspected
 from isthmus.runtime.ids import LEARNER, SYNCER
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyRaised,
     Condemned,
     Ended,
-    Excused,
     GivenUp,
-    HeardAgain,
-    HomeTaken,
     Incident,
-    ItemRefused,
     Joined,
-    KeepsUp,
-    LedgerRemoved,
     MachineTaken,
-    NumbersLost,
-    ProcessBack,
-    ProcessLost,
-    ProcessMissing,
     Raised,
-    Reformed,
-    ReportRefused,
     Restarted,
-    SlowHost,
-    Starved,
-    Superseded,
-    Suspected,
     Unseen,
     of_line,
 )
@@ -89,8 +74,8 @@ class Absence:
     """One absence of a host, and the incident that best explains it. `life` is the one that was lost, `lives_lost`
     counts it and later ones that never began to work.
 
-    `restarted` and `ended` are None until then. `is_cut`: no host was left, and nobody went on or waited; then `begun`
-    is when that was found.
+    `ended` is None until then. `is_cut`: no host was left, and nobody went on or waited; then `begun` is when that was
+    found.
     """
 
     host: str
@@ -98,7 +83,6 @@ class Absence:
     kind: Kind
     begun: float
     cause: Incident
-    restarted: float | None = None
     ended: float | None = None
     life_after: int | None = None
     lives_lost: int = 1
@@ -150,7 +134,7 @@ class Absences:
                 absence = self.open_of(fact.host)
                 return self._change(fact, ended=fact.at) if absence is not None and absence.kind == "silent" else None
             case Restarted():
-                return self._change(fact, restarted=fact.at, life_after=fact.life)
+                return self._change(fact, life_after=fact.life)
             case Adopted():
                 return self._replaced(fact, what)
             case BodyRaised() | Condemned():
@@ -204,7 +188,7 @@ class Absences:
         if last is not None and fact.at - last.begun <= _ADOPTION_SECONDS_MAX:
             return None
         life = 1 if last is None else last.life + 1
-        absence = Absence(DAEMON, life, "replaced", fact.at, what, fact.at, fact.at, life + 1)
+        absence = Absence(DAEMON, life, "replaced", fact.at, what, fact.at, life + 1)
         self.all.append(absence)
         return absence
 
@@ -316,7 +300,7 @@ def hosts_of(folder: Path) -> list[str]:
 
 def cut_words(hosts: int) -> str:
     """That a run was cut off: a sentence without its full stop."""
-    return f"the run was cut off: {hosts} {'host' if hosts == 1 else 'hosts'} had ended, and none was left"
+    return f"the run was cut off: {counted(hosts, 'host')} had ended, and none was left"
 
 
 def daemons(absences: Sequence[Absence]) -> int:
@@ -437,15 +421,19 @@ def back(absence: Absence) -> str:
     if absence.seconds is None or absence.kind == "replaced":
         return ""
     took = seconds(absence.seconds)
-    if absence.kind == "silent":
-        return f"{named(absence.host)} is heard again, after {took}"
-    sentence = f"{named(absence.host)} {_AGAIN.get(absence.role, 'is there again')} after {took}"
-    if absence.role == SYNCER:
-        return (
-            f"{sentence}, under epoch {absence.life_after}: it has the newest fragments that hosts held, and what the "
-            "recorder keeps of their momentum"
-        )
-    return f"{sentence}, as life {absence.life_after}"
+    how = f"is heard again, after {took}" if absence.kind == "silent" else again(absence, f"after {took}")
+    return f"{named(absence.host)} {how}"
+
+
+def again(absence: Absence, when: str) -> str:
+    """The return of a host that was gone, in words that follow its name; `when` is 'after 4.00 s' or 'at 21.0 s'."""
+    does = f"{_AGAIN.get(absence.role, 'is there again')} {when}"
+    if absence.role != SYNCER:
+        return f"{does}, as life {absence.life_after}"
+    return (
+        f"{does}, under epoch {absence.life_after}: it has the newest fragments that hosts held, and what the recorder "
+        "keeps of their momentum"
+    )
 
 
 def cause(absence: Absence) -> str:
@@ -470,7 +458,6 @@ def cost(absence: Absence) -> str:
 Topic: TypeAlias = Literal["machines", "pace", "data", "given up", "ledger", "items", "island"]
 Tone: TypeAlias = Literal["bad", "odd", "good"]
 """The tone of any notice. For absences: a host is gone; it is silent, or a daemon was replaced; it is back."""
-_OTHERS_GO_ON: Final = "; the others go on"
 
 
 class Remark(NamedTuple):
@@ -482,36 +469,35 @@ class Remark(NamedTuple):
     text: str
 
 
+_REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
+    "joined": ("machines", "good", "{host} {predicate}"),
+    "machine-taken": ("machines", "odd", "{host} {predicate}; the others go on"),
+    "slow": ("pace", "odd", "{host} {predicate}[; {waits} for it]"),
+    "starved": ("data", "odd", "{itself} ({host})"),
+    "keeps-up": ("pace", "good", "{host} {predicate}"),
+    "given-up": ("given up", "bad", "{host} {predicate}; the others go on"),
+    "item-refused": ("items", "bad", "{host} {predicate}"),
+    "home-taken": ("machines", "odd", "{itself}"),
+    "superseded": ("machines", "odd", "{itself}"),
+    "report-refused": ("machines", "odd", "{itself}"),
+    "process-lost": ("island", "odd", "{host} {predicate}; the others go on"),
+    "process-missing": ("island", "odd", "{host} {predicate}; the others go on"),
+    "process-back": ("island", "good", "{host} {predicate}"),
+    "reformed": ("island", "good", "{host} {predicate}"),
+    "numbers-lost": ("ledger", "odd", "the daemon {predicate}"),
+    "ledger-removed": ("ledger", "odd", "the daemon {predicate}"),
+}
+"""By the kind of an incident, or of the end of a life; all others are absences, or not worth a remark."""
+
+
 def remark(fact: Fact, waiting: Waiting | None = None) -> Remark | None:
     """The remark on a fact that is no absence; None if it is not worth one."""
     what = fact.what
-    match what:
-        case Joined():
-            return _remark(fact, what, "machines", "good")
-        case Ended(end=MachineTaken()):
-            return _remark(fact, what, "machines", "odd", _OTHERS_GO_ON)
-        case SlowHost():
-            waits = "nobody waits" if waiting is not None and waiting.others == "go on" else "the others wait"
-            return _remark(fact, what, "pace", "odd", "" if waiting is None else f"; {waits} for it")
-        case Starved():
-            return Remark(fact.at, "data", "odd", f"{reason(what)} ({named(fact.host)})")
-        case KeepsUp():
-            return _remark(fact, what, "pace", "good")
-        case GivenUp():
-            return _remark(fact, what, "given up", "bad", _OTHERS_GO_ON)
-        case ItemRefused():
-            return _remark(fact, what, "items", "bad")
-        case HomeTaken() | Superseded() | ReportRefused():
-            return Remark(fact.at, "machines", "odd", reason(what))
-        case ProcessLost() | ProcessMissing():
-            return _remark(fact, what, "island", "odd", _OTHERS_GO_ON)
-        case ProcessBack() | Reformed():
-            return _remark(fact, what, "island", "good")
-        case NumbersLost() | LedgerRemoved():
-            return Remark(fact.at, "ledger", "odd", f"the {DAEMON} {predicate(what)}")
-        case _:
-            return None
-
-
-def _remark(fact: Fact, what: Incident, topic: Topic, tone: Tone, more: str = "") -> Remark:
-    return Remark(fact.at, topic, tone, f"{named(fact.host)} {predicate(what)}{more}")
+    if not isinstance(what, Finding):
+        return None
+    kind = kind_of(what.end if isinstance(what, Ended) else what)
+    if kind not in _REMARKS:
+        return None
+    topic, tone, text = _REMARKS[kind]
+    waits = None if waiting is None else "nobody waits" if waiting.others == "go on" else "the others wait"
+    return Remark(fact.at, topic, tone, say(text, what, host=named(fact.host), waits=waits))

@@ -155,7 +155,7 @@ def load(run: Path) -> RunRecord:
     problems += [f"At the end, {line}." for line in [store_line(summary.get("snapshot_store"))] if line]
     start = as_number(summary.get("start_seconds"))
     is_apart = (folder / "events.jsonl").exists()
-    facts = _facts(folder, start or 0.0, []) if is_apart else []
+    facts = _facts(folder, start or 0.0, problems) if is_apart else []
     graph = _read(folder / "graph.json", problems, _object, nothing)
     waiting = waiting_in(graph)
     return RunRecord(
@@ -171,7 +171,7 @@ def load(run: Path) -> RunRecord:
         parameters=_parameters(folder / "snapshots" / "final"),
         begun_at=_begun_at(folder),
         problems=problems,
-        absences=_absences(folder, summary, reports, evaluations, merges, problems) if is_apart else (),
+        absences=_absences(facts, summary, reports, evaluations, merges),
         remarks=tuple(filter(None, (remark(fact, waiting) for fact in facts))),
         is_apart=is_apart,
         is_placed=bool(start),
@@ -196,21 +196,20 @@ def read_absences(run: Path) -> tuple[Absence, ...]:
     reports = _lines(folder / "metrics.jsonl", ReportLine, [])
     evaluations = _lines(folder / "evaluations.jsonl", EvaluationLine, [])
     merges = _lines(folder / "merges.jsonl", MergeRecord, [])
-    return _absences(folder, _read(folder / "summary.json", [], _object, nothing), reports, evaluations, merges, [])
+    summary = _read(folder / "summary.json", [], _object, nothing)
+    facts = _facts(folder, as_number(summary.get("start_seconds")) or 0.0, [])
+    return _absences(facts, summary, reports, evaluations, merges)
 
 
 def _absences(
-    folder: Path,
+    facts: Sequence[Fact],
     summary: Mapping[str, Any],
     reports: Sequence[ReportLine],
     evaluations: Sequence[EvaluationLine],
     merges: Sequence[MergeRecord],
-    problems: list[str],
 ) -> tuple[Absence, ...]:
     """The absences; without a summary, which has the time of the first step, returns are unknown."""
-    start = as_number(summary.get("start_seconds"))
-    facts = _facts(folder, start or 0.0, problems)
-    if not start:
+    if not as_number(summary.get("start_seconds")):
         return absences_shown(facts, [], [], [])
     return absences_shown(
         facts, reports, evaluations, merges, max(1, int(as_number(summary.get("syncer_shards")) or 1))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from isthmus.programs.engine.results import changes, tapes, words
+from isthmus.programs.engine.results import changes, tapes
 from isthmus.programs.engine.results.absences import away, waiting_of
 from isthmus.programs.engine.results.changes import sentence, settings
 from isthmus.programs.engine.results.lines import MergeRecord, read
@@ -24,13 +24,13 @@ from isthmus.programs.engine.results.why_merge_facts import (
     Fate,
     MergeFacts,
     RoundAnswer,
-    RoundTerms,
     TapedRound,
     Why,
     merge_facts,
     taped_round,
     taped_rounds,
 )
+from isthmus.programs.engine.results.words import FORMATS, dotted, percent, say, since, size, whole
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.tape.reading import Reading
@@ -239,68 +239,66 @@ _KINDS: Final = {
     "final": "the last merge of the run",
     "recover": "the version that learners held, taken up again",
 }
-_FATES: Final[dict[Fate, str]] = {
-    "merged": "merged",
-    "refused": "refused",
-    "without steps": "no steps",
-    "not needed": "not needed",
-    "late": "late",
-    "left out": "left out",
-    "gone": "gone",
+_REMARKS: Final = (
+    "[{refusal}]",
+    "[too long, shortened to {shortened_to:percent} of its length]",
+    "[against all others, for {opposed_merges merge} now]",
+    "[late for round {from_round:round}, counted here]",
+    "[{late_ms} after the close[; counted in round {counted_in:round}|[; counted in no round: {dropped}]]]",
+)
+_REMARKS_OF_FATES: Final[Mapping[Fate, str]] = {
+    "left out": "live, and no answer of it came",
+    "gone": "asked, and not live any more at the close",
+    "without steps": "had made no step on this version: weight 0",
 }
+_ASKED: Final = "{learners}[, in {attempts} attempts][, {opened:since}]; a quorum is {terms.quorum answer}"
+_GRACE: Final = (
+    "[{terms.grace_ms} granted[ = gamma {terms.gamma:g} x slack {terms.slack_ms}[; a quorum took "
+    "{terms.typical_quorum_ms}, the median of {terms.typical_rounds round} before]]"
+    "|without end: the round waits for every member that is live]"
+)
+_DEADLINE: Final = "{required} waited for, [until {terms.deadline_ms} after the opening|without end]"
+_PUBLISHED: Final = (
+    "{time:since}[, {merge_ms} after the close][{is_empty}; nothing was merged, and the model stays as it was]"
+)
+_UNDONE: Final = "[life {undone_by} of the shard began with an older version: this is not in the model]"
 
 
 def head(merge: MergeFacts) -> str:
     """Which merge this is."""
-    version = "no version" if merge.version is None else f"version {dotted(merge.version)}"
-    return f"fragment {merge.fragment}, {version}: {_KINDS.get(merge.kind, merge.kind)}"
+    text = "fragment {fragment}, [version {version:version}|no version]: {what}"
+    return say(text, merge, what=_KINDS.get(merge.kind, merge.kind))
 
 
 def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
     """A merge from its opening to its publication: keywords and texts."""
-    yield "round", f"{merge.round & 0xFFFFFFFF} of syncer/{merge.shard}, life {merge.epoch}{_began(merge)}"
-    if merge.terms is not None:
-        yield "asked", _conditions(merge.terms, merge.opened)
+    began = "[{is_later}, which began with version {origin:version}]"
+    yield "round", say("{round:round} of syncer/{shard}, life {epoch}" + began, merge, is_later=merge.epoch > 1)
+    terms = merge.terms
+    if terms is not None:
+        attempts = terms.attempts if terms.attempts > 1 else None
+        yield "asked", say(_ASKED, merge, learners=_learners([slot for slot, _ in terms.members]), attempts=attempts)
     if merge.asked is not None:
         yield "settings", settings(merge.asked)
     for change in merge.changes:
-        yield "changed", f"{sentence(change)} ({_since(change.time)})"
+        yield "changed", f"{sentence(change)} ({since(change.time)})"
     if merge.quorum_ms is not None:
-        yield "quorum", f"{_ms(merge.quorum_ms)} after the opening"
-    if merge.terms is not None and merge.kind not in ("initial", "recover"):
-        yield "grace", _grace(merge.terms)
-    if merge.terms is not None and merge.terms.required:
-        yield "deadline", _deadline(merge.terms)
-    used = "" if merge.grace_ms_used is None else f"{_ms(merge.grace_ms_used)} after the quorum: "
-    yield "closed", f"{used}{merge.reason}"
-    took = "" if merge.merge_ms is None else f", {_ms(merge.merge_ms)} after the close"
-    what = "published" if merge.version is not None else "told"
-    yield what, f"{_since(merge.time)}{took}{_nothing(merge)}"
+        yield "quorum", say("{quorum_ms} after the opening", merge)
+    if terms is not None and merge.kind not in ("initial", "recover"):
+        yield "grace", say(_GRACE, merge)
+    if terms is not None and terms.required:
+        yield "deadline", say(_DEADLINE, merge, required=_learners(terms.required))
+    yield "closed", say("[{grace_ms_used:ms} after the quorum: ]{reason}", merge)
+    is_empty = merge.version is None
+    yield "told" if is_empty else "published", say(_PUBLISHED, merge, is_empty=is_empty)
     if merge.undone_by is not None:
-        yield "undone", f"life {merge.undone_by} of the shard began with an older version: this is not in the model"
+        yield "undone", say(_UNDONE, merge)
 
 
 def remark(answer: RoundAnswer) -> str:
     """Further remarks on a learner in a round."""
-    parts = []
-    if answer.refusal is not None:
-        parts.append(answer.refusal)
-    if answer.shortened_to is not None:
-        parts.append(f"too long, shortened to {words.percent(answer.shortened_to)} of its length")
-    if answer.opposed_merges is not None:
-        merges = f"{answer.opposed_merges} merge{'' if answer.opposed_merges == 1 else 's'}"
-        parts.append(f"against all others, for {merges} now")
-    if answer.from_round is not None:
-        parts.append(f"late for round {answer.from_round & 0xFFFFFFFF}, counted here")
-    if answer.late_ms is not None:
-        parts.append(f"{_ms(answer.late_ms)} after the close{_later(answer)}")
-    if answer.fate == "left out":
-        parts.append("live, and no answer of it came")
-    if answer.fate == "gone":
-        parts.append("asked, and not live any more at the close")
-    if answer.fate == "without steps":
-        parts.append("had made no step on this version: weight 0")
-    return "; ".join(parts)
+    parts = [*(say(each, answer) for each in _REMARKS), _REMARKS_OF_FATES.get(answer.fate, "")]
+    return "; ".join(filter(None, parts))
 
 
 def table(answers: Sequence[RoundAnswer]) -> dict[str, list[str]]:
@@ -310,24 +308,27 @@ def table(answers: Sequence[RoundAnswer]) -> dict[str, list[str]]:
         "learner": [str(answer.slot) for answer in answers],
         "life": [str(answer.incarnation or "") for answer in answers] if lives else [],
         "answer": [fate(answer) for answer in answers],
-        "arrived": ["" if answer.arrived_ms is None else _ms(answer.arrived_ms) for answer in answers],
-        "tokens": [_whole(answer.tokens) for answer in answers],
-        "steps": [_whole(answer.steps) for answer in answers],
-        "weight": ["" if answer.weight is None else words.percent(answer.weight) for answer in answers],
-        "bytes": ["" if answer.size_bytes is None else words.size(answer.size_bytes) for answer in answers],
+        "arrived": [_cell(answer.arrived_ms, FORMATS["ms"]) for answer in answers],
+        "tokens": [_cell(answer.tokens, whole) for answer in answers],
+        "steps": [_cell(answer.steps, whole) for answer in answers],
+        "weight": [_cell(answer.weight, percent) for answer in answers],
+        "bytes": [_cell(answer.size_bytes, size) for answer in answers],
     }
     return {name: cells for name, cells in columns.items() if any(cells)}
 
 
+def _cell(value: float | None, write: Callable[[float], str]) -> str:
+    return "" if value is None else write(value)
+
+
 def fate(answer: RoundAnswer) -> str:
     """The fate of a learner in a round, in a word or two."""
-    return _FATES[answer.fate]
+    return "no steps" if answer.fate == "without steps" else answer.fate
 
 
 def absent(away: Away) -> str:
     """A host's absence while a round was open, in words."""
-    until = "" if away.ended is None else f" to {words.seconds(away.ended)}"
-    return f"{away.story} ({words.seconds(away.begun)}{until})"
+    return say("{story} ({begun:seconds}[ to {ended:seconds}])", away)
 
 
 def notes(why: Why) -> Iterator[str]:
@@ -336,66 +337,6 @@ def notes(why: Why) -> Iterator[str]:
     yield f"Not recorded: {', '.join(NOT_RECORDED)}."
 
 
-def dotted(version: Sequence[int]) -> str:
-    """A version as people write it: EPOCH.COUNT."""
-    return ".".join(map(str, version))
-
-
-def _began(merge: MergeFacts) -> str:
-    if merge.origin is None or merge.epoch == 1:
-        return ""
-    return f", which began with version {dotted(merge.origin)}"
-
-
-def _conditions(terms: RoundTerms, opened: float | None) -> str:
-    """The members asked, the time, and the quorum."""
-    when = "" if opened is None else f", {_since(opened)}"
-    again = f", in {terms.attempts} attempts" if terms.attempts > 1 else ""
-    who = f"{_learners([slot for slot, _ in terms.members])}{again}"
-    return f"{who}{when}; a quorum is {terms.quorum} answer{'' if terms.quorum == 1 else 's'}"
-
-
-def _grace(terms: RoundTerms) -> str:
-    """The grace after the quorum, and its measurements."""
-    if terms.grace_ms is None:
-        return "without end: the round waits for every member that is live"
-    words = f"{_ms(terms.grace_ms)} granted"
-    if terms.slack_ms is None or terms.gamma is None:
-        return words
-    words += f" = gamma {terms.gamma:g} x slack {_ms(terms.slack_ms)}"
-    if terms.typical_quorum_ms is None:
-        return words
-    rounds = f"{terms.typical_rounds} round{'' if terms.typical_rounds == 1 else 's'}"
-    return f"{words}; a quorum took {_ms(terms.typical_quorum_ms)}, the median of {rounds} before"
-
-
-def _deadline(terms: RoundTerms) -> str:
-    until = "without end" if terms.deadline_ms is None else f"until {_ms(terms.deadline_ms)} after the opening"
-    return f"{_learners(terms.required)} waited for, {until}"
-
-
 def _learners(slots: Sequence[int]) -> str:
     named = ", ".join(map(str, slots))
     return f"learner{'' if len(slots) == 1 else 's'} {named}" if slots else "nobody"
-
-
-def _nothing(merge: MergeFacts) -> str:
-    return "" if merge.version is not None else "; nothing was merged, and the model stays as it was"
-
-
-def _later(answer: RoundAnswer) -> str:
-    if answer.counted_in is not None:
-        return f"; counted in round {answer.counted_in & 0xFFFFFFFF}"
-    return "" if answer.dropped is None else f"; counted in no round: {answer.dropped}"
-
-
-def _since(time: float) -> str:
-    return f"{words.seconds(abs(time))} {'before' if time < 0 else 'after'} the first step"
-
-
-def _whole(value: float | None) -> str:
-    return "" if value is None else words.whole(value)
-
-
-def _ms(value: float) -> str:
-    return words.seconds(value / 1e3)

@@ -9,64 +9,14 @@ figure that a decision rests on; `predicate` follows the name of a host.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Any, Final, NamedTuple
 
-from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Refusal, Silence, Stall
-from isthmus.runtime.supervision.incidents import (
-    Adopted,
-    BodyRaised,
-    Condemned,
-    CutOff,
-    Delayed,
-    End,
-    Ended,
-    Excused,
-    Exited,
-    Failure,
-    GangMemberLost,
-    GivenUp,
-    HeardAgain,
-    HomeTaken,
-    Hurried,
-    Incident,
-    ItemRefused,
-    Joined,
-    KeepsUp,
-    LedgerRemoved,
-    MachineLost,
-    MachineTaken,
-    Misbehaved,
-    NeverHealthy,
-    NoFirstHeartbeat,
-    NoMachineLeft,
-    NotStarted,
-    NumbersLost,
-    Ordered,
-    ProcessBack,
-    ProcessLost,
-    ProcessMissing,
-    ProgramFailed,
-    Raised,
-    Reached,
-    RecorderFailed,
-    Reformed,
-    Refused,
-    ReportRefused,
-    Restarted,
-    RestartsExhausted,
-    SlowHost,
-    Starved,
-    Superseded,
-    SupersededHome,
-    Suspected,
-    TooFewProcesses,
-    Unreached,
-    Unseen,
-    Unserved,
-    Verdict,
-)
+from isthmus.runtime.cores.membership_messages import Finding, Refusal
+from isthmus.runtime.supervision.incidents import Failure, Raised
 from isthmus.runtime.supervision.liveness import HEALTHY
 
 UNKNOWN: Final = "-"
@@ -197,20 +147,115 @@ def snapshot_lines(faults: Sequence[str]) -> list[str]:
     return [f"damaged, an older one was taken, or none: {fault}" for fault in faults]
 
 
+_DIFFERENCES: Final = {
+    "merges": "merges.jsonl has {recorded} of {shards} merges",
+    "steps": "learner {learner}, life {incarnation}: {tokens_reported} tokens reported, its {steps} steps make "
+    "{tokens_by_steps}",
+    "heard": "learner {learner}, life {incarnation}: {tokens_reported} tokens reported, others have heard of "
+    "{tokens_heard}",
+    "fates": "learner {learner}, life {incarnation}, fragment {fragment}: {count} of {trained} tokens do not add up; "
+    "its account has {learner_merged} merged, the shards' has {shard_merged}",
+}
+
+
 def _difference(difference: Mapping[str, Any]) -> str:
-    if difference["kind"] == "merges":
-        return f"merges.jsonl has {difference['recorded']} of {difference['shards']} merges"
-    count = abs(difference["difference"] or difference.get("gap", 0))
-    who = f"learner {difference['learner']}, life {difference['incarnation']}"
-    if difference["kind"] == "steps":
-        by_steps = f"its {difference['steps']} steps make {difference['tokens_by_steps']}"
-        return f"{who}: {difference['tokens_reported']} tokens reported, {by_steps}"
-    if difference["kind"] == "heard":
-        return (
-            f"{who}: {difference['tokens_reported']} tokens reported, others have heard of {difference['tokens_heard']}"
-        )
-    sides = f"its account has {difference['learner_merged']} merged, the shards' has {difference['shard_merged']}"
-    return f"{who}, fragment {difference['fragment']}: {count} of {difference['trained']} tokens do not add up; {sides}"
+    count = abs(difference.get("difference") or difference.get("gap", 0))
+    return say(_DIFFERENCES[difference["kind"]], difference, count=count)
+
+
+_TOKEN: Final = re.compile(r"\{([\w.]+)(?: (\w+))?(?::([^}]+))?\}(\.?)")
+_BRACKETS: Final = re.compile(r"\[([^][]*)\]")
+_PLURALS: Final = {"life": "lives"}
+
+
+def dotted(version: Sequence[int]) -> str:
+    """A version as people write it: EPOCH.COUNT."""
+    return ".".join(map(str, version))
+
+
+def since(time: float) -> str:
+    """An instant of the run, in seconds since its first inner step: 2.50 s after the first step."""
+    return f"{seconds(abs(time))} {'before' if time < 0 else 'after'} the first step"
+
+
+def counted(count: float, noun: str) -> str:
+    """1 item, 1,234 items, 2 lives."""
+    return f"{whole(count)} {noun if count == 1 else _PLURALS.get(noun, f'{noun}s')}"
+
+
+FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "whole": whole,
+    "scaled": scaled,
+    "size": size,
+    "seconds": seconds,
+    "percent": percent,
+    "decimal": decimal,
+    "decimal2": partial(decimal, digits=2),
+    "quoted": repr,
+    "version": dotted,
+    "since": since,
+    "round": lambda number: str(number & 0xFFFFFFFF),
+    "ms": lambda value: seconds(value / 1e3),
+}
+
+
+def say(template: str, record: Any, **parts: object) -> str:
+    """A sentence from a template, the fields of a record or the keys of a mapping, and `parts` beside them.
+
+    `{name}` is a field in words: a duration (`_ns`, `_ms`), another record, or as it is. `{name noun}` is counted,
+    `{name:percent}` is formatted (FORMATS, or as Python does), and a full stop after a field follows no other. Of
+    `[one|other]` the first is taken of which every field is there (not None, empty or False), else the last; of `[one]`
+    else nothing; brackets may be inside others. A bool has no words, and only decides.
+    """
+
+    def value(name: str) -> Any:
+        return parts[name] if name in parts else _value(name, record)
+
+    def is_there(text: str) -> bool:
+        values = (value(token[1]) for token in _TOKEN.finditer(text))
+        return all(each is not None and each is not False and each != "" for each in values)
+
+    def chosen(match: re.Match[str]) -> str:
+        choices = match[1].split("|")
+        others = choices.pop() if len(choices) > 1 else ""
+        return next(filter(is_there, choices), others)
+
+    def worded(match: re.Match[str]) -> str:
+        name, noun, form, stop = match.groups()
+        field = value(name)
+        text = counted(field, noun) if noun else _formatted(field, form) if form else _text(name, field)
+        return f"{text.rstrip('.')}." if stop else text
+
+    while _BRACKETS.search(template):  # The innermost first.
+        template = _BRACKETS.sub(chosen, template)
+    return _TOKEN.sub(worded, template)
+
+
+def _formatted(value: Any, form: str) -> str:
+    return FORMATS[form](value) if form in FORMATS else format(value, form)
+
+
+def _value(name: str, record: Any) -> Any:
+    outer, _, inner = name.rpartition(".")
+    if outer:
+        record = _value(outer, record)
+        return None if record is None else _value(inner, record)
+    part = _PARTS.get(name)
+    if part is None:
+        return record.get(name) if isinstance(record, Mapping) else getattr(record, name)
+    return say(part, record) if isinstance(part, str) else part(record)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, Finding):
+        return reason(value)
+    if isinstance(value, Raised):
+        return raised(value)
+    if isinstance(value, bool):
+        return ""
+    if name.endswith("_ms"):
+        return seconds(value / 1e3)
+    return seconds(value / 1e9) if name.endswith("_ns") else str(value)
 
 
 _REFUSALS: Final[dict[Refusal, str]] = {
@@ -222,169 +267,34 @@ _REFUSALS: Final[dict[Refusal, str]] = {
 }
 DATA: Final = "data"
 """The node of every shipped program that calls `batch`."""
-_EXCUSED_NO_MORE: Final = "nothing excuses it any more"
 
 
-def reason(incident: Incident) -> str:
-    """An incident in words that stand by themselves, with every figure."""
-    match incident:
-        case Suspected():
-            return f"silent: {_EXCUSED_NO_MORE}" if incident.silence is None else verdict(incident.silence)
-        case Excused():
-            return f"no heartbeat for {_time(incident.silence_ns)}: {_excuse(incident)}"
-        case HeardAgain():
-            return f"heard again after {_time(incident.silence_ns)}"
-        case CutOff():
-            return f"cut off: it speaks to its daemon, but {_reaches_none(incident.peers)}"
-        case Reached():
-            return f"reached again, after it was cut off for {_time(incident.lasted_ns)}"
-        case SlowHost():
-            return f"slow: {_pace(incident.pace)}"
-        case Starved():
-            return f"data is the bottleneck: {_starved(incident)}"
-        case KeepsUp():
-            return f"keeps up again: {_pace(incident.pace)}"
-        case BodyRaised():
-            return f"failed: {raised(incident.error)}"
-        case Condemned():
-            return f"killed: {verdict(incident.verdict)}"
-        case Ended():
-            why = "" if incident.verdict is None else f"{verdict(incident.verdict)}; "
-            return f"{why}{end(incident.end)}{_error(incident)}"
-        case Restarted():
-            return "restarted"
-        case Adopted():
-            return "adopted by a new daemon"
-        case Joined():
-            return f"joined with its machine {incident.machine}"
-        case GivenUp():
-            return f"given up after {_lives(incident.lives)}; the last time: {reason(incident.last)}"
-        case Delayed():
-            return f"not started yet: {incident.error}"
-        case Refused():
-            return f"refused: {refusal(incident.refusal)}"
-        case LedgerRemoved():
-            return "the daemon's ledger was deleted while it was in use, and was written anew"
-        case ItemRefused():
-            return verdict(incident.refusal)
-        case ProcessLost() | ProcessMissing() | ProcessBack() | Reformed():
-            return f"its island {predicate(incident)}"
-        case ReportRefused():
-            return f"a report of the machine {incident.machine} was dropped: {_field_difference(incident)}"
-        case NumbersLost():
-            return f"the daemon's ledger was lost or torn: lives are numbered from {incident.next_number} on"
-        case HomeTaken():
-            return f"the run's home is {_home(incident)}, in place of {incident.former}, which was lost"
-        case Superseded():
-            return _superseded(incident)
-        case _:
-            assert_never(incident)
+class Wording(NamedTuple):
+    """The templates of a kind: by itself, with every figure that a decision rests on, and after a host's name."""
+
+    itself: str
+    predicate: str = "{itself}"
 
 
-def predicate(incident: Incident) -> str:
-    """An incident in words that follow the name of its host; `NumbersLost` and `LedgerRemoved`, which are about the
-    daemon, that of the daemon."""
-    match incident:
-        case Suspected():
-            silence = incident.silence
-            why = _EXCUSED_NO_MORE if silence is None else f"no heartbeat for {_time(silence.silence_ns)}"
-            return f"is silent (suspect): {why}"
-        case Excused():
-            return f"is {_excuse(incident)}"
-        case Condemned():
-            return _condemnation(incident.verdict)
-        case Ended():
-            if incident.verdict is not None:
-                return _condemnation(incident.verdict)
-            return f"{'was ' if _is_done_to_it(incident.end) else ''}{end(incident.end)}{_error(incident)}"
-        case GivenUp():
-            return f"was given up after {_lives(incident.lives)}"
-        case LedgerRemoved():
-            return "wrote its ledger anew, which was deleted while it was in use: no number is lost"
-        case ReportRefused():
-            return f"dropped a report of the machine {incident.machine}: {_field_difference(incident)}"
-        case NumbersLost():
-            return f"lost its ledger, or a part of it: lives are numbered from {incident.next_number} on"
-        case HomeTaken():
-            return f"is that of {_home(incident)}, in place of {incident.former}, which was lost"
-        case Superseded():
-            return f"ended its hosts: {_superseded(incident)}"
-        case ProcessLost():
-            return f"lost its process {incident.process}, and goes on with {_part(incident.processes, incident.whole)}"
-        case ProcessMissing():
-            waited = f"{incident.process}, which did not come within {_time(incident.waited_ns)}"
-            return f"begins with {_part(incident.processes, incident.whole)}, without {waited}"
-        case ProcessBack():
-            return (
-                f"has its process {incident.process} back, and goes on with {_part(incident.processes, incident.whole)}"
-            )
-        case Reformed():
-            again = f", and {incident.again} steps were made again" if incident.again else ""
-            which = _part(incident.processes, incident.whole)
-            return f"trains again with {which}, after {_time(incident.stall_ns)} without a step{again}"
-        case BodyRaised() | KeepsUp() | Joined() | ItemRefused():
-            return reason(incident)
-        case Starved():
-            return f"waits for its data: {_starved(incident)}"
-        case HeardAgain() | SlowHost() | Delayed() | CutOff() | Reached():
-            return f"is {reason(incident)}"
-        case Restarted() | Adopted() | Refused():
-            return f"was {reason(incident)}"
-        case _:
-            assert_never(incident)
+def reason(record: Finding) -> str:
+    """A record in words that stand by themselves, with every figure."""
+    return say(CATALOGUE[kind_of(record)].itself, record)
 
 
-def verdict(verdict: Verdict) -> str:
-    """Why a life is killed, with every figure."""
-    match verdict:
-        case Silence():
-            most = ", and no silence may last longer" if verdict.is_longest else ""
-            return f"no heartbeat for {_time(verdict.silence_ns)}: {_usual(verdict)}{most}{_patience(verdict)}"
-        case LongExcuse():
-            reason_text = f"{verdict.excuse} for {_time(verdict.excused_ns)}, which is as long as is allowed"
-            return f"no heartbeat for {_time(verdict.silence_ns)}: {reason_text}"
-        case Stall():
-            reason_text = f"stuck: no step for {_time(verdict.stalled_ns)}, in one firing of node {verdict.node!r}"
-            return f"{reason_text}: {_usual(verdict)}{_patience(verdict)}"
-        case NoFirstHeartbeat():
-            return f"no word from it within {_time(verdict.limit_ns)} of its start"
-        case Hurried():
-            return "silent while the run came to its end"
-        case Unreached():
-            reason_text = (
-                f"cut off for {_time(verdict.lasted_ns)}: its heartbeats came, but it {_reaches_none(verdict.peers)}"
-            )
-            return f"{reason_text}{_times(verdict.patience_times)}"
-        case GangMemberLost():
-            return f"part of an island whose process {verdict.of} is gone"
-        case TooFewProcesses():
-            return f"part of an island that needs {verdict.least} processes, of which {verdict.processes} are there"
-        case Misbehaved():
-            return f"sent {_items(verdict.count)}, refused{_mismatch(verdict)}"
-        case _:
-            assert_never(verdict)
+def predicate(record: Finding) -> str:
+    """A record in words that follow the name of its host; that of the daemon, where it is about the daemon."""
+    return say(CATALOGUE[kind_of(record)].predicate, record)
 
 
-def end(end: End) -> str:
-    """The end of a life, in words."""
-    match end:
-        case Exited():
-            if end.signal:
-                return f"killed by signal {end.signal}"
-            if end.status is None:
-                return "ended"
-            return f"exited with status {end.status}" if end.status else "exited"
-        case Unseen():
-            return "ended while no daemon watched"
-        case NotStarted():
-            return f"could not be started: {end.error}"
-        case MachineLost():
-            silence = f"has not been heard of for {_time(end.silence_ns)}" if end.silence_ns else "does not answer"
-            return f"ended with its machine {end.machine}, which {silence}"
-        case MachineTaken():
-            return f"{end.how} with its machine {end.machine}"
-        case _:
-            assert_never(end)
+def kind_of(record: Finding) -> str:
+    """The kind of a record, as its lines have it."""
+    return str(record.__struct_config__.tag)
+
+
+def failure(failure: Failure, log: Path | None = None) -> str:
+    """Why a run failed: a sentence, or the words of the recorder or of a person; `log` is that of the host that failed
+    it."""
+    return say(CATALOGUE[kind_of(failure)].itself, failure, log=log)
 
 
 def text_is_on(machine: str, host: str) -> str:
@@ -401,165 +311,155 @@ def raised(error: Raised, more: str = "") -> str:
     return f"{kind}{error.message}{where}{more}"
 
 
-def refusal(refusal: Refusal) -> str:
-    """Why a host is no member of the run."""
-    return _REFUSALS[refusal]
+_PARTS: Final[Mapping[str, str | Callable[[Any], object]]] = {
+    "itself": lambda record: reason(record),
+    "predicate": lambda record: predicate(record),
+    "source_call": lambda record: "batch()" if record.source == DATA else f"a firing of {record.source}",
+    "other_hosts": lambda record: "the other host" if record.peers == 1 else f"any of {record.peers} other hosts",
+    "other_paces": lambda record: "the others" if record.others > 1 else "the other",
+    "patience": lambda record: record.patience_times if record.patience_times > 1 else None,
+    "is_unheard": lambda record: record.excuse == "unheard",
+    "is_expelled": lambda record: record.how == "expelled",
+    "is_only": lambda record: record.lives == 1,
+    "exit": lambda record: "ended" if record.status is None else "exited",
+    "failing": lambda record: record.status or None,
+    "silent_ns": lambda record: record.silence_ns or None,
+    "repeated": lambda record: record.again or None,
+    "refused": lambda record: _REFUSALS[record.refusal],
+    "everywhere": lambda record: raised(record.error, ", in every learner, again after a restart"),
+    "healthy": lambda record: f"{HEALTHY / 1e9:.0f} s",
+    "on_machine": "[ on {machine}]",
+    "excused": "[{is_unheard}unheard, because its machine {machine} does not answer|stopped by a signal or a debugger; "
+    "`kill -CONT {pid}`{on_machine} lets it go on, `kill -KILL {pid}` has it replaced]",
+    "usually": "{usual_ns} +- {deviation_ns} are usual",
+    "fault": "[field {field}, ]expected {expected}, found {found}",
+    "starving": "{source_call} takes {made_ns}, a step {rest_ns}",
+    "superseding": "the run goes on under another home, {home} (term {term}); this was its home in term {was_term}",
+}
+"""What templates name beside the fields of a record."""
 
-
-def failure(failure: Failure, log: Path | None = None) -> str:
-    """Why a run failed: a sentence, or the words of the recorder or of a person; `log` is that of the host that failed
-    it."""
-    match failure:
-        case RecorderFailed():
-            return failure.error
-        case Ordered():
-            return failure.reason
-        case SupersededHome():
-            return _sentence(_superseded(failure))
-        case RestartsExhausted():
-            text = f"{failure.host} ended again and again before it had served for {HEALTHY / 1e9:.0f} s"
-            look = "" if log is None else f" Look at {log}."
-            return f"{_sentence(f'{text}; the last time: {reason(failure.last)}')}{look}"
-        case NeverHealthy():
-            lives = "its only life" if failure.lives == 1 else f"each of its last {failure.lives} lives"
-            text = f"{failure.host} raised in {lives}, before it had served for {HEALTHY / 1e9:.0f} s"
-            look = "" if log is None else f" Look at {log}."
-            return f"{_sentence(f'{text}: {reason(failure.last)}')}{look}"
-        case ProgramFailed():
-            return _sentence(raised(failure.error, ", in every learner, again after a restart"))
-        case NoMachineLeft():
-            return _sentence(f"{failure.host} has no machine any more: {reason(failure.last)}")
-        case Unserved():
-            text = f"{failure.host} did not serve the run for {_time(failure.lasted_ns)}"
-            return _sentence(text if failure.why is None else f"{text}: {reason(failure.why)}")
-        case _:
-            assert_never(failure)
-
-
-def _home(incident: HomeTaken | Superseded | SupersededHome) -> str:
-    return f"{incident.home} (term {incident.term})"
-
-
-def _superseded(event: Superseded | SupersededHome) -> str:
-    return f"the run goes on under another home, {_home(event)}; this was its home in term {event.was_term}"
-
-
-def _condemnation(verdict: Verdict) -> str:
-    """The killing of a host and its reason, in words that follow its name."""
-    match verdict:
-        case Silence():
-            return f"was silent for {_time(verdict.silence_ns)}, and was killed by the daemon"
-        case LongExcuse():
-            took = _time(verdict.excused_ns)
-            return f"was {verdict.excuse} for {took}, which is as long as is allowed, and was killed by the daemon"
-        case Stall():
-            took = _time(verdict.stalled_ns)
-            return f"was stuck, without a step for {took} in one firing of its node {verdict.node}, and was killed"
-        case NoFirstHeartbeat():
-            return f"said nothing within {_time(verdict.limit_ns)} of its start, and was killed"
-        case Hurried():
-            return "was silent while the run came to its end, and was killed"
-        case Unreached():
-            took = _time(verdict.lasted_ns)
-            return f"was cut off for {took}, without a data connection to any other host, and was killed"
-        case GangMemberLost():
-            return f"is part of the same island as {verdict.of}, which is gone, and was killed"
-        case TooFewProcesses():
-            need = f"needs {verdict.least} processes, of which {verdict.processes} are there"
-            return f"is part of an island that {need}, and was killed to begin again with it"
-        case Misbehaved():
-            return f"sent {_items(verdict.count)} that {verdict.by} refused, and was killed by the daemon"
-        case _:
-            assert_never(verdict)
-
-
-def _is_done_to_it(end: End) -> bool:
-    """Whether the words of an end follow 'was'."""
-    return (isinstance(end, Exited) and bool(end.signal)) or (isinstance(end, MachineTaken) and end.how == "expelled")
-
-
-def _part(processes: int, whole: int) -> str:
-    return f"{processes} of {whole} processes"
-
-
-def _excuse(incident: Excused) -> str:
-    """The excuse for a host's silence, and the remedy, in words that follow 'it is'."""
-    pid, machine = incident.pid, incident.machine
-    if incident.excuse == "unheard":
-        return f"unheard, because its machine {machine} does not answer"
-    where = f" on {machine}" if machine else ""
-    how = f"`kill -CONT {pid}`{where} lets it go on, `kill -KILL {pid}` has it replaced"
-    return f"stopped by a signal or a debugger; {how}"
-
-
-def _error(incident: Ended) -> str:
-    return "" if incident.error is None else f": {raised(incident.error)}"
-
-
-def _usual(finding: Silence | Stall) -> str:
-    """The usual time, and the suspicion phi."""
-    whose = " in its role" if isinstance(finding, Stall) and finding.is_of_role else ""
-    figures = f"{_time(finding.usual_ns)} +- {_time(finding.deviation_ns)} are usual{whose}"
-    return f"{figures}, phi is {finding.phi:.1f}"
-
-
-def _patience(finding: Silence | Stall) -> str:
-    return _times(finding.patience_times)
-
-
-def _times(times: int) -> str:
-    return f", {times} times the patience" if times > 1 else ""
-
-
-def _reaches_none(peers: int) -> str:
-    """A host's lack of data connections, in words that follow 'it'."""
-    which = "the other host" if peers == 1 else f"any of {peers} other hosts"
-    return f"has no data connection to {which}"
-
-
-def _pace(pace: Pace) -> str:
-    others = "the others" if pace.others > 1 else "the other"
-    return f"{_time(pace.own_ns)} a step, {others} {_time(pace.usual_ns)}"
-
-
-def _starved(incident: Starved) -> str:
-    """The times of the slow source and of a step."""
-    what = "batch()" if incident.source == DATA else f"a firing of {incident.source}"
-    return f"{what} takes {_time(incident.made_ns)}, a step {_time(incident.rest_ns)}"
-
-
-def _mismatch(verdict: Misbehaved) -> str:
-    """The edge, and the fault of the first item."""
-    return f" by {verdict.by} on {verdict.edge}: {_field_difference(verdict)}"
-
-
-def _field_difference(wrong: Misbehaved | ReportRefused) -> str:
-    """The field that is wrong, and how."""
-    field = f"field {wrong.field}, " if wrong.field else ""
-    return f"{field}expected {wrong.expected}, found {wrong.found}"
-
-
-def _items(count: int) -> str:
-    return f"{count} {'item' if count == 1 else 'items'}"
-
-
-def _lives(count: int) -> str:
-    return f"{count} {'life' if count == 1 else 'lives'}"
-
-
-def _sentence(text: str) -> str:
-    """A text with one full stop; an error in it may end with its own."""
-    return f"{text.rstrip('.')}."
-
-
-def _time(duration_ns: float) -> str:
-    return seconds(duration_ns / 1e9)
+CATALOGUE: Final[Mapping[str, Wording]] = {
+    # Verdicts
+    "silence": Wording(
+        "no heartbeat for {silence_ns}: {usually}, phi is {phi:.1f}[{is_longest}, and no silence may last longer]"
+        "[, {patience} times the patience]",
+        "was silent for {silence_ns}, and was killed by the daemon",
+    ),
+    "long-excuse": Wording(
+        "no heartbeat for {silence_ns}: {excuse} for {excused_ns}, which is as long as is allowed",
+        "was {excuse} for {excused_ns}, which is as long as is allowed, and was killed by the daemon",
+    ),
+    "stall": Wording(
+        "stuck: no step for {stalled_ns}, in one firing of node {node:quoted}: {usually}[{is_of_role} in its role], "
+        "phi is {phi:.1f}[, {patience} times the patience]",
+        "was stuck, without a step for {stalled_ns} in one firing of its node {node}, and was killed",
+    ),
+    "no-first-heartbeat": Wording(
+        "no word from it within {limit_ns} of its start", "said nothing within {limit_ns} of its start, and was killed"
+    ),
+    "hurried": Wording("silent while the run came to its end", "was {itself}, and was killed"),
+    "unreached": Wording(
+        "cut off for {lasted_ns}: its heartbeats came, but it has no data connection to {other_hosts}"
+        "[, {patience} times the patience]",
+        "was cut off for {lasted_ns}, without a data connection to any other host, and was killed",
+    ),
+    "gang-member-lost": Wording(
+        "part of an island whose process {of} is gone",
+        "is part of the same island as {of}, which is gone, and was killed",
+    ),
+    "too-few-processes": Wording(
+        "part of an island that needs {least} processes, of which {processes} are there",
+        "is {itself}, and was killed to begin again with it",
+    ),
+    "misbehaved": Wording(
+        "sent {count item}, refused by {by} on {edge}: {fault}",
+        "sent {count item} that {by} refused, and was killed by the daemon",
+    ),
+    # Ends
+    "exited": Wording(
+        "[killed by signal {signal}|exited with status {failing}|{exit}]", "[was killed by signal {signal}|{itself}]"
+    ),
+    "unseen": Wording("ended while no daemon watched"),
+    "not-started": Wording("could not be started: {error}"),
+    "machine-lost": Wording(
+        "ended with its machine {machine}, which [has not been heard of for {silent_ns}|does not answer]"
+    ),
+    "machine-taken": Wording("{how} with its machine {machine}", "[{is_expelled}was ]{itself}"),
+    # Incidents
+    "suspected": Wording(
+        "[{silence}|silent: nothing excuses it any more]",
+        "is silent (suspect): [no heartbeat for {silence.silence_ns}|nothing excuses it any more]",
+    ),
+    "excused": Wording("no heartbeat for {silence_ns}: {excused}", "is {excused}"),
+    "heard-again": Wording("heard again after {silence_ns}", "is {itself}"),
+    "cut-off": Wording("cut off: it speaks to its daemon, but has no data connection to {other_hosts}", "is {itself}"),
+    "reached": Wording("reached again, after it was cut off for {lasted_ns}", "is {itself}"),
+    "pace": Wording("{own_ns} a step, {other_paces} {usual_ns}"),
+    "slow": Wording("slow: {pace}", "is {itself}"),
+    "keeps-up": Wording("keeps up again: {pace}"),
+    "starved": Wording("data is the bottleneck: {starving}", "waits for its data: {starving}"),
+    "failed": Wording("failed: {error}"),
+    "condemned": Wording("killed: {verdict}", "{verdict.predicate}"),
+    "ended": Wording("[{verdict}; ]{end}[: {error}]", "[{verdict.predicate}|{end.predicate}: {error}|{end.predicate}]"),
+    "restarted": Wording("restarted", "was {itself}"),
+    "adopted": Wording("adopted by a new daemon", "was {itself}"),
+    "joined": Wording("joined with its machine {machine}"),
+    "given-up": Wording("given up after {lives life}; the last time: {last}", "was given up after {lives life}"),
+    "delayed": Wording("not started yet: {error}", "is {itself}"),
+    "refused": Wording("refused: {refused}", "was {itself}"),
+    "item-refused": Wording("{refusal}"),
+    "process-lost": Wording(
+        "its island {predicate}", "lost its process {process}, and goes on with {processes} of {whole} processes"
+    ),
+    "process-missing": Wording(
+        "its island {predicate}",
+        "begins with {processes} of {whole} processes, without {process}, which did not come within {waited_ns}",
+    ),
+    "process-back": Wording(
+        "its island {predicate}", "has its process {process} back, and goes on with {processes} of {whole} processes"
+    ),
+    "reformed": Wording(
+        "its island {predicate}",
+        "trains again with {processes} of {whole} processes, after {stall_ns} without a step"
+        "[, and {repeated} steps were made again]",
+    ),
+    "numbers-lost": Wording(
+        "the daemon's ledger was lost or torn: lives are numbered from {next_number} on",
+        "lost its ledger, or a part of it: lives are numbered from {next_number} on",
+    ),
+    "ledger-removed": Wording(
+        "the daemon's ledger was deleted while it was in use, and was written anew",
+        "wrote its ledger anew, which was deleted while it was in use: no number is lost",
+    ),
+    "home-taken": Wording(
+        "the run's home is {home} (term {term}), in place of {former}, which was lost",
+        "is that of {home} (term {term}), in place of {former}, which was lost",
+    ),
+    "superseded": Wording("{superseding}", "ended its hosts: {superseding}"),
+    "report-refused": Wording(
+        "a report of the machine {machine} was dropped: {fault}", "dropped a report of the machine {machine}: {fault}"
+    ),
+    # Failures
+    "recorder-failed": Wording("{error}"),
+    "ordered": Wording("{reason}"),
+    "restarts-exhausted": Wording(
+        "{host} ended again and again before it had served for {healthy}; the last time: {last}.[ Look at {log}.]"
+    ),
+    "never-healthy": Wording(
+        "{host} raised in [{is_only}its only life|each of its last {lives} lives], before it had served for {healthy}: "
+        "{last}.[ Look at {log}.]"
+    ),
+    "program-failed": Wording("{everywhere}."),
+    "no-machine-left": Wording("{host} has no machine any more: {last}."),
+    "unserved": Wording("{host} did not serve the run for {lasted_ns}[: {why}]."),
+    "superseded-home": Wording("{superseding}."),
+}
+"""By the kind of a record; `tests/programs/engine/results/test_incident_words.py` holds it total."""
 
 
 def store_line(store: Any) -> str:
     """A line about a store of a status or a summary that does not take snapshots; '' if it does, or there is none."""
     if not isinstance(store, dict) or not store.get("error"):
         return ""
-    number = store.get("number")
-    last = f"the last one there is number {number}" if number else "there is none there yet"
-    return f"snapshots do not reach {store.get('url')}: {store['error']}; {last}"
+    text = "snapshots do not reach {url}: {error}; [the last one there is number {last}|there is none there yet]"
+    return say(text, store, last=store.get("number") or None)

@@ -23,6 +23,7 @@ from isthmus.ops.syncer.merge import NOT_FINITE
 from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs import DEFAULT
 from isthmus.programs.engine.recorder.roles import PERIOD
+from isthmus.runtime.cores.membership_messages import Refused
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.host.own_process import Row
 from isthmus.runtime.ids import LEARNER, Member, Replica
@@ -41,7 +42,6 @@ from isthmus.runtime.supervision.incidents import (
     ProcessMissing,
     RecorderFailed,
     Reformed,
-    Refused,
     TooFewProcesses,
 )
 from isthmus.runtime.system.files import encoded

@@ -29,7 +29,7 @@ from rich.text import Text
 
 from isthmus.programs.engine.report.sheet import Column, Sheet
 from isthmus.programs.engine.results import words
-from isthmus.programs.engine.results.words import book_lines, snapshot_lines, store_line
+from isthmus.programs.engine.results.words import book_lines, counted, snapshot_lines, store_line
 from isthmus.runtime.cores.membership_messages import SILENT
 from isthmus.runtime.errors import printable
 
@@ -165,10 +165,7 @@ class FigureWords:
 
     def shown(self, status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """The figures of the run: name and value."""
-        if losses := eval_losses(status):
-            yield "eval loss", losses
-        yield from eval_metrics(status)
-        yield from merge_figures(status, max(self.learners, len(status.get("learners", ()))))
+        return shown(status, max(self.learners, len(status.get("learners", ()))))
 
     def ending(self, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         """The notable facts at the end: keyword and text."""
@@ -214,14 +211,12 @@ def _works(host: Mapping[str, Any], reports: Mapping[int, Mapping[str, Any]]) ->
 def resumption_words(resumption: Resumption) -> str:
     """'goes on from snapshot 7, 12.3 s old: 240 outer steps, the work of 1.20 M tokens; 34.5 k tokens that were trained
     after it are undone', as far as these are known."""
-    age = "" if resumption.age_seconds is None else f", {words.seconds(resumption.age_seconds)} old"
-    has = [f"{words.whole(resumption.outer_steps)} outer steps"] if resumption.outer_steps is not None else []
-    if resumption.tokens is not None:
-        has.append(f"the work of {words.scaled(resumption.tokens)} tokens")
-    undone = ""
-    if resumption.tokens_undone is not None:
-        undone = f"; {words.scaled(resumption.tokens_undone)} tokens that were trained after it are undone"
-    return f"goes on from snapshot {resumption.snapshot}{age}{': ' if has else ''}{', '.join(has)}{undone}"
+    has = ["[{outer_steps:whole} outer steps]", "[the work of {tokens:scaled} tokens]"]
+    text = (
+        "goes on from snapshot {snapshot}[, {age_seconds:seconds} old][: {has}]"
+        "[; {tokens_undone:scaled} tokens that were trained after it are undone]"
+    )
+    return words.say(text, resumption, has=", ".join(filter(None, (words.say(each, resumption) for each in has))))
 
 
 def eval_losses(status: Mapping[str, Any]) -> str:
@@ -237,6 +232,14 @@ def eval_metrics(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The first few other scalars of the newest evaluation: name and number."""
     for name, value in list(training.get("eval_metrics", {}).items())[:METRICS_SHOWN]:
         yield f"eval {name}", words.decimal(value)
+
+
+def shown(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
+    """The figures of a run of so many learners: name and value."""
+    if losses := eval_losses(status):
+        yield "eval loss", losses
+    yield from eval_metrics(status)
+    yield from merge_figures(status, learners)
 
 
 def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
@@ -265,63 +268,61 @@ def disk(status: Mapping[str, Any]) -> str:
     """'No space left on device: 12 lines wait, 3 are lost, the final model waits', or '' if nothing is missing."""
     files = status.get("files", {}).values()
     waiting, lost = (sum(count[name] for count in files) for name in ("waiting", "lost"))
-    unsaved = status.get("unsaved") or {}
-    is_unsaved = bool(unsaved.get("fragments") and unsaved.get("error"))
-    snapshot = status.get("snapshots", {}).get("error")
-    parts = [f"{_lines(waiting)} wait{'' if waiting > 1 else 's'}"] if waiting else []
-    parts += [f"{_lines(lost)} {'are' if lost > 1 else 'is'} lost"] if lost else []
-    parts += ["the final model waits"] if is_unsaved else []
-    parts += ["the next snapshot waits"] if snapshot else []
-    errors = [str(count["error"]) for count in files if count["error"]]
-    errors += [each for each in (unsaved.get("error") if is_unsaved else None, snapshot) if each]
-    return f"{errors[0]}: {', '.join(parts)}" if parts and errors else ""
+    unsaved, snapshot = status.get("unsaved") or {}, status.get("snapshots", {}).get("error")
+    unsaved_error = unsaved.get("error") if unsaved.get("fragments") else None
+    parts = [
+        waiting and f"{counted(waiting, 'line')} wait{'' if waiting > 1 else 's'}",
+        lost and f"{counted(lost, 'line')} {'are' if lost > 1 else 'is'} lost",
+        unsaved_error and "the final model waits",
+        snapshot and "the next snapshot waits",
+    ]
+    error = next(filter(None, [*(count["error"] for count in files), unsaved_error, snapshot]), None)
+    return f"{error}: {', '.join(filter(None, parts))}" if any(parts) and error else ""
 
 
-def _lines(count: int) -> str:
-    return f"{count} line{'s' if count > 1 else ''}"
+_OUTCOME: Final = "{tokens_total:scaled} tokens in {wall_seconds:seconds} by {people learner}"
+_MERGES: Final = "{outer_steps} outer steps by {contributors_mean:decimal2} learners each"
+_MERGED: Final = f"{{merged_share:percent}} of the tokens, in {_MERGES}"
+_RESTARTS: Final = "{restarts}; {died:scaled} tokens died with learners"
+_DISK: Final = "{lines_lost line} of metrics, merges or evaluations lost: {disk_error}"
+_SENT: Final = "{bytes_sent_total:size}; for evaluation and records {bytes_home_total:size}"
 
 
 def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     """The notable facts of a summary: keyword and text."""
-    learners = max(summary["learners"], len(summary["per_learner"]))
-    people = f"{learners} learner{'s' if learners > 1 else ''}"
-    wall = words.seconds(summary["wall_seconds"])
-    rows = [("error", str(summary["error"]))] if summary.get("error") else []
-    rows.append((summary["outcome"], f"{words.scaled(summary['tokens_total'])} tokens in {wall} by {people}"))
-    losses = [words.decimal(summary[name]) for name in ("eval_loss_initial", "eval_loss_final")]
-    if summary["eval_loss_initial"] is not None or summary["eval_loss_final"] is not None:
-        rows.append(("eval loss", " -> ".join(losses)))
-    if missing := words.untrained(summary):
-        rows.append(("trained", missing))
-    if missing := words.not_evaluated(summary):
-        rows.append(("eval loss", missing))
-    rows += eval_metrics(summary)
-    if summary["outer_steps"]:
-        share = words.percent(summary["merged_share"])
-        mean = words.decimal(summary["contributors_mean"], 2)
-        merges = f"{summary['outer_steps']} outer steps by {mean} learners each"
-        rows.append(("merged", f"{share} of the tokens, in {merges}"))
-    if summary["goodput"] is not None:
-        stalls = sum(learner["stall_seconds"] for learner in summary["per_learner"])
-        goodput = words.percent(summary["goodput"])
-        rows.append(("goodput", f"{goodput}; the learners waited {words.seconds(stalls)} in all"))
-    elif waits := longest_waits(summary):
-        rows.append(("waits", waits))
-    restarts = sum(learner.get("restarts", 0) for learner in summary["per_learner"])
-    if restarts:
-        losses_known = [learner.get("tokens_lost", 0.0) for learner in summary["per_learner"]]
-        lost = None if None in losses_known else round(sum(losses_known))
-        rows.append(("restarts", f"{restarts}; {words.scaled(lost)} tokens died with learners"))
-    rows += [("books", line) for line in book_lines(summary.get("books", {}))]
-    if lost := summary.get("lines_lost", 0):
-        rows.append(("disk", f"{_lines(lost)} of metrics, merges or evaluations lost: {summary['disk_error']}"))
-    rows += [("snapshot", line) for line in snapshot_lines(summary.get("snapshot_faults", ()))]
-    rows += [("snapshot", line) for line in [store_line(summary.get("snapshot_store"))] if line]
-    if summary.get("bytes_sent_total") is not None:
-        home = f"; for evaluation and records {words.size(summary['bytes_home_total'])}"
-        rows.append(("sent", words.size(summary["bytes_sent_total"]) + home))
-    rows.append(("report", str(Path(folder, "report.html"))))
-    return rows
+    learners = summary["per_learner"]
+    restarts = sum(each.get("restarts", 0) for each in learners)
+    lost = [each.get("tokens_lost", 0.0) for each in learners]
+    has_losses = (summary["eval_loss_initial"], summary["eval_loss_final"]) != (None, None)
+
+    def told(text: str, when: object = True, **parts: object) -> str:
+        return words.say(text, summary, **parts) if when else ""
+
+    rows = [
+        ("error", told("[{error}]")),
+        (summary["outcome"], told(_OUTCOME, people=max(summary["learners"], len(learners)))),
+        ("eval loss", told("{eval_loss_initial:decimal} -> {eval_loss_final:decimal}", has_losses)),
+        ("trained", words.untrained(summary)),
+        ("eval loss", words.not_evaluated(summary)),
+        *eval_metrics(summary),
+        ("merged", told(_MERGED, summary["outer_steps"])),
+    ]
+    if summary["goodput"] is None:
+        rows.append(("waits", longest_waits(summary)))
+    else:
+        stalls = sum(each["stall_seconds"] for each in learners)
+        rows.append(("goodput", told("{goodput:percent}; the learners waited {stalls:seconds} in all", stalls=stalls)))
+    died = None if None in lost else round(sum(lost))
+    rows += [
+        ("restarts", told(_RESTARTS, restarts, restarts=restarts, died=died)),
+        *(("books", line) for line in book_lines(summary.get("books", {}))),
+        ("disk", told(_DISK, summary.get("lines_lost"))),
+        *(("snapshot", line) for line in snapshot_lines(summary.get("snapshot_faults", ()))),
+        ("snapshot", store_line(summary.get("snapshot_store"))),
+        ("sent", told(_SENT, summary.get("bytes_sent_total") is not None)),
+        ("report", str(Path(folder, "report.html"))),
+    ]
+    return [(keyword, text) for keyword, text in rows if text]
 
 
 WAITS_NAMED_MAX: Final = 3

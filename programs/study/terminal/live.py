@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -80,6 +81,14 @@ class Notice(NamedTuple):
     text: str
     tone: Tone
     is_earlier: bool = False
+
+
+_BEGUN: Final = {
+    "copy": "with its moments after step {step} of life {former}, from its machine",
+    "snapshot": "as life {former} was at version {step}, from the snapshot",
+    "peer": "with the moments of learner {former} after step {step}",
+    "anew": "with moments that begin anew, and counters after {step} steps: its machine has no copy",
+}
 
 
 class NoticeFeed:
@@ -195,13 +204,7 @@ class NoticeFeed:
             began, life = report.get("began"), report.get("incarnation", 1)
             if began and self._is_untold("begun", int(slot), life, began[0]):
                 kind, former, step = began
-                source = f"with its moments after step {step} of life {former}, from its machine"
-                if kind == "snapshot":
-                    source = f"as life {former} was at version {step}, from the snapshot"
-                elif kind == "peer":
-                    source = f"with the moments of learner {former} after step {step}"
-                elif kind != "copy":
-                    source = f"with moments that begin anew, and counters after {step} steps: its machine has no copy"
+                source = _BEGUN[kind].format(former=former, step=step)
                 yield Notice(status.get("time"), f"learner {slot} goes on as life {life} {source}", "good")
 
     def _stored(self, status: Mapping[str, Any]) -> Iterator[Notice]:
@@ -312,16 +315,20 @@ _BAR_WIDTHS: Final = (4, 24)
 _STYLES: Final = {"bad": "red", "odd": "yellow", "good": "green"}
 
 
-class View(Protocol):
-    """A display of a run."""
+class View(ABC):
+    """A display of a run, on a console."""
 
-    def update(self, status: dict[str, Any]) -> None:
+    def __init__(self, figures: FigureWords, console: Console) -> None:
+        self._figures, self._console = figures, console
+
+    def update(self, status: dict[str, Any]) -> None:  # noqa: B027 (a view may show the end alone)
         """Show the newest status."""
 
+    @abstractmethod
     def close(self, summary: dict[str, Any]) -> None:
         """Show how the run ended."""
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027 (most hold none)
         """Restore the terminal, whatever happened. Idempotent."""
 
 
@@ -368,11 +375,8 @@ def preparing(*, quiet: bool, console: Console | None = None) -> Iterator[None]:
 def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], *, quiet: bool) -> None:
     """Print the settings that were chosen for a run that is about to start, unless `quiet`, and on standard error the
     warnings of its request."""
-    if chosen and not quiet:
-        values = ", ".join(f"{name} {value}" for name, value in chosen.items())
-        with suppress(BrokenPipeError):  # The view of the run finds it again.
-            sys.stdout.write(f"chosen for this run: {values}\n")
-            sys.stdout.flush()
+    values = ", ".join(f"{name} {value}" for name, value in chosen.items())
+    _print(f"chosen for this run: {values}" if chosen else "", quiet=quiet)
     for warning in warnings:
         sys.stderr.write(f"isthmus: warning: {printable(str(warning))}\n")
     sys.stderr.flush()
@@ -380,23 +384,25 @@ def announce(chosen: Mapping[str, Any], warnings: Iterable[Fault], *, quiet: boo
 
 def announce_resumption(resumption: Resumption, *, quiet: bool) -> None:
     """Print from which snapshot a run goes on, and what is undone, unless `quiet`."""
-    if not quiet:
+    _print(resumption_words(resumption), quiet=quiet)
+
+
+def _print(text: str, *, quiet: bool) -> None:
+    if text and not quiet:
         with suppress(BrokenPipeError):  # The view of the run finds it again.
-            sys.stdout.write(f"{resumption_words(resumption)}\n")
+            sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
 
 
 @final
-class LiveTable:
+class LiveTable(View):
     """A terminal: a progress bar, the figures of the run, a row for each learner, and recent notices."""
 
     def __init__(
         self, figures: FigureWords, news: NoticeFeed, console: Console, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._figures = figures
-        self._news = news
-        self._console = console
-        self._now, self._began = now, now()
+        super().__init__(figures, console)
+        self._news, self._now, self._began = news, now, now()
         self._status: dict[str, Any] = {}
         self._losses: dict[int, float] = {}
         self._speed = ("", "")
@@ -462,16 +468,14 @@ class LiveTable:
 
 
 @final
-class LineView:
+class LineView(View):
     """No terminal: a line when something begins or happens to a host, and one every few seconds."""
 
     def __init__(
         self, figures: FigureWords, news: NoticeFeed, console: Console, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._figures = figures
-        self._news = news
-        self._console = console
-        self._now = now
+        super().__init__(figures, console)
+        self._news, self._now = news, now
         self._stage = ""
         self._written_at = float("-inf")
 
@@ -500,29 +504,16 @@ class LineView:
         for word, text in self._figures.ending(summary):
             _write(self._console, f"{word:<10} {text}")
 
-    def end(self) -> None:
-        """Nothing is held."""
-
 
 @final
-class LastLine:
+class LastLine(View):
     """Quiet: how the run ended, in one line."""
-
-    def __init__(self, figures: FigureWords, console: Console) -> None:
-        self._figures = figures
-        self._console = console
-
-    def update(self, status: dict[str, Any]) -> None:
-        """Nothing is shown."""
 
     def close(self, summary: dict[str, Any]) -> None:
         losses = eval_losses({**summary, "eval_loss": summary["eval_loss_final"]})
         _write(
             self._console, f"{self._figures.program} {summary['outcome']}, eval loss {losses}, {self._figures.folder}"
         )
-
-    def end(self) -> None:
-        """Nothing is held."""
 
 
 def run_table(figures: FigureWords, status: Mapping[str, Any], width: int) -> RenderableType:

@@ -245,8 +245,9 @@ def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> G
         parts: list[RenderableType] = [head, facts(figures.ending(status["summary"], _short(status)))]
     else:
         training = status.get("training") or {}
+        shown = figures.shown(training, len(training.get("learners", {})))
         progress = ("progress", _progress({**training, "hosts": _hosts(status)}))
-        parts = [head, facts([progress, *_figures(training), *_not_started(status)]), Text("")]
+        parts = [head, facts([progress, *shown, *_not_started(status)]), Text("")]
         parts.append(_processes(status, training, width))
     recent = newest(notices, NOTICES_SHOWN)
     if recent:
@@ -303,16 +304,6 @@ def _progress(training: Mapping[str, Any]) -> str:
     budget = training["tokens_budget"]
     words = f"{numbers.scaled(training['tokens'])} of {numbers.scaled(budget)} tokens"
     return f"{numbers.progress(training['tokens'] / budget)}, {words}"
-
-
-def _figures(training: Mapping[str, Any]) -> list[tuple[str, str]]:
-    losses = figures.eval_losses(training)
-    shown = [("eval loss", losses)] if losses else []
-    return [
-        *shown,
-        *figures.eval_metrics(training),
-        *figures.merge_figures(training, len(training.get("learners", {}))),
-    ]
 
 
 def _not_started(status: Mapping[str, Any]) -> list[tuple[str, str]]:

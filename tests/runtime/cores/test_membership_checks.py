@@ -11,20 +11,21 @@ from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.cores.membership_core import MembershipCore, MembershipOptions
 from isthmus.runtime.cores.membership_messages import (
     AdmitMember,
+    Excused,
     ExcuseEnded,
-    ExcuseMember,
     HeartbeatArrived,
     HostAnnounced,
     HostEnded,
     LongExcuse,
     MembershipEvent,
     MembershipTimerFired,
-    RefuseMember,
+    NoteMember,
+    Refused,
     RemoveMember,
     SetMembershipTimer,
     Silence,
     SilenceExcused,
-    SuspectMember,
+    Suspected,
 )
 from isthmus.runtime.cores.membership_suspicion import phi, quantile
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
@@ -181,7 +182,7 @@ def test_who_has_lost_its_excuse_is_given_as_long_as_a_suspect() -> None:
     tell(core, 5 + SUSPECT, MembershipTimerFired())
     end = Instant(10 * SUSPECT)
     assert core.handle(ExcuseEnded(life(0)), end) == [
-        SuspectMember(life(0), None),
+        NoteMember(life(0), Suspected()),
         SetMembershipTimer(Instant(end + GONE)),
     ]
 
@@ -189,7 +190,7 @@ def test_who_has_lost_its_excuse_is_given_as_long_as_a_suspect() -> None:
 def test_a_suspect_that_is_excused_needs_no_nearer_timer() -> None:
     core = core_at(5, hello(0))
     tell(core, 5 + SUSPECT, MembershipTimerFired())
-    excused = ExcuseMember(life(0), "stopped", Duration(SUSPECT))
+    excused = NoteMember(life(0), Excused("stopped", SUSPECT))
     assert core.handle(excuse(0), Instant(5 + SUSPECT)) == [excused]
 
 
@@ -204,7 +205,7 @@ def test_a_finding_says_how_long_silence_and_excuse_have_lasted() -> None:
 
 def test_another_excuse_takes_the_place_of_the_first_and_lasts_no_longer() -> None:
     core = core_at(0, hello(0), excuse(0))
-    unheard = ExcuseMember(life(0), "unheard", Duration(SUSPECT))
+    unheard = NoteMember(life(0), Excused("unheard", SUSPECT))
     assert core.handle(SilenceExcused(life(0), "unheard"), Instant(SUSPECT)) == [unheard]
     tell(core, SUSPECT, MembershipTimerFired())
     found = LongExcuse(seconds(600), "unheard", seconds(600))
@@ -212,7 +213,7 @@ def test_another_excuse_takes_the_place_of_the_first_and_lasts_no_longer() -> No
 
 
 def test_a_first_life_that_nobody_has_announced_is_refused_for_that() -> None:
-    assert core_at(5).handle(beat(0), Instant(6)) == [RefuseMember(life(0), "unannounced")]
+    assert core_at(5).handle(beat(0), Instant(6)) == [NoteMember(life(0), Refused("unannounced"))]
 
 
 def test_every_life_that_was_lost_to_silence_doubles_the_patience_with_the_next() -> None:
@@ -237,7 +238,7 @@ def test_a_suspicion_says_how_patient_the_next_life_is_met() -> None:
     tell(core, SUSPECT, MembershipTimerFired())
     tell(core, GONE, MembershipTimerFired(), hello(0, 2))
     [suspected, _] = core.handle(MembershipTimerFired(), Instant(GONE + SUSPECT))
-    assert suspected == SuspectMember(life(0, 2), silence(SUSPECT, 2))
+    assert suspected == NoteMember(life(0, 2), Suspected(silence(SUSPECT, 2)))
 
 
 @pytest.mark.parametrize(("silence_max", "is_longest"), [(GONE, True), (GONE + 1, False)])

@@ -19,28 +19,29 @@ from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.cores.membership_core import STATE, MembershipCore, MembershipOptions
 from isthmus.runtime.cores.membership_messages import (
     AdmitMember,
-    ClearSlow,
-    ClearSuspicion,
+    Excused,
     ExcuseEnded,
-    ExcuseMember,
     Finding,
+    HeardAgain,
     HeartbeatArrived,
     HostAnnounced,
     HostEnded,
+    KeepsUp,
     LongExcuse,
     MembershipCommand,
     MembershipEvent,
     MembershipTimerFired,
-    NoteSlow,
+    NoteMember,
     Pace,
     Phase,
-    RefuseMember,
+    Refused,
     RemoveMember,
     SetMembershipTimer,
     Silence,
     SilenceExcused,
+    SlowHost,
     Stall,
-    SuspectMember,
+    Suspected,
 )
 from isthmus.runtime.cores.membership_suspicion import phi, quantile
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
@@ -110,20 +111,20 @@ def test_a_new_incarnation_replaces_the_old_one_which_is_refused_from_then_on() 
     story = Story()
     story.at(0, hello(1, 2))
     assert story.at(1, hello(1, 5)) == [RemoveMember(life(1, 2), "ended"), AdmitMember(life(1, 5))]
-    assert story.at(2, beat(1, 2), hello(1, 2)) == [RefuseMember(life(1, 2), "older incarnation")] * 2
+    assert story.at(2, beat(1, 2), hello(1, 2)) == [NoteMember(life(1, 2), Refused("older incarnation"))] * 2
     assert story.at(3, HostEnded(life(1, 5)), beat(1, 5), hello(1, 5)) == [
         RemoveMember(life(1, 5), "ended"),
-        RefuseMember(life(1, 5), "ended incarnation"),
-        RefuseMember(life(1, 5), "ended incarnation"),
+        NoteMember(life(1, 5), Refused("ended incarnation")),
+        NoteMember(life(1, 5), Refused("ended incarnation")),
     ]
-    assert story.at(4, beat(1, 6)) == [RefuseMember(life(1, 6), "unannounced")]
+    assert story.at(4, beat(1, 6)) == [NoteMember(life(1, 6), Refused("unannounced"))]
     assert story.core.statistics()["members refused"] == 5
 
 
 @pytest.mark.parametrize("stranger", [life(3), life(-1), life(0, role="evaluator")])
 def test_a_replica_without_a_slot_is_refused(stranger: Member) -> None:
     story = Story()
-    assert story.at(0, HostAnnounced(stranger, "starting")) == [RefuseMember(stranger, "no slot")]
+    assert story.at(0, HostAnnounced(stranger, "starting")) == [NoteMember(stranger, Refused("no slot"))]
     assert story.at(0, HostEnded(stranger)) == []
     assert story.core.roster() == ()
 
@@ -132,17 +133,17 @@ def test_leaving_by_a_last_heartbeat() -> None:
     story = Story()
     story.at(0, hello(1))
     assert story.at(1, beat(1, phase="gone")) == [RemoveMember(life(1), "ended")]
-    assert story.at(1, hello(1, 2, "gone")) == [RefuseMember(life(1, 2), "gone")]
+    assert story.at(1, hello(1, 2, "gone")) == [NoteMember(life(1, 2), Refused("gone"))]
 
 
 def test_an_end_that_is_known_before_the_host_was_is_remembered() -> None:
     story = Story()
     assert story.at(0, HostEnded(life(1, 3))) == []
-    assert story.at(1, hello(1, 3)) == [RefuseMember(life(1, 3), "ended incarnation")]
+    assert story.at(1, hello(1, 3)) == [NoteMember(life(1, 3), Refused("ended incarnation"))]
     story.at(2, hello(1, 4))
     assert story.at(3, HostEnded(life(1, 3))) == []
     assert story.at(4, HostEnded(life(1, 6))) == [RemoveMember(life(1, 4), "ended")]
-    assert story.at(5, hello(1, 5)) == [RefuseMember(life(1, 5), "older incarnation")]
+    assert story.at(5, hello(1, 5)) == [NoteMember(life(1, 5), Refused("older incarnation"))]
     assert story.core.statistics()["ends ignored"] == 2
 
 
@@ -153,7 +154,7 @@ def test_silence_makes_suspect_and_then_removes() -> None:
     story = Story()
     first, last = Instant(FIRST), Instant(LAST)
     assert story.at(0, hello(1)) == [AdmitMember(life(1)), SetMembershipTimer(first)]
-    suspected = [SuspectMember(life(1), silence(first)), SetMembershipTimer(last)]
+    suspected = [NoteMember(life(1), Suspected(silence(first))), SetMembershipTimer(last)]
     assert story.at(first / MS, MembershipTimerFired()) == suspected
     assert story.core.roster() == ((life(1), "starting", "suspect"),)
     assert story.at(last / MS, MembershipTimerFired()) == [RemoveMember(life(1), "silent", silence(last))]
@@ -167,7 +168,7 @@ def test_a_heartbeat_clears_suspicion_and_moves_the_deadline_nearer_again() -> N
     assert story.at(2546, MembershipTimerFired()) != []
     commands = story.at(3000, beat(1))
     late = 2546 * MS - FIRST
-    assert commands[0] == ClearSuspicion(life(1), Duration(3000 * MS - late))
+    assert commands[0] == NoteMember(life(1), HeardAgain(3000 * MS - late))
     assert story.core.roster() == ((life(1), "stepping", "alive"),)
     assert story.core.statistics()["suspects"] == 0
 
@@ -194,7 +195,7 @@ def test_a_second_greeting_counts_as_life_but_teaches_no_interval() -> None:
     story.at(0, hello(1))
     story.at(2546, MembershipTimerFired())
     before = story.core.suspicion(Replica("learner", 1), Instant(2546 * MS))
-    assert isinstance(story.at(2600, hello(1, 1, "recovering"))[0], ClearSuspicion)
+    assert isinstance(story.at(2600, hello(1, 1, "recovering"))[0], NoteMember)
     assert story.core.roster() == ((life(1), "recovering", "alive"),)
     assert story.core.suspicion(Replica("learner", 1), Instant((2600 + 2545) * MS)) == pytest.approx(before, abs=0.01)
 
@@ -203,8 +204,8 @@ def test_a_host_that_slept_itself_blames_nobody() -> None:
     story = Story()
     [_, armed] = story.at(0, hello(1))
     assert isinstance(armed, SetMembershipTimer)
-    assert story.at(60_000, MembershipTimerFired())[:1] == [SuspectMember(life(1), silence(FIRST))]
-    assert story.at(60_000, beat(1))[0] == ClearSuspicion(life(1), Duration(FIRST))
+    assert story.at(60_000, MembershipTimerFired())[:1] == [NoteMember(life(1), Suspected(silence(FIRST)))]
+    assert story.at(60_000, beat(1))[0] == NoteMember(life(1), HeardAgain(FIRST))
 
 
 def test_one_long_silence_does_not_excuse_the_next() -> None:
@@ -313,12 +314,12 @@ def test_events_and_commands_survive_encoding() -> None:
     ]
     figures, pace = Silence(9, 2.5, 0.5, 3.25, 4, True), Pace(7.5, 2.5, 3)
     told: list[MembershipCommand] = [
-        SuspectMember(life(1), figures),
-        SuspectMember(life(1), None),
-        ExcuseMember(life(1), "stopped", Duration(9)),
-        ClearSuspicion(life(1), Duration(9)),
-        NoteSlow(life(1), pace),
-        ClearSlow(life(1), pace),
+        NoteMember(life(1), Suspected(figures)),
+        NoteMember(life(1), Suspected()),
+        NoteMember(life(1), Excused("stopped", 9)),
+        NoteMember(life(1), HeardAgain(9)),
+        NoteMember(life(1), SlowHost(pace)),
+        NoteMember(life(1), KeepsUp(pace)),
         RemoveMember(life(1), "silent", figures),
         RemoveMember(life(1), "silent", LongExcuse(9, "unheard", 8)),
         RemoveMember(life(1), "stuck", Stall("inner-step", 9, 2.5, 0.5, 3.25, True, 4)),
@@ -340,7 +341,10 @@ Head = tuple[str, Member, Any]
 def head_of(command: Any) -> Head:
     """A command about a member, as the replay gives it."""
     member, *told = astuple(command)
-    return type(command).__name__, member, [astuple(each) if isinstance(each, Finding) else each for each in told]
+    if isinstance(command, NoteMember):
+        told = list(astuple(command.incident))[:2]  # An excuse is of a process that the core does not know.
+    name = type(getattr(command, "incident", command)).__name__
+    return name, member, [astuple(each) if isinstance(each, Finding) else each for each in told]
 
 
 class Replay:
@@ -375,10 +379,10 @@ class Replay:
                     self.heads.append(("AdmitMember", member, []))
                 else:
                     why = "no slot" if not has_slot else "gone" if phase == "gone" else self.past(member)
-                    self.heads.append(("RefuseMember", member, [why]))
+                    self.heads.append(("Refused", member, [why]))
             case HeartbeatArrived(member, phase):
                 if member not in self.signs:
-                    self.heads.append(("RefuseMember", member, [self.past(member)]))
+                    self.heads.append(("Refused", member, [self.past(member)]))
                 elif phase == "gone":
                     self.remove(member)
                 else:
@@ -394,13 +398,13 @@ class Replay:
                     self.suspects = [suspect for suspect in self.suspects if suspect != member]
                     self.excused.setdefault(member, now)
                     self.excuses[member] = excuse
-                    self.heads.append(("ExcuseMember", member, [excuse, now - self.heard(member)]))
+                    self.heads.append(("Excused", member, [excuse, now - self.heard(member)]))
             case ExcuseEnded(member):
                 if member in self.excused:
                     del self.excused[member], self.excuses[member]
                     self.signs[member].append(("greeting", now))
                     self.suspects.append(member)
-                    self.heads.append(("SuspectMember", member, [None]))
+                    self.heads.append(("Suspected", member, [None]))
             case MembershipTimerFired():
                 for member in sorted(self.signs):
                     self.signs[member].append(("late", min(late, now - self.heard(member))))
@@ -415,7 +419,7 @@ class Replay:
                         self.doubts[member.replica] += 1
                     elif member not in self.suspects and now >= self.deadline(member, self.options.z_suspect):
                         self.suspects.append(member)
-                        self.heads.append(("SuspectMember", member, [self.silence(member, now)]))
+                        self.heads.append(("Suspected", member, [self.silence(member, now)]))
 
     def hear(self, member: Member, phase: str, kind: str, now: int) -> None:
         silence = now - self.heard(member)
@@ -426,7 +430,7 @@ class Replay:
             self.excused.pop(member, None)
             self.excuses.pop(member, None)
             self.suspects = [suspect for suspect in self.suspects if suspect != member]
-            self.heads.append(("ClearSuspicion", member, [silence]))
+            self.heads.append(("HeardAgain", member, [silence]))
 
     def remove(self, member: Member, cause: str = "ended", figures: Any = None) -> None:
         del self.signs[member]

@@ -14,25 +14,26 @@ from isthmus.runtime.clock import Duration, Instant, milliseconds, seconds
 from isthmus.runtime.cores.membership_core import MembershipCore, MembershipOptions
 from isthmus.runtime.cores.membership_messages import (
     AdmitMember,
-    ClearSlow,
-    ClearSuspicion,
+    Excused,
     ExcuseEnded,
-    ExcuseMember,
+    HeardAgain,
     HeartbeatArrived,
     HostAnnounced,
     HostEnded,
+    KeepsUp,
     LongExcuse,
     MembershipCommand,
     MembershipEvent,
     MembershipTimerFired,
-    NoteSlow,
+    NoteMember,
     Pace,
     RemoveMember,
     SetMembershipTimer,
     Silence,
     SilenceExcused,
+    SlowHost,
     Stall,
-    SuspectMember,
+    Suspected,
 )
 from isthmus.runtime.cores.membership_suspicion import phi
 from isthmus.runtime.ids import Member, Replica
@@ -125,9 +126,10 @@ def stall_of(commands: list[MembershipCommand], slot: int = 0, incarnation: int 
 def pace_of(commands: list[MembershipCommand]) -> Pace:
     """The finding of the one command that there is, which says that learner/0 is slow."""
     [command] = commands
-    assert isinstance(command, NoteSlow)
+    assert isinstance(command, NoteMember)
+    assert isinstance(command.incident, SlowHost)
     assert command.member == life(0)
-    return command.pace
+    return command.incident.pace
 
 
 # -- stuck -------------------------------------------------------------------------------------------------------------
@@ -227,7 +229,7 @@ def test_time_in_which_it_was_stopped_is_no_time_without_a_step() -> None:
     story.go_on(20)
     story.tell(SilenceExcused(life(0), "stopped"))
     story.go_on(100, silent=(0,))
-    assert story.go_on(14) == [ClearSuspicion(life(0), Duration(seconds(100) + BEAT))]
+    assert story.go_on(14) == [NoteMember(life(0), HeardAgain(seconds(100) + BEAT))]
     assert stall_of(story.go_on(1)).stalled_ns == seconds(14.5)
 
 
@@ -247,12 +249,11 @@ def test_who_keeps_up_again_is_said_to() -> None:
     times = [milliseconds(10)] * 1000 + [milliseconds(100)] * 300 + [milliseconds(10)] * 3000
     story = Story(Learner(life(0), times), regular(1, 0.01))
     found = story.go_on(60)
-    assert [type(command) for command in found] == [NoteSlow, ClearSlow]
+    noted, cleared = [command.incident for command in found if isinstance(command, NoteMember)]
     assert [at for at, _ in story.told] == [pytest.approx(17, abs=2), pytest.approx(46, abs=3)]
-    noted, cleared = found
-    assert isinstance(noted, NoteSlow)
-    assert isinstance(cleared, ClearSlow)
-    assert (noted.member, cleared.member) == (life(0), life(0))
+    assert isinstance(noted, SlowHost)
+    assert isinstance(cleared, KeepsUp)
+    assert [command.member for command in found if isinstance(command, NoteMember)] == [life(0), life(0)]
     for pace in (noted.pace, cleared.pace):
         assert pace.usual_ns == pytest.approx(milliseconds(10), rel=1e-3)
         assert pace.others == 1
@@ -264,13 +265,9 @@ def test_who_keeps_up_again_is_said_to() -> None:
 def test_everybody_who_is_slow_is_counted_and_compared_with_the_others_of_its_role() -> None:
     times = [milliseconds(10)] * 1000 + [milliseconds(100)] * 300 + [milliseconds(10)] * 3000
     story = Story(*(Learner(life(slot), times) for slot in (0, 1)), *(regular(slot, 0.01) for slot in range(2, 5)))
-    noted, also_noted, cleared, also_cleared = story.go_on(60)
-    assert isinstance(noted, NoteSlow)
-    assert isinstance(also_noted, NoteSlow)
-    assert (noted.member, also_noted.member) == (life(0), life(1))
-    assert isinstance(cleared, ClearSlow)
-    assert isinstance(also_cleared, ClearSlow)
-    assert (cleared.member, also_cleared.member) == (life(0), life(1))
+    noted = [command for command in story.go_on(60) if isinstance(command, NoteMember)]
+    assert [type(command.incident) for command in noted] == [SlowHost, SlowHost, KeepsUp, KeepsUp]
+    assert [command.member for command in noted] == [life(0), life(1), life(0), life(1)]
     counts = story.core.statistics()
     assert (counts["slow"], counts["slow no more"]) == (2, 2)
 
@@ -315,9 +312,9 @@ def test_a_silence_that_is_excused_costs_no_life() -> None:
     story.tell(SilenceExcused(life(0), "stopped"))
     story.tell(SilenceExcused(life(0), "stopped"))
     assert story.go_on(590, silent=(0,)) == []
-    assert [command for _, command in story.told] == [ExcuseMember(life(0), "stopped", seconds(1))]
+    assert [command for _, command in story.told] == [NoteMember(life(0), Excused("stopped", seconds(1)))]
     assert story.core.state(life(0).replica) == "stopped"
-    assert story.go_on(1) == [ClearSuspicion(life(0), milliseconds(591_250))]
+    assert story.go_on(1) == [NoteMember(life(0), HeardAgain(milliseconds(591_250)))]
     assert story.core.state(life(0).replica) == "alive"
 
 
@@ -336,7 +333,7 @@ def test_when_the_excuse_ends_it_has_to_speak() -> None:
     story.tell(SilenceExcused(life(0), "stopped"))
     story.go_on(60, silent=(0,))
     story.tell(ExcuseEnded(life(0)))
-    assert story.told[-1][1] == SuspectMember(life(0), None)
+    assert story.told[-1][1] == NoteMember(life(0), Suspected())
     [removed] = story.go_on(6, silent=(0,))
     assert isinstance(removed, RemoveMember)
     assert (removed.member, removed.cause) == (life(0), "silent")

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from isthmus.runtime.clock import Duration, Instant, seconds
-from isthmus.runtime.cores.membership_messages import Phase
+from isthmus.runtime.cores.membership_messages import Phase, Suspected
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import (
     EndAsked,
@@ -30,7 +30,6 @@ from isthmus.runtime.supervision.incidents import (
     NeverHealthy,
     Ordered,
     RecorderFailed,
-    Suspected,
     Unserved,
 )
 from isthmus.runtime.supervision.liveness import UNSERVED_BEATS

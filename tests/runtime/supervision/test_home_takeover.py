@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from isthmus.runtime.clock import Instant, seconds
+from isthmus.runtime.cores.membership_messages import Excused, Suspected
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
@@ -26,7 +27,7 @@ from isthmus.runtime.supervision.home_events import (
     StopAsked,
     WriteIncident,
 )
-from isthmus.runtime.supervision.incidents import Adopted, Excused, Ordered, Suspected, Unseen
+from isthmus.runtime.supervision.incidents import Adopted, Ordered, Unseen
 from isthmus.runtime.supervision.messages import Report, Stamp
 from isthmus.runtime.supervision.station_events import LivesNoted, NoteLives
 from tests.runtime.supervision.supervision_stories import (

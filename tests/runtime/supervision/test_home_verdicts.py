@@ -7,21 +7,18 @@ from typing import Final
 import pytest
 
 from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.cores.membership_messages import LongExcuse, Stall
+from isthmus.runtime.cores.membership_messages import Excused, HeardAgain, LongExcuse, Stall, Suspected
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import HomeTimerFired, Places, ReportCame, RunRoles, SetHomeTimer
 from isthmus.runtime.supervision.incidents import (
     Condemned,
     Ended,
-    Excused,
     GivenUp,
-    HeardAgain,
     NoFirstHeartbeat,
     NotStarted,
     ProgramFailed,
     RestartsExhausted,
     Starved,
-    Suspected,
 )
 from isthmus.runtime.supervision.messages import Heartbeat, Report, Seen
 from isthmus.runtime.supervision.station_events import NoteLives

@@ -9,7 +9,18 @@ import msgspec
 import pytest
 
 from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Silence, Stall
+from isthmus.runtime.cores.membership_messages import (
+    Excused,
+    HeardAgain,
+    KeepsUp,
+    LongExcuse,
+    Pace,
+    Refused,
+    Silence,
+    SlowHost,
+    Stall,
+    Suspected,
+)
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import Ended, Exited, Happened, as_line, incident_of, of_line
 from tests.runtime.supervision.supervision_stories import life
@@ -38,15 +49,15 @@ ENDS: Final = (
 BOOM: Final = incidents.Raised("data", "ValueError", "'ä'", "/home/mine.py", 12)
 LAST: Final = Ended(Exited(3), incidents.Hurried(), BOOM)
 INCIDENTS: Final = (
-    incidents.Suspected(VERDICTS[0]),  # type: ignore[arg-type]
-    incidents.Suspected(),
-    incidents.Excused("stopped", 5, 4711, "beta"),
-    incidents.HeardAgain(5),
+    Suspected(VERDICTS[0]),  # type: ignore[arg-type]
+    Suspected(),
+    Excused("stopped", 5, 4711, "beta"),
+    HeardAgain(5),
     incidents.CutOff(3),
     incidents.Reached(5),
-    incidents.SlowHost(PACE),
+    SlowHost(PACE),
     incidents.Starved("inner-step", "data", 300_000_000, 2_000_000),
-    incidents.KeepsUp(PACE),
+    KeepsUp(PACE),
     incidents.BodyRaised(BOOM),
     *(incidents.Condemned(verdict) for verdict in VERDICTS),
     *(Ended(end) for end in ENDS),
@@ -56,7 +67,7 @@ INCIDENTS: Final = (
     incidents.Joined("beta"),
     incidents.GivenUp(6, LAST),
     incidents.Delayed("no space"),
-    incidents.Refused("no slot"),
+    Refused("no slot"),
     incidents.ItemRefused(incidents.Misbehaved("syncer/0", "a.answer -> b.answer", "", "a list", "7", 1)),
     incidents.ProcessLost("learner.1/0", 3, 4),
     incidents.ProcessMissing("learner.1/0", 60_000_000_000, 3, 4),

@@ -11,16 +11,22 @@ import pytest
 from isthmus.runtime.clock import Duration, Instant, seconds
 from isthmus.runtime.cores.membership_messages import (
     Excuse,
+    Excused,
+    HeardAgain,
     HeartbeatArrived,
     HostAnnounced,
     HostEnded,
+    KeepsUp,
     LongExcuse,
     MembershipEvent,
+    Refused,
+    SlowHost,
+    Suspected,
 )
 from isthmus.runtime.cores.membership_suspicion import SLOW_RATIO
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.incidents import Excused, HeardAgain, Hurried, KeepsUp, Refused, SlowHost, Suspected
+from isthmus.runtime.supervision.incidents import Hurried
 from isthmus.runtime.supervision.liveness import HURRY, PATIENCE, Findings, HostLiveness
 from tests.runtime.supervision.supervision_stories import GONE, SUSPECT, life, silence
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from isthmus.runtime.supervision.incidents import Ended, Joined, MachineTaken, SlowHost
+from isthmus.runtime.cores.membership_messages import SlowHost
+from isthmus.runtime.supervision.incidents import Ended, Joined, MachineTaken
 from tests.patience import PATIENCE
 from tests.programs.engine.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place, fake_daemon

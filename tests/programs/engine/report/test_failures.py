@@ -17,20 +17,17 @@ from isthmus.programs.engine.report.charts_timeline import TimeWindow, close_ups
 from isthmus.programs.engine.report.page import absence_svg, load, page, write_report
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import RunRecord
-from isthmus.runtime.cores.membership_messages import Pace
+from isthmus.runtime.cores.membership_messages import HeardAgain, KeepsUp, Pace, SlowHost
 from isthmus.runtime.supervision.incidents import (
     BodyRaised,
     Ended,
     Exited,
     GivenUp,
-    HeardAgain,
     Joined,
-    KeepsUp,
     MachineTaken,
     NumbersLost,
     Raised,
     Restarted,
-    SlowHost,
 )
 from tests.programs.engine.results import made_up_deaths
 from tests.programs.engine.results.event_lines import KILLED, silent
@@ -97,7 +94,7 @@ def test_the_table_says_what_happened_and_what_was_lost(folder: Path) -> None:
         "was killed by signal SIGKILL",
         "as life 2",
         "1,234 tokens; its optimizer&#39;s moments",
-        "under epoch 2, from the newest fragments that learners held, with zero momentum",
+        "under epoch 2: it has the newest fragments that hosts held, and what the recorder keeps of their momentum",
         "answers that were under way; its momentum, where the recorder has none that fits",
         "evaluations that were due meanwhile",
         "silent (suspect): no heartbeat for 1.80 s",

@@ -7,18 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.cores.membership_messages import Silence
+from isthmus.runtime.cores.membership_messages import Silence, Suspected
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.incidents import (
-    Ended,
-    Exited,
-    Happened,
-    Incident,
-    Starved,
-    Suspected,
-    as_line,
-    of_line,
-)
+from isthmus.runtime.supervision.incidents import Ended, Exited, Happened, Incident, Starved, as_line, of_line
 
 KILLED = Ended(Exited(signal="SIGKILL"))
 

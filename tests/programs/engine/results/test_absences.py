@@ -17,32 +17,36 @@ from isthmus.programs.engine.results.absences import (
     daemons,
     fact_of,
 )
-from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Stall
+from isthmus.runtime.cores.membership_messages import (
+    Excused,
+    HeardAgain,
+    KeepsUp,
+    LongExcuse,
+    Pace,
+    Refused,
+    SlowHost,
+    Stall,
+    Suspected,
+)
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyRaised,
     Condemned,
     Delayed,
     Ended,
-    Excused,
     Exited,
     GivenUp,
-    HeardAgain,
     HomeTaken,
     Incident,
     Joined,
-    KeepsUp,
     LedgerRemoved,
     MachineLost,
     MachineTaken,
     NumbersLost,
     Raised,
-    Refused,
     ReportRefused,
     Restarted,
-    SlowHost,
     Superseded,
-    Suspected,
 )
 from tests.programs.engine.results.event_lines import KILLED, silent
 
@@ -59,7 +63,7 @@ def fold(*facts: tuple[float, str, int, Incident | Works]) -> list[Absence]:
 
 def test_a_host_is_away_from_its_end_until_its_next_life_works() -> None:
     (absence,) = fold((10, "learner/2", 1, KILLED), (10.1, "learner/2", 2, RESTARTED), (14, "learner/2", 2, WORKS))
-    assert absence == Absence("learner/2", 1, "gone", 10, KILLED, 10.1, 14, 2)
+    assert absence == Absence("learner/2", 1, "gone", 10, KILLED, 14, 2)
     assert absence.seconds == 4
     assert away(absence, FREE) == f"learner 2 {SIGNALLED}; the others go on without it"
     assert back(absence).replace("\u202f", " ") == "learner 2 steps again after 4.00 s, as life 2"

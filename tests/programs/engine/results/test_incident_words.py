@@ -10,9 +10,19 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 import pytest
 
-from isthmus.programs.engine.results.words import end, failure, predicate, reason, refusal, verdict
-from isthmus.runtime.cores import membership_messages as presence
-from isthmus.runtime.cores.membership_messages import LongExcuse, Pace, Silence, Stall
+from isthmus.programs.engine.results.words import CATALOGUE, failure, predicate, reason
+from isthmus.runtime.cores.membership_messages import (
+    Excused,
+    HeardAgain,
+    KeepsUp,
+    LongExcuse,
+    Pace,
+    Refused,
+    Silence,
+    SlowHost,
+    Stall,
+    Suspected,
+)
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import (
     BodyRaised,
@@ -20,13 +30,10 @@ from isthmus.runtime.supervision.incidents import (
     CutOff,
     Delayed,
     Ended,
-    Excused,
     Exited,
     GivenUp,
-    HeardAgain,
     HomeTaken,
     Hurried,
-    KeepsUp,
     LedgerRemoved,
     MachineLost,
     MachineTaken,
@@ -40,14 +47,11 @@ from isthmus.runtime.supervision.incidents import (
     Raised,
     Reached,
     RecorderFailed,
-    Refused,
     ReportRefused,
     RestartsExhausted,
-    SlowHost,
     Starved,
     Superseded,
     SupersededHome,
-    Suspected,
     Unreached,
     Unseen,
     Unserved,
@@ -86,20 +90,27 @@ def made(told: Any) -> list[Any]:
     [
         (incidents.Incident, reason),
         (incidents.Incident, predicate),
-        (incidents.Verdict, verdict),
-        (incidents.End, end),
-        (presence.Refusal, refusal),
+        (incidents.Verdict, reason),
+        (incidents.Verdict, predicate),
+        (incidents.End, reason),
+        (incidents.End, predicate),
         (incidents.Failure, failure),
     ],
 )
 def test_every_kind_has_words(kinds: Any, words: Any) -> None:
     values = made(kinds)
-    assert len({type(value) for value in values}) == len(get_args(kinds)) or kinds is presence.Refusal
+    assert len({type(value) for value in values}) == len(get_args(kinds))
     for value in values:
         text = words(value)
         assert text.isascii(), value
         assert text.strip() == text != "", value
         assert "None" not in text, value
+
+
+def test_the_catalogue_has_no_kind_that_does_not_exist() -> None:
+    groups = (incidents.Incident, incidents.Verdict, incidents.End, incidents.Failure)
+    kinds = {kind.__struct_config__.tag for group in groups for kind in get_args(group)}
+    assert CATALOGUE.keys() == kinds | {Pace.__struct_config__.tag}
 
 
 @pytest.mark.parametrize(
@@ -279,7 +290,12 @@ def test_incidents_are_told_by_themselves_and_after_a_name(incident: incidents.I
     ],
 )
 def test_a_verdict_has_every_figure_that_it_rests_on(found: incidents.Verdict, words: str) -> None:
-    assert verdict(found) == words
+    assert reason(found) == words
+
+
+def test_a_name_that_a_host_made_up_is_quoted_and_no_value_is_taken_for_a_template() -> None:
+    assert "node 'a\\n{peers}[|]'" in reason(msgspec.structs.replace(STALL, node="a\n{peers}[|]"))
+    assert reason(NotStarted("{machine} [no memory|x]")) == "could not be started: {machine} [no memory|x]"
 
 
 @pytest.mark.parametrize(
@@ -295,7 +311,7 @@ def test_a_verdict_has_every_figure_that_it_rests_on(found: incidents.Verdict, w
     ],
 )
 def test_an_end_says_how(how: incidents.End, words: str) -> None:
-    assert end(how) == words
+    assert reason(how) == words
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from isthmus.programs.engine.results.absences import Fact, Waiting, Works, remark
-from isthmus.runtime.cores.membership_messages import Pace
-from isthmus.runtime.supervision.incidents import KeepsUp, Restarted, SlowHost
+from isthmus.runtime.cores.membership_messages import KeepsUp, Pace, SlowHost
+from isthmus.runtime.supervision.incidents import Restarted
 from tests.programs.engine.results.event_lines import KILLED, silent
 
 FREE, RING = Waiting("go on", False), Waiting("wait", False)

@@ -20,6 +20,7 @@ from isthmus.programs.engine.results import why as words
 from isthmus.programs.engine.results.lines import MergeRecord
 from isthmus.programs.engine.results.why import MergeQuery, why
 from isthmus.programs.engine.results.why_merge_facts import Came, Closing, MergeFacts, TapedRound, merge_facts
+from isthmus.programs.engine.results.words import dotted
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.sim.faults import Kill
 from tests.programs.engine.results import made_up_run
@@ -299,7 +300,7 @@ def test_the_report_has_the_same_words_for_a_merge_that_is_clicked(hasty: Path) 
         found = shown[f"{line['fragment']}-{line['round']}"]
         if line["version"] is None:
             continue
-        wanted = MergeQuery.of(line["fragment"], words.dotted(line["version"]), is_last=False)
+        wanted = MergeQuery.of(line["fragment"], dotted(line["version"]), is_last=False)
         merge = why(hasty, wanted).merge
         assert (found["head"], found["table"]) == (
             words.head(merge),

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from isthmus.runtime.supervision.incidents import Adopted, Excused, Restarted
+from isthmus.runtime.cores.membership_messages import Excused
+from isthmus.runtime.supervision.incidents import Adopted, Restarted
 from tests.patience import PATIENCE
 from tests.programs.engine.run.process_run import Run
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from isthmus.runtime.cores.membership_messages import Stall
-from isthmus.runtime.supervision.incidents import Condemned, SlowHost
+from isthmus.runtime.cores.membership_messages import SlowHost, Stall
+from isthmus.runtime.supervision.incidents import Condemned
 from tests.programs.engine.run.process_run import TASK, Run
 
 pytestmark = [pytest.mark.process, pytest.mark.soak]

@@ -18,6 +18,7 @@ import uvloop
 
 from isthmus.runtime.clock import Duration, seconds
 from isthmus.runtime.cores import membership_messages as presence
+from isthmus.runtime.cores.membership_messages import Excused
 from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.ledger import FILE
@@ -29,7 +30,6 @@ from isthmus.runtime.supervision.incidents import (
     Adopted,
     Condemned,
     Ended,
-    Excused,
     Exited,
     GivenUp,
     Hurried,

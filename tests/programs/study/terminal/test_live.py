@@ -119,12 +119,24 @@ def test_a_learner_whose_loss_was_not_finite_is_told_once_a_life_and_step(watche
 def test_books_that_disagree_are_told_at_the_end_and_the_reason_of_a_failure_comes_first(watched: Request) -> None:
     sampled = {"kind": "merges", "shards": 7, "recorded": 5, "difference": 2}
     steps = {"kind": "steps", "learner": 1, "incarnation": 2, "steps": 5, "tokens_by_steps": 40, "tokens_reported": 48}
-    books = {"differences": [sampled, {**steps, "difference": 8}], "unreported_estimate": 0}
+    heard = {
+        "kind": "heard",
+        "learner": 0,
+        "incarnation": 1,
+        "tokens_reported": 8,
+        "tokens_heard": 16,
+        "difference": -8,
+    }
+    sides = {"learner_merged": 5, "shard_merged": 6, "trained": 10, "difference": 0, "gap": -2}
+    fates = {"kind": "fates", "learner": 0, "incarnation": 1, "fragment": 3, **sides}
+    books = {"differences": [sampled, {**steps, "difference": 8}, heard, fates], "unreported_estimate": 0}
     rows = live.FigureWords(watched).ending({**SUMMARY, "error": "no learner is left", "books": books})
     assert rows[0] == ("error", "no learner is left")
     assert [text for word, text in rows if word == "books"] == [
         "merges.jsonl has 5 of 7 merges",
         "learner 1, life 2: 48 tokens reported, its 5 steps make 40",
+        "learner 0, life 1: 8 tokens reported, others have heard of 16",
+        "learner 0, life 1, fragment 3: 2 of 10 tokens do not add up; its account has 5 merged, the shards' has 6",
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.programs.engine.results.absences import Absence
 from isthmus.programs.study.terminal.live import NoticeFeed, newest, notices_of
-from isthmus.runtime.cores.membership_messages import Pace
+from isthmus.runtime.cores.membership_messages import KeepsUp, Pace, SlowHost
 from isthmus.runtime.supervision.incidents import (
     Adopted,
     BodyRaised,
@@ -19,12 +19,10 @@ from isthmus.runtime.supervision.incidents import (
     GivenUp,
     Incident,
     Joined,
-    KeepsUp,
     MachineTaken,
     NumbersLost,
     Raised,
     Restarted,
-    SlowHost,
     Starved,
     Unseen,
 )
@@ -177,8 +175,8 @@ def test_a_run_in_one_process_has_no_news(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_over_is_told_in_order() -> None:
-    first = Absence("learner/2", 1, "gone", 10, KILLED, 10, 20, 2)
-    second = Absence("daemon", 1, "replaced", 12, Adopted(), 12, 12, 2)
+    first = Absence("learner/2", 1, "gone", 10, KILLED, 20, 2)
+    second = Absence("daemon", 1, "replaced", 12, Adopted(), 12, 2)
     third = Absence("learner/1", 1, "silent", -3, SILENT)
     notices = notices_of([first, second, third], None)
     assert [(notice.at, notice.tone) for notice in notices] == [(None, "odd"), (10, "bad"), (12, "odd"), (20, "good")]
