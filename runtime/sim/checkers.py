@@ -22,7 +22,7 @@ from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.graph.template import Template
 from isthmus.runtime.host.own_process import Row
 from isthmus.runtime.ids import Member, Replica, leader
-from isthmus.runtime.sim.faults import Cut, DaemonFault, Fault, Mute, RefuseStarts
+from isthmus.runtime.sim.faults import Cut, DaemonFault, Fault, Kill, Mute, RefuseStarts
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import HOME, Universe
 from isthmus.runtime.supervision.home import Home
@@ -35,6 +35,7 @@ from isthmus.runtime.supervision.incidents import (
     Hurried,
     ItemRefused,
     RecorderFailed,
+    RestartsExhausted,
     TooFewProcesses,
     Unreached,
     Unserved,
@@ -307,6 +308,8 @@ class EndChecker(Checker):
             raise ViolationError("the run is over as 'done', and there was no recorder")
         is_told = isinstance(home.failure, RecorderFailed)  # A program's own checkers judge whether it is right.
         is_told |= isinstance(home.failure, Unserved) and _is_barred(universe.injector.happened)
+        if isinstance(home.failure, RestartsExhausted):
+            is_told |= _kills(universe, home.failure.host) >= home.failure.lives
         if home.outcome == "failed" and not ("end" in requests or has_crashed or is_told):
             raise ViolationError(f"the run has failed: {home.failure}")
 
@@ -314,6 +317,11 @@ class EndChecker(Checker):
         """Check that no process is left."""
         if lives := left(universe):
             raise ViolationError(f"the run is over, and {', '.join(str(life.member) for life in lives)} are there")
+
+
+def _kills(universe: Universe, host: str) -> int:
+    """The lives of a host that faults have killed."""
+    return sum(isinstance(fault, Kill) and fault.host == host for fault, _ in universe.injector.happened)
 
 
 def left(universe: Universe) -> list[Life]:
