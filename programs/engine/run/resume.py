@@ -388,6 +388,7 @@ def _lock(folder: Path, doing: str) -> RunLock:
 
 def _check_folder(folder: Path, doing: str) -> None:
     _check_spec(folder, doing)
+    _check_unfinished(folder, doing)
     if (folder / spec.CLUSTER).exists():
         do = (
             "Start the daemon of its home again, which goes on with it; "

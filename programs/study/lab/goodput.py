@@ -166,13 +166,14 @@ PUBLISHED: Final = {
 @final
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Shares between 0 and 1, means over seeds; `goodput_deviation` is the standard deviation of one seed."""
+    """Shares between 0 and 1, means over seeds; `goodput_deviation` is the standard deviation of one seed, None
+    where there is only one."""
 
     program: str
     learners: int
     chips: int
     goodput: float
-    goodput_deviation: float
+    goodput_deviation: float | None
     uptime: float
 
     @property
@@ -221,7 +222,7 @@ def goodput_of(
 def _cell(program: str, learners: int, chips: int, seeds: int) -> Cell:
     days = [goodput_of(TERMS[program], learners, chips, seed) for seed in range(seeds)]
     goods = [good for good, _ in days]
-    deviation = stdev(goods) if seeds > 1 else 0.0
+    deviation = stdev(goods) if seeds > 1 else None
     return Cell(program, learners, chips, fmean(goods), deviation, fmean(up for _, up in days))
 
 

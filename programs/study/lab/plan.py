@@ -487,9 +487,16 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         "merge",
         f"{seconds(plan.merge_seconds)} for the largest fragment; here, by {rates.threads} threads: {measured}",
     )
-    yield "overlap", f"{seconds(plan.overlap_left)} of {seconds(plan.wanted.overlap * plan.wanted.step_seconds)} left"
+    yield "overlap", _overlap(plan.overlap_left, plan.wanted.overlap * plan.wanted.step_seconds)
     if plan.cost_per_hour is not None:
         yield "cost", f"{plan.cost_per_hour:,.2f} an hour for all devices"
+
+
+def _overlap(left: float, overlap: float) -> str:
+    """What is left of the overlap, or how much longer a fragment is away, in words."""
+    if left < 0:
+        return f"a fragment is away for {seconds(overlap - left)}, longer than {seconds(overlap)}"
+    return f"{seconds(left)} of {seconds(overlap)} left"
 
 
 def _islands(plan: RunPlan) -> Iterator[dict[str, Any]]:

@@ -120,6 +120,8 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run, refusal:
     assert "spec.json that cannot be read" in refusal(folder="torn")
     (copy(dead, "ended") / "summary.json").write_text('{"outcome": "done"}')
     assert "found one that is over: done" in refusal(folder="ended")
+    (dead.here / "ended" / "cluster.json").write_text("{}")
+    assert "found one that is over: done" in refusal(folder="ended")
     assert contents(dead.folder) == before
 
 

@@ -89,6 +89,8 @@ def test_the_command_tells_cells_and_draws_them(tmp_path: Path) -> None:
         for chips in (150_000, 1_200_000)
     ]
     assert all(cell["goodput_deviation"] > 0 and 0 < cell["uptime"] <= 1 for cell in told["cells"])
+    alone = json.loads(command("--learners", "1", "--chips", "150e3", "--seeds", "1", "--json").stdout)
+    assert {cell["goodput_deviation"] for cell in alone["cells"]} == {None}
     page = (tmp_path / "page.html").read_text()
     assert page.count("<circle") == 8 + 6
     assert "://" not in page

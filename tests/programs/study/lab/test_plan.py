@@ -125,8 +125,9 @@ def test_a_number_that_cannot_be_is_one_fault() -> None:
 
 @pytest.mark.slow
 def test_an_island_that_is_too_small_is_said() -> None:
-    told = command("--parameters", "12e9", "--step-seconds", "4", "--island", "v6e:2x2")
+    told = command("--parameters", "12e9", "--step-seconds", "0.01", "--island", "v6e:2x2")
     assert "too small" in told.stdout
+    assert "a fragment is away for" in told.stdout
 
 
 @pytest.mark.parametrize(
