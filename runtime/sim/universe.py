@@ -280,12 +280,13 @@ class Universe:
         self.start_daemon(machine)
 
     def end(self) -> bool:
-        """Request the end of the run; False where there is no daemon to receive it."""
+        """Request the end of the run; False where there is no daemon to receive it, or its home has not begun yet."""
         daemon = self.machines[self.home].daemon
-        if daemon is not None:
-            self.requests.add("end")  # Before: a run without processes is over at once.
-            daemon.at_home(lambda home: home.end("ended by a fault"))
-        return daemon is not None
+        if daemon is None or daemon.home is None or not daemon.home.has_begun:
+            return False
+        self.requests.add("end")  # Before: a run without processes is over at once.
+        daemon.at_home(lambda home: home.end("ended by a fault"))
+        return True
 
     def kill(self, life: Life) -> None:
         machine = self.machines[life.machine]

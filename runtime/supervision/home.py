@@ -202,6 +202,11 @@ class Home:
         """The incident that explains a replica's state, if one does."""
         return self._run.reasons.get(replica)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has handled its first event: what it decides counts from then on."""
+        return self._has_begun
+
     def incarnation(self, replica: Replica) -> int:
         """The number of a replica's newest life; 0 if it has had none."""
         return self._run.newest.get(replica, 0)
