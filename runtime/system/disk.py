@@ -7,14 +7,24 @@ like its clock, so that a simulation can pass one that fills up, fails, or loses
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, final
 
 _MASK: Final = os.umask(0o077)
-"""The umask with which this process started, for all that is made here: code of the user's may change it at any time,
-and the files of a run are read by other processes."""
+"""The umask with which this process started."""
 os.umask(_MASK)
+
+
+def _repaired(mode: int, owner: int, usual: int) -> int | None:
+    """The permissions to give a file or folder whose owner lacks one of the bits `owner`; None if none is lacking.
+
+    A task may change the umask at any time, and the files of a run are read by its other processes. Permissions that
+    suffice stay as they are: a setgid folder, an access control list or the file system may have set them.
+    """
+    bits = stat.S_IMODE(mode)
+    return None if bits & owner == owner else bits | (usual & ~_MASK)
 
 
 class File(Protocol):
@@ -67,11 +77,9 @@ class KernelFile:
     """A file of this machine, by its descriptor."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        try:
-            self._descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            os.fchmod(self._descriptor, 0o666 & ~_MASK)
-        except FileExistsError:
-            self._descriptor = os.open(path, flags | os.O_CLOEXEC)
+        self._descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if (mode := _repaired(os.fstat(self._descriptor).st_mode, 0o600, 0o666)) is not None:
+            os.fchmod(self._descriptor, mode)
 
     @property
     def size(self) -> int:
@@ -135,7 +143,8 @@ class KernelDisk:
         if not path.is_dir():
             self._make_folder(path.parent)
             path.mkdir(exist_ok=True)
-            path.chmod(0o777 & ~_MASK)
+            if (mode := _repaired(path.stat().st_mode, 0o700, 0o777)) is not None:
+                path.chmod(mode)
             self.sync_folder(path.parent)
 
 

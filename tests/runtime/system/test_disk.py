@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from isthmus.runtime.system.disk import DISK
@@ -23,3 +24,13 @@ def test_a_umask_that_changes_meanwhile_changes_no_file(tmp_path: Path) -> None:
     assert DISK.read(tmp_path / "run" / "spans" / "learner") == b"aa"
     for made, same in (("run", plain), ("run/spans", plain), ("run/spans/learner", plain / "file")):
         assert (tmp_path / made).stat().st_mode == same.stat().st_mode
+
+
+def test_what_a_folder_hands_down_is_kept(tmp_path: Path) -> None:
+    """In a folder of a group, new files and folders are the group's: a mode that is set takes that away."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2770)
+    file = DISK.create(shared / "run" / "events")
+    file.close()
+    assert (shared / "run").stat().st_mode & stat.S_ISGID
