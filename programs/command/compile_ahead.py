@@ -33,7 +33,7 @@ def compile_for(options: Options, islands: Sequence[str], *, fit: bool, as_json:
     try:
         line.show(_PREPARING)
         spec = in_child(lambda: _spec_of(options, targets))
-        figures = [compiled_for(each, slot, spec, line.hear, fit=fit) for slot, each in enumerate(targets)]
+        figures = [compiled_for(each, slot, spec, line.on_compiling, fit=fit) for slot, each in enumerate(targets)]
     finally:
         line.clear()
     keep(spec, dict(enumerate(zip(targets, figures, strict=True))))
@@ -82,7 +82,7 @@ class _Line:
     def __init__(self) -> None:
         self._line, self._said = ProgressLine(), ""
 
-    def hear(self, island: str, function: str, since: float) -> None:
+    def on_compiling(self, island: str, function: str, since: float) -> None:
         """Show the function that is being compiled, its island, and the seconds so far."""
         self.show(f"compiling for {island}", f": {function}, {seconds(since)}" if function else "")
 

@@ -248,9 +248,9 @@ class SimulatedServer:
         self._is_closed = False
 
     def send(self, peer: bytes, message: Message) -> None:
-        self._lives[peer].hear(self._daemon, decode(encode(message)))
+        self._lives[peer].deliver(self._daemon, decode(encode(message)))
 
-    def hear(self, life: Life, message: bytes) -> None:
+    def receive(self, life: Life, message: bytes) -> None:
         """A host has sent a message."""
         peer = str(life.member).encode()
         self._lives[peer] = life

@@ -277,7 +277,7 @@ class Life:
         """The last inner step that it has reported; 0 where it reports none."""
         return max((int(shown.get("step", 0)) for shown in self.shown), default=0)
 
-    def hear(self, daemon: object, message: Message) -> None:
+    def deliver(self, daemon: object, message: Message) -> None:
         """Handle a daemon's message, if it is the one that this host has dialled."""
         if daemon is self.daemon:
             self.clock.run(partial(self._on_message, message))

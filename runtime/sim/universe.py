@@ -432,7 +432,7 @@ class Universe:
     def _spoke(self, life: Life, message: bytes) -> None:
         daemon = self.machines[life.machine].daemon
         if daemon is not None and daemon is life.daemon:
-            daemon.server.hear(life, message)
+            daemon.server.receive(life, message)
 
     def _daemon_of(self, life: Life) -> SimulatedDaemon | None:
         daemon = self.machines[life.machine].daemon

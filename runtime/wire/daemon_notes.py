@@ -71,11 +71,11 @@ def note_of(folder: Path) -> DaemonNote | None:
 
 def publish(folder: Path, endpoint: str, name: str) -> None:
     """Name this process, which listens at `endpoint`, as the daemon in a folder; OSError on failure."""
-    bury(folder)
+    remove_dead_socket(folder)
     write_json(folder / HERE, asdict(DaemonNote.mine(endpoint, name)))
 
 
-def bury(folder: Path) -> None:
+def remove_dead_socket(folder: Path) -> None:
     """Remove the socket of a folder's daemon if it is dead: in a copy of a run folder it may be alive."""
     if (note := note_of(folder)) is not None and not note.is_living:
         forget(note.endpoint)

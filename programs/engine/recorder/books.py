@@ -322,7 +322,7 @@ class Books(BooksMemory, kw_only=True):
         self.shards.claimed(enumerate(report["versions"]))
         return True
 
-    def see(self, lives: Set[Life], now: int) -> None:
+    def note_live(self, lives: Set[Life], now: int) -> None:
         """Note which lives of learners, as (slot, incarnation), are live: of the others, since when they are not."""
         self._live = lives
         for slot, _ in sorted(lives):

@@ -318,7 +318,7 @@ class Recorder:
             self._save(now)
         self._judge_model()
         self._judge_end(now)
-        self._books.see(_lives(self._context.members()), now)
+        self._books.note_live(_lives(self._context.members()), now)
         if self._error is not None or self._is_complete(now):
             self._metrics.write_all(now)
             self.is_finished = self._is_flushed(now)

@@ -27,7 +27,7 @@ from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import DETACH, Message
-from isthmus.runtime.wire.daemon_notes import bury, forget, note_of, private_endpoint
+from isthmus.runtime.wire.daemon_notes import forget, note_of, private_endpoint, remove_dead_socket
 
 GONE_SECONDS_MAX: Final = 10.0
 """Time limit for killed processes to be gone."""
@@ -114,7 +114,7 @@ class PrivateDaemon:
             _let_go(self._process)
             self._process = None
         kill_all(self._folder)
-        bury(self._folder)
+        remove_dead_socket(self._folder)
 
     def close(self, patience: Callable[[], float]) -> None:
         """Close the daemon's pipe, and wait until it has ended, and the run with it, if that is not over.

@@ -295,31 +295,33 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
     lost = [each.get("tokens_lost", 0.0) for each in learners]
     has_losses = (summary["eval_loss_initial"], summary["eval_loss_final"]) != (None, None)
 
-    def told(text: str, when: object = True, **parts: object) -> str:
-        return words.say(text, summary, **parts) if when else ""
+    def text_of(template: str, when: object = True, **parts: object) -> str:
+        return words.say(template, summary, **parts) if when else ""
 
     rows = [
-        ("error", told("[{error}]")),
-        (summary["outcome"], told(_OUTCOME, people=max(summary["learners"], len(learners)))),
-        ("eval loss", told("{eval_loss_initial:decimal} -> {eval_loss_final:decimal}", has_losses)),
+        ("error", text_of("[{error}]")),
+        (summary["outcome"], text_of(_OUTCOME, people=max(summary["learners"], len(learners)))),
+        ("eval loss", text_of("{eval_loss_initial:decimal} -> {eval_loss_final:decimal}", has_losses)),
         ("trained", words.untrained(summary)),
         ("eval loss", words.not_evaluated(summary)),
         *eval_metrics(summary),
-        ("merged", told(_MERGED, summary["outer_steps"])),
+        ("merged", text_of(_MERGED, summary["outer_steps"])),
     ]
     if summary["goodput"] is None:
         rows.append(("waits", longest_waits(summary)))
     else:
         stalls = sum(each["stall_seconds"] for each in learners)
-        rows.append(("goodput", told("{goodput:percent}; the learners waited {stalls:seconds} in all", stalls=stalls)))
+        rows.append(
+            ("goodput", text_of("{goodput:percent}; the learners waited {stalls:seconds} in all", stalls=stalls))
+        )
     died = None if None in lost else round(sum(lost))
     rows += [
-        ("restarts", told(_RESTARTS, restarts, restarts=restarts, died=died)),
+        ("restarts", text_of(_RESTARTS, restarts, restarts=restarts, died=died)),
         *(("books", line) for line in book_lines(summary.get("books", {}))),
-        ("disk", told(_DISK, summary.get("lines_lost"))),
+        ("disk", text_of(_DISK, summary.get("lines_lost"))),
         *(("snapshot", line) for line in snapshot_lines(summary.get("snapshot_faults", ()))),
         ("snapshot", store_line(summary.get("snapshot_store"))),
-        ("sent", told(_SENT, summary.get("bytes_sent_total") is not None)),
+        ("sent", text_of(_SENT, summary.get("bytes_sent_total") is not None)),
         ("report", str(Path(folder, "report.html"))),
     ]
     return [(keyword, text) for keyword, text in rows if text]

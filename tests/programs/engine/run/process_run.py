@@ -17,7 +17,7 @@ from typing import Any
 from isthmus.runtime.supervision.incidents import Incident, incident_of
 from isthmus.runtime.system.processes import started_at
 from isthmus.runtime.wire.control_client import ask
-from isthmus.runtime.wire.daemon_notes import bury
+from isthmus.runtime.wire.daemon_notes import remove_dead_socket
 from tests.patience import PATIENCE
 from tests.programs.engine.results.event_lines import incidents_in
 
@@ -198,7 +198,7 @@ class Run:
                 os.kill(pid, signal.SIGKILL)
         self.command.communicate()
         self.wait_until_gone()
-        bury(self.folder)
+        remove_dead_socket(self.folder)
 
 
 def assert_is_whole(folder: Path) -> dict[str, Any]:
