@@ -40,7 +40,7 @@ from isthmus.runtime.ids import Replica
 from isthmus.runtime.system.processes import die_with_parent, end_after
 
 TITLE: Final = "isthmus fork-server"
-"""Title of this process, once it is ready."""
+"""Title of this process, once its daemon can read that it is ready."""
 REQUEST_BYTES_MAX: Final = 1 << 16
 PID_BYTES_MAX: Final = 20
 
@@ -55,9 +55,9 @@ def main(arguments: list[str]) -> int:
     refusal = _refusal(folder)
     gc.collect()
     gc.freeze()
-    setproctitle(TITLE)
     with suppress(ConnectionError):  # The daemon died between a request and its answer.
         _send(daemon, {"ready": True})
+        setproctitle(TITLE)
         while request := daemon.recv(REQUEST_BYTES_MAX):
             if refusal:
                 _send(daemon, {"refused": refusal})
