@@ -1,4 +1,4 @@
-"""The commands about machines: daemon, keygen, admit, join, expel."""
+"""The commands about machines: doctor, daemon, keygen, admit, join, expel."""
 
 from __future__ import annotations
 
@@ -7,11 +7,38 @@ from typing import Annotated, Final
 
 import typer
 
-from isthmus.programs.command.options import Commands
+from isthmus.programs.command.options import FAILED, AsJson, Commands
 
 PANEL: Final = "Machines"
 
 commands = typer.Typer(cls=Commands)
+
+
+@commands.command(rich_help_panel=PANEL)
+def doctor(
+    ctx: typer.Context,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            "--cluster", metavar="FILE.toml", help="Judge this machine as a part of it, and the way to others."
+        ),
+    ] = None,
+    island: Annotated[
+        str | None,
+        typer.Option("--for", metavar="ISLAND", help="The machine, or island, of the file that this machine is to be."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine, and its way to others, before a run.
+
+    Without options: whether a run on this machine alone would work. Each line is ok, note or fails; what to do follows.
+
+    Exit status 1 if a check fails.
+    """
+    from isthmus.programs.command import doctoring
+
+    if not doctoring.doctor(cluster, island, ctx.obj, as_json=as_json):
+        raise typer.Exit(FAILED)
 
 
 @commands.command(rich_help_panel=PANEL)

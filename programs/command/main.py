@@ -21,6 +21,7 @@ from isthmus.programs.engine.run.interrupts import (
     open_standard_streams,
     unblock,
 )
+from isthmus.runtime.system.processes import signal_masks
 
 app = typer.Typer(
     cls=Commands,
@@ -58,10 +59,11 @@ def isthmus(
 def main() -> None:
     """The console script."""
     open_standard_streams()
+    inherited = signal_masks()
     unblock()
     handle(interrupt)
     try:
-        app(prog_name="isthmus")
+        app(prog_name="isthmus", obj=inherited)
     except BrokenPipeError:  # As with `| head`: whoever reads has what they wanted.
         leave_output()
     finally:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 XLA_FLAGS: Final = " ".join(
     (
@@ -59,6 +59,20 @@ def end_after(work: Callable[[], int]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+class SignalMasks(NamedTuple):
+    """The names of signals that a process blocks, and of those that it ignores."""
+
+    blocked: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def signal_masks() -> SignalMasks:
+    """What this thread blocks and this process ignores; at the start of a process it is what its parent left to it."""
+    blocked = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    ignored = [each for each in signal.Signals if signal.getsignal(each) is signal.SIG_IGN]
+    return SignalMasks(tuple(signal.Signals(each).name for each in blocked), tuple(each.name for each in ignored))
 
 
 NICENESS: Final = 5

@@ -55,11 +55,17 @@ def checked_address(text: str, doing: str, *, may_choose: bool = False, has_keys
     return f"tcp://{host}:{port or '*'}"
 
 
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    """The host of a checked address, an IPv6 one in brackets, and the port; 0 for any free one."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host, 0 if port == "*" else int(port)
+
+
 def is_listening(endpoint: str) -> bool:
     """Whether a process accepts connections at a TCP `endpoint`; the kernel refuses an unused port at once."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    host, port = host_and_port(endpoint)
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS_MAX).close()
+        socket.create_connection((host.strip("[]"), port), timeout=ANSWER_SECONDS_MAX).close()
     except OSError:
         return False
     return True

@@ -34,6 +34,17 @@ _FILES: Final[Mapping[Platform, re.Pattern[str]]] = {
 }
 
 
+_FORMER_LIFE: Final = re.compile(
+    r"MEGASCALE_\w+|TPU_WORKER_\w+|TPU_PROCESS_ADDRESSES|TPU_PROCESS_PORT|CLOUD_TPU_TASK_ID"
+)
+"""Variables that name the other processes of a slice, or of several: a scheduler sets them for one life."""
+
+
+def of_former_life(variables: Iterable[str]) -> list[str]:
+    """Those of the variables by which libtpu would look for processes of a slice that this run does not start."""
+    return [name for name in variables if _FORMER_LIFE.fullmatch(name)]
+
+
 class Accelerators(NamedTuple):
     """The devices of one platform, by the numbers or names under which they are made visible."""
 
@@ -43,8 +54,17 @@ class Accelerators(NamedTuple):
 
 def find(environment: Mapping[str, str] = os.environ, root: Path = Path("/dev")) -> Accelerators | None:
     """The accelerators of this machine; None if jax has to compute on the CPU."""
-    files = [path.relative_to(root).as_posix() for path in (*root.glob("*"), *root.glob("vfio/*"))]
-    return usable(environment, files, _installed())
+    return usable(environment, _files(root), _installed())
+
+
+def device_files(root: Path = Path("/dev")) -> dict[Platform, int]:
+    """The number of device files of each platform below /dev."""
+    files = _files(root)
+    return {platform: sum(form.fullmatch(name) is not None for name in files) for platform, form in _FILES.items()}
+
+
+def _files(root: Path) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in (*root.glob("*"), *root.glob("vfio/*"))]
 
 
 def usable(environment: Mapping[str, str], files: Iterable[str], installed: Iterable[str]) -> Accelerators | None:

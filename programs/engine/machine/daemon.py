@@ -36,6 +36,7 @@ from isthmus.programs.engine.machine.run import (
     told_of,
     unable,
 )
+from isthmus.programs.engine.machine.trial_ports import DIAL, OPEN, TrialPorts
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.resume import has_snapshot
@@ -58,6 +59,7 @@ OPERATORS: Final = {
     "stop": "to stop a run",
     "end": "to end a run",
     "expel": "to expel a machine",
+    DIAL: "to dial a port",
 }
 """Requests that need an operator's key: message type, and its meaning in words."""
 
@@ -155,6 +157,7 @@ class MachineDaemon:
         )
         own = name, self._root, config.secret, keys, self.neighbours
         self._next_home = NextHome(*own, permit=self._permit, runs=self._names, hold=self._hold_next)
+        self._trial_ports = TrialPorts(loop, name, lambda: self.endpoint)
         self._handlers: Mapping[str, Callable[[Message], Message]] = {
             "machine": lambda message: self._machine(),
             "call": self._call,
@@ -163,12 +166,14 @@ class MachineDaemon:
             "stop": self._stop,
             "end": self._end,
             "expel": self._expel,
+            OPEN: self._trial_ports.open,
         }
         self._later: Mapping[str, Callable[[Message], Awaitable[Message]]] = {
             "check": self._check,
             "log": self._log,
             "resume": self._next_home.resume,
             "restore": self._next_home.restore,
+            DIAL: self._trial_ports.dial,
         }
         loop.call_later(TICK_SECONDS, self._tick)
 
@@ -224,6 +229,7 @@ class MachineDaemon:
         self._loop.call_later(seconds, call)
 
     def close(self) -> None:
+        self._trial_ports.close()
         self.neighbours.close()
         self._server.close()
 

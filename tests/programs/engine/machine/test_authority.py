@@ -6,7 +6,9 @@ The daemon is a real one, in a thread of this process; the requests come over a 
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -20,6 +22,7 @@ from isthmus.programs.engine.cluster.handover import HOSTS_MAX, RunRoot
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun
+from isthmus.programs.engine.machine.trial_ports import OPEN_MAX
 from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.engine.request.spec import Here
 from isthmus.runtime.errors import ConfigError
@@ -27,7 +30,7 @@ from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 ALPHA, BETA, GAMMA, OWNER = (KeyPair.make() for _ in range(4))
-ASKED = ("machine", "call", "check", "take", "watch", "log", "stop", "end", "expel", "resume", "restore")
+ASKED = ("machine", "call", "check", "take", "watch", "log", "stop", "end", "expel", "resume", "restore", "dial-port")
 NAMES = {BETA.public: "beta", GAMMA.public: "gamma", OWNER.public: "owner"}
 
 RUN = {"tokens": 1, "learners": 1, "slots_max": 1}
@@ -164,6 +167,24 @@ def test_authority_comes_and_goes_while_the_daemon_lives(alpha: Alpha) -> None:
     assert alpha.asks(BETA, {"type": "machine"})["type"] == "machine"
     assert alpha.refusal(OWNER, {"type": "machine"})[1] == "an operator's key"
     assert alpha.asks(ALPHA, {"type": "machine"})["type"] == "machine"
+
+
+def test_ports_are_tried_both_ways_and_within_bounds(alpha: Alpha) -> None:
+    opened = alpha.asks(BETA, {"type": "open-port"})
+    assert opened["name"] == "alpha"
+    assert abs(opened["time_ns"] - time.time_ns()) < 20e9
+    socket.create_connection(("127.0.0.1", opened["port"]), timeout=20).close()
+    for _ in range(OPEN_MAX - 1):
+        alpha.asks(BETA, {"type": "open-port"})
+    assert alpha.refusal(BETA, {"type": "open-port"})[2] == f"{OPEN_MAX} that are open"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = "tcp://{}:{}".format(*server.getsockname())
+        answer = alpha.asks(OWNER, {"type": "dial-port", "endpoint": endpoint})
+        assert answer["seconds"] >= 0
+        assert answer["refusal"] == ""
+    answer = alpha.asks(OWNER, {"type": "dial-port", "endpoint": endpoint})
+    assert (answer["seconds"], answer["refusal"]) == (None, "Connection refused")
+    assert alpha.refusal(OWNER, {"type": "dial-port", "endpoint": "file:///"})[1].startswith("tcp://")
 
 
 def test_a_machine_speaks_for_itself_only(alpha: Alpha) -> None:
