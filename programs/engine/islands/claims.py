@@ -113,8 +113,10 @@ def claim_island(member: Member, run_spec: Spec) -> Island | None:
             return None
         number = _claimed(islands)
         is_shared = not is_on_cpu
-        set_environment(learner_environment(islands, number, total, has_evaluator=is_shared, environment=os.environ))
         size = run_spec.processes_of(replica.slot)
+        if islands.platform == "tpu":
+            set_environment(environment.of_this_life(os.environ, size))
+        set_environment(learner_environment(islands, number, total, has_evaluator=is_shared, environment=os.environ))
         gang = (
             GangOfProcesses(member, size, run_spec.here.address)
             if size > 1 and not run_spec.is_elastic(replica.slot)
@@ -148,14 +150,18 @@ def shares(devices: int, learners: int) -> list[Island]:
     return [Island(devices=each, begin=learner * each % (devices // each * each)) for learner in range(learners)]
 
 
-def set_environment(variables: Mapping[str, str]) -> None:
-    """Set variables for a jax that has no backend yet, and may have been imported: by a fork server."""
-    os.environ.update(variables)
+def set_environment(variables: Mapping[str, str | None]) -> None:
+    """Set variables, None for unset, for a jax that has no backend yet, and may have been imported: by a fork server."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     jax: Any = sys.modules.get("jax")
-    if jax is not None and "JAX_PLATFORMS" in variables:
-        jax.config.update("jax_platforms", variables["JAX_PLATFORMS"])
-    if jax is not None and "JAX_NUM_CPU_DEVICES" in variables:
-        jax.config.update("jax_num_cpu_devices", int(variables["JAX_NUM_CPU_DEVICES"]))
+    if jax is not None and (platforms := variables.get("JAX_PLATFORMS")) is not None:
+        jax.config.update("jax_platforms", platforms)
+    if jax is not None and (count := variables.get("JAX_NUM_CPU_DEVICES")) is not None:
+        jax.config.update("jax_num_cpu_devices", int(count))
 
 
 def _claimed(islands: Islands) -> int:

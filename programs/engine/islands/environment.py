@@ -34,15 +34,32 @@ _FILES: Final[Mapping[Platform, re.Pattern[str]]] = {
 }
 
 
-_FORMER_LIFE: Final = re.compile(
-    r"MEGASCALE_\w+|TPU_WORKER_\w+|TPU_PROCESS_ADDRESSES|TPU_PROCESS_PORT|CLOUD_TPU_TASK_ID"
-)
-"""Variables that name the other processes of a slice, or of several: a scheduler sets them for one life."""
+_SLICES: Final = re.compile(r"MEGASCALE_\w+")
+"""Variables that name the slices of one program: for libtpu, which would wait for all of them."""
+_ALONE: Final[Mapping[str, str | None]] = {
+    "TPU_WORKER_ID": "0",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "CLOUD_TPU_TASK_ID": "0",
+    "TPU_PROCESS_ADDRESSES": None,
+    "TPU_PROCESS_PORT": None,
+}
+"""Variables that name the processes of one slice, and their values for a process that has its devices to itself; None
+for unset. Unset, the first two would be asked of a metadata server, which a container may not reach."""
 
 
-def of_former_life(variables: Iterable[str]) -> list[str]:
-    """Those of the variables by which libtpu would look for processes of a slice that this run does not start."""
-    return [name for name in variables if _FORMER_LIFE.fullmatch(name)]
+def of_former_life(variables: Mapping[str, str]) -> list[str]:
+    """Those of the variables by which libtpu would wait for processes of a slice that are gone, or not of this run."""
+    return [name for name, value in variables.items() if _SLICES.fullmatch(name) or value != _ALONE.get(name, value)]
+
+
+def of_this_life(variables: Mapping[str, str], processes: int) -> dict[str, str | None]:
+    """Changes of `variables` for an island of so many processes on TPUs; None for unset.
+
+    A scheduler sets such variables for one life of a job; a later life that inherits them would wait for the former
+    one's processes. An island is one slice. Where it has several processes the variables that name these are needed.
+    """
+    slices = dict.fromkeys(name for name in variables if _SLICES.fullmatch(name))
+    return {**slices, **{name: value for name, value in _ALONE.items() if name in variables and processes == 1}}
 
 
 class Accelerators(NamedTuple):

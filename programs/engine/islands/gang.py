@@ -19,13 +19,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple, final
 
 import msgspec
-from setproctitle import setproctitle
 
 from isthmus.ops.elastic import copies
 from isthmus.ops.elastic.copies import WorkerPlace
 from isthmus.runtime.ids import Member, follower, gang_number, leader
 from isthmus.runtime.supervision.messages import Form, Formed
-from isthmus.runtime.system.processes import die_with_parent, end_after
+from isthmus.runtime.system.processes import die_with_parent, end_after, name_process
 
 TOKEN_BYTES = 16
 
@@ -147,7 +146,7 @@ def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, pa
     """The forker: start and end workers until the host, whose end is `theirs`, is gone."""
     die_with_parent(parent)
     theirs.close()
-    setproctitle(f"isthmus {name} forker")
+    name_process(f"isthmus {name} forker")
     worker = 0
     while True:
         data, descriptors, _, _ = socket.recv_fds(host, REQUEST_BYTES_MAX, 1)
@@ -176,7 +175,7 @@ def _work(host: socket.socket, descriptor: int, forker: int, name: str, work: Wo
     """A worker."""
     die_with_parent(forker)
     host.close()
-    setproctitle(f"isthmus {name} worker")
+    name_process(f"isthmus {name} worker")
     work(json.loads(worker_spec), Connection(descriptor))
     return 0
 

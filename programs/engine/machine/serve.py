@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import uvloop
 import zmq
-from setproctitle import setproctitle
 
 from isthmus.programs.engine.cluster import cluster_file, machine_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
@@ -36,6 +35,7 @@ from isthmus.programs.engine.run.interrupts import Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault, log_entry
+from isthmus.runtime.system.processes import name_process
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, read_public
 
@@ -78,7 +78,7 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     except BaseException:
         claim.close(forget=False)
         raise
-    setproctitle(f"isthmus daemon {name}")
+    name_process(f"isthmus daemon {name}")
     _tell(f"daemon {name} listens at {machine.endpoint}, process id {os.getpid()}")
     admissions = None
     if machine.keys is not None:

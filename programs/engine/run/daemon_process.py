@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Final
 
 import uvloop
-from setproctitle import setproctitle
 
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, RunLock
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.interrupts import unblock
 from isthmus.programs.engine.run.run_end import RunEnd
-from isthmus.runtime.system.processes import cpu_seconds
+from isthmus.runtime.system.processes import cpu_seconds, name_process
 from isthmus.runtime.wire.control_messages import DETACH
 
 IN_USE: Final = 2
@@ -39,7 +38,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--pipe", action="store_true")
     parser.add_argument("--lock", type=int)
     options = parser.parse_args(arguments)
-    setproctitle(f"isthmus daemon {NAME}")
+    name_process(f"isthmus daemon {NAME}")
     unblock()
     try:
         lock = RunLock(options.run) if options.lock is None else RunLock.inherited(options.lock)

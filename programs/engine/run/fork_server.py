@@ -26,8 +26,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from setproctitle import setproctitle
-
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.environment import has_backend, prepare_environment
 from isthmus.programs.engine.run import host_process
@@ -37,7 +35,7 @@ from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.system.processes import die_with_parent, end_after
+from isthmus.runtime.system.processes import die_with_parent, end_after, name_process
 
 TITLE: Final = "isthmus fork-server"
 """Title of this process, once its daemon can read that it is ready."""
@@ -48,7 +46,7 @@ PID_BYTES_MAX: Final = 20
 def main(arguments: list[str]) -> int:
     """Prepare, then fork on request until the daemon is gone."""
     folder, daemon = Path(arguments[0]), socket.socket(fileno=int(arguments[1]))
-    setproctitle("isthmus fork-server preparing")
+    name_process("isthmus fork-server preparing")
     unblock()
     die_with_parent()
     prepare_environment(1)
@@ -57,7 +55,7 @@ def main(arguments: list[str]) -> int:
     gc.freeze()
     with suppress(ConnectionError):  # The daemon died between a request and its answer.
         _send(daemon, {"ready": True})
-        setproctitle(TITLE)
+        name_process(TITLE)
         while request := daemon.recv(REQUEST_BYTES_MAX):
             if refusal:
                 _send(daemon, {"refused": refusal})

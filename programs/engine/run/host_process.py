@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from setproctitle import setproctitle
-
 from isthmus.programs.engine.islands.claims import claim_island
 from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.request import reference, spec
@@ -24,7 +22,7 @@ from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Island
 from isthmus.runtime.host.own_process import HostProcess, meets
 from isthmus.runtime.ids import LEARNER, Member, Replica, gang_number, leader
-from isthmus.runtime.system.processes import end_after
+from isthmus.runtime.system.processes import end_after, name_process
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.security_keys import Keyring, read_pair
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
@@ -64,7 +62,7 @@ def main(arguments: list[str]) -> int:
     """Serve until the daemon ends the run; returns the exit status."""
     folder, replica = Path(arguments[0]), Replica.parse(arguments[1])
     member = Member(replica, int(arguments[2]))
-    setproctitle(f"isthmus {replica}")
+    name_process(f"isthmus {replica}")
     unblock()
     prepare_environment(1)
     run_spec = spec.load(folder)

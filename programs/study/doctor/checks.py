@@ -219,7 +219,7 @@ def _software(facts: Facts) -> Iterator[Check]:
     yield Check("versions", state, ", ".join(parts), "python, isthmus, jax, jaxlib", do)
     yield _devices(facts)
     found = ", ".join(facts.stale) or "none"
-    do = "Unset them, if no other program needs them: a learner on a TPU removes those that would mislead it."
+    do = "Nothing: a learner on a TPU clears those by which jax would wait for processes that are gone."
     yield Check("variables", NOTE if facts.stale else OK, found, "none of a former life", do if facts.stale else "")
 
 

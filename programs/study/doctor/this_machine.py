@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -52,14 +52,15 @@ class OpeningDevices:
     def __init__(self) -> None:
         self._began = time.monotonic()
         self.accelerators = environment.find()
-        variables = (
-            environment.without_accelerators()
-            if self.accelerators is None
-            else {"JAX_PLATFORMS": self.accelerators.platform, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        )
+        changes: dict[str, str | None] = {**environment.without_accelerators()}
+        if self.accelerators is not None:
+            changes = {"JAX_PLATFORMS": self.accelerators.platform, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        if self.accelerators is not None and self.accelerators.platform == "tpu":
+            changes |= environment.of_this_life(os.environ, 1)
+        variables = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
         self._process = subprocess.Popen(
             [sys.executable, "-c", _OPEN],
-            env={**os.environ, **variables},
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -240,6 +241,6 @@ def _written(folder: Path, most: int) -> float | None:
     return written / max(time.monotonic() - began, 1e-9) if written else None
 
 
-def stale_variables(variables: Iterable[str] = os.environ) -> tuple[str, ...]:
+def stale_variables(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Names of variables of a former life, which would make jax wait for processes that are gone."""
     return tuple(sorted(environment.of_former_life(variables)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from isthmus.programs.engine.islands.claims import shares
+from isthmus.programs.engine.islands.claims import set_environment, shares
 from isthmus.programs.engine.islands.environment import (
     MEMORY,
     Accelerators,
@@ -12,6 +14,8 @@ from isthmus.programs.engine.islands.environment import (
     evaluator_environment,
     islands_of,
     learner_environment,
+    of_former_life,
+    of_this_life,
     usable,
     without_tpu,
 )
@@ -106,6 +110,24 @@ def test_some_chips_of_a_tpu_host_are_a_host_of_their_own() -> None:
         learners(islands_of(here(2, 2, 3, V5E), eight("tpu")))
     with pytest.raises(ConfigError, match="a TPU chip has one process"):
         islands_of(here(9), eight("tpu"))
+
+
+FORMER = {"TPU_WORKER_ID": "3", "TPU_WORKER_HOSTNAMES": "a,b,c,d", "TPU_PROCESS_PORT": "8476", "HOME": "/root",
+          "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_COORDINATOR_ADDRESS": "a:8080"}  # fmt: skip
+
+
+def test_a_learner_on_a_tpu_waits_for_no_process_of_a_former_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = dict.fromkeys(("MEGASCALE_NUM_SLICES", "MEGASCALE_COORDINATOR_ADDRESS"))
+    alone = {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_PROCESS_PORT": None}
+    assert of_this_life(FORMER, 1) == {**slices, **alone}
+    assert of_this_life(FORMER, 4) == slices  # Its processes find each other by the others.
+    assert of_this_life({"HOME": "/root"}, 1) == {}
+    assert sorted(of_former_life(FORMER)) == sorted({*slices, *alone})
+    assert of_former_life({"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost", "HOME": "/root"}) == []
+    for name, value in FORMER.items():
+        monkeypatch.setenv(name, value)
+    set_environment(of_this_life(FORMER, 1))
+    assert {name: os.environ.get(name) for name in FORMER} == {**dict.fromkeys(slices), **alone, "HOME": "/root"}
 
 
 def test_an_evaluator_on_an_island_shares_the_memory_of_the_first() -> None:

@@ -184,6 +184,10 @@ class Run:
         """pid -> name of everything that runs in the folder, the command among them, and no zombies."""
         return {pid: name for pid, name in _processes_in(self.here) if started_at(pid) is not None}
 
+    def comms(self) -> set[str]:
+        """The names of these processes, as /proc/PID/stat has them in parentheses."""
+        return {text for pid in self.processes() if (text := _comm(pid))}
+
     def wait_until_gone(self, seconds_max: float = PATIENCE) -> None:
         """Wait until nothing runs in the folder; AssertionError if something goes on."""
         until = time.monotonic() + seconds_max
@@ -212,6 +216,12 @@ def assert_is_whole(folder: Path) -> dict[str, Any]:
         assert min(parts) >= 0, account
         assert sum(parts) == account["trained"], account
     return summary
+
+
+def _comm(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")[0]
+    return ""
 
 
 def _processes_in(folder: Path) -> list[tuple[int, str]]:

@@ -32,6 +32,9 @@ def is_stepping(run: Run, name: str, incarnation: int) -> bool:
 def test_every_process_of_a_run_dies_and_the_others_go_on(start: Callable[..., Run]) -> None:
     run = start()
     run.wait_for_merges(20)
+    names = {"isthmus-daemon-", "isthmus-fork-se", "isthmus-learner", "isthmus-syncer-", "isthmus-evaluat"}
+    assert names <= (comms := run.comms())
+    assert not [comm for comm in comms if " " in comm or "/" in comm]  # Slurm could parse none of a job.
     run.kill("learner/1")
     run.wait_for(lambda: is_stepping(run, "learner/1", 2))
     run.wait_for_merges(20)

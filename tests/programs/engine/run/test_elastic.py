@@ -21,6 +21,7 @@ def test_an_elastic_island_of_two_processes_goes_on(start: Callable[..., Run], k
     run = start("--set", "run.processes=[2]", "--set", "run.devices_min=1", "--set", "program.fragments=2")
     run.wait_for(lambda: is_merged(run, 0), 120.0)
     pids = run.pids()
+    assert not [comm for comm in run.comms() if " " in comm or "/" in comm]  # Forkers and workers, too.
     run.kill(killed)
     run.wait_for(lambda: Restarted() in run.incidents(f"{killed}#2"), 60.0)
     if killed == FOLLOWER:
