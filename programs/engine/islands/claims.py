@@ -151,7 +151,7 @@ def shares(devices: int, learners: int) -> list[Island]:
 
 
 def set_environment(variables: Mapping[str, str | None]) -> None:
-    """Set variables, None for unset, for a jax that has no backend yet, and may have been imported: by a fork server."""
+    """Set variables, None for unset, for a jax without a backend, which may be imported already: by a fork server."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
