@@ -219,6 +219,11 @@ class MachineDaemon:
             self.tell(f"asks {_count(len(self._runs))} to stop, and waits; a second signal ends them at once")
         self._leave_if_idle()
 
+    def summary(self) -> str:
+        """Its runs in one line."""
+        runs = [f"{run.name} {run.daemon.outcome}" for run in self._runs.values()]
+        return f"{_count(len(runs))}: {', '.join(runs)}" if runs else f"no run; {_count(len(self._former))} over"
+
     def fail(self, fault: ConfigError) -> None:
         """End, because the daemon cannot do what it was started for."""
         self.fault = fault

@@ -31,6 +31,7 @@ from isthmus.programs.engine.machine.admissions import Admissions
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines_folder
+from isthmus.programs.engine.machine.service_manager import ServiceManager
 from isthmus.programs.engine.run.interrupts import Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.settings import collecting
@@ -68,6 +69,7 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     (`MachineDaemon.fail`).
     """
     check_loopback(f"Starting the daemon {name!r}")
+    manager = ServiceManager.of(os.environ)
     early = Interrupts()
     numbers = handle(early.on_signal)
     claim = NameClaim(name)
@@ -93,12 +95,18 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     def take_over() -> None:
         """Hear signals on the loop, which would have lost them before it ran, and those that came until now."""
         for number in numbers:
-            loop.add_signal_handler(number, machine.request_end)
+            loop.add_signal_handler(number, on_signal)
         for _ in range(early.count):
-            machine.request_end()
+            on_signal()
+
+    def on_signal() -> None:
+        manager.stop()
+        machine.request_end()
 
     loop.call_soon(take_over)
+    loop.call_soon(manager.follow, machine.later, machine.summary)
     loop.run_forever()
+    manager.stop()
     machine.close()
     if admissions is not None:
         admissions.close()
