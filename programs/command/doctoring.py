@@ -135,7 +135,8 @@ def _need(cluster: Cluster | None, own: Sequence[Machine]) -> NeedFacts:
             signal.alarm(REQUEST_SECONDS_MAX)
         from isthmus.programs.study.doctor.needs import needs
 
-        request = Options(cluster=None if cluster is None else cluster.file).request().to_train()
+        request = Options(cluster=None if cluster is None else cluster.file).request()
+        request = request.to_train(has_cluster=cluster is not None)
         machines = () if cluster is None else cluster.machines
         return asdict(needs(request, machines, None if cluster is None else [each.name for each in own]))
 

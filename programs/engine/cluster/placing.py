@@ -155,7 +155,7 @@ def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> 
     PlacementError with all obstacles of one kind, among them steps that were `compiled` and are too large; ConfigError
     as for `elastic_sizes`.
     """
-    counts = roster_counts(request.graph, request.job.learners)
+    counts = roster_counts(request.graph, request.run.learners)
     placement = place(request.graph, counts, topology, memory_bytes={LEARNER: learner_bytes(request)})
     if faults := list(process_faults(request.plans, request.task, placement.processes, request.job.learners)):
         raise PlacementError.of(faults)

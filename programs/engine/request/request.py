@@ -303,8 +303,12 @@ class Request:
         """The program's short name."""
         return self.program.name
 
-    def to_train(self) -> Request:
-        """This request, if a run of it can end; ConfigError if its graph declares no reports."""
+    def to_train(self, *, has_cluster: bool = False) -> Request:
+        """This request, if a run of it can begin and end; ConfigError if its graph declares no reports, or if it has no
+        learner, and no cluster whose machines could join."""
+        if not self.run.learners and not has_cluster:
+            do = "Change run.learners; 0 is for a run with --cluster, whose learners all join."
+            raise ConfigError("Reading run.learners", f"from 1 to {self.run.slots_max}", "0", do)
         if self.graph.training.reports is None:
             do = (
                 "Write graph.train(reports=step['report']) of an InnerStep, or of a body of your own that emits "
@@ -402,7 +406,7 @@ def _prepare(
     job = replace(job, settings=MappingProxyType(parts.settings))
     graph = with_recorder(graph, job)
     proof = verify(graph)
-    _check_learners(graph, job)
+    _check_learners(graph, job, parts.run)
     plans = lower(graph)
     faults = [*item_faults(graph), *process_faults(plans, parts.subject.task, parts.run.processes, job.learners)]
     if faults:
@@ -490,7 +494,7 @@ def find_task(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunS
         schema = Schema.of("task", language_model.task)
         section = schema.read(settings)
         section["data"] = tuple(os.path.abspath(path) for path in section["data"])
-        chosen = language_model.chosen(section, run.tokens, run.learners) if run is not None else {}
+        chosen = language_model.chosen(section, run.tokens, run.learners_expected) if run is not None else {}
         section |= chosen
         named = {f"task.{key}": value for key, value in chosen.items()}
         return Subject(
@@ -523,7 +527,7 @@ def _job(program: Program, parts: _Parts) -> Job:
 
     task = parts.subject.task
     tensors = layout(task, parts.run.seed)
-    mean = tokens_mean(task, parts.run.learners, parts.run.seed)
+    mean = tokens_mean(task, parts.run.learners_expected, parts.run.seed)
     _check_budget(mean, parts.run)
     return Job(
         program=program.reference,
@@ -572,7 +576,7 @@ def _nearest_learners(graph: Template, count: int) -> int:
     return count
 
 
-def _check_learners(graph: Template, job: Job) -> None:
+def _check_learners(graph: Template, job: Job, run: RunSettings) -> None:
     """ConfigError if the graph's role of learners cannot have as many replicas as there are learners."""
     for role in graph.roles:
         if role.name == "learner" and not role.replicas_min <= job.learners <= role.replicas_max:
@@ -581,3 +585,7 @@ def _check_learners(graph: Template, job: Job) -> None:
             expected = f"{number} learner{'' if high == 1 else 's'}, the replicas of role 'learner'"
             do = f"Change run.learners, or the role in {job.program!r}."
             raise ConfigError("Reading run.learners", expected, str(job.learners), do)
+        if role.name == "learner" and not run.learners and role.replicas_min == role.replicas_max:
+            do = "Take a program that learners may join, as decoupled-diloco, or give their number."
+            expected = f"{role.replicas_min} or more, because none may join {job.program!r}"
+            raise ConfigError("Reading run.learners", expected, "0", do)

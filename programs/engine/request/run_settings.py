@@ -50,7 +50,12 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = 0
     learners: Annotated[
-        int, Setting("The number of learners: at most `slots_max`.", option="--learners N", resumes=True)
+        int,
+        Setting(
+            "The number of learners: at most `slots_max`; 0, with a cluster, for a run whose learners all join.",
+            option="--learners N",
+            resumes=True,
+        ),
     ] = 4
     slots_max: Annotated[
         int,
@@ -134,9 +139,15 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The keys for config.toml, empty texts and lists left out."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value not in ("", ())}
 
+    @property
+    def learners_expected(self) -> int:
+        """The number of learners that defaults and the first merge count on; of a run that begins with none, one."""
+        return max(1, self.learners)
+
     def of_job(self) -> dict[str, Any]:
         """Those that a graph's builder may know."""
-        return {field.name: getattr(self, field.name) for field in fields(Job) if field.name in SCHEMA.keys}
+        values = {field.name: getattr(self, field.name) for field in fields(Job) if field.name in SCHEMA.keys}
+        return {**values, "learners": self.learners_expected}
 
 
 SCHEMA: Final = Schema.of("run", RunSettings)
@@ -145,6 +156,6 @@ SCHEMA: Final = Schema.of("run", RunSettings)
 def _rules(run: RunSettings) -> Iterator[Fault]:
     """Faults of settings that depend on others."""
     most = max(run.slots_max, 1)
-    if not 1 <= run.learners <= most:
+    if not 0 <= run.learners <= most:
         remedy = "Change run.learners; run.slots_max is the most there can be."
         yield Fault("Reading run.learners", f"from 1 to {most}", str(run.learners), remedy)

@@ -148,7 +148,7 @@ def of(
 ) -> dict[str, Any]:
     """A request's spec as data, for a run on this machine alone; `elastic` as in Spec."""
     job, processes = request.job, request.run.processes
-    counts = roster_counts(request.graph, job.learners)
+    counts = roster_counts(request.graph, request.run.learners)
     most = {role.name: role.replicas_max for role in request.graph.roles}
     return {
         "run": f"{request.run_dir.name}-{secrets.token_hex(4)}",

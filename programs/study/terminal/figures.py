@@ -176,7 +176,7 @@ def starting(hosts: Any) -> str:
     """The progress of the start: 'starting: learners compile, 1 of 4 are ready'."""
     learners = [host for host in hosts if host["role"] == "learner"]
     if not learners:
-        return _PHASES["starting"]
+        return "starting: no learner is there so far" if hosts else _PHASES["starting"]
     begun = sum(host["phase"] not in ("gone", "starting") for host in learners)
     ready = sum(host["phase"] not in ("gone", "starting", "compiling") for host in learners)
     if ready == len(learners):

@@ -91,6 +91,15 @@ def test_a_role_that_came_later_needs_one() -> None:
 # -- machines join and go ----------------------------------------------------------------------------------------------
 
 
+def test_a_run_that_began_with_no_learner_has_learners_for_as_long_as_one_may_join() -> None:
+    here = Fleet(RunRoles(roles={"learner": 0, "syncer": 1}, slots_max={"learner": 2}), Places(home="alpha"))
+    assert here.has_learners
+    assert here.join("zeta", 1) == [FIRST]
+    assert here.has_learners
+    here.take_away("zeta", "left")
+    assert not here.has_learners
+
+
 def test_a_machine_that_joins_has_learners_in_the_next_slots() -> None:
     here = fleet()
     assert here.join("zeta", 1) == [THIRD]

@@ -362,6 +362,7 @@ def test_lines_tell_of_deaths_at_once(watched: Request) -> None:
     ("hosts", "words"),
     [
         ([], "compiling the first step"),
+        ([each for each in apart() if each["role"] != "learner"], "no learner is there so far"),
         ([{**item, "state": "starting", "phase": "starting"} for item in apart()], "0 of 7 processes are there"),
         (apart(learner1="compiling", learner2="compiling", learner3="starting"), "learners compile, 1 of 4 are ready"),
         (apart(), "all learners are ready, and begin with the same model"),
