@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from isthmus.programs.command.options import FAILED, AsJson, Commands
+from isthmus.runtime.errors import ConfigError
 
 PANEL: Final = "Machines"
 
@@ -105,6 +106,19 @@ def join(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="machine.toml", help="Which modules it may load, and its key.")
     ] = None,
+    island: Annotated[
+        str | None,
+        typer.Option("--island", metavar="NAME", help="The island that this machine is a part of, with others."),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            "--rank", metavar="R", help="Its number there, from 0. Default: as Slurm, LeaderWorkerSet or RANK say."
+        ),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", metavar="N", help="The machines of that island. Default: likewise.")
+    ] = None,
 ) -> None:
     """Offer this machine's islands to the runs of another machine.
 
@@ -112,7 +126,10 @@ def join(
     """
     from isthmus.programs.engine.machine.serve import join
 
-    raise typer.Exit(join(home, name, islands, server_key, config))
+    if island is None and (rank is not None or size is not None):
+        do = "Name the island that this machine is a part of, with --island NAME."
+        raise ConfigError("Reading --rank and --size", "--island beside them", "none", do)
+    raise typer.Exit(join(home, name, islands, server_key, config, None if island is None else (island, rank, size)))
 
 
 @commands.command(rich_help_panel=PANEL)

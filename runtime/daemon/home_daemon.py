@@ -41,6 +41,7 @@ from isthmus.runtime.supervision.home_events import (
     HomeBegan,
     HomeCommand,
     HomeTimerFired,
+    IslandJoined,
     Journal,
     MachineJoined,
     MachineTakenAway,
@@ -187,6 +188,12 @@ class Daemon:
         before = set(self.home.fleet.learners_on(machine))
         self._driver.feed(MachineJoined(machine, islands))
         return [replica for replica in self.home.fleet.learners_on(machine) if replica not in before]
+
+    def join_island(self, machines: tuple[str, ...]) -> list[Replica]:
+        """Admit machines that are one island together; returns its processes, none without a free slot."""
+        before = set(self.home.fleet.learners_on(machines[0]))
+        self._driver.feed(IslandJoined(machines))
+        return [each for each in self.home.fleet.learners_on(machines[0]) if each not in before]
 
     def take_away(self, machine: str, how: Taken) -> None:
         """Remove a machine: its hosts end, and its learners' slots with them."""

@@ -124,7 +124,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
     figures, published = dict(message["figures"]), dict(message["published"])
     heartbeat = Heartbeat(
         phase,
-        _endpoints(message["endpoints"]),
+        _pair(message["endpoints"]),
         _count(figures, "steps"),
         Duration(_count(figures, "busy_ns")),
         Duration(_count(figures, "firing_ns")),
@@ -137,6 +137,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
         tuple(_missing(each) for each in list(figures.get("missing", []))[:MISSING_MAX]),
         msgspec.convert(figures.get("refusals", []), tuple[ItemRefusal, ...]),
         msgspec.convert(figures.get("formed", Formed()), Formed),
+        _pair(message.get("door")),
     )
     over = None
     if message["type"] == "over":
@@ -151,12 +152,12 @@ def _missing(plain: Any) -> Missing:
     return Missing(Member(Replica.parse(replica), int(incarnation)), Duration(max(0, int(silence))))
 
 
-def _endpoints(plain: Any) -> tuple[str, str] | None:
-    """The endpoints of a host, for control and for data; None for one that does not listen."""
+def _pair(plain: Any) -> tuple[str, str] | None:
+    """The endpoints of a host, for control and for data, or address and token of a door; None where it has none."""
     if not plain:
         return None
-    control, data = map(str, plain)
-    return control, data
+    first, second = map(str, plain)
+    return first, second
 
 
 def _count(figures: Mapping[str, Any], name: str) -> int:

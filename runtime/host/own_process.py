@@ -327,7 +327,7 @@ class HostProcess:
 
     `listens` is the address at which others dial it, None if none do; rosters keep `machines` (the machine of each
     member) and `keys` (the admitted ones) up to date. `island` are the devices that this host may use; the tapes of all
-    lives of its replica have at most `tape_bytes`. `endpoints` are what it reports if no host dials it; `on_roster` is
+    lives of its replica have at most `tape_bytes`. `door` is where it awaits the others of its island; `on_roster` is
     called with every roster, `elastic` is queried for the state of an elastic island.
     """
 
@@ -348,7 +348,7 @@ class HostProcess:
         resolve: Callable[[Reference], Any],
         open_channel: OpenChannel,
         island: Island | None = None,
-        endpoints: Sequence[str] = (),
+        door: Sequence[str] = (),
         on_roster: Callable[[Sequence[Row], Sequence[Form]], None] | None = None,
         elastic: HostIsland | None = None,
         tape_bytes: int = TAPE_BYTES,
@@ -380,7 +380,7 @@ class HostProcess:
             on_failed=self._failed,
         )
         self._meetings = Meetings(plan, member, channel=self._channel, meets=meets, tell=self._host.handle)
-        self._endpoints = list(endpoints)
+        self._endpoints, self._door = list[str](), list(door)
         self._on_roster, self._elastic = on_roster, elastic
         self._supply = Supply(plan)
         self._silence = DaemonSilence(time.monotonic(), HEARTBEAT_SECONDS)
@@ -445,6 +445,7 @@ class HostProcess:
         )
         phase = self._phase(self._host.published)
         said = {"type": kind, "run": self._run, "pid": os.getpid(), "endpoints": self._endpoints, "phase": phase}
+        said["door"] = self._door
         self._daemon.send({**told, **said, **more})
 
     def _phase(self, published: Mapping[str, Mapping[str, Any]]) -> str:

@@ -7,7 +7,7 @@ islands of its machine, and waits for it. The core decides which replica has a n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, get_args
 
@@ -137,6 +137,12 @@ class Fleet:
         return [first, *(follower(first, number) for number in range(1, count))]
 
     @property
+    def processes(self) -> tuple[int, ...]:
+        """The number of processes of each learner's island, by slot; of slots beyond the end, one."""
+        slots = range(1 + max(self._processes, default=-1))
+        return tuple(self._processes.get(slot, 1) for slot in slots)
+
+    @property
     def gangs(self) -> list[list[Replica]]:
         """The islands of several processes that live and end together."""
         gangs = [self.gang(Replica(LEARNER, slot)) for slot in self._processes if slot not in self._elastic]
@@ -236,7 +242,12 @@ class Fleet:
 
     def know(self, replicas: Iterable[Replica]) -> None:
         """Add replicas that a former daemon knew."""
-        self.replicas += sorted({*self._where, *replicas} - set(self.replicas))
+        added = sorted({*self._where, *replicas} - set(self.replicas))
+        self.replicas += added
+        for replica in added:
+            if number := gang_number(replica):  # Of an island that joined: the cast has those that were listed.
+                self._processes[replica.slot] = max(number + 1, self._processes.get(replica.slot, 1))
+                self.slots_max[replica.role] = self.slots_max.get(LEARNER, 0)
 
     def place(self, replica: Replica, name: str) -> None:
         """Put a replica on a machine."""
@@ -245,7 +256,7 @@ class Fleet:
 
     def place_joined(self, replica: Replica, name: str) -> None:
         """Put a replica that joined on its machine, if this is not known yet."""
-        if replica not in self.replicas and replica.slot < self.slots_max.get(replica.role, 0):
+        if replica not in self.replicas and replica.slot < self.slots_max.get(leader(replica).role, 0):
             self.know([replica])
             self.place(replica, name)
 
@@ -268,6 +279,30 @@ class Fleet:
             self.place(replica, name)
         self.know(slots)
         return slots
+
+    def join_island(self, names: Sequence[str]) -> list[Replica]:
+        """Admit machines, new or back again, that are one island together, the leader's first; returns its processes.
+
+        It gets the next free slot or, once every slot was taken, that of an island of as many processes that left. None
+        without one: then no machine is admitted.
+        """
+        slot = 1 + max((replica.slot for replica in self.replicas if replica.role == LEARNER), default=-1)
+        if slot >= self.slots_max.get(LEARNER, 0):
+            alike = [each for each, how in self.retired.items() if how in get_args(Taken)]
+            again = next((each for each in alike if len(self.gang(each)) == len(names)), None)
+            if again is None:
+                return []
+            del self.retired[again]
+            slot = again.slot
+        first = Replica(LEARNER, slot)
+        gang = [first, *(follower(first, number) for number in range(1, len(names)))]
+        for replica, name in zip(gang, names, strict=True):
+            machine = self.machines.setdefault(name, MachineLives(name))
+            machine.is_away = False
+            machine.heard()
+            self.place(replica, name)
+        self.know(gang)
+        return gang
 
     def take_away(self, name: str, how: Taken) -> None:
         """Remove a machine; its learners are retired."""

@@ -12,6 +12,7 @@ machines (`station`) manage the processes; home has one like any other machine.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, assert_never
 
 from isthmus.runtime.clock import Duration, Instant
@@ -28,6 +29,7 @@ from isthmus.runtime.supervision.home_events import (
     HomeCommand,
     HomeEvent,
     HomeTimerFired,
+    IslandJoined,
     MachineJoined,
     MachineTakenAway,
     NotBegun,
@@ -113,7 +115,9 @@ class Home:
             case SetAside():
                 watch.set_aside(run)
             case MachineJoined():
-                self._join(event.machine, event.islands)
+                self._join(lambda fleet: fleet.join(event.machine, event.islands))
+            case IslandJoined():
+                self._join(lambda fleet: fleet.join_island(event.machines))
             case MachineTakenAway():
                 self._take_away(event.machine, event.how)
             case TurnedAway():
@@ -249,15 +253,15 @@ class Home:
             if machine.has(gone.member):
                 lives.end_life(run, machine, gone)
 
-    def _join(self, name: str, islands: int) -> None:
-        """Admit a machine, with learners in the next free slots."""
+    def _join(self, admit: Callable[[Fleet], list[Replica]]) -> None:
+        """Admit machines, with learners in the slots that the fleet gives them."""
         run = self._run
         if run.is_stopping or run.is_ending or run.is_set_aside:  # Before the fleet changes: none is admitted then.
             return
-        slots = run.fleet.join(name, islands)  # First: a life is started only on a machine that takes part.
+        slots = admit(run.fleet)  # First: a life is started only on a machine that takes part.
         run.has_changed = run.has_news = True
         for replica in slots:
-            run.write(Member(replica, 1), incidents.Joined(name))
+            run.write(Member(replica, 1), incidents.Joined(run.fleet.name(replica)))
         lives.start(run, slots)
 
     def _take_away(self, name: str, how: Taken) -> None:
@@ -320,7 +324,8 @@ class Home:
             if gang_number(member.replica):  # A follower has connections with its leader only.
                 continue
             life = self.lives.get(member.replica)
-            endpoints = (None if life is None else life.seen.heartbeat.endpoints) or ()
+            heartbeat = None if life is None else life.seen.heartbeat
+            endpoints = () if heartbeat is None else heartbeat.endpoints or heartbeat.door or ()
             rows.append((str(member.replica), member.incarnation, endpoints, self.fleet.name(member.replica)))
         return tuple(rows)
 

@@ -167,6 +167,12 @@ class MachineJoined(Record, frozen=True):
     islands: int
 
 
+class IslandJoined(Record, frozen=True):
+    """Machines joined that are one island together, a process on each, the leader's first."""
+
+    machines: tuple[str, ...]
+
+
 class MachineTakenAway(Record, frozen=True):
     """A machine no longer takes part."""
 
@@ -195,6 +201,7 @@ HomeEvent: TypeAlias = (
     | EndAsked
     | SetAside
     | MachineJoined
+    | IslandJoined
     | MachineTakenAway
     | TurnedAway
     | HomeTimerFired

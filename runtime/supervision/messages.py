@@ -31,6 +31,10 @@ Address: TypeAlias = Annotated[
     str, Meta(pattern=rf"^tcp://(\[[0-9A-Fa-f:.]{{2,45}}\]|[A-Za-z0-9._-]{{1,253}}):{_PORT}$")
 ]
 """An endpoint that a socket can dial."""
+DoorAddress: TypeAlias = Annotated[str, Meta(pattern=rf"^([0-9A-Fa-f:.]{{2,45}}|[A-Za-z0-9._-]{{1,253}}):{_PORT}$")]
+"""HOST:PORT, where the leader of an island of several processes awaits the others; no socket of a channel is there."""
+DoorToken: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,128}$")]
+"""The secret that the others show there."""
 LIVES_MAX: Final = 4096
 """Of one machine, in a report: a hundred times the islands of a large one."""
 REFUSAL_ROWS_MAX: Final = 256
@@ -104,8 +108,9 @@ class Heartbeat(Part, frozen=True):
 
     `starved`: its data arrive too slowly. Of its `peers` hosts it has no data connection with `unreached`, of which
     `missing` are the first. `refusals` are the items that it has refused, a record for each sender and edge. `formed`
-    is set by the leader of an elastic island. `endpoints` are those for control and for data of a host that listens.
-    `flows`: what it has moved and awaited.
+    is set by the leader of an elastic island. `endpoints` are those for control and for data of a host that listens;
+    `door` is where the leader of an island of several processes awaits the others. `flows`: what it has moved and
+    awaited.
     """
 
     phase: Phase = "starting"
@@ -122,6 +127,7 @@ class Heartbeat(Part, frozen=True):
     missing: Annotated[tuple[Missing, ...], Meta(max_length=MISSING_MAX)] = ()
     refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSAL_ROWS_MAX)] = ()
     formed: Formed = Formed()
+    door: tuple[DoorAddress, DoorToken] | None = None
 
 
 class Over(Part, frozen=True):

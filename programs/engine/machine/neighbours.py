@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, final
 
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine.island_parts import IslandPart, IslandParts
 from isthmus.programs.engine.machine.links import EXPELLED, LINK, RESPONSE, HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import SUPERSEDED, UNSTATIONED, Outposts
 from isthmus.programs.engine.machine.run import CHECK_SECONDS_MAX, MachineRun
@@ -52,6 +53,8 @@ class Neighbours:
     ) -> None:
         self.links = MachineLinks(loop, send)
         self.islands: int | None = None
+        self.part: IslandPart | None = None
+        self._parts = IslandParts(self.links.is_up)
         self._loop, self._name, self._keys = loop, name, keys
         self._runs, self._send, self._caller = runs, send, caller
         self._tell, self._on_expelled = tell, on_expelled
@@ -99,9 +102,9 @@ class Neighbours:
             home_link = self._homes[home.address] = link
         return home_link
 
-    def join(self, home: HomeAddress, islands: int) -> HomeLink:
-        """Offer islands to the runs of a home, from now on."""
-        self.islands, self._joined = islands, home.address
+    def join(self, home: HomeAddress, islands: int, part: IslandPart | None = None) -> HomeLink:
+        """Offer islands to the runs of a home, from now on; or this machine's part of one island."""
+        self.islands, self.part, self._joined = islands, part, home.address
         return self.link(home)
 
     def close(self) -> None:
@@ -110,8 +113,10 @@ class Neighbours:
             link.close()
 
     def _described(self, home: HomeAddress) -> Message:
-        islands = self.islands if home.address == self._joined else None
-        return {"name": self._name, "runs": self.outposts.runs(home), "islands": islands}
+        is_joined = home.address == self._joined
+        part = self.part.as_data() if self.part is not None and is_joined else None
+        islands = self.islands if is_joined else None
+        return {"name": self._name, "runs": self.outposts.runs(home), "islands": islands, "part": part}
 
     def _ordered(self, link: HomeLink, message: Message) -> None:
         if message["type"] == EXPELLED:
@@ -148,6 +153,7 @@ class Neighbours:
 
     def leave(self) -> None:
         """Tell all homes that this machine leaves, and end its outposts."""
+        self._joined = ""  # Else its next announcement offers islands once more, while its hosts end.
         for link in self._homes.values():
             link.send({"type": LEAVE})
         self.outposts.end()
@@ -155,8 +161,9 @@ class Neighbours:
     def _take_away(self, name: str, how: Taken) -> int:
         runs = [run for run in self._runs() if name in run.daemon.home.fleet.others]
         for run in runs:
-            run.log(f"machine {name} {how}")
-            run.daemon.take_away(name, how)
+            for each in self._parts.together(name):  # The rest of its island joins again when it is whole again.
+                run.log(f"machine {each} {how if each == name else 'left'}")
+                run.daemon.take_away(each, how if each == name else "left")
         return len(runs)
 
     def _left(self, peer: bytes, message: Message) -> None:
@@ -187,6 +194,8 @@ class Neighbours:
         if instance in self._expelled:
             self._send(peer, {"type": EXPELLED})
             return
+        part = None if message.get("part") is None else IslandPart.read(message["part"])
+        self._parts.record(name, part)  # Before the answer that it is linked, which a refusal has to precede.
         is_new = not self.links.is_up(name)
         self.links.record(peer, message)
         self._send(peer, {"type": "linked", "name": self._name})
@@ -195,7 +204,9 @@ class Neighbours:
         for run in self._runs():
             if name in run.daemon.home.fleet.others:
                 if run.name not in held:
-                    run.station(name)
+                    run.station(name, host=self._parts.host(name))
+            elif part is not None and run.is_running:
+                self._let_island_join(run, self._parts.whole(name))
             elif islands is not None and run.is_running:
                 self._let_join(run, name, instance, islands)
 
@@ -222,6 +233,36 @@ class Neighbours:
             self._tell(f"machine {name} does not join {run.folder}: {error}")
         finally:
             self._joining.discard(key)
+
+    def _let_island_join(self, run: MachineRun, names: tuple[str, ...]) -> None:
+        """Let the machines of an island that is whole join a run, once each confirms that it may load the program."""
+        keys = [(run.name, self.links.instance(name)) for name in names]
+        is_begun = any(key in self._joining or key in self._refused for key in keys)
+        if not names or is_begun or set(names) & set(run.daemon.home.fleet.others):
+            return
+        self._joining.update(keys)
+        task = self._loop.create_task(self._join_island(run, names, keys))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _join_island(self, run: MachineRun, names: tuple[str, ...], keys: list[tuple[str, str]]) -> None:
+        together = ", ".join(names)
+        try:
+            for name in names:
+                await self.links.request(name, run.check(), CHECK_SECONDS_MAX)
+            slots = run.daemon.join_island(names)
+            for name in names if slots else ():  # After the slot is known: their processes learn how many they are.
+                run.station(name, host=self._parts.host(name))
+            slots_text = str(slots[0]) if slots else "no slot: run.slots_max are taken"
+            self._tell(f"machines {together}, one island, join {run.folder}: {slots_text}")
+            run.log(f"{together}, one island, join: {slots_text}")
+            if not slots:
+                self._refused.update(keys)
+        except ConfigError as error:
+            self._refused.update(keys)
+            self._tell(f"machines {together}, one island, do not join {run.folder}: {error}")
+        finally:
+            self._joining.difference_update(keys)
 
     def _responded(self, peer: bytes, message: Message) -> None:
         name = self._name_of(peer)

@@ -235,15 +235,17 @@ class MachineRun:
         job = self._spec.job
         return {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
 
-    def station(self, machine: str, islands: int = 0) -> None:
-        """Send a machine this run's description; `islands`: of one that joins, whose learners have no slots yet."""
+    def station(self, machine: str, islands: int = 0, host: str = "") -> None:
+        """Send a machine this run's description; `islands`: of one that joins, whose learners have no slots yet;
+        `host`: the address at which its processes listen, if no site has it."""
         if not self.is_running:
             return
         data = json.loads((self.folder / spec.SPEC).read_text())
         learners = len(self.daemon.home.fleet.learners_on(machine))
         site = self._sites.sites.get(machine)
         site = MachineSite(machine) if site is None else site
-        here = site.here(site.host, learners or islands)
+        here = site.here(host or site.host, learners or islands)
+        data["settings"]["processes"] = list(self.daemon.home.fleet.processes)
         message: Message = {"spec": {**data, "here": asdict(here)}, "age_ns": time.monotonic_ns() - self._spec.zero_ns}
         heirs = [(heir.name, heir.address, heir.public_key) for heir in map(_home, self._sites.heirs)]
         self._send(machine, {"type": STATION, **message, "term": self._sites.term, "heirs": heirs})

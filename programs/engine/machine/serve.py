@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import uvloop
 import zmq
@@ -29,6 +29,7 @@ from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions as machine_keys
 from isthmus.programs.engine.machine.admissions import Admissions
 from isthmus.programs.engine.machine.daemon import MachineDaemon
+from isthmus.programs.engine.machine.island_parts import host_towards, part_of
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines_folder
 from isthmus.programs.engine.machine.service_manager import ServiceManager
@@ -165,12 +166,23 @@ def _tell(line: str) -> None:
         sys.stdout.flush()
 
 
+WantedPart: TypeAlias = tuple[str, int | None, int | None]
+"""Island, rank and size, as options name them; None for rank and size that the environment has."""
 LOOK_SECONDS: Final = 0.5
 ANSWER_SECONDS: Final = 5.0
 
 
-def join(address: str, name: str, islands: int, server_key: str | None, config: Path | None) -> int:
-    """Offer `islands` until signals end it, or the home expels this machine; returns the exit status.
+def join(
+    address: str,
+    name: str,
+    islands: int,
+    server_key: str | None,
+    config: Path | None,
+    wanted: WantedPart | None = None,
+) -> int:
+    """Offer `islands`, or the `wanted` part of one, until signals end it, or the home expels this machine.
+
+    Returns the exit status.
 
     ConfigError if an argument is wrong, or no daemon listens at `address`.
     """
@@ -184,6 +196,13 @@ def join(address: str, name: str, islands: int, server_key: str | None, config: 
         home = _home(address, server_key)
     if islands < 1:
         faults.append(Fault("Reading --islands", "1 or more", str(islands), "Each island is for one learner."))
+    part = None
+    if wanted is not None and not faults:
+        with collecting(faults):
+            part = part_of(*wanted, os.environ, lambda: host_towards(home.address))
+    if wanted is not None and islands != 1:
+        do = "Leave --islands out: this machine is a part of one island."
+        faults.append(Fault("Reading --islands", "1 beside --island", str(islands), do))
     if faults:
         raise ConfigError.of(faults)
     if not cluster_file.is_listening(home.address):
@@ -197,11 +216,17 @@ def join(address: str, name: str, islands: int, server_key: str | None, config: 
 
     permitted = replace(permitted, error_texts=permitted.error_texts or "local")
 
+    what = f"{islands} island{'' if islands == 1 else 's'}"
+    if part is not None and part.size > 1:
+        what = f"{part}{f', as {part.source} say' if part.source else ''}"
+    else:
+        part = None  # An island of one machine is an ordinary one.
+
     def begin(machine: MachineDaemon) -> None:
         machine.ends_when_expelled = True
-        link = machine.neighbours.join(home, islands)
+        link = machine.neighbours.join(home, islands, part)
         public = "" if permitted.pair is None else permitted.pair.public
-        _follow(machine, link, f"isthmus admit {name} {public}" if public else "", islands)
+        _follow(machine, link, f"isthmus admit {name} {public}" if public else "", what)
 
     return run(name, "tcp://127.0.0.1:*", permitted, begin)
 
@@ -226,7 +251,7 @@ def _key_file(name: str) -> Path:
     return path
 
 
-def _follow(machine: MachineDaemon, link: HomeLink, admit: str, islands: int) -> None:
+def _follow(machine: MachineDaemon, link: HomeLink, admit: str, what: str) -> None:
     """Print a line whenever the state of the link changes: waiting, refused, linked, lost."""
     last, was_up = "", False
 
@@ -236,9 +261,8 @@ def _follow(machine: MachineDaemon, link: HomeLink, admit: str, islands: int) ->
             machine.fail(ConfigError.of(link.faults))
             return
         was_up |= link.is_up
-        count = f"{islands} island{'' if islands == 1 else 's'}"
         if link.is_up and not link.refused:
-            line = f"linked to {link.home.name or link.home.address}, with {count}"
+            line = f"linked to {link.home.name or link.home.address}, with {what}"
         elif link.refused:
             line = f"not linked: {link.refused}{f'; type there: {admit}' if admit else ''}"
         elif was_up:

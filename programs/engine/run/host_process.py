@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
         zero_ns=run_spec.zero_ns,
         seed=run_spec.job.seed,
         listens=None if leader(replica).role == LEARNER else run_spec.here.address,
-        endpoints=() if gang is None else gang.endpoints,
+        door=() if gang is None else gang.endpoints,
         on_roster=None if gang is None else gang.on_roster,
         elastic=None if island is None else island.elastic,
         machines=machines,

@@ -17,7 +17,7 @@ from isthmus.runtime.daemon.outpost import (
     without_texts,
 )
 from isthmus.runtime.supervision.incidents import Exited, MachineLost
-from isthmus.runtime.supervision.messages import Orders, Over, Report, ReportError, Stamp
+from isthmus.runtime.supervision.messages import Heartbeat, Orders, Over, Report, ReportError, Seen, Stamp
 from isthmus.runtime.wire.control_messages import Message, decode, encode
 from tests.runtime.supervision.supervision_stories import BOOM, gone, life, lives, moved, rows, seen, wanted
 
@@ -57,6 +57,16 @@ def test_orders_are_heard_as_they_were_given(orders: Orders) -> None:
 @pytest.mark.parametrize("report", REPORTS)
 def test_a_report_is_heard_as_it_was_made(report: Report) -> None:
     assert read_report(sent(of_report(report, SHOWN))) == (report, SHOWN)
+
+
+def test_the_door_of_an_island_is_no_endpoint_that_others_dial() -> None:
+    door = Seen(life("learner/0"), 1, 2, heartbeat=Heartbeat("compiling", door=("10.0.0.2:4711", "0a" * 16)))
+    report = Report((door,))
+    assert read_report(sent(of_report(report, {})))[0] == report
+    for wrong in (("tcp://10.0.0.2:4711", "0a" * 16), ("10.0.0.2:4711", "a token"), ("10.0.0.2:0", "0a" * 16)):
+        lie = replace(door, heartbeat=replace(door.heartbeat, door=wrong))
+        with pytest.raises(ReportError):
+            read_report(sent(of_report(Report((lie,)), {})))
 
 
 def test_no_text_of_an_error_leaves_a_machine_that_keeps_it() -> None:

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from isthmus.runtime.errors import InvariantError
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import Replica, follower
 from isthmus.runtime.supervision.fleet import LOST_BEATS, Fleet
 from isthmus.runtime.supervision.home_events import Places, RunRoles
 from isthmus.runtime.supervision.messages import Wanted
@@ -288,3 +288,39 @@ def test_a_life_on_a_machine_that_takes_no_part_is_found() -> None:
     here.take_away("beta", "left")
     with pytest.raises(InvariantError, match="beta takes no part, and has lives"):
         here.check()
+
+
+def test_machines_that_are_one_island_join_in_one_slot_and_their_processes_live_together() -> None:
+    here = Fleet(RunRoles(roles={"learner": 1, "syncer": 1}, slots_max={"learner": 3}), Places(home="alpha"))
+    second = Replica("learner", 1)
+    gang = [second, follower(second, 1), follower(second, 2)]
+    assert here.join_island(("zeta", "eta", "theta")) == gang
+    assert here.gang(second) == here.together(second) == gang
+    assert here.gangs == [gang]
+    assert here.processes == (1, 3)
+    assert [here.name(each) for each in gang] == ["zeta", "eta", "theta"]
+    assert here.may_have("eta", gang[1])
+    assert here.join("iota", 5) == [THIRD]
+    assert here.join_island(("kappa", "lambda")) == []  # No slot is left, and no machine admitted.
+    assert "kappa" not in here.machines
+    for name in ("zeta", "eta", "theta"):
+        here.take_away(name, "left")
+    assert here.join_island(("kappa", "lambda")) == []  # That slot is for islands of three.
+    assert here.join_island(("eta", "theta", "zeta")) == gang
+    assert [here.name(each) for each in gang] == ["eta", "theta", "zeta"]
+    here.check()
+
+
+def test_the_next_daemon_knows_an_island_that_joined_by_its_journal() -> None:
+    cast = RunRoles(roles={"learner": 0, "syncer": 1}, slots_max={"learner": 3})
+    before = Fleet(cast, Places(home="alpha"))
+    gang = before.join_island(("zeta", "eta"))
+    after = Fleet(cast, Places(home="alpha"))
+    after.recall(before.placed(), (), ())
+    after.know(())
+    assert after.gang(gang[0]) == gang
+    assert after.processes == (2,)
+    lost = Fleet(cast, Places(home="alpha"))  # And, where its ledger is lost, by the incidents.
+    for replica, name in zip(gang, ("zeta", "eta"), strict=True):
+        lost.place_joined(replica, name)
+    assert lost.gang(gang[0]) == gang

@@ -45,13 +45,13 @@ class Machines:
         (self.place.folder / name).write_text("".join(parts) + run)
         return name
 
-    def join(self, home: str, name: str, islands: int = 1) -> subprocess.Popen[str]:
+    def join(self, home: str, name: str, islands: int = 1, *more: str) -> subprocess.Popen[str]:
         """A machine joins; its lines are in NAME.log."""
         self.here(name)
         with (self.place.folder / f"{name}.log").open("w") as log:
             joining = self.place.begin(
                 *("join", self.daemons[home].address, "--name", name, "--islands", str(islands)),
-                *("--config", "machine.toml"),
+                *("--config", "machine.toml", *more),
                 stdout=log,
             )
         self.here(home)
