@@ -135,8 +135,7 @@ def _need(cluster: Cluster | None, own: Sequence[Machine]) -> NeedFacts:
             signal.alarm(REQUEST_SECONDS_MAX)
         from isthmus.programs.study.doctor.needs import needs
 
-        request = Options(cluster=None if cluster is None else cluster.file).request()
-        request = request.to_train(has_cluster=cluster is not None)
+        request = Options(cluster=None if cluster is None else cluster.file).request().to_train()
         machines = () if cluster is None else cluster.machines
         return asdict(needs(request, machines, None if cluster is None else [each.name for each in own]))
 

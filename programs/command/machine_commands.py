@@ -7,7 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
-from isthmus.programs.command.options import FAILED, AsJson, Commands
+from isthmus.programs.command.options import FAILED, AsJson, Commands, Grace
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError
 
 PANEL: Final = "Machines"
@@ -52,16 +53,19 @@ def daemon(
         Path | None,
         typer.Option("--config", metavar="machine.toml", help="Which modules it may load, its key, whom it admits."),
     ] = None,
+    grace: Grace = GRACE_SECONDS,
 ) -> None:
     """Run the daemon of this machine, which supervises its runs.
 
     It takes runs that `isthmus train --cluster` hands over, and does its part in those of other machines.
 
     Ctrl-C asks its runs to stop and waits for them; a second one ends them at once.
+
+    SIGTERM sets them aside for its next start: exit status 75.
     """
     from isthmus.programs.engine.machine.serve import serve
 
-    raise typer.Exit(serve(name, listen, config))
+    raise typer.Exit(serve(name, listen, config, grace))
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -119,17 +123,19 @@ def join(
     size: Annotated[
         int | None, typer.Option("--size", metavar="N", help="The machines of that island. Default: likewise.")
     ] = None,
+    grace: Grace = GRACE_SECONDS,
 ) -> None:
     """Offer this machine's islands to the runs of another machine.
 
-    It only dials out. Ctrl-C takes it away again.
+    It only dials out. Ctrl-C takes it away again; SIGTERM, too, with exit status 75: the same name gets its slots back.
     """
     from isthmus.programs.engine.machine.serve import join
 
     if island is None and (rank is not None or size is not None):
         do = "Name the island that this machine is a part of, with --island NAME."
         raise ConfigError("Reading --rank and --size", "--island beside them", "none", do)
-    raise typer.Exit(join(home, name, islands, server_key, config, None if island is None else (island, rank, size)))
+    part = None if island is None else (island, rank, size)
+    raise typer.Exit(join(home, name, islands, server_key, config, grace, part))
 
 
 @commands.command(rich_help_panel=PANEL)

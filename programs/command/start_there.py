@@ -39,7 +39,7 @@ def train_there(options: Options, cluster: Cluster, *, is_detached: bool, quiet:
     def work() -> dict[str, Any]:
 
         # The home chooses the folder.
-        request = replace(options, run_dir=None).request().to_train(has_cluster=True).with_store()
+        request = replace(options, run_dir=None).request().to_train().with_store()
         data = handover(request, cluster, folder).as_data()
         return {"handover": data, "warnings": request.warnings, "chosen": dict(request.chosen)}
 

@@ -24,6 +24,8 @@ from isthmus.runtime.wire.security_keys import Keyring
 
 ERROR_LENGTH_MAX: Final = 500
 LEAVE: Final = "leave"
+PARTING_SECONDS: Final = 0.25
+"""For the last message to leave this process; without it a home takes this machine for lost 20 s later."""
 
 
 @final
@@ -53,7 +55,7 @@ class Neighbours:
     ) -> None:
         self.links = MachineLinks(loop, send)
         self.islands: int | None = None
-        self.part: IslandPart | None = None
+        self.own_part: IslandPart | None = None
         self._parts = IslandParts(self.links.is_up)
         self._loop, self._name, self._keys = loop, name, keys
         self._runs, self._send, self._caller = runs, send, caller
@@ -104,7 +106,7 @@ class Neighbours:
 
     def join(self, home: HomeAddress, islands: int, part: IslandPart | None = None) -> HomeLink:
         """Offer islands to the runs of a home, from now on; or this machine's part of one island."""
-        self.islands, self.part, self._joined = islands, part, home.address
+        self.islands, self.own_part, self._joined = islands, part, home.address
         return self.link(home)
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class Neighbours:
 
     def _described(self, home: HomeAddress) -> Message:
         is_joined = home.address == self._joined
-        part = self.part.as_data() if self.part is not None and is_joined else None
+        part = self.own_part.as_data() if self.own_part is not None and is_joined else None
         islands = self.islands if is_joined else None
         return {"name": self._name, "runs": self.outposts.runs(home), "islands": islands, "part": part}
 
@@ -151,12 +153,19 @@ class Neighbours:
         self.links.drop(name)
         return count
 
-    def leave(self) -> None:
-        """Tell all homes that this machine leaves, and end its outposts."""
-        self._joined = ""  # Else its next announcement offers islands once more, while its hosts end.
+    def leave(self, seconds_max: float) -> None:
+        """Let the hosts here give what they have within so many seconds, and end; `part` follows."""
+        self.outposts.leave(seconds_max)
+
+    def end(self) -> None:
+        """End the hosts here at once; `part` follows."""
+        self.outposts.end()
+
+    def part(self) -> float:
+        """Tell all homes that this machine has left; returns the seconds that this takes on the way."""
         for link in self._homes.values():
             link.send({"type": LEAVE})
-        self.outposts.end()
+        return PARTING_SECONDS if self._homes else 0.0
 
     def _take_away(self, name: str, how: Taken) -> int:
         runs = [run for run in self._runs() if name in run.daemon.home.fleet.others]
@@ -207,8 +216,8 @@ class Neighbours:
                     run.station(name, host=self._parts.host(name))
             elif part is not None and run.is_running:
                 self._let_island_join(run, self._parts.whole(name))
-            elif islands is not None and run.is_running:
-                self._let_join(run, name, instance, islands)
+            elif run.is_running and (count := islands or len(run.daemon.home.fleet.left_by(name))):
+                self._let_join(run, name, instance, count)
 
     def _let_join(self, run: MachineRun, name: str, instance: str, islands: int) -> None:
         """Let a machine join a run, once it confirms that it may load the program; asks each process once."""

@@ -5,14 +5,17 @@ the other end has admitted it; it prints the command to type there. Ctrl-C takes
 
 `isthmus daemon`: the daemon of a machine, in the foreground.
 
-It prints lines to standard output with its address and the runs that it took, finished and refused. The first Ctrl-C,
-SIGTERM or SIGHUP asks its runs to stop and waits for them; a second one ends them at once. Either way nothing is left
-running. A daemon that is killed leaves its runs to the next one of its name; without one they end within a minute.
+It prints lines to standard output with its address and the runs that it took, finished and refused. The first Ctrl-C
+asks its runs to stop and waits for them; a second one ends them at once. SIGTERM and SIGHUP are a notice: within the
+grace its runs are set aside for the next daemon of its name, and learners that it has of others' leave after a last
+answer; its exit status is 75. Either way nothing is left running. A daemon that is killed leaves its runs to the next
+one of its name; without one they end within a minute.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -33,10 +36,10 @@ from isthmus.programs.engine.machine.island_parts import host_towards, part_of
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines_folder
 from isthmus.programs.engine.machine.service_manager import ServiceManager
-from isthmus.programs.engine.run.interrupts import Interrupts, handle
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.settings import collecting
-from isthmus.runtime.errors import ConfigError, Fault, log_entry
+from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry
 from isthmus.runtime.system.processes import name_process
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, read_public
@@ -44,8 +47,8 @@ from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, 
 LINE_LENGTH_MAX: Final = 2000
 
 
-def serve(name: str, listen: str, config: Path | None) -> int:
-    """Serve until signals end it; returns the exit status: 0, or 1 if a second signal ended runs at once.
+def serve(name: str, listen: str, config: Path | None, grace: float = GRACE_SECONDS) -> int:
+    """Serve until signals end it; returns the exit status: 0, 75 after SIGTERM, or 1 if a second Ctrl-C ended runs.
 
     ConfigError if name, address or configuration are wrong, or taken.
     """
@@ -60,10 +63,12 @@ def serve(name: str, listen: str, config: Path | None) -> int:
         endpoint = cluster_file.checked_address(listen, "Reading --listen", may_choose=True, has_keys=has_keys)
     if faults:
         raise ConfigError.of(faults)
-    return run(name, endpoint, permitted, lambda machine: None)
+    return run(name, endpoint, permitted, lambda machine: None, grace)
 
 
-def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None]) -> int:
+def run(
+    name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None], grace: float
+) -> int:
     """Run the daemon `name` until signals, or another machine, end it; returns the exit status.
 
     `begin` is called at the start. ConfigError if name or address are taken, or for a later fault
@@ -76,7 +81,7 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     claim = NameClaim(name)
     loop = uvloop.new_event_loop()
     try:
-        machine = _open(loop, name, endpoint, permitted, claim)
+        machine = _open(loop, name, endpoint, permitted, claim, grace)
         begin(machine)
     except BaseException:
         claim.close(forget=False)
@@ -96,13 +101,18 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     def take_over() -> None:
         """Hear signals on the loop, which would have lost them before it ran, and those that came until now."""
         for number in numbers:
-            loop.add_signal_handler(number, on_signal)
-        for _ in range(early.count):
-            on_signal()
+            loop.add_signal_handler(number, on_signal, number)
+        for _ in range(early.presses):
+            on_signal(signal.SIGINT)
+        if early.is_to_leave:
+            on_signal(signal.SIGTERM)
 
-    def on_signal() -> None:
+    def on_signal(number: int) -> None:
         manager.stop()
-        machine.request_end()
+        if number == signal.SIGINT:
+            machine.request_end()
+        else:
+            machine.set_aside()
 
     loop.call_soon(take_over)
     loop.call_soon(manager.follow, machine.later, machine.summary)
@@ -111,14 +121,16 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     machine.close()
     if admissions is not None:
         admissions.close()
-    claim.close(forget=True)
+    claim.close(forget=not machine.is_set_aside)
     _tell(f"daemon {name} has ended")
     if machine.fault is not None:
         raise machine.fault
-    return 1 if machine.has_killed else 0
+    return 1 if machine.has_killed else INTERRUPTED_STATUS if machine.is_set_aside else 0
 
 
-def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim) -> MachineDaemon:
+def _open(
+    loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim, grace: float
+) -> MachineDaemon:
     """The daemon, bound; ConfigError if its address is taken."""
 
     def changed(runs: list[DaemonRun]) -> None:
@@ -132,6 +144,7 @@ def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: 
             permitted,
             machine_keys.keyring(name, permitted),
             machines_folder().parent.parent / "runs" / name,
+            grace=grace,
             tell=_tell,
             on_change=changed,
             on_idle=loop.stop,
@@ -178,6 +191,7 @@ def join(
     islands: int,
     server_key: str | None,
     config: Path | None,
+    grace: float = GRACE_SECONDS,
     wanted: WantedPart | None = None,
 ) -> int:
     """Offer `islands`, or the `wanted` part of one, until signals end it, or the home expels this machine.
@@ -228,7 +242,7 @@ def join(
         public = "" if permitted.pair is None else permitted.pair.public
         _follow(machine, link, f"isthmus admit {name} {public}" if public else "", what)
 
-    return run(name, "tcp://127.0.0.1:*", permitted, begin)
+    return run(name, "tcp://127.0.0.1:*", permitted, begin, grace)
 
 
 def _home(address: str, server_key: str | None) -> HomeAddress:

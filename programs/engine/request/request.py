@@ -303,12 +303,8 @@ class Request:
         """The program's short name."""
         return self.program.name
 
-    def to_train(self, *, has_cluster: bool = False) -> Request:
-        """This request, if a run of it can begin and end; ConfigError if its graph declares no reports, or if it has no
-        learner, and no cluster whose machines could join."""
-        if not self.run.learners and not has_cluster:
-            do = "Change run.learners; 0 is for a run with --cluster, whose learners all join."
-            raise ConfigError("Reading run.learners", f"from 1 to {self.run.slots_max}", "0", do)
+    def to_train(self) -> Request:
+        """This request, if a run of it can end; ConfigError if its graph declares no reports."""
         if self.graph.training.reports is None:
             do = (
                 "Write graph.train(reports=step['report']) of an InnerStep, or of a body of your own that emits "
@@ -366,19 +362,23 @@ def prepare(
     run_dir: str | Path | None = None,
     known_faults: Iterable[Fault] = (),
     computes: bool = True,
+    has_cluster: bool = False,
 ) -> Request:
     """The request to train `task` (None: the shipped one, with `task_settings`) by `program`.
 
     `run` has keys of section `run.`: tokens, seed, learners, slots_max, argv, which becomes `sys.argv`, as it was for
     the script that made the task; `known_faults` are those of the caller; `computes`: a first loss may be computed
-    in this process. The environment of this process is made ready for the learners. ConfigError with all faults of the
-    request, GraphError for a graph that breaks a rule.
+    in this process; `has_cluster`: machines may join the run, which may begin with no learner. The environment of this
+    process is made ready for the learners. ConfigError with all faults of the request, GraphError for a graph that
+    breaks a rule.
     """
     # Before anything of the user's is imported and called, which may change folder and umask of this process.
     base = Path.cwd()
     run_dir = None if run_dir is None else os.path.abspath(os.path.expanduser(run_dir))
     with reference.same_umask():
-        return _prepare(program, task, run, task_settings, run_dir, known_faults, base, computes=computes)
+        return _prepare(
+            program, task, run, task_settings, run_dir, known_faults, base, computes=computes, has_cluster=has_cluster
+        )
 
 
 def _prepare(
@@ -391,16 +391,19 @@ def _prepare(
     base: Path,
     *,
     computes: bool,
+    has_cluster: bool,
 ) -> Request:
     program = Program(program) if isinstance(program, str) else program
-    parts = _gather(program, task, run, task_settings, run_dir, base, list(known_faults))
+    parts = _gather(program, task, run, task_settings, run_dir, base, list(known_faults), has_cluster=has_cluster)
     job = _job(program, parts)
     warnings = () if task is None else _first_step(parts, computes=computes)
     reference.bind(job.task, parts.subject.task)
     graph = program.build(job).freeze()
     if "learners" not in run and (fitting := _nearest_learners(graph, job.learners)) != job.learners:
         run = dict(run, learners=fitting)
-        return _prepare(program, task, run, task_settings, run_dir, known_faults, base, computes=computes)
+        return _prepare(
+            program, task, run, task_settings, run_dir, known_faults, base, computes=computes, has_cluster=has_cluster
+        )
     chosen = derived(graph, parts.settings)
     parts = parts._replace(settings={**parts.settings, **chosen})
     job = replace(job, settings=MappingProxyType(parts.settings))
@@ -459,6 +462,8 @@ def _gather(
     run_dir: str | None,
     base: Path,
     faults: list[Fault],
+    *,
+    has_cluster: bool,
 ) -> _Parts:
     """The first step: read each part by itself; one ConfigError with the faults of all."""
     budget = None
@@ -466,6 +471,9 @@ def _gather(
         budget = RunSettings.read(run)
         if budget.argv:  # The user's file may read them as it is imported.
             sys.argv = list(budget.argv)
+        if not budget.learners and not has_cluster:
+            do = "Change run.learners; 0 is for a run with --cluster, whose learners all join."
+            raise ConfigError("Reading run.learners", f"from 1 to {budget.slots_max}", "0", do)
         prepare_environment(budget.learners)
     settings: Mapping[str, Any] = {}
     with collecting(faults):

@@ -153,11 +153,14 @@ def test_the_slot_of_an_island_of_several_processes_waits_for_one_of_these() -> 
     assert here.join("theta", 1) == []
 
 
-def test_a_machine_that_comes_again_begins_anew() -> None:
+def test_a_machine_that_comes_again_has_its_slots_again_and_the_next_if_it_brings_more() -> None:
     here = fleet()
     lose(here, "beta")
     here.take_away("beta", "left")
-    assert here.join("beta", 1) == [THIRD]
+    assert here.left_by("beta") == [SECOND]
+    assert here.join("beta", 2) == [SECOND, THIRD]
+    assert here.left_by("beta") == []
+    assert not here.retired
     assert here.machines["beta"].is_reached
     assert here.machines["beta"].silent_beats == 0
 
@@ -300,6 +303,9 @@ def test_machines_that_are_one_island_join_in_one_slot_and_their_processes_live_
     assert here.processes == (1, 3)
     assert [here.name(each) for each in gang] == ["zeta", "eta", "theta"]
     assert here.may_have("eta", gang[1])
+    for name in ("zeta", "eta", "theta"):
+        here.take_away(name, "left")
+    assert here.join_island(("zeta", "eta", "theta")) == gang  # The slot that they left, though another is free.
     assert here.join("iota", 5) == [THIRD]
     assert here.join_island(("kappa", "lambda")) == []  # No slot is left, and no machine admitted.
     assert "kappa" not in here.machines

@@ -115,7 +115,7 @@ def test_a_daemon_tells_its_manager(tmp_path: Path) -> None:
         first = listening.fields()
         assert first == {"READY": "1", "STATUS": "no run; 0 runs over", "WATCHDOG": "1"}
         assert listening.fields() == {"WATCHDOG": "1"}
-        assert daemon.end(signal.SIGTERM) == 0
+        assert daemon.end(signal.SIGTERM) == INTERRUPTED_STATUS
         said = []
         while {"STOPPING": "1"} not in said:
             said.append(listening.fields())
