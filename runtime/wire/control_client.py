@@ -123,7 +123,8 @@ class ControlClient:
     """A host's end: a DEALER that dials the daemon, and another one on request.
 
     With `keys` it accepts only the machine that has `server_key`; `on_refused(reason)` is called with the reason of
-    each failed attempt, one of `handshakes.WORDS`. It goes on trying.
+    each failed attempt, one of `handshakes.WORDS`, and `on_stranger` with each message of another version. It goes on
+    trying.
     """
 
     def __init__(
@@ -135,10 +136,11 @@ class ControlClient:
         keys: Keyring | None = None,
         server_key: str = "",
         on_refused: Callable[[str], None] = lambda reason: None,
+        on_stranger: Callable[[Message], None] = lambda message: None,
     ) -> None:
         """Dial; ConfigError if the endpoint is off loopback, and there are no keys or no `server_key`."""
         self._loop = loop
-        self._handle, self._on_refused = handle, on_refused
+        self._handle, self._on_refused, self._on_stranger = handle, on_refused, on_stranger
         self._keys, self._server_key = keys, server_key
         check_server(endpoint, keys, server_key, f"Dialling the daemon at {endpoint}")
         self._context = zmq.Context()
@@ -208,3 +210,5 @@ class ControlClient:
                 continue
             if is_of_this_version(message):
                 self._handle(message)
+            else:
+                self._on_stranger(message)

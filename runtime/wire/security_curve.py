@@ -196,7 +196,7 @@ class Zap:
         key = ""
         if len(frames) == _FRAMES and frames[5] == b"CURVE" and len(frames[6]) == _KEY_BYTES:
             key = z85.encode(frames[6]).decode()
-        if self._keys.name_of(key) is not None:
+        if self._keys.connects(key):
             return [version, request, b"200", b"admitted", key.encode(), b""]
         self._remember(key, frames[3].decode(errors="replace") if len(frames) == _FRAMES else "")
         return [version, request, b"400", b"not admitted", b"", b""]

@@ -55,6 +55,11 @@ def checked_address(text: str, doing: str, *, may_choose: bool = False, has_keys
     return f"tcp://{host}:{port or '*'}"
 
 
+def is_everywhere(endpoint: str) -> bool:
+    """Whether a daemon that listens at `endpoint` does so at all addresses of its machine, so that it names none."""
+    return endpoint.removeprefix("tcp://").rpartition(":")[0] in ("*", "0.0.0.0", "[::]")
+
+
 def is_listening(endpoint: str) -> bool:
     """Whether a process accepts connections at a TCP `endpoint`; the kernel refuses an unused port at once."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -78,6 +83,20 @@ def checked_name(text: str, doing: str, example: str) -> str:
     if not is_name(text):
         raise ConfigError(doing, "letters, digits, '.', '_' and '-', 64 at most", repr(text), f"Write {example}.")
     return text
+
+
+_DURATION: Final = re.compile(r"\s*(?P<number>\d{1,9})\s*(?P<unit>s|min|h|d)\s*")
+_DURATION_SECONDS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+def duration_seconds(text: str, doing: str) -> int:
+    """Seconds; ConfigError if `text` is no duration above 0."""
+    form = _DURATION.fullmatch(text)
+    if form is None or not int(form["number"]):
+        raise ConfigError(
+            doing, "a duration, such as 90 s, 30 min, 12h or 7d", repr(text), "Write a number and a unit."
+        )
+    return int(form["number"]) * _DURATION_SECONDS[form["unit"]]
 
 
 _QUANTITY: Final = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kKMGTP]?i?)(?P<unit>bit|B)(?P<rate>/s)?\s*")

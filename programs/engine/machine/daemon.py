@@ -19,7 +19,7 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.client import patience
-from isthmus.programs.engine.machine.links import MALFORMED, HomeAddress, answered, refusal
+from isthmus.programs.engine.machine.links import INSTANCE_LENGTH_MAX, MALFORMED, HomeAddress, answered, refusal
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.next_home import NextHome
@@ -130,7 +130,8 @@ class MachineDaemon:
         self.has_killed = False
         self.ends_when_expelled = False
         self.fault: ConfigError | None = None
-        self.keys, self._loop, self._config = keys, loop, config
+        self.keys, self.loop, self._config = keys, loop, config
+        self.on_close: Callable[[], None] = lambda: None
         self.tell, self._on_change, self._on_idle = tell, on_change, on_idle
         self._runs: dict[str, MachineRun] = {}
         self._former: dict[str, str] = {}
@@ -138,7 +139,12 @@ class MachineDaemon:
         self._authority = Authority(name, keys, tell)
         self._is_ending = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = ControlServer(loop, listen, self._hear, self._stranger, keys=keys, on_unknown=self._unknown)
+        self.claims: Callable[[str, Message, float], Message] | None = None
+        """Answers a claim: the key of its invitation, the message, and for how long its machine was away."""
+        self._claims_refused: set[tuple[str, str]] = set()
+        self._server = ControlServer(
+            loop, listen, self._hear, self._stranger, keys=keys, on_unknown=self._unknown, on_claim=self._claimed
+        )
         self.endpoint = self._server.endpoint
         self.neighbours = Neighbours(
             loop,
@@ -221,9 +227,10 @@ class MachineDaemon:
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call` on the loop of this daemon, after `seconds`."""
-        self._loop.call_later(seconds, call)
+        self.loop.call_later(seconds, call)
 
     def close(self) -> None:
+        self.on_close()
         self.neighbours.close()
         self._server.close()
 
@@ -237,7 +244,7 @@ class MachineDaemon:
                 self.neighbours.handlers[kind](peer, message)
                 return
             if kind in self._later:
-                task = self._loop.create_task(self._answer_later(peer, message))
+                task = self.loop.create_task(self._answer_later(peer, message))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 return
@@ -246,6 +253,20 @@ class MachineDaemon:
             answer = self._handlers[kind](message)
         except (ConfigError, *MALFORMED) as error:
             answer = refusal(error)
+        self._server.send(peer, answer)
+
+    def _claimed(self, peer: bytes, invitation: str, message: Message) -> None:
+        """Answer the holder of an invitation, who asks for a machine's key to be admitted."""
+        if self.claims is None:
+            return  # Before the file of admissions is followed; the machine repeats it.
+        try:
+            answer = self.claims(invitation, message, self.neighbours.links.away_seconds(str(message["name"])))
+        except (ConfigError, *MALFORMED) as error:
+            answer = refusal(error)
+            claim = invitation, str(message.get("name"))[:INSTANCE_LENGTH_MAX]
+            if claim not in self._claims_refused and len(self._claims_refused) < LOGGED_MAX:
+                self._claims_refused.add(claim)
+                self.tell(f"refused a claim by invitation: {answer['faults'][0][0]}: found {answer['faults'][0][2]}")
         self._server.send(peer, answer)
 
     async def _answer_later(self, peer: bytes, message: Message) -> None:
@@ -386,7 +407,7 @@ class MachineDaemon:
         lock = RunLock(folder)
         try:
             run = MachineRun(
-                self._loop,
+                self.loop,
                 folder,
                 run_spec,
                 lock=lock,
@@ -423,7 +444,7 @@ class MachineDaemon:
 
     def _tick(self) -> None:
         """End the runs of commands that are gone."""
-        self._loop.call_later(TICK_SECONDS, self._tick)
+        self.loop.call_later(TICK_SECONDS, self._tick)
         for run in list(self._runs.values()):
             if run.tick():
                 self._say(run, f"ends {run.folder}: {ENDED_BY_COMMAND}")

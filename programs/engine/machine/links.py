@@ -12,6 +12,7 @@ behind NAT. A message to a machine that is not linked is lost; its sender repeat
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ from typing import Any, Final, final
 
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_client import ControlClient
-from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.control_messages import Message, version_of
 from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
 from isthmus.runtime.wire.security_keys import Keyring
 
@@ -55,6 +56,8 @@ class MachineLinks:
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[bytes, Message], None]) -> None:
         self._loop, self._send = loop, send
         self._linked: dict[str, _Linked] = {}
+        self._opened_at = time.monotonic()
+        self._signs: dict[str, float] = {}
         self._pending: dict[int, tuple[str, asyncio.Future[Message]]] = {}
         self._number = 0
 
@@ -68,6 +71,7 @@ class MachineLinks:
             do = "Give each machine a --name of its own, or end the other daemon."
             raise ConfigError(f"Linking the machine {name!r}", "one machine of that name", "two", do)
         self._linked[name] = _Linked(peer, instance, now)
+        self._signs[name] = now
         return name
 
     def name_of(self, peer: bytes) -> str | None:
@@ -78,6 +82,17 @@ class MachineLinks:
         """Whether a machine announced itself within the last UP_SECONDS."""
         linked = self._linked.get(name)
         return linked is not None and time.monotonic() - linked.heard_at < UP_SECONDS
+
+    def expect(self, name: str) -> None:
+        """A machine has just been admitted, and will link itself."""
+        self._signs[name] = time.monotonic()
+
+    def away_seconds(self, name: str) -> float:
+        """Seconds since a machine announced itself or was admitted; infinite where it has left.
+
+        Where neither has happened they count from the start of this daemon.
+        """
+        return time.monotonic() - self._signs.get(name, self._opened_at)
 
     def send(self, name: str, message: Message) -> None:
         """Send a message to a machine; dropped if it is not linked."""
@@ -91,7 +106,8 @@ class MachineLinks:
 
     def drop(self, name: str) -> None:
         """Forget a machine until its next announcement."""
-        self._linked.pop(name, None)
+        if self._linked.pop(name, None) is not None:
+            self._signs[name] = -math.inf
 
     async def wait_for(self, name: str, seconds_max: float) -> bool:
         """Wait at most `seconds_max` for a machine to be linked; returns whether it is."""
@@ -173,6 +189,11 @@ class HomeAddress:
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def identity(self) -> str:
+        """What makes it the same machine: its key, whatever its address is by now, or the address where it has none."""
+        return self.public_key or self.address
+
 
 @final
 class HomeLink:
@@ -194,6 +215,8 @@ class HomeLink:
     ) -> None:
         """Dial; ConfigError if the address leaves the machine and there are no keys."""
         self.home = home
+        self.locate: Callable[[], str] = lambda: self.home.address
+        """Returns the address to dial, each time."""
         self.refused = ""
         self.faults: list[Fault] = []
         self._refused_since = 0.0
@@ -203,7 +226,13 @@ class HomeLink:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._client = ControlClient(
-            loop, home.address, self._hear, keys=keys, server_key=home.public_key, on_refused=self._note_refusal
+            loop,
+            home.address,
+            self._hear,
+            keys=keys,
+            server_key=home.public_key,
+            on_refused=self._note_refusal,
+            on_stranger=self._note_version,
         )
         self._beat()
 
@@ -241,11 +270,16 @@ class HomeLink:
         if reason == UNADMITTED and self._heard_at > 0:
             self._orders(self, {"type": EXPELLED})
 
+    def _note_version(self, message: Message) -> None:
+        doing, do = f"Linking to {self.home.address}", "Install the same isthmus on both."
+        self.refuse([Fault(doing, f"{version_of()}, as here", version_of(message), do)])
+
     def _beat(self) -> None:
         if self._is_closed:
             return
         self._silent_beats += 1
         if self._silent_beats % REDIAL_BEATS == 0:
+            self.home = replace(self.home, address=self.locate())
             self._client.dial(self.home.address)
         self._client.send({"type": LINK, "instance": INSTANCE, **self._describe()})
         self._loop.call_later(LINK_SECONDS, self._beat)

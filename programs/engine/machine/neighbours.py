@@ -61,7 +61,7 @@ class Neighbours:
         self._refused: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._joined = ""
-        """The address of the home that this machine has joined."""
+        """The identity of the home that this machine has joined."""
         self.outposts = Outposts(
             loop,
             name,
@@ -86,7 +86,7 @@ class Neighbours:
 
     def link(self, home: HomeAddress) -> HomeLink:
         """The link to a home; dials it if there is none yet."""
-        home_link = self._homes.get(home.address)
+        home_link = self._homes.get(home.identity)
         if home_link is None:
             link = HomeLink(
                 self._loop,
@@ -96,12 +96,12 @@ class Neighbours:
                 orders=self._ordered,
                 answer=self.outposts.answer,
             )
-            home_link = self._homes[home.address] = link
+            home_link = self._homes[home.identity] = link
         return home_link
 
     def join(self, home: HomeAddress, islands: int) -> HomeLink:
         """Offer islands to the runs of a home, from now on."""
-        self.islands, self._joined = islands, home.address
+        self.islands, self._joined = islands, home.identity
         return self.link(home)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Neighbours:
             link.close()
 
     def _described(self, home: HomeAddress) -> Message:
-        islands = self.islands if home.address == self._joined else None
+        islands = self.islands if home.identity == self._joined else None
         return {"name": self._name, "runs": self.outposts.runs(home), "islands": islands}
 
     def _ordered(self, link: HomeLink, message: Message) -> None:
@@ -128,7 +128,7 @@ class Neighbours:
     def _part_from(self, link: HomeLink) -> None:
         """Leave all runs of a home, and close its link."""
         self.outposts.end_of(link.home)
-        self._homes.pop(link.home.address, None)
+        self._homes.pop(link.home.identity, None)
         link.close()
 
     # -- machines that are linked here ---------------------------------------------------------------------------------
@@ -171,8 +171,15 @@ class Neighbours:
         """`expel` as a callback without a result."""
         self.expel(name)
 
+    def replace(self, name: str) -> None:
+        """Another machine has the name of one that is away: what that one had is over, and its messages are dropped."""
+        self._take_away(name, "left")
+        self.links.drop(name)
+        self.links.expect(name)
+
     def readmit(self, name: str) -> None:
-        """Let an expelled machine link itself again."""
+        """Let a machine link itself, perhaps one that was expelled before."""
+        self.links.expect(name)
         self._expelled = {instance: each for instance, each in self._expelled.items() if each != name}
 
     def _linked(self, peer: bytes, message: Message) -> None:
