@@ -70,12 +70,10 @@ class ControlServer:
         self.endpoint = endpoint
         try:
             self.endpoint = private_endpoint() if endpoint == PRIVATE else endpoint
-            security_curve.allow_ipv6(self._socket, self.endpoint)
-            self._socket.bind(self.endpoint)
+            self.endpoint = security_curve.bind(self._socket, self.endpoint)
         except (OSError, zmq.ZMQError):
             self._end()
             raise
-        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._file = self._socket.fileno()
         loop.add_reader(self._file, self._drain)
         loop.call_soon(self._drain)

@@ -200,7 +200,7 @@ class HomeLink:
     """The link to `home`.
 
     `describe` gives this machine's announcement; `orders` receives every message but requests; `answer` is awaited for
-    the answer to a request.
+    the answer to a request; `on_refused` is called for each failed connection, with a key of WORDS.
     """
 
     def __init__(
@@ -212,6 +212,7 @@ class HomeLink:
         describe: Callable[[], Message],
         orders: Callable[[HomeLink, Message], None],
         answer: Callable[[HomeAddress, Message], Any],
+        on_refused: Callable[[HomeAddress, str], None] = lambda home, reason: None,
     ) -> None:
         """Dial; ConfigError if the address leaves the machine and there are no keys."""
         self.home = home
@@ -221,6 +222,7 @@ class HomeLink:
         self.faults: list[Fault] = []
         self._refused_since = 0.0
         self._loop, self._describe, self._orders, self._answer = loop, describe, orders, answer
+        self._on_refused = on_refused
         self._heard_at = float("-inf")
         self._silent_beats = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -267,6 +269,7 @@ class HomeLink:
 
     def _note_refusal(self, reason: str) -> None:
         self.refused = WORDS[reason]
+        self._on_refused(self.home, reason)
         if reason == UNADMITTED and self._heard_at > 0:
             self._orders(self, {"type": EXPELLED})
 

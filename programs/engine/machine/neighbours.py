@@ -19,6 +19,7 @@ from isthmus.runtime.daemon.outpost import REPORT, over, read_report
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.supervision.home_events import Taken
 from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
 from isthmus.runtime.wire.security_keys import Keyring
 
 ERROR_LENGTH_MAX: Final = 500
@@ -59,6 +60,7 @@ class Neighbours:
         self._expelled: dict[str, str] = {}
         self._joining: set[tuple[str, str]] = set()
         self._refused: set[tuple[str, str]] = set()
+        self._told: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._joined = ""
         """The identity of the home that this machine has joined."""
@@ -95,6 +97,7 @@ class Neighbours:
                 describe=lambda: self._described(home),
                 orders=self._ordered,
                 answer=self.outposts.answer,
+                on_refused=self._not_linked,
             )
             home_link = self._homes[home.identity] = link
         return home_link
@@ -103,6 +106,14 @@ class Neighbours:
         """Offer islands to the runs of a home, from now on."""
         self.islands, self._joined = islands, home.identity
         return self.link(home)
+
+    def _not_linked(self, home: HomeAddress, reason: str) -> None:
+        """Tell people once why a home that has runs here cannot be reached; one that is joined tells it itself."""
+        if home.identity != self._joined and (home.identity, reason) not in self._told:
+            self._told.add((home.identity, reason))
+            key = "" if self._keys is None else self._keys.pair.public
+            do = f"; type there: isthmus admit {self._name} {key}" if reason == UNADMITTED else ""
+            self._tell(f"not linked to {home.name} at {home.address}: {WORDS[reason]}{do}")
 
     def close(self) -> None:
         """Hang up everywhere."""

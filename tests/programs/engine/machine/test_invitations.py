@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import uvloop
+import zmq
 from typer.testing import CliRunner, Result
 
 from isthmus.programs.command.main import app
@@ -31,12 +32,19 @@ from isthmus.programs.engine.machine.admissions import (
 )
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile
+from isthmus.programs.engine.machine.links import REDIAL_BEATS, HomeAddress
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.loops import run_until
 
-ALPHA, BETA, GAMMA, OWN, SINGLE, MANY = (KeyPair.make() for _ in range(6))
+
+def pair() -> KeyPair:
+    """A new pair, at once: nobody has to paste its public key into a shell."""
+    return KeyPair(*(half.decode() for half in zmq.curve_keypair()))
+
+
+ALPHA, BETA, GAMMA, OWN, SINGLE, MANY = (pair() for _ in range(6))
 NOW = 1_800_000_000.0
 CLUSTER = f'[keys]\nsecret = "a.key"\n[[machine]]\nname = "alpha"\naddress = "{{}}"\npublic_key = "{ALPHA.public}"\n'
 NOWHERE = "tcp://127.0.0.1:9"
@@ -90,7 +98,7 @@ def test_an_invitation_for_a_name_is_used_up_once_whatever_becomes_of_its_machin
 
 def test_one_for_many_admits_so_many_names_and_a_name_again_once_its_machine_is_away() -> None:
     held = register(many=Invitation("pod-", 2))
-    keys = [KeyPair.make().public for _ in range(4)]
+    keys = [pair().public for _ in range(4)]
     assert claim(held, MANY, "pod-a", keys[0]) == claim(held, MANY, "pod-b", keys[1]) == 0.0
     assert refusal(held, MANY, "pod-c", keys[2]) == "one that was used by pod-a, pod-b"
     assert claim(held, MANY, "pod-a", keys[2], away=12.0) == AWAY_SECONDS - 12.0
@@ -238,7 +246,7 @@ def written(place: Path, address: str = NOWHERE, *, home: str = ALPHA.public, **
         (lambda path: path.write_text(path.read_text() + 'prefix = "b"\n'), (), "found both or neither"),
         (lambda path: path.write_text(path.read_text().replace("tcp:", "udp:")), (), "found 'udp:"),
         (lambda path: None, ("--name", "gamma"), "found 'gamma'"),
-        (lambda path: None, ("--server-key", ALPHA.public), "expected none beside --invite"),
+        (lambda path: None, ("--server-key", "alpha.pub"), "expected none beside --invite"),
         (lambda path: None, (NOWHERE,), "found both"),
         (lambda path: None, ("--wait", "0"), "found 0"),
         (lambda path: None, ("--islands", "0"), "found 0"),
@@ -379,7 +387,7 @@ def test_an_absurd_claim_is_refused_and_the_daemon_goes_on(home: Home, message: 
 
 def test_of_claims_at_once_exactly_one_wins(home: Home) -> None:
     home.invite(SINGLE, Invitation("beta"))
-    keys, answers = [KeyPair.make().public for _ in range(8)], list[Any]()
+    keys, answers = [pair().public for _ in range(8)], list[Any]()
     claims = [{**CLAIM, "key": key} for key in keys]
     threads = [threading.Thread(target=lambda each=each: answers.append(home.answer(SINGLE, each))) for each in claims]
     for thread in threads:
@@ -406,6 +414,57 @@ def test_a_name_comes_back_with_another_key_and_the_former_one_is_expelled(home:
     assert home.answer(GAMMA, {**LINK, "instance": "2"})["type"] == "linked"
     with pytest.raises(ConfigError, match="found that this key is not"):
         home.answer(BETA, LINK)
+
+
+def test_a_machine_that_is_called_by_a_home_that_does_not_admit_it_tells_so(home: Home, tmp_path: Path) -> None:
+    lines: list[str] = []
+    loop = uvloop.new_event_loop()
+    gamma = MachineDaemon(
+        loop,
+        "gamma",
+        "tcp://127.0.0.1:*",
+        MachineConfig((), GAMMA),
+        Keyring(GAMMA, {ALPHA.public: "alpha"}, "gamma"),
+        tmp_path / "gamma",
+        tell=lines.append,
+        on_change=lambda runs: None,
+        on_idle=lambda: None,
+    )
+    gamma.neighbours.link(HomeAddress("alpha", home.daemon.endpoint, ALPHA.public))
+    run_until(loop, lambda: bool(lines))
+    assert lines[0].endswith(f"isthmus admit gamma {GAMMA.public}")
+    gamma.close()
+    loop.close()
+
+
+def test_a_home_that_has_come_up_elsewhere_is_the_same_home(home: Home, tmp_path: Path) -> None:
+    """Whatever has its former address, as the note of a daemon before this one, means the same link."""
+    home.do(lambda: admissions.admit("alpha", "beta", BETA.public))
+    home.do(home.admissions._look)
+    loop = uvloop.new_event_loop()
+    beta = MachineDaemon(
+        loop,
+        "beta",
+        "tcp://127.0.0.1:*",
+        MachineConfig((), BETA),
+        Keyring(BETA, {}, "beta"),
+        tmp_path / "beta",
+        tell=lambda line: None,
+        on_change=lambda runs: None,
+        on_idle=lambda: None,
+    )
+    former = HomeAddress("alpha", NOWHERE, ALPHA.public)
+    link = beta.neighbours.join(former, 1)
+    link.locate = lambda: home.daemon.endpoint
+    link._silent_beats = REDIAL_BEATS - 1
+    run_until(loop, lambda: link.is_up)
+    assert link.home.address == home.daemon.endpoint
+    assert beta.neighbours.link(former) is link
+    assert beta.neighbours._described(link.home)["islands"] == 1
+    beta.neighbours._part_from(link)
+    assert beta.neighbours._homes == {}
+    beta.close()
+    loop.close()
 
 
 class Machine:
@@ -460,12 +519,12 @@ def test_a_machine_waits_for_its_home_and_finds_it_where_its_file_says_by_then(
 
 
 @pytest.mark.parametrize(
-    ("key", "terms", "found"),
+    ("of", "terms", "found"),
     [
-        (ALPHA.public, None, "one that is not known there: withdrawn, or of another home"),
-        (GAMMA.public, Invitation("beta"), "a machine with another key: not the home of this invitation"),
-        (ALPHA.public, Invitation("gamma"), "'beta'"),
-        (ALPHA.public, Invitation("beta", None, 1), "one that expired"),
+        ("alpha", None, "one that is not known there: withdrawn, or of another home"),
+        ("gamma", Invitation("beta"), "a machine with another key: not the home of this invitation"),
+        ("alpha", Invitation("gamma"), "'beta'"),
+        ("alpha", Invitation("beta", None, 1), "one that expired"),
     ],
 )
 def test_a_machine_is_told_why_it_is_refused(
@@ -473,13 +532,14 @@ def test_a_machine_is_told_why_it_is_refused(
     machine: Callable[..., Machine],
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
-    key: str,
+    of: str,
     terms: Invitation | None,
     found: str,
 ) -> None:
     monkeypatch.setattr(invitations, "CUTS_MAX", 1)
     if terms is not None:
         home.invite(SINGLE, terms)
+    key = {"alpha": ALPHA, "gamma": GAMMA}[of].public
     assert machine(written(place, home.daemon.endpoint, home=key)).until_over().startswith(found)
 
 
