@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -12,6 +12,11 @@ from isthmus.programs.command.options import Commands
 PANEL: Final = "Machines"
 
 commands = typer.Typer(cls=Commands)
+
+UntilOver: TypeAlias = Annotated[
+    bool,
+    typer.Option("--until-over", help="End when no run goes on here any more: 0, or 1 if one has failed."),
+]
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -24,6 +29,7 @@ def daemon(
         Path | None,
         typer.Option("--config", metavar="machine.toml", help="Which modules it may load, its key, whom it admits."),
     ] = None,
+    until_over: UntilOver = False,
 ) -> None:
     """Run the daemon of this machine, which supervises its runs.
 
@@ -33,7 +39,7 @@ def daemon(
     """
     from isthmus.programs.engine.machine.serve import serve
 
-    raise typer.Exit(serve(name, listen, config))
+    raise typer.Exit(serve(name, listen, config, until_over=until_over))
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -76,6 +82,9 @@ def join(
     invite: Annotated[
         Path | None, typer.Option("--invite", metavar="FILE", help="An invitation of the home: no more is needed.")
     ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", metavar="FILE", help="The cluster file that has the home.")
+    ] = None,
     islands: Annotated[int, typer.Option("--islands", metavar="N", help="How many learners it takes.")] = 1,
     server_key: Annotated[
         str | None,
@@ -88,6 +97,7 @@ def join(
         float | None,
         typer.Option("--wait", metavar="SECONDS", help="How long to wait for the home. Default: for ever."),
     ] = None,
+    until_over: UntilOver = False,
 ) -> None:
     """Offer this machine's islands to the runs of another machine.
 
@@ -96,7 +106,7 @@ def join(
     from isthmus.programs.engine.machine.joining import JoinRequest
     from isthmus.programs.engine.machine.joining import join as offer
 
-    request = JoinRequest(home, name, islands, server_key, config, invite, wait)
+    request = JoinRequest(home, name, islands, server_key, config, invite, wait, until_over, cluster)
     raise typer.Exit(offer(request))
 
 

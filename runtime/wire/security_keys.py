@@ -57,12 +57,17 @@ class KeyPair:
     secret: str = field(repr=False)
 
     @classmethod
+    def draw(cls) -> Self:
+        """A new pair, whose public key nobody has to type."""
+        return cls(*(half.decode() for half in zmq.curve_keypair()))
+
+    @classmethod
     def make(cls) -> Self:
         """A new pair, whose public key needs no quotes in a shell."""
         while True:
-            public, secret = (half.decode() for half in zmq.curve_keypair())
-            if _PASTABLE.issuperset(public) and public[0].isalnum():
-                return cls(public, secret)
+            pair = cls.draw()
+            if _PASTABLE.issuperset(pair.public) and pair.public[0].isalnum():
+                return pair
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
         """Write NAME.key, which only its owner can read, and NAME.pub; returns their paths.

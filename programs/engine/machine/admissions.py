@@ -46,6 +46,8 @@ OPERATOR, BY = "operator", "by"
 INVITATION, UNTIL = "invitation", "until"
 AWAY_SECONDS: Final = 30.0
 """A machine that was silent for so long may be replaced by one of its name that has an invitation for many."""
+NAMES_SHOWN: Final = 3
+"""Names in a refusal, which a holder of the invitation gets."""
 _WAYS: Final = (OWN, CONFIGURED, ADMITTED, EXPELLED)
 _MODE: Final = 0o600
 
@@ -141,7 +143,8 @@ class Register:
         if expelled and terms.count is not None:
             raise ConfigError(doing, "a machine that was not expelled", "one that was", f"{do} {name}.")
         if is_full:
-            used = f"one that was used by {', '.join(names)}"
+            more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+            used = f"one that was used by {', '.join(names[:NAMES_SHOWN])}{more}"
             raise ConfigError(doing, f"an invitation that is not used up, for {terms.words}", used, f"{do}.")
         if former and away_seconds < AWAY_SECONDS:
             return Claimed(wait_seconds=AWAY_SECONDS - away_seconds)

@@ -19,9 +19,10 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.client import patience
+from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns
 from isthmus.programs.engine.machine.links import INSTANCE_LENGTH_MAX, MALFORMED, HomeAddress, answered, refusal
 from isthmus.programs.engine.machine.names import DaemonRun
-from isthmus.programs.engine.machine.neighbours import Neighbours
+from isthmus.programs.engine.machine.neighbours import FORMER_MAX, Neighbours
 from isthmus.programs.engine.machine.next_home import NextHome
 from isthmus.programs.engine.machine.outposts import NOTE
 from isthmus.programs.engine.machine.readiness import check_machines, to_take_part
@@ -93,8 +94,8 @@ class Authority:
 
 ANSWERED_SHARE: Final = 0.9
 """Share of a command's waiting time within which a refusal for lack of time leaves."""
-FORMER_MAX: Final = 100
-"""Runs that are over whose outcomes it keeps."""
+OVER_TICKS: Final = 2
+"""A daemon that ends with its runs stays for so long, in which every machine that is linked hears of their outcomes."""
 ENDED_BY_COMMAND: Final = f"the command that watched the run has not been heard of for {LEASE_TICKS_MAX} s"
 ENDED_BY_DAEMON: Final = "ended with the daemon of its machine"
 
@@ -127,8 +128,9 @@ class MachineDaemon:
     ) -> None:
         """Bind; zmq.ZMQError if the endpoint is taken."""
         self.name = name
-        self.has_killed = False
+        self.has_killed = self.has_failed = False
         self.ends_when_expelled = False
+        self._over_ticks = 0
         self.fault: ConfigError | None = None
         self.keys, self.loop, self._config = keys, loop, config
         self.on_close: Callable[[], None] = lambda: None
@@ -219,6 +221,10 @@ class MachineDaemon:
         if is_first and self._runs:
             self.tell(f"asks {_count(len(self._runs))} to stop, and waits; a second signal ends them at once")
         self._leave_if_idle()
+
+    def end_when_over(self) -> None:
+        """End once there was a run, of this home or of one that is linked to, and none goes on."""
+        self.neighbours.followed = FollowedRuns()
 
     def fail(self, fault: ConfigError) -> None:
         """End, because the daemon cannot do what it was started for."""
@@ -422,6 +428,7 @@ class MachineDaemon:
             lock.close()
             raise
         self._runs[str(folder)] = run
+        self.neighbours.note(self.name, {run.name: RUNNING})
         self._changed()
         return run
 
@@ -429,6 +436,9 @@ class MachineDaemon:
         why = "" if run.daemon.failure is None else f" ({error_of(run.daemon)})"
         self._say(run, f"finished {run.folder}: {run.daemon.outcome}{why}")
         del self._runs[str(run.folder)]
+        fleet, outcome = run.daemon.home.fleet, run.daemon.outcome
+        self.neighbours.former.add(run.name, outcome, [*fleet.others, *fleet.away])
+        self.neighbours.note(self.name, {run.name: outcome})
         self._remember(str(run.folder), run.daemon.outcome)
         self._changed()
 
@@ -443,8 +453,16 @@ class MachineDaemon:
             self._on_idle()
 
     def _tick(self) -> None:
-        """End the runs of commands that are gone."""
+        """End the runs of commands that are gone, and this daemon, if it ends with its runs."""
         self.loop.call_later(TICK_SECONDS, self._tick)
+        followed = self.neighbours.followed
+        if followed is not None:
+            is_idle = not self._runs and not self.neighbours.outposts.folders
+            self._over_ticks = self._over_ticks + 1 if is_idle and followed.are_over else 0
+            if self._over_ticks == OVER_TICKS:
+                self.tell(f"ends, because its runs are over: {followed.words}")
+                self.has_failed = followed.has_failed
+                self.request_end()
         for run in list(self._runs.values()):
             if run.tick():
                 self._say(run, f"ends {run.folder}: {ENDED_BY_COMMAND}")

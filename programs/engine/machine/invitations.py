@@ -188,7 +188,7 @@ def invite(request: InviteRequest) -> str:
                 if request.name in admissions.admitted(register.machines).values():
                     do = f"It needs none. If its key is lost, type first: isthmus expel {request.name}"
                     raise ConfigError(doing, "a machine that is not admitted yet", "one that is", do)
-                file = InvitationFile(home, KeyPair.make(), request.name, request.prefix)
+                file = InvitationFile(home, KeyPair.draw(), request.name, request.prefix)
             register.invitations[file.pair.public] = terms
             used = len(register.names_by(file.pair.public))
             _write(path, file.text(), doing)
@@ -235,7 +235,7 @@ def _home(request: InviteRequest) -> HomeAddress:
     """The home of a request, whose daemon is, or will be, on this computer."""
     doing = "Writing an invitation"
     if request.cluster is not None:
-        home = _home_in(request.cluster, request.machine, doing)
+        home = home_in(request.cluster, request.machine, doing)
         own = admissions.own_key(home.name)
         if own not in (None, home.public_key):
             do = f"Correct public_key in {request.cluster}: it is {own}"
@@ -260,7 +260,7 @@ def _home(request: InviteRequest) -> HomeAddress:
     return home
 
 
-def _home_in(file: Path, machine: str | None, doing: str) -> HomeAddress:
+def home_in(file: Path, machine: str | None, doing: str) -> HomeAddress:
     """The machine of a cluster file that is the home of its runs, or the one of that name."""
     cluster = cluster_file.read(file)
     named = next((each for each in cluster.machines if each.name == machine), None)

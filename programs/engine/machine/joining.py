@@ -18,7 +18,7 @@ from isthmus.programs.engine.cluster import cluster_file, machine_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions, serve
 from isthmus.programs.engine.machine.daemon import MachineDaemon
-from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile
+from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile, home_in
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
@@ -31,7 +31,10 @@ LOOK_SECONDS: Final = 0.5
 @final
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """What `isthmus join` was asked for: a home by its `address` or by an `invitation`, and how long to wait for it."""
+    """What `isthmus join` was asked for, and how long to wait for the home.
+
+    The home is given by its `address`, or in a file, which is read again: an `invitation` or a `cluster` file.
+    """
 
     address: str | None = None
     name: str | None = None
@@ -40,10 +43,14 @@ class JoinRequest:
     config: Path | None = None
     invitation: Path | None = None
     wait_seconds: float | None = None
+    until_over: bool = False
+    cluster: Path | None = None
 
 
 def join(request: JoinRequest) -> int:
-    """Offer islands until signals end it, or the home expels this machine; returns the exit status.
+    """Offer islands until signals end it, or the home expels this machine, or, if so requested, its runs are over.
+
+    Returns the exit status: 1 if it ends with runs of which one has failed.
 
     ConfigError if the request is wrong, or the home refuses it or does not come in time. A machine that an invitation
     was refused to leaves nothing.
@@ -68,19 +75,22 @@ def _checked(request: JoinRequest) -> tuple[str, HomeAddress, MachineConfig, Inv
     faults: list[Fault] = []
     name, home, permitted, invitation = "", HomeAddress("", ""), MachineConfig(), None
     with collecting(faults):
-        if (request.invitation is None) == (request.address is None):
-            found = "neither" if request.address is None else "both"
-            do = "Type `isthmus join --invite FILE`, or `isthmus join tcp://HOME:PORT --name NAME`."
-            raise ConfigError("Reading the command line", "an invitation, or the address of a home", found, do)
+        given = {"tcp://HOME:PORT": request.address, "--invite": request.invitation, "--cluster": request.cluster}
+        found = ", ".join(each for each, value in given.items() if value is not None)
+        if found not in given:
+            do = "Type `isthmus join --invite FILE`, or one of the others with --name NAME."
+            raise ConfigError("Reading the command line", f"one of {', '.join(given)}", found or "none", do)
+        if request.address is None and request.server_key is not None:
+            do = "Leave it out: the file has it."
+            raise ConfigError("Reading --server-key", f"none beside {found}", request.server_key, do)
         if request.invitation is not None:
             invitation = InvitationFile.read(request.invitation)
             name, home = invitation.name_for(request.name, socket.gethostname()), invitation.home
-            if request.server_key is not None:
-                do = "Leave it out: the invitation has it."
-                raise ConfigError("Reading --server-key", "none beside --invite", request.server_key, do)
-        elif request.address is not None:
+    if request.invitation is None and not faults:
+        with collecting(faults):
             name = cluster_file.checked_name(request.name or "", "Reading --name", "for example --name beta")
-            home = _home(request.address, request.server_key)
+        with collecting(faults):
+            home = _home(request)
     with collecting(faults):
         permitted = machine_file.read(request.config)
     if request.islands < 1:
@@ -94,12 +104,14 @@ def _checked(request: JoinRequest) -> tuple[str, HomeAddress, MachineConfig, Inv
     return name, home, permitted, invitation
 
 
-def _home(address: str, server_key: str | None) -> HomeAddress:
-    """The home to dial; ConfigError if `address` is not valid, or needs a key and has none."""
+def _home(request: JoinRequest) -> HomeAddress:
+    """The home to dial, without an invitation; ConfigError if its address is not valid, or needs a key and has none."""
+    if request.cluster is not None:
+        return home_in(request.cluster, None, "Joining")
     doing = "Reading the address of the home"
-    endpoint = cluster_file.checked_address(address, doing, has_keys=True)
-    if server_key is not None:
-        return HomeAddress("", endpoint, read_public(server_key, Path(), "Reading --server-key"))
+    endpoint = cluster_file.checked_address(request.address or "", doing, has_keys=True)
+    if request.server_key is not None:
+        return HomeAddress("", endpoint, read_public(request.server_key, Path(), "Reading --server-key"))
     if not is_loopback(endpoint):
         do = "Give --server-key KEY, or the file NAME.pub, of the machine that listens there."
         raise ConfigError(doing, "its public key, because it is another machine", "none", do)
@@ -132,6 +144,8 @@ class _Joining:
     def begin(self, machine: MachineDaemon) -> None:
         """Dial, and go on until the daemon ends."""
         machine.ends_when_expelled = True
+        if self._request.until_over:
+            machine.end_when_over()
         if self._invitation is None:
             self._join(machine)
         else:
@@ -153,16 +167,18 @@ class _Joining:
         self._link.locate = lambda: self._located(machine)
 
     def _located(self, machine: MachineDaemon) -> str:
-        """The home's address by now: what the invitation says, as long as that can be read."""
-        if self._request.invitation is not None:
-            try:
-                home = InvitationFile.read(self._request.invitation).home
-                if home.public_key == self._home.public_key:
-                    self._home = home
-            except ConfigError as error:
-                if str(error) != self._last_unreadable:
-                    machine.tell(f"goes on with {self._home.address}: {error}")
-                self._last_unreadable = str(error)
+        """The home's address by now: what the invitation or the cluster file says, as long as that can be read."""
+        if self._request.address is not None:
+            return self._home.address
+        try:
+            path = self._request.invitation
+            home = _home(self._request) if path is None else InvitationFile.read(path).home
+            if home.public_key == self._home.public_key:
+                self._home = home
+        except ConfigError as error:
+            if str(error) != self._last_unreadable:
+                machine.tell(f"goes on with {self._home.address}: {error}")
+            self._last_unreadable = str(error)
         return self._home.address
 
     def _look(self, machine: MachineDaemon) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, final
 
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns, FormerRuns
 from isthmus.programs.engine.machine.links import EXPELLED, LINK, RESPONSE, HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import SUPERSEDED, UNSTATIONED, Outposts
 from isthmus.programs.engine.machine.run import CHECK_SECONDS_MAX, MachineRun
@@ -23,6 +24,8 @@ from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
 from isthmus.runtime.wire.security_keys import Keyring
 
 ERROR_LENGTH_MAX: Final = 500
+FORMER_MAX: Final = 100
+"""Runs that are over whose outcomes a daemon keeps."""
 LEAVE: Final = "leave"
 
 
@@ -62,6 +65,9 @@ class Neighbours:
         self._refused: set[tuple[str, str]] = set()
         self._told: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.followed: FollowedRuns | None = None
+        """Set in a daemon that ends with its runs."""
+        self.former = FormerRuns(FORMER_MAX)
         self._joined = ""
         """The identity of the home that this machine has joined."""
         self.outposts = Outposts(
@@ -122,7 +128,8 @@ class Neighbours:
 
     def _described(self, home: HomeAddress) -> Message:
         islands = self.islands if home.identity == self._joined else None
-        return {"name": self._name, "runs": self.outposts.runs(home), "islands": islands}
+        follows = [] if self.followed is None else self.followed.of(home.identity)
+        return {"name": self._name, "runs": self.outposts.runs(home), "islands": islands, "follows": follows}
 
     def _ordered(self, link: HomeLink, message: Message) -> None:
         if message["type"] == EXPELLED:
@@ -133,8 +140,15 @@ class Neighbours:
             link.refuse([Fault(*fault) for fault in message["faults"]])
         elif message["type"] == "linked":
             link.name_home(str(message["name"]))
+            outcomes = {str(run): str(outcome) for run, outcome in dict(message["outcomes"]).items()}
+            self.note(link.home.identity, outcomes)
         else:
             self.outposts.on_message(link, message)
+
+    def note(self, home: str, outcomes: Mapping[str, str]) -> None:
+        """Note what a home, by its identity, says of its runs."""
+        if self.followed is not None:
+            self.followed.note(home, outcomes)
 
     def _part_from(self, link: HomeLink) -> None:
         """Leave all runs of a home, and close its link."""
@@ -196,7 +210,7 @@ class Neighbours:
     def _linked(self, peer: bytes, message: Message) -> None:
         """Handle a machine's announcement: send it the runs that it lacks, or let it join."""
         name, instance = str(message["name"]), str(message["instance"])
-        held = {str(run) for run in message["runs"]}
+        held, follows = {str(run) for run in message["runs"]}, [str(run) for run in message["follows"]]
         islands = None if message["islands"] is None else int(message["islands"])
         caller = self._caller()
         if caller is not None and caller != name:
@@ -207,7 +221,8 @@ class Neighbours:
             return
         is_new = not self.links.is_up(name)
         self.links.record(peer, message)
-        self._send(peer, {"type": "linked", "name": self._name})
+        outcomes = {**self.former.for_machine(name, follows), **{run.name: RUNNING for run in self._runs()}}
+        self._send(peer, {"type": "linked", "name": self._name, "outcomes": outcomes})
         if is_new:
             self._tell(f"machine {name} is linked")
         for run in self._runs():

@@ -34,8 +34,10 @@ from isthmus.runtime.wire.control_client import ask
 LINE_LENGTH_MAX: Final = 2000
 
 
-def serve(name: str, listen: str, config: Path | None) -> int:
-    """Serve until signals end it; returns the exit status: 0, or 1 if a second signal ended runs at once.
+def serve(name: str, listen: str, config: Path | None, *, until_over: bool = False) -> int:
+    """Serve until signals end it, or, `until_over`, its runs are over; returns the exit status.
+
+    1 if a second signal ended runs at once, or a run has failed `until_over`; otherwise 0.
 
     ConfigError if name, address or configuration are wrong, or taken.
     """
@@ -50,7 +52,12 @@ def serve(name: str, listen: str, config: Path | None) -> int:
         endpoint = cluster_file.checked_address(listen, "Reading --listen", may_choose=True, has_keys=has_keys)
     if faults:
         raise ConfigError.of(faults)
-    return run(name, endpoint, permitted, lambda machine: None)
+
+    def begin(machine: MachineDaemon) -> None:
+        if until_over:
+            machine.end_when_over()
+
+    return run(name, endpoint, permitted, begin)
 
 
 def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None]) -> int:
@@ -105,7 +112,7 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     _tell(f"daemon {name} has ended")
     if machine.fault is not None:
         raise machine.fault
-    return 1 if machine.has_killed else 0
+    return 1 if machine.has_killed or machine.has_failed else 0
 
 
 def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim) -> MachineDaemon:

@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 import uvloop
-import zmq
 from typer.testing import CliRunner, Result
 
 from isthmus.programs.command.main import app
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine import admissions, invitations
+from isthmus.programs.engine.machine import admissions, invitations, links
 from isthmus.programs.engine.machine.admissions import (
     ADMITTED,
     AWAY_SECONDS,
@@ -38,15 +37,9 @@ from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 from tests.loops import run_until
 
-
-def pair() -> KeyPair:
-    """A new pair, at once: nobody has to paste its public key into a shell."""
-    return KeyPair(*(half.decode() for half in zmq.curve_keypair()))
-
-
-ALPHA, BETA, GAMMA, OWN, SINGLE, MANY = (pair() for _ in range(6))
+ALPHA, BETA, GAMMA, OWN, SINGLE, MANY = (KeyPair.draw() for _ in range(6))
 NOW = 1_800_000_000.0
-CLUSTER = f'[keys]\nsecret = "a.key"\n[[machine]]\nname = "alpha"\naddress = "{{}}"\npublic_key = "{ALPHA.public}"\n'
+CLUSTER = f'[keys]\nsecret = "a.key"\n[[machine]]\nname = "alpha"\naddress = "ADDRESS"\npublic_key = "{ALPHA.public}"\n'
 NOWHERE = "tcp://127.0.0.1:9"
 
 
@@ -98,7 +91,7 @@ def test_an_invitation_for_a_name_is_used_up_once_whatever_becomes_of_its_machin
 
 def test_one_for_many_admits_so_many_names_and_a_name_again_once_its_machine_is_away() -> None:
     held = register(many=Invitation("pod-", 2))
-    keys = [pair().public for _ in range(4)]
+    keys = [KeyPair.draw().public for _ in range(4)]
     assert claim(held, MANY, "pod-a", keys[0]) == claim(held, MANY, "pod-b", keys[1]) == 0.0
     assert refusal(held, MANY, "pod-c", keys[2]) == "one that was used by pod-a, pod-b"
     assert claim(held, MANY, "pod-a", keys[2], away=12.0) == AWAY_SECONDS - 12.0
@@ -159,7 +152,7 @@ def test_an_expelled_machine_needs_another_invitation_and_its_name_stays_used(pl
 
 def test_an_invitation_is_written_before_any_daemon_runs_and_is_a_secret(place: Path) -> None:
     OWN.write(place, "a")
-    (place / "cluster.toml").write_text(CLUSTER.format("tcp://[::1]:9"))
+    (place / "cluster.toml").write_text(CLUSTER.replace("ADDRESS", "tcp://[::1]:9"))
     result = typed("invite", "beta", "--cluster", "cluster.toml", "--expires", "12h")
     assert result.exit_code == 0, result.stderr
     path = place / "beta.invite"
@@ -247,7 +240,8 @@ def written(place: Path, address: str = NOWHERE, *, home: str = ALPHA.public, **
         (lambda path: path.write_text(path.read_text().replace("tcp:", "udp:")), (), "found 'udp:"),
         (lambda path: None, ("--name", "gamma"), "found 'gamma'"),
         (lambda path: None, ("--server-key", "alpha.pub"), "expected none beside --invite"),
-        (lambda path: None, (NOWHERE,), "found both"),
+        (lambda path: None, (NOWHERE,), "found tcp://HOME:PORT, --invite"),
+        (lambda path: None, ("--cluster", "cluster.toml"), "found --invite, --cluster"),
         (lambda path: None, ("--wait", "0"), "found 0"),
         (lambda path: None, ("--islands", "0"), "found 0"),
     ],
@@ -349,7 +343,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 CLAIM = {"type": "claim", "name": "beta", "key": BETA.public}
-LINK = {"type": "link", "name": "beta", "instance": "1", "runs": [], "islands": 1}
+LINK = {"type": "link", "name": "beta", "instance": "1", "runs": [], "follows": [], "islands": 1}
 
 
 def test_what_an_invitation_admits_is_durable_and_followed_when_it_is_answered(home: Home) -> None:
@@ -387,7 +381,7 @@ def test_an_absurd_claim_is_refused_and_the_daemon_goes_on(home: Home, message: 
 
 def test_of_claims_at_once_exactly_one_wins(home: Home) -> None:
     home.invite(SINGLE, Invitation("beta"))
-    keys, answers = [pair().public for _ in range(8)], list[Any]()
+    keys, answers = [KeyPair.draw().public for _ in range(8)], list[Any]()
     claims = [{**CLAIM, "key": key} for key in keys]
     threads = [threading.Thread(target=lambda each=each: answers.append(home.answer(SINGLE, each))) for each in claims]
     for thread in threads:
@@ -437,8 +431,11 @@ def test_a_machine_that_is_called_by_a_home_that_does_not_admit_it_tells_so(home
     loop.close()
 
 
-def test_a_home_that_has_come_up_elsewhere_is_the_same_home(home: Home, tmp_path: Path) -> None:
+def test_a_home_that_has_come_up_elsewhere_is_the_same_home(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever has its former address, as the note of a daemon before this one, means the same link."""
+    monkeypatch.setattr(links, "LINK_SECONDS", 0.02)
     home.do(lambda: admissions.admit("alpha", "beta", BETA.public))
     home.do(home.admissions._look)
     loop = uvloop.new_event_loop()

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-import zmq
 
 from isthmus.programs.engine.cluster.handover import MachineSite
 from isthmus.programs.engine.machine import readiness
@@ -89,7 +88,7 @@ def test_a_machine_whose_key_the_home_does_not_admit_is_told_so(address: str | N
         async def wait_for(self, name: str, seconds_max: float) -> bool:
             return False
 
-    home, gamma, other = (KeyPair(*(half.decode() for half in zmq.curve_keypair())) for _ in range(3))
+    home, gamma, other = (KeyPair.draw() for _ in range(3))
 
     def faults(key: str | None, ring: Keyring) -> str:
         request = LinkRequest(MachineSite("gamma", address, key), HERE, {"type": "check"})
