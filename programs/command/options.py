@@ -24,8 +24,18 @@ from typer.core import TyperGroup
 
 from isthmus.programs import SHIPPED
 from isthmus.programs.engine.request.run_settings import SCHEMA
+from isthmus.programs.engine.run.interrupts import checked_grace
 from isthmus.programs.settings import Key
-from isthmus.runtime.errors import ConfigError, Fault, RequestError, RunError, nearest, printable
+from isthmus.runtime.errors import (
+    INTERRUPTED_STATUS,
+    ConfigError,
+    Fault,
+    InterruptedRunError,
+    RequestError,
+    RunError,
+    nearest,
+    printable,
+)
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
@@ -98,6 +108,9 @@ def _guarded(run: Callable[[], Any]) -> Any:
     except _UsageError as error:
         _complain([_usage(error)])
         status = WRONG
+    except InterruptedRunError as error:
+        _say(f"{error}")
+        status = INTERRUPTED_STATUS
     except RunError as error:
         _say(f"the run failed: {error}")
         status = FAILED
@@ -163,6 +176,16 @@ Resume: TypeAlias = Annotated[
 Detach: TypeAlias = Annotated[
     bool,
     typer.Option("--detach", help="Return once the run has started; it goes on by itself.", rich_help_panel=WHERE),
+]
+Grace: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--grace",
+        metavar="SECONDS",
+        help="The time from SIGTERM until all is set aside.",
+        rich_help_panel=WHERE,
+        callback=lambda value: checked_grace(value),
+    ),
 ]
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=WHERE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,28 @@ from isthmus.programs.training import start_processes
 from isthmus.runtime.errors import ConfigError
 
 
-def train(options: Options, *, is_detached: bool, quiet: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """How a run is started: whether it `is_detached`, what is printed, and the `grace` at SIGTERM in seconds."""
+
+    is_detached: bool
+    quiet: bool
+    grace: float
+
+
+def train(options: Options, starting: Starting) -> None:
     """Prepare the requested run, and start it; watch it unless it is detached."""
     if options.transport == "inproc":
         option = "--detach" if options.cluster is None else "--cluster"
         do = "Leave --transport out."
         raise ConfigError(f"Reading {option}", "a run in processes", "--transport inproc", do)
-    with preparing(quiet=quiet):
+    with preparing(quiet=starting.quiet):
         submitted = submit_in_child(lambda: options.request().to_train().with_store())
-    announce(submitted.chosen, submitted.warnings, quiet=quiet)
-    _run(submitted, is_detached=is_detached, quiet=quiet)
+    announce(submitted.chosen, submitted.warnings, quiet=starting.quiet)
+    _run(submitted, starting)
 
 
-def resume(where: str, options: Options, *, is_detached: bool, quiet: bool) -> None:
+def resume(where: str, options: Options, starting: Starting) -> None:
     """Go on with a run that was cut off, in its folder or from a store; watch it unless it is detached."""
     options.check_resume(*(["run_dir"] if is_store(where) else []))
 
@@ -43,21 +53,21 @@ def resume(where: str, options: Options, *, is_detached: bool, quiet: bool) -> N
         check_program(spec.load(folder), wanted.program_reference(), doing)
         return wanted.request()
 
-    with preparing(quiet=quiet):
+    with preparing(quiet=starting.quiet):
         submitted = resumed(where, options.run_dir, request_of)
     if submitted.resumption is not None:
-        announce_resumption(submitted.resumption, quiet=quiet)
-    _run(submitted, is_detached=is_detached, quiet=quiet)
+        announce_resumption(submitted.resumption, quiet=starting.quiet)
+    _run(submitted, starting)
 
 
-def _run(submitted: Submitted, *, is_detached: bool, quiet: bool) -> None:
-    if is_detached:
-        detach(submitted)
-        typer.echo(parting(submitted, "by itself", quiet=quiet))
+def _run(submitted: Submitted, starting: Starting) -> None:
+    if starting.is_detached:
+        detach(submitted, starting.grace)
+        typer.echo(parting(submitted, "by itself", quiet=starting.quiet))
         return
     try:
-        with watching(submitted, quiet=quiet, is_resumed=submitted.resumption is not None) as view:
-            start_processes(submitted, view, detaches=True)
+        with watching(submitted, quiet=starting.quiet, is_resumed=submitted.resumption is not None) as view:
+            start_processes(submitted, view, detaches=True, grace=starting.grace)
     except DetachedError:
         typer.echo(f"isthmus: standard output was closed; {parting(submitted, 'by itself', quiet=False)}", err=True)
 

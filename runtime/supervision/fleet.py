@@ -28,10 +28,11 @@ class MachineLives:
     """The lives on one machine, by replica, and its beats of silence.
 
     A life is `tracked` from when it is wanted until its end is known; one that is to be killed is also `condemned`; the
-    `fresh` ones were numbered by this daemon. After LOST_BEATS beats of silence the machine is lost: its lives count as
-    ended, even if they still run there, and are no longer wanted if it comes back. `is_away`: the machine no longer
-    takes part. Orders for it are of `epoch`, if that is later than the home's: a home whose journal was lost learns it
-    there. `refused_at` is when a refused report of it was recorded last.
+    `fresh` ones were numbered by this daemon. No life begins on a machine that `is_leaving`. After LOST_BEATS beats of
+    silence the machine is lost: its lives count as ended, even if they still run there, and are no longer wanted if it
+    comes back. `is_away`: the machine no longer takes part. Orders for it are of `epoch`, if that is later than the
+    home's: a home whose journal was lost learns it there. `refused_at` is when a refused report of it was recorded
+    last.
     """
 
     name: str
@@ -41,6 +42,7 @@ class MachineLives:
     silent_beats: int = 0
     is_lost: bool = False
     is_away: bool = False
+    is_leaving: bool = False
     epoch: int = 0
     refused_at: Instant | None = None
 
