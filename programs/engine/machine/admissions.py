@@ -467,9 +467,9 @@ def admit_machine(name: str, key: str, machine: str | None, *, is_operator: bool
 
 
 def expel_machine(name: str, machine: str | None) -> str:
-    """Remove the machine `name` from the runs of a daemon on this computer; returns the text to print.
+    """Remove the machine `name` from the runs of a daemon on this computer, and withdraw invitations for it.
 
-    ConfigError if that daemon neither has it in a run nor admits it.
+    Returns the text to print. ConfigError if that daemon neither has it in a run nor admits it, nor invites it.
     """
     doing = f"Expelling {name!r}"
     here = machine_here(machine, doing)
@@ -482,9 +482,13 @@ def expel_machine(name: str, machine: str | None) -> str:
             do = "Look at its log; `isthmus status --all` shows whether it is there."
             raise ConfigError(doing, f"an answer of the daemon {here!r}", "none", do)
         count, was_linked = int(answer["runs"]), bool(answer["was_linked"])
-    was_admitted = expel(here, name)
-    if not was_admitted and not was_linked:
+    is_invited = any(each.subject == name for each in read(here).invitations.values())
+    is_machine = was_linked or name in admitted(read(here).machines).values()
+    expel(here, name)
+    if is_invited and not is_machine:
+        return f"{here} has withdrawn the invitation for {name}."
+    if not is_machine:
         do = "`isthmus status` shows the machines of a run."
         raise ConfigError(doing, f"a machine that {here!r} admits or has in a run", repr(name), do)
     runs = f"; it took part in {count} run{'' if count == 1 else 's'}" if count else ""
-    return f"{here} has expelled {name}{runs}."
+    return f"{here} has expelled {name}{runs}{' and withdrawn its invitation' if is_invited else ''}."

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from isthmus.programs.command.main import app
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine import admissions, invitations, links
+from isthmus.programs.engine.machine import admissions, invitations, links, serve
 from isthmus.programs.engine.machine.admissions import (
     ADMITTED,
     AWAY_SECONDS,
@@ -141,7 +141,7 @@ def test_an_expelled_machine_needs_another_invitation_and_its_name_stays_used(pl
     with admissions.changing("alpha", "Testing") as held:
         held.invitations[SINGLE.public] = Invitation("pod-a")
         assert claim(held, SINGLE, "pod-a", GAMMA.public) == 0.0
-    assert admissions.expel("alpha", "pod-")  # Withdraws it; who is in stays in.
+    assert "withdrawn the invitation for pod-" in typed("expel", "pod-").stdout  # Who is in stays in.
     held = admissions.read("alpha")
     assert list(held.invitations) == [SINGLE.public]
     assert "pod-a" in admissions.admitted(held.machines).values()
@@ -257,6 +257,26 @@ def test_what_join_refuses_starts_and_leaves_nothing(
     assert SINGLE.secret not in result.stderr
     assert sorted(os.listdir(place)) == before
     assert not (place.parent / "state").exists()
+
+
+@pytest.mark.parametrize("is_admitted", [False, True])
+def test_a_machine_that_was_not_admitted_leaves_no_key_that_it_made(
+    place: Path, monkeypatch: pytest.MonkeyPatch, is_admitted: bool
+) -> None:
+    def end(name: str, endpoint: str, permitted: MachineConfig, begin: Any) -> int:
+        assert admissions.keyring(name, permitted) is not None
+        begin.__self__.is_admitted = is_admitted
+        raise ConfigError("Joining", "an invitation", "one that is used", "Have one made.")
+
+    monkeypatch.setattr(serve, "run", end)
+    written(place)
+    assert typed("join", "--invite", "an.invite").exit_code == 2
+    assert sorted(os.listdir(place)) == ["an.invite", *(["beta.key", "beta.pub"] if is_admitted else [])]
+    assert admissions.path_of("beta").exists() == is_admitted
+    if not is_admitted:
+        BETA.write(place, "beta")
+    assert typed("join", "--invite", "an.invite").exit_code == 2
+    assert (place / "beta.key").exists()  # It was there before.
 
 
 def test_the_name_of_a_machine_is_that_of_its_invitation_or_given_or_its_own(place: Path) -> None:
