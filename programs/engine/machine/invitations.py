@@ -17,6 +17,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, final
@@ -193,8 +194,9 @@ def invite(request: InviteRequest) -> str:
             used = len(register.names_by(file.pair.public))
             _write(path, file.text(), doing)
     except BaseException:
-        if not is_there:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            if not is_there:
+                path.unlink()
         raise
     expires = "" if request.expires is None else f", within {request.expires}"
     return (
@@ -227,7 +229,8 @@ def _write(path: Path, text: str, doing: str) -> None:
             os.fsync(file.fileno())
         beside.rename(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise ConfigError(doing, f"to write {path}", str(error), "Name another file with --to.") from None
 
 
@@ -254,8 +257,9 @@ def _home(request: InviteRequest) -> HomeAddress:
         found = f"one that listens at {home.address}" if home.address else "one that is not running"
         do = "Say where others reach it: --address tcp://HOST:PORT."
         raise ConfigError(doing, f"the address of the daemon {home.name!r}", found, do)
-    if home.name not in living() and cluster_file.is_listening(home.address):
-        found = f"one at {home.address} that is not of this user on this computer"
+    # A daemon that has started with this state folder has noted its key there; the folder may be shared by computers.
+    if admissions.own_key(home.name) != home.public_key and cluster_file.is_listening(home.address):
+        found = f"one at {home.address} that has another state folder"
         raise ConfigError(doing, f"the daemon {home.name!r} here", found, "Type it where that one runs, as its user.")
     return home
 

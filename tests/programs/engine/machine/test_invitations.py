@@ -6,6 +6,7 @@ The home is a real daemon, in a thread of this process; claims come over a socke
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import threading
 import time
@@ -186,6 +187,18 @@ def test_typed_again_it_keeps_its_key_and_has_the_new_address(place: Path) -> No
     assert stat.S_IMODE((place / "many").stat().st_mode) == 0o600
 
 
+def test_an_invitation_is_not_written_where_the_home_would_not_find_it(place: Path) -> None:
+    OWN.write(place, "a")
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        address = f"tcp://127.0.0.1:{elsewhere.getsockname()[1]}"
+        (place / "cluster.toml").write_text(CLUSTER.replace("ADDRESS", address))
+        refused = typed("invite", "beta", "--cluster", "cluster.toml")
+        assert (refused.exit_code, "another state folder" in refused.stderr) == (2, True)
+        assert not (place / "beta.invite").exists()
+        assert admissions.keyring("alpha", MachineConfig((), ALPHA)) is not None  # As the daemon does when it starts.
+        assert typed("invite", "beta", "--cluster", "cluster.toml").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [
@@ -203,6 +216,8 @@ def test_typed_again_it_keeps_its_key_and_has_the_new_address(place: Path) -> No
         (("gamma", "--address", NOWHERE), "found one that is"),
         (("beta", "--address", NOWHERE, "--machine", "omega"), "found none so far"),
         (("beta", "--address", NOWHERE, "--to", "no/folder"), "No such file"),
+        (("beta", "--address", NOWHERE, "--to", "/dev/null/file"), "Not a directory"),
+        (("beta", "--address", NOWHERE, "--to", "."), "the invitation"),
     ],
 )
 def test_what_invite_refuses_leaves_nothing(place: Path, words: tuple[str, ...], found: str) -> None:
@@ -375,6 +390,20 @@ def test_what_an_invitation_admits_is_durable_and_followed_when_it_is_answered(h
     assert (refused["type"], refused["faults"][0][2]) == ("refused", "one that was used by beta")
     with pytest.raises(ConfigError, match="found that this key is not"):
         home.answer(GAMMA, LINK)
+
+
+def test_what_could_not_be_made_durable_is_refused_and_admits_nobody(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError("No space left on device")
+
+    home.invite(SINGLE, Invitation("beta"))
+    with monkeypatch.context() as patch:
+        patch.setattr(admissions, "write_bytes", full)
+        assert "No space left" in home.answer(SINGLE, CLAIM)["faults"][0][2]
+    assert not home.do(lambda: home.daemon.keys.admits("beta"))
+    assert home.answer(SINGLE, {**CLAIM, "key": GAMMA.public})["type"] == "admitted"
 
 
 def test_an_invitation_may_claim_and_nothing_else_used_or_not(home: Home) -> None:
