@@ -7,7 +7,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from isthmus.programs.command.options import Commands
+from isthmus.programs.command.options import Commands, Grace
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 
 PANEL: Final = "Machines"
 
@@ -30,16 +31,19 @@ def daemon(
         typer.Option("--config", metavar="machine.toml", help="Which modules it may load, its key, whom it admits."),
     ] = None,
     until_over: UntilOver = False,
+    grace: Grace = GRACE_SECONDS,
 ) -> None:
     """Run the daemon of this machine, which supervises its runs.
 
     It takes runs that `isthmus train --cluster` hands over, and does its part in those of other machines.
 
     Ctrl-C asks its runs to stop and waits for them; a second one ends them at once.
+
+    SIGTERM sets them aside for its next start: exit status 75.
     """
     from isthmus.programs.engine.machine.serve import serve
 
-    raise typer.Exit(serve(name, listen, config, until_over=until_over))
+    raise typer.Exit(serve(name, listen, config, grace, until_over=until_over))
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -98,15 +102,17 @@ def join(
         typer.Option("--wait", metavar="SECONDS", help="How long to wait for the home. Default: for ever."),
     ] = None,
     until_over: UntilOver = False,
+    grace: Grace = GRACE_SECONDS,
 ) -> None:
     """Offer this machine's islands to the runs of another machine.
 
-    It only dials out, and waits for the home. Ctrl-C takes it away again.
+    It only dials out, and waits for the home. Ctrl-C takes it away again; SIGTERM, too, with exit status 75: the same
+    name gets its slots back.
     """
     from isthmus.programs.engine.machine.joining import JoinRequest
     from isthmus.programs.engine.machine.joining import join as offer
 
-    request = JoinRequest(home, name, islands, server_key, config, invite, wait, until_over, cluster)
+    request = JoinRequest(home, name, islands, server_key, config, invite, wait, until_over, cluster, grace)
     raise typer.Exit(offer(request))
 
 

@@ -14,8 +14,16 @@ from isthmus.programs.command.options import Options
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run.in_processes import Submitted, detach, submit_in_child
-from isthmus.programs.engine.run.resume import check_program, is_store, resumed
-from isthmus.programs.engine.run.watch_loop import DetachedError
+from isthmus.programs.engine.run.resume import (
+    ALIKE,
+    DoneError,
+    alone,
+    check_program,
+    is_store,
+    is_there,
+    resumed,
+)
+from isthmus.programs.engine.run.watch_loop import DetachedError, say
 from isthmus.programs.study.terminal.live import announce, announce_resumption, preparing, watching
 from isthmus.programs.training import start_processes
 from isthmus.runtime.errors import ConfigError
@@ -42,6 +50,35 @@ def train(options: Options, starting: Starting) -> None:
     _run(submitted, starting)
 
 
+def resume_or_start(options: Options, where: str | None, starting: Starting) -> None:
+    """Begin the run in the run folder, or go on with it; nothing is to do for one that is done."""
+    doing = "Reading --resume-or-start"
+    folder = options.run_dir
+    if folder is None:
+        raise ConfigError(doing, "--run-dir RUN, where the same command finds its run again", "none", "Name a folder.")
+    if where is not None or options.cluster is not None:
+        beside = "--resume" if where is not None else "--cluster"
+        do = "A daemon goes on with the runs of a cluster by itself." if where is None else "Leave one of them out."
+        raise ConfigError(doing, "a run of this machine alone", beside, do)
+    with alone(folder, f"Starting {folder}"):
+        if not is_there(folder, say):
+            train(options, starting)
+            return
+        try:
+            with preparing(quiet=starting.quiet):
+                submitted = resumed(str(folder), None, lambda *asked: _again(options, *asked), ALIKE)
+        except DoneError as error:
+            say(f"{folder} is done: {error.faults[0].found} tokens were to be trained")
+            return
+        _go_on(submitted, starting)
+
+
+def _again(options: Options, folder: Path, more: Mapping[str, Any], doing: str) -> Request:
+    wanted = options.again()
+    check_program(spec.load(folder), wanted.program_reference(), doing)
+    return wanted.request()
+
+
 def resume(where: str, options: Options, starting: Starting) -> None:
     """Go on with a run that was cut off, in its folder or from a store; watch it unless it is detached."""
     options.check_resume(*(["run_dir"] if is_store(where) else []))
@@ -55,6 +92,10 @@ def resume(where: str, options: Options, starting: Starting) -> None:
 
     with preparing(quiet=starting.quiet):
         submitted = resumed(where, options.run_dir, request_of)
+    _go_on(submitted, starting)
+
+
+def _go_on(submitted: Submitted, starting: Starting) -> None:
     if submitted.resumption is not None:
         announce_resumption(submitted.resumption, quiet=starting.quiet)
     _run(submitted, starting)

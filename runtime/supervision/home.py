@@ -273,8 +273,8 @@ class Home:
         lives.end_all_lives_on(run, machine, incidents.MachineTaken(name, how))
         # Those without a life here, whose next one was due or being recorded, move elsewhere.
         lives.start(run, [replica for replica in run.fleet.replicas if run.fleet.name(replica) == name])
-        if not run.fleet.has_learners and not run.is_ending:
-            watch.stop(run)  # With no learner left, the model is the last merged one.
+        if how == "expelled" and not run.fleet.has_learners and not run.is_ending:
+            watch.stop(run)  # With no learner left, the model is the last merged one. One that left may return.
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 It only dials out, so it may be behind NAT. Off loopback it has a key, which is made if there is none. By invitation the
 home admits that key at once; otherwise the machine waits until somebody has, and prints the command to type there. It
 waits for a home that is not there, for ever if nothing bounds it, and finds it at another address where the invitation
-names another one by then. Ctrl-C takes the machine away again.
+names another one by then. Ctrl-C takes the machine away again; SIGTERM, too, after a last answer.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from isthmus.programs.engine.machine import admissions, serve
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile, home_in
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
@@ -45,6 +46,7 @@ class JoinRequest:
     wait_seconds: float | None = None
     until_over: bool = False
     cluster: Path | None = None
+    grace: float = GRACE_SECONDS
 
 
 def join(request: JoinRequest) -> int:
@@ -63,7 +65,7 @@ def join(request: JoinRequest) -> int:
     joining = _Joining(request, name, home, invitation, "" if permitted.pair is None else permitted.pair.public)
     permitted = replace(permitted, error_texts=permitted.error_texts or "local")
     try:
-        return serve.run(name, "tcp://127.0.0.1:*", permitted, joining.begin)
+        return serve.run(name, "tcp://127.0.0.1:*", permitted, joining.begin, request.grace)
     finally:
         if invitation is not None and not joining.is_admitted:
             for path in new:

@@ -1,13 +1,16 @@
 """`isthmus daemon`: the daemon of a machine, in the foreground.
 
-It prints lines to standard output with its address and the runs that it took, finished and refused. The first Ctrl-C,
-SIGTERM or SIGHUP asks its runs to stop and waits for them; a second one ends them at once. Either way nothing is left
-running. A daemon that is killed leaves its runs to the next one of its name; without one they end within a minute.
+It prints lines to standard output with its address and the runs that it took, finished and refused. The first Ctrl-C
+asks its runs to stop and waits for them; a second one ends them at once. SIGTERM and SIGHUP are a notice: within the
+grace its runs are set aside for the next daemon of its name, and learners that it has of others' leave after a last
+answer; its exit status is 75. Either way nothing is left running. A daemon that is killed leaves its runs to the next
+one of its name; without one they end within a minute.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -28,16 +31,16 @@ from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines
 from isthmus.programs.engine.run.interrupts import Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.settings import collecting
-from isthmus.runtime.errors import ConfigError, Fault, log_entry
+from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry
 from isthmus.runtime.wire.control_client import ask
 
 LINE_LENGTH_MAX: Final = 2000
 
 
-def serve(name: str, listen: str, config: Path | None, *, until_over: bool = False) -> int:
+def serve(name: str, listen: str, config: Path | None, grace: float, *, until_over: bool = False) -> int:
     """Serve until signals end it, or, `until_over`, its runs are over; returns the exit status.
 
-    1 if a second signal ended runs at once, or a run has failed `until_over`; otherwise 0.
+    75 after SIGTERM, 1 if a second Ctrl-C ended runs, or a run has failed `until_over`, otherwise 0.
 
     ConfigError if name, address or configuration are wrong, or taken.
     """
@@ -57,10 +60,12 @@ def serve(name: str, listen: str, config: Path | None, *, until_over: bool = Fal
         if until_over:
             machine.end_when_over()
 
-    return run(name, endpoint, permitted, begin)
+    return run(name, endpoint, permitted, begin, grace)
 
 
-def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None]) -> int:
+def run(
+    name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None], grace: float
+) -> int:
     """Run the daemon `name` until signals, or another machine, end it; returns the exit status.
 
     `begin` is called at the start. ConfigError if name or address are taken, or for a later fault
@@ -72,7 +77,7 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     claim = NameClaim(name)
     loop = uvloop.new_event_loop()
     try:
-        machine = _open(loop, name, endpoint, permitted, claim)
+        machine = _open(loop, name, endpoint, permitted, claim, grace)
         begin(machine)
     except BaseException:
         claim.close(forget=False)
@@ -99,23 +104,29 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     def take_over() -> None:
         """Hear signals on the loop, which would have lost them before it ran, and those that came until now."""
         for number in numbers:
-            loop.add_signal_handler(number, machine.request_end)
-        for _ in range(early.count):
+            loop.add_signal_handler(number, machine.request_end if number == signal.SIGINT else machine.set_aside)
+        for _ in range(early.presses):
             machine.request_end()
+        if early.is_to_leave:
+            machine.set_aside()
 
     loop.call_soon(take_over)
     loop.run_forever()
     machine.close()
     if admissions is not None:
         admissions.close()
-    claim.close(forget=True)
+    claim.close(forget=not machine.is_set_aside)
     _tell(f"daemon {name} has ended")
     if machine.fault is not None:
         raise machine.fault
-    return 1 if machine.has_killed or machine.has_failed else 0
+    if machine.has_killed or machine.has_failed:
+        return 1
+    return INTERRUPTED_STATUS if machine.is_set_aside and not machine.is_over else 0
 
 
-def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim) -> MachineDaemon:
+def _open(
+    loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim, grace: float
+) -> MachineDaemon:
     """The daemon, bound; ConfigError if its address is taken."""
 
     def changed(runs: list[DaemonRun]) -> None:
@@ -129,6 +140,7 @@ def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: 
             permitted,
             machine_keys.keyring(name, permitted),
             machines_folder().parent.parent / "runs" / name,
+            grace=grace,
             tell=_tell,
             on_change=changed,
             on_idle=loop.stop,

@@ -7,6 +7,7 @@ recalls its books, and holds the versions of the last snapshot like any other ho
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -183,6 +184,41 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
         lock.close()
         raise
     return submitted(folder, folder.name, lock, resumption)
+
+
+@contextmanager
+def alone(folder: Path, doing: str) -> Iterator[None]:
+    """While no other command starts the run in a folder, which may not exist yet; ConfigError if one does."""
+    path = folder.absolute().with_name(f".{folder.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as error:
+        do = "Name another folder with --run-dir."
+        raise ConfigError(doing, "a folder that can be written to", error.strerror or str(error), do) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            do = f"Look at it: isthmus status {folder}"
+            raise ConfigError(doing, "a run that only this command starts", "another that does", do) from None
+        yield
+
+
+def is_there(folder: Path, say: Callable[[str], None]) -> bool:
+    """Whether there is a run in a folder that can go on, or is over.
+
+    One that was cut off before its first snapshot has nothing to go on from: it is renamed, and begins again.
+    """
+    if not new_folder.has_run(folder) or user_of(folder):
+        return bool(user_of(folder))
+    if (folder / spec.SPEC).exists() and (has_snapshot(folder) or outcome_of(folder) in ("done", "stopped")):
+        return True
+    kill_all(folder)
+    former = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.cut-off-{n}")).exists())
+    folder.rename(former)
+    say(f"{folder} was cut off before its first snapshot, and begins again; what it had is in {former}")
+    return False
 
 
 def outcome_of(folder: Path) -> str | None:

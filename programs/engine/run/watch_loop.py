@@ -144,9 +144,8 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
     if summary["outcome"] == "failed":
         raise RunError(str(summary["error"]))
     if summary["outcome"] == INTERRUPTED:
-        raise InterruptedRunError(
-            f"{folder} was set aside by a signal, and goes on with: isthmus train --resume {folder}"
-        )
+        how = "type the same command with --resume-or-start"
+        raise InterruptedRunError(f"{folder} was set aside by a signal; to go on with it {how}")
     return RunOutcome(summary, folder)
 
 

@@ -69,6 +69,7 @@ class Alpha:
             config,
             self.keys,
             folder / "state",
+            grace=20.0,
             tell=self.lines.append,
             on_change=lambda runs: None,
             on_idle=lambda: None,

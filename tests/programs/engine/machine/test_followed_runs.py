@@ -90,6 +90,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             MachineConfig(runs=here),
             None,
             here,
+            grace=20.0,
             tell=lines.append,
             on_change=lambda runs: None,
             on_idle=lambda: lines.append("idle"),

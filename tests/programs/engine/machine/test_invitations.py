@@ -278,7 +278,7 @@ def test_what_join_refuses_starts_and_leaves_nothing(
 def test_a_machine_that_was_not_admitted_leaves_no_key_that_it_made(
     place: Path, monkeypatch: pytest.MonkeyPatch, is_admitted: bool
 ) -> None:
-    def end(name: str, endpoint: str, permitted: MachineConfig, begin: Any) -> int:
+    def end(name: str, endpoint: str, permitted: MachineConfig, begin: Any, grace: float) -> int:
         assert admissions.keyring(name, permitted) is not None
         begin.__self__.is_admitted = is_admitted
         raise ConfigError("Joining", "an invitation", "one that is used", "Have one made.")
@@ -320,6 +320,7 @@ class Home:
             MachineConfig((), ALPHA, runs=folder),
             ring,
             folder,
+            grace=20.0,
             tell=self.lines.append,
             on_change=lambda runs: None,
             on_idle=lambda: None,
@@ -469,6 +470,7 @@ def test_a_machine_that_is_called_by_a_home_that_does_not_admit_it_tells_so(home
         MachineConfig((), GAMMA),
         Keyring(GAMMA, {ALPHA.public: "alpha"}, "gamma"),
         tmp_path / "gamma",
+        grace=20.0,
         tell=lines.append,
         on_change=lambda runs: None,
         on_idle=lambda: None,
@@ -495,6 +497,7 @@ def test_a_home_that_has_come_up_elsewhere_is_the_same_home(
         MachineConfig((), BETA),
         Keyring(BETA, {}, "beta"),
         tmp_path / "beta",
+        grace=20.0,
         tell=lambda line: None,
         on_change=lambda runs: None,
         on_idle=lambda: None,

@@ -37,6 +37,7 @@ class Joined:
             MachineConfig((), BETA if keys else None),
             keys,
             folder / name,
+            grace=20.0,
             tell=self.lines.append,
             on_change=lambda runs: None,
             on_idle=lambda: None,

@@ -19,7 +19,7 @@ from typer.testing import Result
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.study.terminal import figures
 from tests.patience import PATIENCE
-from tests.programs.engine.run.process_run import ISTHMUS, PAUSE, Run
+from tests.programs.engine.run.process_run import ISTHMUS, PAUSE, Run, resume
 
 pytestmark = pytest.mark.process
 
@@ -40,11 +40,6 @@ def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield run
     finally:
         run.close()
-
-
-def resume(run: Run, *more: str, folder: str = "run") -> subprocess.Popen[str]:
-    command, pipe = [str(ISTHMUS), "train", "--resume", folder, *more], subprocess.PIPE
-    return subprocess.Popen(command, cwd=run.here, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def one_that_goes_on(rivals: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
