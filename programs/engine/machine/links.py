@@ -226,7 +226,7 @@ class HomeLink:
         self._heard_at = float("-inf")
         self._silent_beats = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closed = False
+        self._is_closed = self._is_parted = False
         self._client = ControlClient(
             loop,
             home.address,
@@ -245,6 +245,11 @@ class HomeLink:
 
     def send(self, message: Message) -> None:
         """Send a message to the home; dropped while the link is down."""
+        self._client.send(message)
+
+    def part(self, message: Message) -> None:
+        """Say good-bye: announce this machine no more, which the home would take for one that is back."""
+        self._is_parted = True
         self._client.send(message)
 
     def name_home(self, name: str) -> None:
@@ -278,7 +283,7 @@ class HomeLink:
         self.refuse([Fault(doing, f"{version_of()}, as here", version_of(message), do)])
 
     def _beat(self) -> None:
-        if self._is_closed:
+        if self._is_closed or self._is_parted:
             return
         self._silent_beats += 1
         if self._silent_beats % REDIAL_BEATS == 0:

@@ -184,7 +184,7 @@ class Neighbours:
     def part(self) -> float:
         """Tell all homes that this machine has left; returns the seconds that this takes on the way."""
         for link in self._homes.values():
-            link.send({"type": LEAVE})
+            link.part({"type": LEAVE})
         return PARTING_SECONDS if self._homes else 0.0
 
     def _take_away(self, name: str, how: Taken) -> int:

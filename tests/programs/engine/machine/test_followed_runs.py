@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +136,20 @@ def test_a_machine_ends_with_the_runs_of_its_home(
     run_until(alpha.loop, lambda: bool(ended))
     assert ended[0] == has_failed
     assert followed.words == f"run: {outcome}"
+
+
+def test_a_machine_that_has_left_announces_itself_no_more(start: Callable[[str], MachineDaemon]) -> None:
+    """Its home would take it for one that is back, and its name would not be free."""
+    alpha, beta = start("alpha"), start("beta")
+    link = beta.neighbours.join(HomeAddress("", alpha.endpoint), 1)
+    run_until(alpha.loop, lambda: alpha.neighbours.links.is_up("beta"))
+    assert beta.neighbours.part() > 0.0
+    run_until(alpha.loop, lambda: alpha.neighbours.links.away_seconds("beta") == math.inf)
+    sent: list[Any] = []
+    link.send = sent.append  # type: ignore[method-assign]
+    link._client.send = sent.append  # type: ignore[method-assign]
+    link._beat()
+    assert not sent
 
 
 def test_a_home_ends_with_its_own_runs_and_any_other_daemon_stays(start: Callable[[str], MachineDaemon]) -> None:
