@@ -14,7 +14,7 @@ from typing import Any, Final
 import typer
 
 from isthmus.programs.command.options import Options
-from isthmus.programs.engine.cluster.cluster_file import Cluster, host_and_port, read
+from isthmus.programs.engine.cluster.cluster_file import Cluster, read
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.run.in_processes import in_child
@@ -33,6 +33,7 @@ from isthmus.programs.study.doctor.checks import (
 from isthmus.programs.study.terminal.figures import ProgressLine, Screen
 from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest, printable
 from isthmus.runtime.graph.placement import Machine
+from isthmus.runtime.system import addresses
 from isthmus.runtime.system.processes import SignalMasks, signal_masks
 
 REQUEST_SECONDS_MAX: Final = 60
@@ -80,8 +81,8 @@ def _own(cluster: Cluster | None, island: str | None) -> list[Machine]:
 def _is_here(machine: Machine) -> bool:
     if machine.address is None:
         return False
-    addresses, _ = others.resolved(host_and_port(machine.endpoint)[0])
-    return bool(addresses) and all(map(others.is_own, addresses))
+    found, _ = others.resolved(addresses.host_and_port(machine.endpoint)[0])
+    return bool(found) and all(map(others.is_own, found))
 
 
 def _facts(cluster: Cluster | None, own: Sequence[Machine], island: str | None, inherited: SignalMasks) -> Facts:
@@ -95,7 +96,7 @@ def _facts(cluster: Cluster | None, own: Sequence[Machine], island: str | None, 
             loopback = error.faults[0].found
         soft, hard = this_machine.descriptors()
         host_name = socket.gethostname()
-        addresses, _ = others.resolved(host_name)
+        own_addresses, _ = others.resolved(host_name)
         return Facts(
             versions=this_machine.versions(),
             usable=None if opening.accelerators is None else opening.accelerators.platform,
@@ -107,7 +108,7 @@ def _facts(cluster: Cluster | None, own: Sequence[Machine], island: str | None, 
             pidfd=this_machine.pidfd_refusal(),
             ipv6=others.ipv6_refusal(),
             host_name=host_name,
-            host_addresses=addresses,
+            host_addresses=own_addresses,
             blocked=inherited.blocked,
             ignored=inherited.ignored,
             descriptors=soft,

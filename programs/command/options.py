@@ -85,8 +85,8 @@ class Commands(TyperGroup):
 
 
 def _first_screen(about: str, commands: Mapping[str, Any]) -> str:
-    """All commands in their groups, a line each, so that it fits on a small terminal: the frames that typer draws take
-    more lines than commands do."""
+    """All commands in their groups, a line each, those about runs first: the frames that typer draws take more lines
+    than commands do."""
     groups: dict[str, list[str]] = {}
     width = max(map(len, commands), default=0)
     for command_name, command in commands.items():

@@ -184,10 +184,10 @@ class Daemon:
         self._on_report(machine, report, shown)
 
     def join(self, machine: str, islands: int) -> list[Replica]:
-        """Admit a machine, with learners in the next free slots; returns those that found room."""
-        before = set(self.home.fleet.learners_on(machine))
+        """Admit a machine, with learners in the slots that it had, or the next free ones; returns those."""
+        before, fleet = set(self.home.fleet.taken_on(machine)), self.home.fleet
         self._driver.feed(MachineJoined(machine, islands))
-        return [replica for replica in self.home.fleet.learners_on(machine) if replica not in before]
+        return [replica for replica in fleet.taken_on(machine) if replica not in before]
 
     def join_island(self, machines: tuple[str, ...]) -> list[Replica]:
         """Admit machines that are one island together; returns its processes, none without a free slot."""

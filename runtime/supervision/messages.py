@@ -31,7 +31,7 @@ Address: TypeAlias = Annotated[
     str, Meta(pattern=rf"^tcp://(\[[0-9A-Fa-f:.]{{2,45}}\]|[A-Za-z0-9._-]{{1,253}}):{_PORT}$")
 ]
 """An endpoint that a socket can dial."""
-DoorAddress: TypeAlias = Annotated[str, Meta(pattern=rf"^([0-9A-Fa-f:.]{{2,45}}|[A-Za-z0-9._-]{{1,253}}):{_PORT}$")]
+DoorAddress: TypeAlias = Annotated[str, Meta(pattern=rf"^(\[[0-9A-Fa-f:.]{{2,45}}\]|[A-Za-z0-9._-]{{1,253}}):{_PORT}$")]
 """HOST:PORT, where the leader of an island of several processes awaits the others; no socket of a channel is there."""
 DoorToken: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,128}$")]
 """The secret that the others show there."""

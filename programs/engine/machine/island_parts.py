@@ -14,6 +14,7 @@ from typing import Any, Final, Self, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system import addresses
 
 SIZE_MAX: Final = 64
 """Machines of one island: as many as the names of its processes are tried with."""
@@ -93,9 +94,9 @@ def part_of(
 
 def host_towards(endpoint: str) -> str:
     """The address of this machine on its way to an endpoint; ConfigError if there is no way."""
-    host, port = cluster_file.host_and_port(endpoint)
+    host, port = addresses.host_and_port(endpoint)
     try:
-        (family, _, _, _, address), *_ = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)
+        (family, _, _, _, address), *_ = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)
         with socket.socket(family, socket.SOCK_DGRAM) as way:
             way.connect(address)  # Sends nothing.
             return str(way.getsockname()[0])

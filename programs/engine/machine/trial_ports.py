@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Final, final
 
-from isthmus.programs.engine.cluster.cluster_file import checked_address, host_and_port
+from isthmus.programs.engine.cluster.cluster_file import checked_address
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system import addresses
 from isthmus.runtime.wire.control_messages import Message
 
 OPEN: Final = "open-port"
@@ -45,10 +46,9 @@ class TrialPorts:
         if len(self._open) >= OPEN_MAX:
             do = f"Try again in {OPEN_SECONDS:.0f} s."
             raise ConfigError(doing, f"{OPEN_MAX} at once, at most", f"{len(self._open)} that are open", do)
-        host, _ = host_and_port(self._endpoint())
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        host, _ = addresses.host_and_port(self._endpoint())
         try:
-            server = socket.create_server((host.strip("[]"), 0), family=family)
+            server = addresses.serve(host if addresses.is_literal(host) else "", 0, 1)  # A name: at all addresses.
         except OSError as error:
             do = "Look at the limits of its daemon."
             raise ConfigError(doing, "a free port", error.strerror or str(error), do) from None
@@ -64,11 +64,11 @@ class TrialPorts:
     async def dial(self, message: Message) -> Message:
         """Dial a port; the answer has the seconds that it took, None with the reason if it was not reached."""
         address = checked_address(str(message["endpoint"]), "Dialling a port for a trial", has_keys=True)
-        host, port = host_and_port(address)
+        host, port = addresses.host_and_port(address)
         began = time.monotonic()
         try:
             async with asyncio.timeout(DIAL_SECONDS_MAX):
-                _, writer = await asyncio.open_connection(host.strip("[]"), port)
+                _, writer = await asyncio.open_connection(host, int(port))
         except TimeoutError:
             return _dialled(None, f"no answer within {DIAL_SECONDS_MAX:.0f} s")
         except OSError as error:

@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from isthmus.programs.engine.cluster.cluster_file import Cluster, host_and_port
+from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.machine.client import ANSWER_SECONDS, DaemonClient
 from isthmus.programs.engine.machine.trial_ports import DIAL, OPEN
 from isthmus.programs.study.doctor.checks import PeerAnswer, PeerFacts, Way
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.placement import Machine
+from isthmus.runtime.system import addresses
 from isthmus.runtime.wire.control_messages import Message
 
 DIAL_SECONDS_MAX: Final = 3.0
@@ -40,7 +41,7 @@ def resolved(host: str) -> tuple[tuple[str, ...], str]:
     """The addresses of a host name and "", or () and the reason, after NAME_SECONDS_MAX at most."""
 
     def look() -> tuple[str, ...]:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         return tuple(dict.fromkeys(str(each[4][0]) for each in found))
 
     pool = ThreadPoolExecutor(1)
@@ -56,9 +57,9 @@ def resolved(host: str) -> tuple[tuple[str, ...], str]:
 
 def way_to(host: str, port: int) -> Way:
     """A TCP connection to a port, made and closed again, within DIAL_SECONDS_MAX."""
-    endpoint, began = f"tcp://{host}:{port}", time.monotonic()
+    endpoint, began = f"tcp://{addresses.text_of(host, port)}", time.monotonic()
     try:
-        socket.create_connection((host.strip("[]"), port), timeout=DIAL_SECONDS_MAX).close()
+        addresses.connect(endpoint, DIAL_SECONDS_MAX).close()
     except ConnectionRefusedError:
         return Way(endpoint, is_refused=True, refusal="nothing listens there")
     except TimeoutError:
@@ -88,12 +89,12 @@ def local_ports(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> 
 
 def peer(cluster: Cluster, machine: Machine, own: Machine | None) -> PeerFacts:
     """The facts of a machine that has an address; `own` is this machine in the cluster, None if it is not in it."""
-    host, port = host_and_port(machine.endpoint)
-    addresses, unresolved = resolved(host)
+    host, port = addresses.host_and_port(machine.endpoint)
+    found, unresolved = resolved(host)
     facts = PeerFacts(machine.name, machine.endpoint, unresolved)
     if unresolved:
         return facts
-    facts = replace(facts, way=way_to(host, port), is_here=all(map(is_own, addresses)))
+    facts = replace(facts, way=way_to(host, int(port)), is_here=all(map(is_own, found)))
     if facts.way is None or facts.way.seconds is None:
         return facts
     daemon, before = DaemonClient.at(cluster, machine), time.time_ns()
@@ -127,16 +128,12 @@ def _answer(daemon: DaemonClient, message: Message) -> Message:
 
 def _dialled(daemon: DaemonClient, own_address: str) -> Way | None:
     """The way from a daemon to a port that is opened here; None if it does not dial for this key, or not from here."""
-    host, _ = host_and_port(own_address)
+    host, _ = addresses.host_and_port(own_address)
     try:
-        with socket.create_server((host.strip("[]"), 0), family=_family(host)) as server:
-            endpoint = f"tcp://{host}:{server.getsockname()[1]}"
+        with addresses.serve(host if addresses.is_literal(host) else "", 0, 1) as server:
+            endpoint = f"tcp://{addresses.text_of(host, server.getsockname()[1])}"
             answer = _answer(daemon, {"type": DIAL, "endpoint": endpoint})
             taken = answer["seconds"]
             return Way(endpoint, None if taken is None else float(taken), refusal=str(answer["refusal"]))
     except (ConfigError, OSError, LookupError, TypeError, ValueError):
         return None
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
