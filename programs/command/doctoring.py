@@ -16,6 +16,8 @@ import typer
 from isthmus.programs.command.options import Options
 from isthmus.programs.engine.cluster.cluster_file import Cluster, read
 from isthmus.programs.engine.islands import environment
+from isthmus.programs.engine.machine.invitations import InvitationFile
+from isthmus.programs.engine.machine.links import HomeAddress
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.run.in_processes import in_child
 from isthmus.programs.engine.run.private_daemon import check_loopback
@@ -41,17 +43,23 @@ REQUEST_SECONDS_MAX: Final = 60
 RUNS: Final = Path("runs")
 
 
-def doctor(file: Path | None, island: str | None, inherited: SignalMasks | None, *, as_json: bool) -> bool:
+def doctor(
+    file: Path | None, invitation: Path | None, island: str | None, inherited: SignalMasks | None, *, as_json: bool
+) -> bool:
     """Measure and show; returns whether no check fails. `inherited`: what the command's parent left to it.
 
-    ConfigError if the cluster file is wrong, or does not name `island`.
+    ConfigError if cluster file or invitation are wrong, both are given, or the file does not name `island`.
     """
+    if file is not None and invitation is not None:
+        do = "Leave one of them out."
+        raise ConfigError("Reading the command line", "--cluster or --invite", "both", do)
     cluster = None if file is None else read(file)
+    home = None if invitation is None else InvitationFile.read(invitation).home
     own = _own(cluster, island)
     line = ProgressLine()
     try:
         line.show("measuring this machine, and its way to others; a minute or two at most")
-        checks = judge(_facts(cluster, own, island, inherited or signal_masks()))
+        checks = judge(_facts(cluster, home, own, island, inherited or signal_masks()))
     finally:
         line.show("")
     if as_json:
@@ -85,10 +93,16 @@ def _is_here(machine: Machine) -> bool:
     return bool(found) and all(map(others.is_own, found))
 
 
-def _facts(cluster: Cluster | None, own: Sequence[Machine], island: str | None, inherited: SignalMasks) -> Facts:
+def _facts(
+    cluster: Cluster | None,
+    home: HomeAddress | None,
+    own: Sequence[Machine],
+    island: str | None,
+    inherited: SignalMasks,
+) -> Facts:
     opening = this_machine.OpeningDevices()
     try:
-        need = _need(cluster, own)
+        need = _need(cluster, own) if home is None else NeedFacts("a learner of whatever the home trains", 1, 1)
         loopback = ""
         try:
             check_loopback("Looking at this machine")
@@ -119,7 +133,7 @@ def _facts(cluster: Cluster | None, own: Sequence[Machine], island: str | None, 
             shared_memory_bytes=this_machine.shared_memory_bytes(),
             disk=this_machine.disk(RUNS),
             need=need,
-            peers=_peers(cluster, own),
+            peers=_peers(cluster, own) if home is None else (others.inviting(home),),
             island=_island(own),
             misplaced=_misplaced(own, island),
             jax=opening.facts(),

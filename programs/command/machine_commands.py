@@ -30,6 +30,10 @@ def doctor(
             "--cluster", metavar="FILE.toml", help="Judge this machine as a part of it, and the way to others."
         ),
     ] = None,
+    invite: Annotated[
+        Path | None,
+        typer.Option("--invite", metavar="FILE", help="Judge this machine as one that joins by this invitation."),
+    ] = None,
     island: Annotated[
         str | None,
         typer.Option("--for", metavar="ISLAND", help="The machine, or island, of the file that this machine is to be."),
@@ -44,7 +48,7 @@ def doctor(
     """
     from isthmus.programs.command import doctoring
 
-    if not doctoring.doctor(cluster, island, ctx.obj, as_json=as_json):
+    if not doctoring.doctor(cluster, invite, island, ctx.obj, as_json=as_json):
         raise typer.Exit(FAILED)
 
 

@@ -324,7 +324,7 @@ def _memory(facts: Facts) -> Check:
     expected = f"{size(need.memory_bytes)} at least for {need.what}, beside processes and batches"
     if free is None:
         return Check("memory", NOTE, "not known: /proc/meminfo cannot be read", expected, "Mount /proc (proc(5)).")
-    if need.refusal:
+    if need.refusal or not need.memory_bytes:
         return Check("memory", OK, f"{size(free)} free", "not known")
     found = f"{size(free)} free, {size(need.memory_bytes)} needed at least"
     if free < need.memory_bytes:
@@ -415,7 +415,8 @@ def _peer(peer: PeerFacts) -> Iterator[Check]:
         yield Check(name, FAILS, peer.fault[1], peer.fault[0], peer.fault[2])
         return
     where = ", on this machine" if peer.is_here else f" in {seconds(way.seconds)}"
-    yield Check(name, OK, f"its daemon answers at {peer.endpoint}{where}", expected)
+    does = "accepts connections" if peer.answer is None else "answers"
+    yield Check(name, OK, f"its daemon {does} at {peer.endpoint}{where}", expected)
     if peer.answer is not None and not peer.is_here:
         yield _clock(name, peer.answer)
         yield from _ports(name, peer.answer)

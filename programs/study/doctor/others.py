@@ -16,6 +16,7 @@ from typing import Final
 
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.machine.client import ANSWER_SECONDS, DaemonClient
+from isthmus.programs.engine.machine.links import HomeAddress
 from isthmus.programs.engine.machine.trial_ports import DIAL, OPEN
 from isthmus.programs.study.doctor.checks import PeerAnswer, PeerFacts, Way
 from isthmus.runtime.errors import ConfigError, Fault
@@ -85,6 +86,14 @@ def local_ports(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> 
     except (OSError, ValueError):
         return 32768, 60999  # The kernel's default.
     return low, high
+
+
+def inviting(home: HomeAddress) -> PeerFacts:
+    """The facts of the home of an invitation: its address alone, since the key in it is for joining."""
+    host, port = addresses.host_and_port(home.address)
+    found, unresolved = resolved(host)
+    facts = PeerFacts(home.name or "home", home.address, unresolved)
+    return facts if unresolved else replace(facts, way=way_to(host, int(port)), is_here=all(map(is_own, found)))
 
 
 def peer(cluster: Cluster, machine: Machine, own: Machine | None) -> PeerFacts:

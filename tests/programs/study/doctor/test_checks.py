@@ -122,6 +122,7 @@ def states(facts: Facts) -> dict[str, str]:
         (peer(way=Way("tcp://10.0.0.1:7400", refusal="no answer within 3 s")), {"alpha": FAILS}),
         (peer(way=Way("tcp://10.0.0.1:7400", is_refused=True)), {"alpha": NOTE}),
         (peer(fault=("to be admitted", "that this key is not", "Admit it.")), {"alpha": FAILS}),
+        (peer(), {}),
         (answered(), {}),
         (answered(skew_seconds=-1.02), {"clock of alpha": NOTE}),
         (answered(skew_seconds=1.005), {}),

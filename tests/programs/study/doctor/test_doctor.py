@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from isthmus.programs.engine.machine.invitations import InvitationFile
+from isthmus.programs.engine.machine.links import HomeAddress
 from isthmus.programs.study.doctor import others, this_machine
 from isthmus.runtime.system.processes import signal_masks
+from isthmus.runtime.wire.security_keys import KeyPair
 from tests.programs.engine.machine.daemon_place import Place
 
 CLUSTER = """
@@ -31,7 +34,14 @@ learners = 2
 
 def test_the_machine_that_is_meant_has_to_be_in_the_file(tmp_path: Path, typed: Callable[..., Result]) -> None:
     (tmp_path / "cluster.toml").write_text(CLUSTER.format(address="tcp://127.0.0.1:7400", closed=7401))
-    for words in (("--for", "alpha"), ("--cluster", "cluster.toml", "--for", "alpa"), ("--cluster", "no.toml")):
+    both = ("--cluster", "cluster.toml", "--invite", "cluster.toml")
+    for words in (
+        both,
+        ("--invite", "cluster.toml"),
+        ("--for", "alpha"),
+        ("--cluster", "cluster.toml", "--for", "alpa"),
+        ("--cluster", "no.toml"),
+    ):
         refused = typed(tmp_path, "doctor", *words)
         assert refused.exit_code == 2, words
         assert not refused.stdout
@@ -101,5 +111,12 @@ def test_a_machine_is_examined_beside_its_daemon(tmp_path: Path, typed: Callable
         assert checks["devices"]["state"] == "ok"
         assert "request" not in checks
         assert answer.exit_code == any(check["state"] == "fails" for check in document["checks"])
+        pair = KeyPair.make()
+        home = HomeAddress("alpha", address, pair.public)
+        (tmp_path / "beta.invite").write_text(InvitationFile(home, pair, "beta", None).text())
+        (tmp_path / "beta.invite").chmod(0o600)
+        answer = typed(tmp_path, "doctor", "--invite", "beta.invite", "--json")
+        checks = {check["name"]: check["state"] for check in json.loads(answer.stdout)["checks"]}
+        assert checks["alpha"] == "ok"
     finally:
         place.close()
