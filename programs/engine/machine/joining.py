@@ -61,7 +61,8 @@ def join(request: JoinRequest) -> int:
     ConfigError if the request is wrong, or the home refuses it or does not come in time. A machine that an invitation
     was refused to leaves nothing.
     """
-    name, home, permitted, invitation, part = _checked(request)
+    name, home, permitted, invitation = _checked(request)
+    part = _part(request, home)
     written = [Path(f"{name}.key").absolute(), Path(f"{name}.pub").absolute(), admissions.path_of(name)]
     new = [path for path in written if not path.exists()]
     if home.public_key and permitted.pair is None:
@@ -76,13 +77,8 @@ def join(request: JoinRequest) -> int:
                 path.unlink(missing_ok=True)
 
 
-def _checked(
-    request: JoinRequest,
-) -> tuple[str, HomeAddress, MachineConfig, InvitationFile | None, IslandPart | None]:
-    """The name of this machine, its home, its configuration, its invitation, and its part of an island of several.
-
-    ConfigError with all faults.
-    """
+def _checked(request: JoinRequest) -> tuple[str, HomeAddress, MachineConfig, InvitationFile | None]:
+    """The name of this machine, its home, its configuration, and its invitation; ConfigError with all faults."""
     faults: list[Fault] = []
     name, home, permitted, invitation = "", HomeAddress("", ""), MachineConfig(), None
     with collecting(faults):
@@ -110,17 +106,20 @@ def _checked(
     if request.wait_seconds is not None and not request.wait_seconds > 0:
         do = "Leave it out to wait for ever."
         faults.append(Fault("Reading --wait", "seconds above 0", str(request.wait_seconds), do))
-    part = None
-    if request.part is not None:
-        with collecting(faults):
-            part = part_of(*request.part, os.environ, lambda: host_towards(home.address))
-        if request.islands != 1:
-            do = "Leave --islands out: this machine is a part of one island."
-            faults.append(Fault("Reading --islands", "1 beside --island", str(request.islands), do))
+    if request.part is not None and request.islands != 1:
+        do = "Leave --islands out: this machine is a part of one island."
+        faults.append(Fault("Reading --islands", "1 beside --island", str(request.islands), do))
     if faults:
         raise ConfigError.of(faults)
-    # An island of one machine is an ordinary one.
-    return name, home, permitted, invitation, part if part is not None and part.size > 1 else None
+    return name, home, permitted, invitation
+
+
+def _part(request: JoinRequest, home: HomeAddress) -> IslandPart | None:
+    """This machine's part of an island; None for an island of its own, or one of one machine. ConfigError as there."""
+    if request.part is None:
+        return None
+    part = part_of(*request.part, os.environ, lambda: host_towards(home.address))
+    return part if part.size > 1 else None
 
 
 def _home(request: JoinRequest) -> HomeAddress:
@@ -156,7 +155,7 @@ class _Joining:
         home: HomeAddress,
         invitation: InvitationFile | None,
         own: str,
-        part: IslandPart | None,
+        part: IslandPart | None = None,
     ) -> None:
         self.is_admitted = False
         self._part = part
