@@ -24,6 +24,12 @@ def daemon(
         Path | None,
         typer.Option("--config", metavar="machine.toml", help="Which modules it may load, its key, whom it admits."),
     ] = None,
+    ports: Annotated[
+        str,
+        typer.Option(
+            "--ports", metavar="A-B", help="Where hosts listen; A-A: nowhere but behind the daemon's own port."
+        ),
+    ] = "",
 ) -> None:
     """Run the daemon of this machine, which supervises its runs.
 
@@ -33,7 +39,7 @@ def daemon(
     """
     from isthmus.programs.engine.machine.serve import serve
 
-    raise typer.Exit(serve(name, listen, config))
+    raise typer.Exit(serve(name, listen, config, ports))
 
 
 @commands.command(rich_help_panel=PANEL)

@@ -18,7 +18,7 @@ from isthmus.runtime.daemon.ground import Handler, Server
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.incidents import Starved, raised_of
-from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Heartbeat, ItemRefusal, Missing, Over
+from isthmus.runtime.supervision.messages import MISSING_MAX, Endpoints, Formed, Heartbeat, ItemRefusal, Missing, Over
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 from isthmus.runtime.wire.control_messages import Message
 
@@ -151,12 +151,12 @@ def _missing(plain: Any) -> Missing:
     return Missing(Member(Replica.parse(replica), int(incarnation)), Duration(max(0, int(silence))))
 
 
-def _endpoints(plain: Any) -> tuple[str, str] | None:
-    """The endpoints of a host, for control and for data; None for one that does not listen."""
+def _endpoints(plain: Any) -> Endpoints | None:
+    """The endpoints of a host, for control, for data, and its porter's; None for one that does not listen."""
     if not plain:
         return None
-    control, data = map(str, plain)
-    return control, data
+    control, data, *porter = map(str, plain)
+    return (control, data, porter[0]) if porter else (control, data)
 
 
 def _count(figures: Mapping[str, Any], name: str) -> int:

@@ -12,10 +12,12 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, final
 
+from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.client import patience
@@ -24,6 +26,7 @@ from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import Neighbours
 from isthmus.programs.engine.machine.next_home import NextHome
 from isthmus.programs.engine.machine.outposts import NOTE
+from isthmus.programs.engine.machine.porter import Porter, is_porter_needed
 from isthmus.programs.engine.machine.readiness import check_machines, to_take_part
 from isthmus.programs.engine.machine.run import (
     LEASE_TICKS_MAX,
@@ -40,6 +43,8 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.resume import has_snapshot
 from isthmus.programs.engine.run.run_end import error_of
+from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_messages import Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
@@ -130,7 +135,7 @@ class MachineDaemon:
         self.has_killed = False
         self.ends_when_expelled = False
         self.fault: ConfigError | None = None
-        self.keys, self._loop, self._config = keys, loop, config
+        self.keys, self._loop = keys, loop
         self.tell, self._on_change, self._on_idle = tell, on_change, on_idle
         self._runs: dict[str, MachineRun] = {}
         self._former: dict[str, str] = {}
@@ -138,8 +143,14 @@ class MachineDaemon:
         self._authority = Authority(name, keys, tell)
         self._is_ending = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = ControlServer(loop, listen, self._hear, self._stranger, keys=keys, on_unknown=self._unknown)
-        self.endpoint = self._server.endpoint
+        self._porter: Porter | None = None
+        if is_porter_needed(listen, config.ports):
+            self._porter = Porter(loop, listen, keys, listening=self._listening, tell=tell)
+        config = self._config = replace(config, has_porter=self._porter is not None)
+        inner = listen if self._porter is None else Porter.INNER
+        self._server = ControlServer(loop, inner, self._hear, self._stranger, keys=keys, on_unknown=self._unknown)
+        self.endpoint = self._server.endpoint if self._porter is None else self._porter.endpoint
+        self._relayed: dict[str, list[str]] = {}
         self.neighbours = Neighbours(
             loop,
             name,
@@ -171,6 +182,8 @@ class MachineDaemon:
             "restore": self._next_home.restore,
         }
         loop.call_later(TICK_SECONDS, self._tick)
+        if self._porter is not None:
+            self._porter.start(self._server.endpoint)
 
     # -- from outside --------------------------------------------------------------------------------------------------
 
@@ -225,6 +238,8 @@ class MachineDaemon:
 
     def close(self) -> None:
         self.neighbours.close()
+        if self._porter is not None:
+            self._porter.close()
         self._server.close()
 
     # -- messages ------------------------------------------------------------------------------------------------------
@@ -256,6 +271,7 @@ class MachineDaemon:
         self.tell(f"refused a command of {version_of(message)}; this is {version_of()}")
 
     def _unknown(self, key: str, address: str) -> None:
+        address = address if self._porter is None else self._porter.peer(address)
         self.tell(f"refused a connection from {address}, whose key it does not admit: isthmus admit NAME {key}")
 
     def _machine(self) -> Message:
@@ -314,6 +330,10 @@ class MachineDaemon:
         run_spec = spec.read(handed.spec)
         self._permit(run_spec.job.program, run_spec.job.task.text, handed.folder or handed.name)
         handed.check(run_spec, self.name, self._names(), doing)
+        ports = self._config.ports
+        if ports and not spec.is_one_port(ports):
+            listening = handed.sites.listening(run_spec.roles)
+            cluster_file.check_room(ports, self.endpoint, listening, len(list(self._listening())), doing)
         folder = handed.make_folder(self._root, time.monotonic_ns(), self._config.secret)
         try:
             run = self._hold(folder, told_of(folder, doing), handed.sites, is_watched=is_watched)
@@ -383,6 +403,7 @@ class MachineDaemon:
 
     def _hold(self, folder: Path, run_spec: spec.Spec, sites: Sites, *, is_watched: bool) -> MachineRun:
         """Be responsible for a run from now on; one of UNABLE if that cannot be."""
+        spec.settle(folder, has_porter=self._config.has_porter, ports=self._config.ports)
         lock = RunLock(folder)
         try:
             run = MachineRun(
@@ -424,10 +445,32 @@ class MachineDaemon:
     def _tick(self) -> None:
         """End the runs of commands that are gone."""
         self._loop.call_later(TICK_SECONDS, self._tick)
+        self._tell_relayed()
         for run in list(self._runs.values()):
             if run.tick():
                 self._say(run, f"ends {run.folder}: {ENDED_BY_COMMAND}")
                 run.daemon.end(ENDED_BY_COMMAND)
+
+    def _listening(self) -> Iterator[str]:
+        """The endpoints at which hosts listen here."""
+        for each in self._parts():
+            yield from each.listening()
+
+    def _parts(self) -> list[Daemon | Outpost]:
+        return [*(run.daemon for run in self._runs.values()), *self.neighbours.outposts.outposts]
+
+    def _tell_relayed(self) -> None:
+        """Print which hosts reach others through a porter, whenever that changes."""
+        relayed: dict[str, list[str]] = {}
+        for each in self._parts():
+            relayed |= {f"{each.folder.name}, {host}": others for host, others in each.relayed().items()}
+        for host, others in relayed.items():
+            if self._relayed.get(host) != others:
+                self.tell(f"{host}: relayed to {', '.join(others)} by the porter at the port of their daemon")
+        for host in self._relayed:
+            if host not in relayed:
+                self.tell(f"{host}: relayed no more")
+        self._relayed = relayed
 
     def _changed(self) -> None:
         held = [DaemonRun(str(folder), is_watched=False) for folder in self.neighbours.outposts.folders]

@@ -42,7 +42,7 @@ from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, 
 LINE_LENGTH_MAX: Final = 2000
 
 
-def serve(name: str, listen: str, config: Path | None) -> int:
+def serve(name: str, listen: str, config: Path | None, ports: str = "") -> int:
     """Serve until signals end it; returns the exit status: 0, or 1 if a second signal ended runs at once.
 
     ConfigError if name, address or configuration are wrong, or taken.
@@ -56,6 +56,8 @@ def serve(name: str, listen: str, config: Path | None) -> int:
     with collecting(faults):
         has_keys = permitted.pair is not None
         endpoint = cluster_file.checked_address(listen, "Reading --listen", may_choose=True, has_keys=has_keys)
+    with collecting(faults):
+        permitted = replace(permitted, ports=ports and cluster_file.checked_ports(ports, endpoint))
     if faults:
         raise ConfigError.of(faults)
     return run(name, endpoint, permitted, lambda machine: None)
@@ -127,7 +129,7 @@ def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: 
             on_change=changed,
             on_idle=loop.stop,
         )
-    except zmq.ZMQError as error:
+    except (zmq.ZMQError, OSError) as error:
         doing = f"Listening at {endpoint}"
         if error.errno == zmq.EADDRINUSE:
             do = "Take another port with --listen, or end what listens there."
