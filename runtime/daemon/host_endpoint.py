@@ -155,8 +155,7 @@ def _endpoints(plain: Any) -> Endpoints | None:
     """The endpoints of a host, for control, for data, and its porter's; None for one that does not listen."""
     if not plain:
         return None
-    control, data, *porter = map(str, plain)
-    return (control, data, porter[0]) if porter else (control, data)
+    return msgspec.convert(tuple(map(str, plain)), Endpoints)
 
 
 def _count(figures: Mapping[str, Any], name: str) -> int:

@@ -99,7 +99,7 @@ class Missing(Part, frozen=True):
     silence: Lasting = Duration(0)
 
 
-Endpoints: TypeAlias = tuple[Address, Address] | tuple[Address, Address, Address]
+Endpoints: TypeAlias = Annotated[tuple[Address, ...], Meta(min_length=2, max_length=3)]
 
 
 class Heartbeat(Part, frozen=True):
