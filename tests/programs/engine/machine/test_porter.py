@@ -31,7 +31,7 @@ class Served:
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
         self.lines: list[str] = []
-        self.porter = Porter(self.loop, "tcp://127.0.0.1:*", None, listening=lambda: [], tell=self.lines.append)
+        self.porter = Porter(self.loop, "tcp://127.0.0.1:*", None, listening=list, tell=self.lines.append)
         self._server = ControlServer(self.loop, Porter.INNER, lambda peer, message: self._server.send(peer, message))
         self.porter.start(self._server.endpoint)
 
