@@ -16,6 +16,7 @@ from isthmus.programs import DEFAULT
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.new_folder import CONFIG
 from isthmus.programs.engine.request.request import NAMELESS_TASK, Program, Request, prepare
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.settings import read_file
 from isthmus.programs.task import AnyTask
 from isthmus.runtime.errors import ConfigError, RequestError, RunError, nearest
@@ -194,7 +195,9 @@ def start(request: Request, watch: Watch | None) -> RunOutcome:
         return run_inproc(request, watch=watch)
 
 
-def start_processes(submitted: Submitted, watch: Watch | None, *, detaches: bool = False) -> RunOutcome:
+def start_processes(
+    submitted: Submitted, watch: Watch | None, *, detaches: bool = False, grace: float = GRACE_SECONDS
+) -> RunOutcome:
     """Run a submitted request in processes; RunError, which names the run folder, if the run fails.
 
     DetachedError if it `detaches` where nobody reads the output any more.
@@ -202,7 +205,7 @@ def start_processes(submitted: Submitted, watch: Watch | None, *, detaches: bool
     from isthmus.programs.engine.run.in_processes import run_processes
 
     with _naming(submitted.run_dir):
-        return run_processes(submitted, watch=watch, detaches=detaches)
+        return run_processes(submitted, watch=watch, detaches=detaches, grace=grace)
 
 
 def start_on_machine(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 
 def printable(text: str, keeping: str = "\n\t") -> str:
@@ -84,6 +84,14 @@ class InvariantError(Exception):
 
 class RunError(Exception):
     """A run that had started could not be finished."""
+
+
+INTERRUPTED_STATUS: Final = 75
+"""The exit status of a process that a signal has ended, and that is to be started again: EX_TEMPFAIL."""
+
+
+class InterruptedRunError(RunError):
+    """A run was set aside by a signal: it goes on at its next start."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

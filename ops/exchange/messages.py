@@ -466,17 +466,18 @@ class FinalFragment(TypedDict):
 
 
 class Progress(TypedDict):
-    """inner-step -> pacers: the basis of their decisions. `phase` is one of ready, stepping, final.
+    """inner-step -> pacers: the basis of their decisions. `phase` is one of ready, stepping, leaving, final.
 
     `step_time` is a moving average in nanoseconds, 0 before the second step; `delay_steps` the inner steps between the
     last answer and the adoption of its result; `epochs` those of the versions that it holds, by fragment, 0 where it
     holds none; `totals` the progress that this learner knows of, its own included: [slot, incarnation, tokens] triples;
-    `links`, where settings follow them, the goodput of its links: [role, slot, bytes a second in the mean, at best].
+    `links`, where settings follow them, the goodput of its links: [role, slot, bytes a second in the mean, at best];
+    `unmerged`, of one that leaves, the fragments in which it has work that no version contains.
     """
 
     slot: SenderSlot
     incarnation: SenderLife
-    phase: Literal["ready", "stepping", "final"]
+    phase: Literal["ready", "stepping", "leaving", "final"]
     step: Count
     tokens: Count
     step_time: Count
@@ -484,6 +485,7 @@ class Progress(TypedDict):
     epochs: list[Count]
     totals: LifeTokens
     links: NotRequired[Links]
+    unmerged: NotRequired[list[Count]]
 
 
 class StepReport(Progress):

@@ -2,7 +2,8 @@
 
 Decides the phase of the learner, when it steps, and what it reports. Phases: *ready* until it has adopted all fragments
 (it is idle; a program without fragments skips this phase); *stepping* while the token budget is not known to be spent,
-then idle; *final* once a pull or a fragment of kind 'final' has arrived, or, without a syncer, a stop: it only answers
+then idle; *leaving* once its host is to leave: it only answers and adopts, until all of its work is in the model or
+refused; *final* once a pull or a fragment of kind 'final' has arrived, or, without a syncer, a stop: it only answers
 and adopts. A learner whose loss is not finite reports that it is sick, and restarts its optimizer once it has adopted
 every fragment again.
 """
@@ -53,7 +54,7 @@ class InnerStep:
     two reports of progress, which come at least every 100 ms; `tokens` the budget that the learning rate follows, where
     no message sets it; `alpha` the share of a learner's own fragment that survives an adoption. With `tells_links`,
     `progress` includes the goodput of its links. Its local leaves are lent to others on `moments`, and those of others
-    arrive on `loan`.
+    arrive on `loan`. Where its host is to leave, it gives last answers if it `answers_last`.
     """
 
     outputs = ("parameters", "fragment", "progress", "report", "moments")
@@ -78,6 +79,7 @@ class InnerStep:
         alpha: float = 0.0,
         push: Literal["float32", "bf16", "int8", "int4", "auto"] = "float32",
         tells_links: bool = False,
+        answers_last: bool = True,
     ) -> None:
         self._task = task
         self._fragments = tuple(fragments)
@@ -87,9 +89,10 @@ class InnerStep:
         self._alpha = alpha
         self._push = push
         self._tells_links = tells_links
+        self._answers_last = answers_last and bool(fragments)
         self.is_idle = bool(fragments)
         self.is_finished = False
-        self._phase: Literal["ready", "stepping", "final"] = "ready" if fragments else "stepping"
+        self._phase: Literal["ready", "stepping", "leaving", "final"] = "ready" if fragments else "stepping"
         self._held: list[HeldFragment | None] = [None] * len(self._fragments)
         self._totals = Totals()
         self._metrics = StepMetrics()
@@ -201,6 +204,9 @@ class InnerStep:
             self._follow_control(control)
         if loan:
             self._inheritance.borrowed(self._lending.accept(loan))
+        if self._phase == "stepping" and self._answers_last and self._context.leave_requested():
+            self._phase = "leaving"
+            self._inheritance.leave_copy(is_last=True)
         answers = self._answer(pull) if pull else []
         # After the pulls: each replaces the postponed one of its fragment, and a final one ends all postponement.
         answers += self._answers.postponed(is_last=self._is_last)
@@ -231,7 +237,12 @@ class InnerStep:
         return last + emitted + self._lending.announcements(is_sick=self._sick)
 
     @property
-    def phase(self) -> Literal["ready", "stepping", "final"]:
+    def is_engaged(self) -> bool:
+        """Whether it has work that may still come into the model."""
+        return not self._sick and any(held is not None and held.ledger.steps for held in self._held)
+
+    @property
+    def phase(self) -> Literal["ready", "stepping", "leaving", "final"]:
         """This learner's phase: a caller that drives it from outside may have it step later, or answer while idle."""
         return self._phase
 
@@ -430,6 +441,8 @@ class InnerStep:
             epochs=[0 if held is None else held.ledger.base[0] for held in self._held],
             totals=self._totals.next_rows(self._slot, self._incarnation),
         )
+        if self._phase == "leaving":
+            progress["unmerged"] = [p for p, held in enumerate(self._held) if held is not None and held.ledger.steps]
         if self._tells_links:
             progress["links"] = [[*link, *rate] for link, rate in sorted(self._context.traffic.goodput.items())]
         return progress

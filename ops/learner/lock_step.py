@@ -45,7 +45,13 @@ class LockStep:
         push: Literal["float32", "bf16", "int8", "int4"] = "float32",
     ) -> None:
         self._step = InnerStep(
-            task, fragments=fragments, report_every=report_every, tokens=tokens, alpha=alpha, push=push
+            task,
+            fragments=fragments,
+            report_every=report_every,
+            tokens=tokens,
+            alpha=alpha,
+            push=push,
+            answers_last=False,  # A turn is everybody's: none is held for one who leaves.
         )
         self._overlap = overlap
         self._wanted: WantedCut | None = None

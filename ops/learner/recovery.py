@@ -368,9 +368,9 @@ class Inheritance:
 
     # -- for later lives -----------------------------------------------------------------------------------------------
 
-    def leave_copy(self) -> None:
-        """Store a copy of the local leaves on this machine, when it is due."""
-        if self._copies is not None and self._copies.is_due():
+    def leave_copy(self, *, is_last: bool = False) -> None:
+        """Store a copy of the local leaves on this machine, when it is due, or the last one."""
+        if self._copies is not None and (is_last or self._copies.is_due()):
             self._copies.keep(self._odometer.steps, self._learner.local)
 
     def own(self, overlap: int, totals: Totals) -> Own | None:

@@ -33,6 +33,9 @@ START_WAIT: Final = 60_000_000_000
 """Nanoseconds from the first report after which a run starts with the learners that there are."""
 EDGE_INTERVALS: Final = 2
 """The last rounds are those that open within so many intervals of the end of the budget: reports are late."""
+PARTINGS_MAX: Final = 3
+"""Rounds of a fragment that open for one learner that leaves: its answer may be late for the first, and more often it
+is not there."""
 TRIES_MAX: Final = 16
 """Rounds in which the first version of a fragment may fail to come before the run fails."""
 
@@ -145,6 +148,7 @@ class Pacer:
     - *recover*: a shard that came back waits for reports of all learners that have trained, at most a second, before it
       asks the holders of a fragment for the newest version, which takes the place of the first.
     - *merge*: fragments are due on a grid of H steps of the fastest learner (`schedule`), on the terms of `terms`.
+    - Where a learner *leaves*, the fragments in which it has work are merged at once, with all learners that step.
     - *final*: once the tokens are spent, or a stop is requested, all fragments are merged a last time with all
       learners; a live learner that does not answer is waited for within a learned bound.
 
@@ -213,6 +217,9 @@ class Pacer:
         self._merged: set[int] = set()
         """The fragments that this life has merged."""
         self._step_tokens = step_tokens
+        self._partings: dict[tuple[int, int, int], int] = {}
+        """Rounds that have opened for learners that leave, by fragment, slot and incarnation; no more once it answered.
+        """
         self._ended: set[int] = set()
         self._round_last = 0
         self._recovers_at: int | None = None
@@ -353,6 +360,9 @@ class Pacer:
         if not answered:
             return
         self._merged.add(merging["fragment"])
+        for learner in self._roster.leaving():
+            if learner.slot in answered:
+                self._partings[merging["fragment"], learner.slot, learner.incarnation] = PARTINGS_MAX
         self._terms.observe(
             merging,
             answered,
@@ -413,7 +423,9 @@ class Pacer:
             return self._open_initial()
         if self._is_stopping:
             return self._open_final()
-        return self._open_merges() if self._memory.is_kept(self._own, self._context) else []
+        if not self._memory.is_kept(self._own, self._context):
+            return []
+        return [*self._open_partings(), *self._open_merges()]
 
     def _open_initial(self) -> list[Round]:
         """The first version of all fragments that have none: the one that learners hold, if this shard comes back."""
@@ -441,12 +453,28 @@ class Pacer:
     def _open_merges(self) -> list[Round]:
         """The rounds of due fragments, the longest overdue first, as far as there is room in flight."""
         due = [fragment for fragment in self._schedule.due(self._clock.count) if fragment not in self._rounds]
-        members = _members(self._roster.stepping()) if due[: self._room()] else []
+        members = _members(self._roster.answering()) if due[: self._room()] else []
         opened = []
         for fragment in due[: self._room()] if members else ():
             self._schedule.serve(fragment, self._clock.count)
             opened.append(self._open_round(fragment, "merge", members))
         return opened
+
+    def _open_partings(self) -> list[Round]:
+        """The rounds of fragments in which learners that leave have work, as far as there is room in flight."""
+        opened = []
+        for fragment in self._own:
+            leaving = [each for each in self._roster.leaving() if self._awaits_parting(fragment, each)]
+            if leaving and fragment not in self._rounds and self._room():
+                for learner in leaving:
+                    key = fragment, learner.slot, learner.incarnation
+                    self._partings[key] = self._partings.get(key, 0) + 1
+                opened.append(self._open_round(fragment, "merge", _members(self._roster.answering()), leaving=leaving))
+        return opened
+
+    def _awaits_parting(self, fragment: int, learner: LearnerReport) -> bool:
+        key = fragment, learner.slot, learner.incarnation
+        return fragment in learner.unmerged and self._partings.get(key, 0) < PARTINGS_MAX
 
     def _in_flight_max(self) -> int:
         return rounds_in_flight_max(self.overlap, self._fragments, self.interval, self._shards)
@@ -476,7 +504,7 @@ class Pacer:
                 if item["members"]:  # No member is waited for any more: the merges so far are the end.
                     renewed.append(self._renew(paced, []))
                 continue
-            learners = self._roster.finishing() if item["kind"] == "final" else self._roster.stepping()
+            learners = self._roster.finishing() if item["kind"] == "final" else self._roster.answering()
             if learners is paced.seen:
                 continue
             paced.seen, members, listed = learners, _members(learners), {tuple(member) for member in item["members"]}
@@ -493,11 +521,14 @@ class Pacer:
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
-    def _open_round(self, fragment: int, kind: Kind, members: list[list[int]]) -> Round:
+    def _open_round(
+        self, fragment: int, kind: Kind, members: list[list[int]], *, leaving: Sequence[LearnerReport] = ()
+    ) -> Round:
         self._round_last += 1
         is_at_edge = kind == "merge" and self._is_at_edge(fragment)
-        item = self._round(self._round_last, fragment, 1, kind, members, is_at_edge=is_at_edge)
-        self._rounds[fragment] = PacedRound(item, item, self._context.now(), is_at_edge=is_at_edge)
+        item = self._round(self._round_last, fragment, 1, kind, members, is_at_edge=is_at_edge, leaving=leaving)
+        is_unusual = is_at_edge or bool(leaving)
+        self._rounds[fragment] = PacedRound(item, item, self._context.now(), is_at_edge=is_unusual)
         return item
 
     def _is_at_edge(self, fragment: int) -> bool:
@@ -517,7 +548,15 @@ class Pacer:
         return paced.item
 
     def _round(
-        self, number: int, fragment: int, attempt: int, kind: Kind, members: list[list[int]], *, is_at_edge: bool
+        self,
+        number: int,
+        fragment: int,
+        attempt: int,
+        kind: Kind,
+        members: list[list[int]],
+        *,
+        is_at_edge: bool,
+        leaving: Sequence[LearnerReport] = (),
     ) -> Round:
         """The item of one attempt, on the present terms."""
         match kind:
@@ -525,6 +564,8 @@ class Pacer:
                 conditions = Conditions(1, 0, [], None)
             case "recover":
                 conditions = Conditions(1, RECOVERY_GRACE, [], None)
+            case "merge" if leaving:
+                conditions = self._terms.parting(fragment, self._roster.stepping(), leaving)
             case "merge":
                 conditions = self._terms.of(fragment, self._roster.stepping())
                 if is_at_edge and conditions.grace is not None:

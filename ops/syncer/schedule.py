@@ -20,7 +20,7 @@ MISSES_MAX: Final = 2
 """Rounds in a row that close without a trace of a member, and without a report of it between, before it counts as gone.
 An answer without a single step leaves no trace either, but two of them in a row always have a report between."""
 
-Phase: TypeAlias = Literal["ready", "stepping", "final"]
+Phase: TypeAlias = Literal["ready", "stepping", "leaving", "final"]
 
 
 @dataclass(slots=True)
@@ -28,7 +28,8 @@ class LearnerReport:
     """One learner's last report; `step_time` in nanoseconds, `delay_steps` in inner steps, 0 where not known yet.
 
     `epochs` are those of the versions that it holds, by fragment, 0 where it holds none; `links` the goodput of its
-    links, as [role, slot, bytes a second in the mean, at best].
+    links, as [role, slot, bytes a second in the mean, at best]; `unmerged`, of one that leaves, the fragments in which
+    it has work that is in no version.
     """
 
     slot: int
@@ -38,12 +39,14 @@ class LearnerReport:
     delay_steps: int
     epochs: tuple[int, ...] = ()
     links: tuple[Sequence[Any], ...] = ()
+    unmerged: tuple[int, ...] = ()
     misses: int = 0
 
     def update(self, report: Progress) -> None:
         """Store another report of the same life in the same phase."""
         self.step_time, self.delay_steps = report["step_time"], report["delay_steps"]
         self.epochs, self.links = tuple(report["epochs"]), tuple(report.get("links", ()))
+        self.unmerged = tuple(report.get("unmerged", ()))
         self.misses = 0
 
     @property
@@ -113,8 +116,18 @@ class LearnerRoster:
         return [learner for learner in self.live() if any(learner.epochs[fragment : fragment + 1])]
 
     def stepping(self) -> list[LearnerReport]:
-        """The live ones in phase 'stepping', by slot: the members of an ordinary round."""
+        """The live ones in phase 'stepping', by slot."""
         return self._those("stepping", lambda learner: learner.phase == "stepping" and not learner.is_gone)
+
+    def leaving(self) -> list[LearnerReport]:
+        """The live ones that leave, by slot."""
+        return self._those("leaving", lambda learner: learner.phase == "leaving" and not learner.is_gone)
+
+    def answering(self) -> list[LearnerReport]:
+        """The live ones that step or leave, by slot: the members of an ordinary round."""
+        return self._those(
+            "answering", lambda learner: learner.phase in ("stepping", "leaving") and not learner.is_gone
+        )
 
     def finishing(self) -> list[LearnerReport]:
         """The learners that hold work, by slot: the members of a final round.

@@ -287,6 +287,14 @@ class Terms:
         deadline = self._fairness.deadline(required, step, overlap, interval)
         return Conditions(min(self._quorum, len(stepping)), self._grace(stepping), required, deadline)
 
+    def parting(self, fragment: int, stepping: Sequence[LearnerReport], leaving: Sequence[LearnerReport]) -> Conditions:
+        """The conditions of a round that opens for learners that leave: it waits for these, within a bound."""
+        conditions = self.of(fragment, stepping) if stepping else Conditions(1, 0, [], None)
+        if conditions.grace is None:
+            return conditions
+        required = sorted({*conditions.required, *(learner.slot for learner in leaving)})
+        return conditions._replace(required=required, deadline=EDGE_WAIT)
+
     def final(self, fragments: int, stepping: Sequence[LearnerReport]) -> Conditions:
         """The conditions of a final round, of `fragments` that are asked for together.
 

@@ -76,10 +76,12 @@ def read(
     options: Mapping[tuple[str, str], tuple[str, Any]],
     sets: Iterable[str],
     cluster: Cluster | None = None,
+    before: Path | None = None,
 ) -> tuple[Sections, list[Fault]]:
     """The requested sections, and the faults of the files, the preset and the form of --set.
 
-    `options` are (section, key) -> (name of the option, value); `sets` are those of --set.
+    `options` are (section, key) -> (name of the option, value); `sets` are those of --set. `before` is the file of a
+    run that goes on: everything else counts before it.
     """
     faults: list[Fault] = []
     requested = _Layer()
@@ -95,10 +97,11 @@ def read(
             merged |= {("run", key): count for key, count in dict(slots, learners=islands).items()}
         with collecting(faults):
             merged.update(_from_document(cluster.sections, cluster.file))
-    if file is not None:
-        with collecting(faults):
-            do = "Name a file with --config, for example the config.toml of a run."
-            merged.update(_from_document(settings.read_file(file, "the configuration", do), file))
+    for each in (before, file):
+        if each is not None:
+            with collecting(faults):
+                do = "Name a file with --config, for example the config.toml of a run."
+                merged.update(_from_document(settings.read_file(each, "the configuration", do), each))
     if model is not None:
         with collecting(faults):
             merged.update(_preset(model, has_own_task=("run", "task") in {**merged, **requested.values}))

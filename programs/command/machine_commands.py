@@ -7,7 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
-from isthmus.programs.command.options import Commands
+from isthmus.programs.command.options import Commands, Grace
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 
 PANEL: Final = "Machines"
 
@@ -30,16 +31,19 @@ def daemon(
             "--ports", metavar="A-B", help="Where hosts listen; A-A: nowhere but behind the daemon's own port."
         ),
     ] = "",
+    grace: Grace = GRACE_SECONDS,
 ) -> None:
     """Run the daemon of this machine, which supervises its runs.
 
     It takes runs that `isthmus train --cluster` hands over, and does its part in those of other machines.
 
     Ctrl-C asks its runs to stop and waits for them; a second one ends them at once.
+
+    SIGTERM sets them aside for its next start: exit status 75.
     """
     from isthmus.programs.engine.machine.serve import serve
 
-    raise typer.Exit(serve(name, listen, config, ports))
+    raise typer.Exit(serve(name, listen, config, grace, ports))
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -84,14 +88,15 @@ def join(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="machine.toml", help="Which modules it may load, and its key.")
     ] = None,
+    grace: Grace = GRACE_SECONDS,
 ) -> None:
     """Offer this machine's islands to the runs of another machine.
 
-    It only dials out. Ctrl-C takes it away again.
+    It only dials out. Ctrl-C takes it away again; SIGTERM, too, with exit status 75: the same name gets its slots back.
     """
     from isthmus.programs.engine.machine.serve import join
 
-    raise typer.Exit(join(home, name, islands, server_key, config))
+    raise typer.Exit(join(home, name, islands, server_key, config, grace))
 
 
 @commands.command(rich_help_panel=PANEL)

@@ -13,14 +13,8 @@ import typer
 
 from isthmus.programs.command import lab_commands, machine_commands, run_commands
 from isthmus.programs.command.options import Commands
-from isthmus.programs.engine.run.interrupts import (
-    handle,
-    ignore,
-    interrupt,
-    leave_output,
-    open_standard_streams,
-    unblock,
-)
+from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, leave_output, open_standard_streams
+from isthmus.runtime.system.processes import unblock
 
 app = typer.Typer(
     cls=Commands,

@@ -24,8 +24,18 @@ from typer.core import TyperGroup
 
 from isthmus.programs import SHIPPED
 from isthmus.programs.engine.request.run_settings import SCHEMA
+from isthmus.programs.engine.run.interrupts import checked_grace
 from isthmus.programs.settings import Key
-from isthmus.runtime.errors import ConfigError, Fault, RequestError, RunError, nearest, printable
+from isthmus.runtime.errors import (
+    INTERRUPTED_STATUS,
+    ConfigError,
+    Fault,
+    InterruptedRunError,
+    RequestError,
+    RunError,
+    nearest,
+    printable,
+)
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
@@ -98,12 +108,15 @@ def _guarded(run: Callable[[], Any]) -> Any:
     except _UsageError as error:
         _complain([_usage(error)])
         status = WRONG
+    except InterruptedRunError as error:
+        _say(f"{error}")
+        status = INTERRUPTED_STATUS
     except RunError as error:
         _say(f"the run failed: {error}")
         status = FAILED
     except KeyboardInterrupt as error:
         _say(f"ended by {str(error) or 'Ctrl-C'}.")
-        status = FAILED
+        status = INTERRUPTED_STATUS if str(error) else FAILED  # A notice to leave: it is to be started again.
     raise typer.Exit(status)
 
 
@@ -156,13 +169,31 @@ Resume: TypeAlias = Annotated[
     typer.Option(
         "--resume",
         metavar="RUN|URL",
-        help="Go on with a run all of whose processes have died, from its last snapshot; a URL has it in a new folder.",
+        help="Go on with a run that was cut off, set aside or stopped, or is done; a URL has it in a new folder.",
+        rich_help_panel=WHERE,
+    ),
+]
+ResumeOrStart: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--resume-or-start",
+        help="Begin the run in --run-dir, or go on with it: for a command that is typed again.",
         rich_help_panel=WHERE,
     ),
 ]
 Detach: TypeAlias = Annotated[
     bool,
     typer.Option("--detach", help="Return once the run has started; it goes on by itself.", rich_help_panel=WHERE),
+]
+Grace: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--grace",
+        metavar="SECONDS",
+        help="The time from SIGTERM until all is set aside.",
+        rich_help_panel=WHERE,
+        callback=lambda value: checked_grace(value),
+    ),
 ]
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=WHERE)
@@ -265,6 +296,8 @@ class Options:
         ),
     ] = None
     cluster: Cluster = None
+    before: Path | None = field(default=None, metadata={"is_option": False})
+    """The config.toml of the run that goes on, whose keys count after all others."""
 
     def check_resume(self, *more: str) -> None:
         """ConfigError if an option was given that a resume may not change; it may change those in `more`, too."""
@@ -291,13 +324,18 @@ class Options:
         """The options of the run in a folder."""
         return replace(self, config=folder / "config.toml", run_dir=None)
 
+    def again(self) -> Options:
+        """The options typed again for the run in their run folder."""
+        assert self.run_dir is not None
+        return replace(self, before=self.run_dir / "config.toml", run_dir=None)
+
     def program_reference(self) -> str:
         """The program that was asked for, or the default one."""
         from isthmus.programs import DEFAULT
         from isthmus.programs.command import config
         from isthmus.programs.engine.request.request import Program
 
-        sections, _ = config.read(self.config, self.model, self.keys(), self.sets or (), self.machines)
+        sections, _ = config.read(self.config, self.model, self.keys(), self.sets or (), self.machines, self.before)
         return Program(sections.program_reference or DEFAULT).reference
 
     def with_sets(self, sets: list[str]) -> Options:
@@ -313,7 +351,7 @@ class Options:
         from isthmus.programs.training import check_transport
 
         machines = self.machines
-        sections, faults = config.read(self.config, self.model, self.keys(), self.sets or (), machines)
+        sections, faults = config.read(self.config, self.model, self.keys(), self.sets or (), machines, self.before)
         with collecting(faults):
             check_transport(self.transport)
 
@@ -392,7 +430,7 @@ def takes_options(
         for item in fields(Options):
             if item.name == "run":
                 shared += of_run
-            elif item.name not in without:
+            elif item.name not in without and item.metadata.get("is_option", True):
                 shared.append(Parameter(item.name, Parameter.KEYWORD_ONLY, default=None, annotation=hints[item.name]))
         own = list(signature(command, eval_str=True).parameters.values())[1:]
         own = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in own]

@@ -14,6 +14,7 @@ import typer
 
 from isthmus.programs.command import options
 from isthmus.programs.command.options import FAILED, AsJson, Commands, Options
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError, nearest, printable
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ commands = typer.Typer(cls=Commands)
 def train(
     requested: Options,
     resume: options.Resume = None,
+    resume_or_start: options.ResumeOrStart = False,
     detach: options.Detach = False,
+    grace: options.Grace = GRACE_SECONDS,
     quiet: options.Quiet = False,
 ) -> None:
     """Train a model, and watch it.
@@ -46,19 +49,30 @@ def train(
 
     Ctrl-C brings the run to its end, with its model; a second one ends it at once.
 
+    SIGTERM sets it aside: exit status 75, and it goes on with --resume, or the same command and --resume-or-start.
+
     Without --detach the run ends with this command.
     """
-    if resume is not None or requested.transport != "inproc" or requested.cluster is not None or detach:
+    if (
+        resume is not None
+        or resume_or_start
+        or requested.transport != "inproc"
+        or requested.cluster is not None
+        or detach
+    ):
         from isthmus.programs.command import start as apart
 
-        if resume is not None:
-            apart.resume(resume, requested, is_detached=detach, quiet=quiet)
+        starting = apart.Starting(is_detached=detach, quiet=quiet, grace=grace)
+        if resume_or_start:
+            apart.resume_or_start(requested, resume, starting)
+        elif resume is not None:
+            apart.resume(resume, requested, starting)
         elif (cluster := requested.machines) is not None and requested.transport != "inproc":
             from isthmus.programs.command.start_there import train_there
 
             train_there(requested, cluster, is_detached=detach, quiet=quiet)
         else:
-            apart.train(requested, is_detached=detach, quiet=quiet)
+            apart.train(requested, starting)
         return
 
     from isthmus.programs.engine.islands.claims import take_all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,72 @@ from isthmus.programs.command.options import Options
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run.in_processes import Submitted, detach, submit_in_child
-from isthmus.programs.engine.run.resume import check_program, is_store, resumed
-from isthmus.programs.engine.run.watch_loop import DetachedError
+from isthmus.programs.engine.run.resume import (
+    ALIKE,
+    DoneError,
+    alone,
+    check_program,
+    is_store,
+    is_there,
+    resumed,
+)
+from isthmus.programs.engine.run.watch_loop import DetachedError, say
 from isthmus.programs.study.terminal.live import announce, announce_resumption, preparing, watching
 from isthmus.programs.training import start_processes
 from isthmus.runtime.errors import ConfigError
 
 
-def train(options: Options, *, is_detached: bool, quiet: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """How a run is started: whether it `is_detached`, what is printed, and the `grace` at SIGTERM in seconds."""
+
+    is_detached: bool
+    quiet: bool
+    grace: float
+
+
+def train(options: Options, starting: Starting) -> None:
     """Prepare the requested run, and start it; watch it unless it is detached."""
     if options.transport == "inproc":
         option = "--detach" if options.cluster is None else "--cluster"
         do = "Leave --transport out."
         raise ConfigError(f"Reading {option}", "a run in processes", "--transport inproc", do)
-    with preparing(quiet=quiet):
+    with preparing(quiet=starting.quiet):
         submitted = submit_in_child(lambda: options.request().to_train().with_store())
-    announce(submitted.chosen, submitted.warnings, quiet=quiet)
-    _run(submitted, is_detached=is_detached, quiet=quiet)
+    announce(submitted.chosen, submitted.warnings, quiet=starting.quiet)
+    _run(submitted, starting)
 
 
-def resume(where: str, options: Options, *, is_detached: bool, quiet: bool) -> None:
+def resume_or_start(options: Options, where: str | None, starting: Starting) -> None:
+    """Begin the run in the run folder, or go on with it; nothing is to do for one that is done."""
+    doing = "Reading --resume-or-start"
+    folder = options.run_dir
+    if folder is None:
+        raise ConfigError(doing, "--run-dir RUN, where the same command finds its run again", "none", "Name a folder.")
+    if where is not None or options.cluster is not None:
+        beside = "--resume" if where is not None else "--cluster"
+        do = "A daemon goes on with the runs of a cluster by itself." if where is None else "Leave one of them out."
+        raise ConfigError(doing, "a run of this machine alone", beside, do)
+    with alone(folder, f"Starting {folder}"):
+        if not is_there(folder, say):
+            train(options, starting)
+            return
+        try:
+            with preparing(quiet=starting.quiet):
+                submitted = resumed(str(folder), None, lambda *asked: _again(options, *asked), ALIKE)
+        except DoneError as error:
+            say(f"{folder} is done: {error.faults[0].found} tokens were to be trained")
+            return
+        _go_on(submitted, starting)
+
+
+def _again(options: Options, folder: Path, more: Mapping[str, Any], doing: str) -> Request:
+    wanted = options.again()
+    check_program(spec.load(folder), wanted.program_reference(), doing)
+    return wanted.request()
+
+
+def resume(where: str, options: Options, starting: Starting) -> None:
     """Go on with a run that was cut off, in its folder or from a store; watch it unless it is detached."""
     options.check_resume(*(["run_dir"] if is_store(where) else []))
 
@@ -43,21 +90,25 @@ def resume(where: str, options: Options, *, is_detached: bool, quiet: bool) -> N
         check_program(spec.load(folder), wanted.program_reference(), doing)
         return wanted.request()
 
-    with preparing(quiet=quiet):
+    with preparing(quiet=starting.quiet):
         submitted = resumed(where, options.run_dir, request_of)
+    _go_on(submitted, starting)
+
+
+def _go_on(submitted: Submitted, starting: Starting) -> None:
     if submitted.resumption is not None:
-        announce_resumption(submitted.resumption, quiet=quiet)
-    _run(submitted, is_detached=is_detached, quiet=quiet)
+        announce_resumption(submitted.resumption, quiet=starting.quiet)
+    _run(submitted, starting)
 
 
-def _run(submitted: Submitted, *, is_detached: bool, quiet: bool) -> None:
-    if is_detached:
-        detach(submitted)
-        typer.echo(parting(submitted, "by itself", quiet=quiet))
+def _run(submitted: Submitted, starting: Starting) -> None:
+    if starting.is_detached:
+        detach(submitted, starting.grace)
+        typer.echo(parting(submitted, "by itself", quiet=starting.quiet))
         return
     try:
-        with watching(submitted, quiet=quiet, is_resumed=submitted.resumption is not None) as view:
-            start_processes(submitted, view, detaches=True)
+        with watching(submitted, quiet=starting.quiet, is_resumed=submitted.resumption is not None) as view:
+            start_processes(submitted, view, detaches=True, grace=starting.grace)
     except DetachedError:
         typer.echo(f"isthmus: standard output was closed; {parting(submitted, 'by itself', quiet=False)}", err=True)
 

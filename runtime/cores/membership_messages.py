@@ -13,7 +13,7 @@ import msgspec
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.ids import Member, Record
 
-Phase: TypeAlias = Literal["starting", "compiling", "stepping", "serving", "recovering", "final", "gone"]
+Phase: TypeAlias = Literal["starting", "compiling", "stepping", "serving", "recovering", "leaving", "final", "gone"]
 Excuse: TypeAlias = Literal["stopped", "unheard"]
 """Why a silence is not a host's own failure: its process was stopped (by a signal or a debugger), or its machine does
 not answer."""

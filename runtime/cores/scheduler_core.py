@@ -35,11 +35,11 @@ from isthmus.runtime.cores.scheduler_events import (
     ItemArrived,
     ItemsEmitted,
     NodeOpened,
+    NodesNudged,
     ReplicaJoined,
     ReplicaLeft,
     RunBody,
     SetTimer,
-    StopRequested,
     TimerFired,
 )
 from isthmus.runtime.cores.scheduler_flow import Flow
@@ -80,7 +80,7 @@ class Scheduler:
             TimerFired: self._timer_fired,
             ReplicaJoined: self._replica_joined,
             ReplicaLeft: self._replica_left,
-            StopRequested: self._stop_requested,
+            NodesNudged: self._nudge,
         }
 
     def handle(self, event: Event, now: Instant) -> list[Command]:
@@ -189,7 +189,7 @@ class Scheduler:
     def _replica_left(self, event: ReplicaLeft) -> None:
         self._carry_out(self._roster.leave(event.member))
 
-    def _stop_requested(self, _: StopRequested) -> None:
+    def _nudge(self, _: NodesNudged) -> None:
         for node in self._nodes.values():
             node.is_nudged = True
             self._flow.woken.append(node)

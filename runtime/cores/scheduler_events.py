@@ -101,7 +101,7 @@ class TimerFired(Record, frozen=True):
     timer: int
 
 
-class StopRequested(Record, frozen=True):
+class NodesNudged(Record, frozen=True):
     """A stop of the run was requested; idle nodes fire once, so that their bodies can see it."""
 
 
@@ -115,7 +115,7 @@ Event: TypeAlias = (
     | ReplicaJoined
     | ReplicaLeft
     | TimerFired
-    | StopRequested
+    | NodesNudged
 )
 
 # -- commands ----------------------------------------------------------------------------------------------------------

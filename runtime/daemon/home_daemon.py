@@ -33,6 +33,7 @@ from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import (
     DAEMON,
+    INTERRUPTED,
     BadReportCame,
     EndAsked,
     FinishRun,
@@ -50,6 +51,7 @@ from isthmus.runtime.supervision.home_events import (
     ReportCame,
     RunRoles,
     SendOrders,
+    SetAside,
     SetHomeTimer,
     StopAsked,
     Taken,
@@ -71,7 +73,7 @@ from isthmus.runtime.supervision.messages import Report, ReportError
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system.files import Lines
-from isthmus.runtime.wire.control_messages import Message, decode, encode
+from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, decode, encode
 
 JOURNAL = "journal"
 TRAINING = "training"
@@ -113,7 +115,12 @@ class Daemon:
         self._has_begun = self._is_closed = False
         self._events = Lines(self.folder / EVENTS, ground.disk)
         self._driver = ground.drive("home", self.home, self._perform)
-        commands = {"status": self._status_asked, "stop": self._stop_asked, "end": self._end_asked}
+        commands = {
+            "status": self._status_asked,
+            "stop": self._stop_asked,
+            "end": self._end_asked,
+            SET_ASIDE: self._set_aside_asked,
+        }
         self._site = Site(
             ground,
             run=run,
@@ -145,6 +152,15 @@ class Daemon:
     def request_stop(self) -> None:
         """Ask the hosts to bring the run to its end."""
         self._driver.feed(StopAsked())
+
+    def set_aside(self, seconds_max: float) -> None:
+        """Let the hosts here leave within so many seconds, with a snapshot, and be over; the next daemon goes on.
+
+        Idempotent. Nothing is recorded of it: a daemon that dies meanwhile leaves what one that was killed does.
+        """
+        if self._has_begun and not self._is_closed:
+            self._driver.feed(SetAside())
+            self._site.ask_leave(seconds_max)
 
     def end(self, reason: str) -> None:
         """Kill every host, and fail the run for this reason."""
@@ -197,8 +213,8 @@ class Daemon:
 
     @property
     def outcome(self) -> str:
-        """'running', 'done', 'stopped' or 'failed'."""
-        return self.home.outcome
+        """'running', 'done', 'stopped', 'failed' or, of a home that is set aside, 'interrupted'."""
+        return INTERRUPTED if self.home.is_set_aside else self.home.outcome
 
     @property
     def failure(self) -> Failure | None:
@@ -275,6 +291,10 @@ class Daemon:
         is_first = not self.home.is_stopping
         self.request_stop()
         self._site.endpoint_of_hosts.send(peer, {"type": "stopping", "is_first": is_first})
+
+    def _set_aside_asked(self, peer: bytes, message: Message) -> None:
+        self._site.endpoint_of_hosts.send(peer, {"type": "leaving"})
+        self.set_aside(float(message["seconds"]))
 
     def _end_asked(self, peer: bytes, message: Message) -> None:
         self._site.endpoint_of_hosts.send(peer, {"type": "ending"})

@@ -74,7 +74,7 @@ class HostEndpoint:
             messages.append({"type": "exit", "reason": "the run is over"})
         for member in command.members:
             if member in self._peers:
-                for message in messages:
+                for message in (*messages, *([{"type": "leave"}] if member in command.leaving else [])):
                     self._server.send(self._peers[member], message)
 
     def dismiss(self, member: Member) -> None:

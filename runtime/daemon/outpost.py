@@ -167,6 +167,10 @@ class Outpost:
             raise ValueError(f"orders of {orders.home[:100]!r}, given by {home!r}")
         self._site.order(orders, keys)
 
+    def leave(self, seconds_max: float) -> None:
+        """Let hosts give what they have within so many seconds, end them, then be over."""
+        self._site.ask_leave(seconds_max)
+
     def end(self) -> None:
         """End every host, then be over."""
         self._site.leave()

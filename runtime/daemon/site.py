@@ -15,7 +15,7 @@ from isthmus.runtime.daemon.ledger import LedgerError
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.supervision.messages import Orders, Report
-from isthmus.runtime.supervision.station import LONELY_BEATS, Station
+from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS, Station
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
     DismissHost,
@@ -23,6 +23,7 @@ from isthmus.runtime.supervision.station_events import (
     HomeCalled,
     HostSpoke,
     KillProcess,
+    LeaveAsked,
     LivesNoted,
     LivesNotNoted,
     NoteFound,
@@ -115,6 +116,10 @@ class Site:
         self._ledger.settle()
         self._driver.feed(StationBeat(self._ground.processes.stopped()))
         return was_removed
+
+    def ask_leave(self, seconds_max: float) -> None:
+        """Leave the run within so many seconds: hosts give what they have, and end."""
+        self._driver.feed(LeaveAsked(max(0, round(seconds_max / BEAT_SECONDS))))
 
     def leave(self) -> None:
         """Leave the run: end every host."""

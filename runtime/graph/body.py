@@ -38,6 +38,7 @@ class Body(Protocol):
 
     - `is_idle`: call it again when something sampled is new, with None for its required inputs.
     - `is_finished`: never call it again.
+    - `is_engaged`: a host that leaves waits: it has work here that another host is to take.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ()
@@ -46,6 +47,7 @@ class Body(Protocol):
     noted: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     is_idle: bool = False
     is_finished: bool = False
+    is_engaged: bool = False
 
     def open(self, context: Any) -> None:
         """Called once before the first call, with the `Context` of the host."""
@@ -86,7 +88,7 @@ class _Defaults(Body, IslandBody):
 _DEFAULTS: Final = _Defaults()
 
 Trait: TypeAlias = Literal[
-    "outputs", "collects", "schemas", "noted", "is_idle", "is_finished", "open", "close",
+    "outputs", "collects", "schemas", "noted", "is_idle", "is_finished", "is_engaged", "open", "close",
     "follower", "prepare", "calls_on", "work",
 ]  # fmt: skip
 """The members of `Body` and `IslandBody`."""

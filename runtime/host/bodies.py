@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from pathlib import Path
 from types import GeneratorType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.cores.scheduler_core import CONSTANTS_PER_EDGE
 from isthmus.runtime.cores.scheduler_events import Fields
 from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.graph.body import trait
+from isthmus.runtime.graph.body import Trait, trait
 from isthmus.runtime.graph.plans import NodePlan, OutputPlan, Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Context, Island, Traffic, pairs
@@ -100,6 +100,10 @@ class Emission(msgspec.Struct, frozen=True):
     fields: Fields
 
 
+FLAGS: Final[tuple[Trait, ...]] = ("is_idle", "is_finished", "is_engaged")
+"""What a body tells after each call, in the order of `FiringResult`."""
+
+
 class FiringResult(msgspec.Struct, frozen=True):
     """The result of a firing."""
 
@@ -108,6 +112,7 @@ class FiringResult(msgspec.Struct, frozen=True):
     emissions: list[Emission]
     is_idle: bool
     is_finished: bool
+    is_engaged: bool
 
 
 class RejectedInput(NamedTuple):
@@ -141,7 +146,7 @@ class Bodies:
     """The bodies of the host that runs `plan` for `member`, by number of their node.
 
     `published` is the status that each has published, `rejected_inputs` the faults that they have reported and that the
-    host has not recorded yet; the host sets `stop_requested`, for bodies to see.
+    host has not recorded yet; the host sets `stop_requested` and `leave_requested`, for bodies to see.
     """
 
     def __init__(
@@ -161,7 +166,7 @@ class Bodies:
     ) -> None:
         self.published: dict[str, dict[str, Any]] = {}
         self.rejected_inputs: deque[RejectedInput] = deque()
-        self.stop_requested = False
+        self.stop_requested = self.leave_requested = False
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
         self._members, self._island, self._folder = members, island, folder
@@ -196,6 +201,7 @@ class Bodies:
                 now=self._clock.now,
                 members=self._members,
                 stop_requested=lambda: self.stop_requested,
+                leave_requested=lambda: self.leave_requested,
                 publish=partial(self._publish, node.name),
                 refuse=partial(self._refuse, node.index),
                 traffic=self._traffic,
@@ -217,8 +223,8 @@ class Bodies:
         if type(result) is GeneratorType:
             result = self._go_on(node, body, result)
         emissions = self._emissions(node, body, result)
-        is_idle, is_finished = trait(body, "is_idle"), trait(body, "is_finished")
-        return FiringResult(begun, self._clock.now(), emissions, bool(is_idle), bool(is_finished))
+        flags = [bool(trait(body, name)) for name in FLAGS]
+        return FiringResult(begun, self._clock.now(), emissions, *flags)
 
     def close(self) -> None:
         """Close bodies that have a `close`, so that they release their resources.

@@ -88,12 +88,12 @@ class Context:
     """The argument of a body's `open(context)`, which its host calls in the body's own thread.
 
     `connected` names the ports that have an edge; `now` may be called at any time; `members` returns the live members
-    of every role, as far as this host knows; `stop_requested` whether a stop of the run was requested; `publish` sets a
-    small dict that the host shows in its status; `refuse` reports an item on a port, from a (slot, incarnation), that
-    is wrong in a way that only the body can detect (field, expected, found): it is treated as a violation of the port's
-    schema; `disk` is the machine's, for bodies that write files; `island` is None for a host that may use every device
-    of its process; `folder` is the run's on this machine, where a host may leave files for its next life, None where
-    its next life would not find them.
+    of every role, as far as this host knows; `stop_requested` whether a stop of the run was requested,
+    `leave_requested` whether this host is to leave it; `publish` sets a small dict that the host shows in its status;
+    `refuse` reports an item on a port, from a (slot, incarnation), that is wrong in a way that only the body can detect
+    (field, expected, found): it is treated as a violation of the port's schema; `disk` is the machine's, for bodies
+    that write files; `island` is None for a host that may use every device of its process; `folder` is the run's on
+    this machine, where a host may leave files for its next life, None where its next life would not find them.
     """
 
     member: Member
@@ -103,6 +103,7 @@ class Context:
     now: Callable[[], Instant]
     members: Callable[[], frozenset[Member]]
     stop_requested: Callable[[], bool]
+    leave_requested: Callable[[], bool]
     publish: Callable[[dict[str, Any]], None]
     refuse: Callable[[str, tuple[int, int], tuple[str, str, str]], None]
     traffic: Traffic

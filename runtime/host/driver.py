@@ -38,6 +38,7 @@ from isthmus.runtime.cores.scheduler_events import (
     ItemArrived,
     ItemsEmitted,
     NodeOpened,
+    NodesNudged,
     Output,
     ReplicaJoined,
     ResendItem,
@@ -45,7 +46,6 @@ from isthmus.runtime.cores.scheduler_events import (
     SendItem,
     SetTimer,
     ShareItem,
-    StopRequested,
     TimerFired,
 )
 from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemoteProtocolError
@@ -216,6 +216,8 @@ class Host:
         self._checks = {edge: compiled(each.schema) for edge, each in plan.edges.items() if each.schema is not None}
         self._timers: dict[int, Callable[[], None]] = {}
         self._waiting: dict[int, Instant] = {}
+        self._engaged: set[int] = set()
+        """The nodes whose bodies are engaged."""
         self._cause: Event | None = None
         """The event whose commands are carried out."""
         self._between: dict[tuple[int, int], int] = {
@@ -301,10 +303,25 @@ class Host:
         """The number of items that this host holds."""
         return len(self._payloads)
 
+    @property
+    def leave_requested(self) -> bool:
+        """Whether this host is to leave the run."""
+        return self.bodies.leave_requested
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was to leave, and no body is engaged: it may end once all that it has sent has arrived."""
+        return self.bodies.leave_requested and not self._engaged
+
+    def request_leave(self) -> None:
+        """Tell the bodies that this host is to leave the run: what they have to give, they give now."""
+        self.bodies.leave_requested = True
+        self.handle(NodesNudged())
+
     def request_stop(self) -> None:
         """Tell the bodies that a stop of the run was requested."""
         self.bodies.stop_requested = True
-        self.handle(StopRequested())
+        self.handle(NodesNudged())
 
     def close(self) -> None:
         """Stop at once: no firing begins, nothing is sent or received any more."""
@@ -479,6 +496,8 @@ class Host:
             self.busy.ended(node.name, now)
             self._input_policy.ended(node.index, Duration(0 if ended is None else now - ended.begun))
             self.handle(self._ending(node, ended, error, now), now)
+            if ended is not None:  # After its items were sent.
+                (self._engaged.add if ended.is_engaged else self._engaged.discard)(node.index)
             self._executor.listen(self._input_policy.is_needed)
 
     def _ending(self, node: NodePlan, ended: FiringResult | None, error: BaseException | None, now: Instant) -> Event:

@@ -436,6 +436,9 @@ class HostProcess:
             case "stop":
                 if not self._host.stop_requested:
                     self._host.request_stop()
+            case "leave":
+                if not self._host.leave_requested:
+                    self._host.request_leave()
             case "exit":
                 self._say("heartbeat")  # The last one has the whole of what this life has used.
                 self._loop.stop()
@@ -489,6 +492,11 @@ class HostProcess:
         self._lower_priority()
         # Repeated: the daemon that received it first may be dead, and a run that is over has to end.
         self._say("over" if self._is_over else "heartbeat")
+        if (
+            self._host.has_left and not self._channel.under_way()
+        ):  # After the heartbeat, which has the whole of what this life has used.
+            self._loop.stop()
+            return
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
 
     def _lower_priority(self) -> None:

@@ -335,6 +335,9 @@ class Life:
             case "stop":
                 if not self.host.stop_requested:
                     self.host.request_stop()
+            case "leave":
+                if not self.host.leave_requested:
+                    self.host.request_leave()
             case "exit":
                 if not self._is_leaving:
                     self._is_leaving = True
@@ -387,6 +390,9 @@ class Life:
             self.daemon = daemon or self.daemon
         self.say()
         self.tape.flush()
+        if self.host.has_left and not self.channel.under_way():
+            self._leave(Exited(0))
+            return
         self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)
 
     def _watch(self, edge: int, source: Member, target: Member, size: int, begun: Instant, arrived: Instant) -> None:

@@ -28,10 +28,11 @@ class MachineLives:
     """The lives on one machine, by replica, and its beats of silence.
 
     A life is `tracked` from when it is wanted until its end is known; one that is to be killed is also `condemned`; the
-    `fresh` ones were numbered by this daemon. After LOST_BEATS beats of silence the machine is lost: its lives count as
-    ended, even if they still run there, and are no longer wanted if it comes back. `is_away`: the machine no longer
-    takes part. Orders for it are of `epoch`, if that is later than the home's: a home whose journal was lost learns it
-    there. `refused_at` is when a refused report of it was recorded last.
+    `fresh` ones were numbered by this daemon. No life begins on a machine that `is_leaving`. After LOST_BEATS beats of
+    silence the machine is lost: its lives count as ended, even if they still run there, and are no longer wanted if it
+    comes back. `is_away`: the machine no longer takes part. Orders for it are of `epoch`, if that is later than the
+    home's: a home whose journal was lost learns it there. `refused_at` is when a refused report of it was recorded
+    last.
     """
 
     name: str
@@ -41,6 +42,7 @@ class MachineLives:
     silent_beats: int = 0
     is_lost: bool = False
     is_away: bool = False
+    is_leaving: bool = False
     epoch: int = 0
     refused_at: Instant | None = None
 
@@ -248,17 +250,19 @@ class Fleet:
             self.place(replica, name)
 
     def join(self, name: str, islands: int) -> list[Replica]:
-        """Admit a machine, new or back again, with learners in the next free slots; returns these.
+        """Admit a machine, new or back again, with learners in the slots that it had, or the next free ones; returns
+        these.
 
         Once every slot was taken, those of machines that no longer take part are free again, the longest free first.
         """
+        slots = self.left_by(name)[:islands]
         first = 1 + max((replica.slot for replica in self.replicas if replica.role == LEARNER), default=-1)
-        last = min(first + islands, self.slots_max.get(LEARNER, 0))
-        slots = [Replica(LEARNER, slot) for slot in range(first, last)]
-        again = [each for each, how in self.retired.items() if how in get_args(Taken) and len(self.gang(each)) == 1]
-        for replica in again[: islands - len(slots)]:
-            del self.retired[replica]
-            slots.append(replica)
+        last = min(first + islands - len(slots), self.slots_max.get(LEARNER, 0))
+        slots += [Replica(LEARNER, slot) for slot in range(first, last)]
+        free = [each for each in self.retired if self._is_free(each) and each not in slots]
+        slots += free[: islands - len(slots)]
+        for replica in slots:
+            self.retired.pop(replica, None)
         machine = self.machines.setdefault(name, MachineLives(name))
         machine.is_away = False
         machine.heard()
@@ -266,6 +270,14 @@ class Fleet:
             self.place(replica, name)
         self.know(slots)
         return slots
+
+    def left_by(self, name: str) -> list[Replica]:
+        """The slots of a machine that took no part any more, as long as no other has them."""
+        return [each for each in self.retired if self.name(each) == name and self._is_free(each)]
+
+    def _is_free(self, replica: Replica) -> bool:
+        """Whether a slot is free because its machine takes no part any more."""
+        return self.retired.get(replica) in get_args(Taken) and len(self.gang(replica)) == 1
 
     def take_away(self, name: str, how: Taken) -> None:
         """Remove a machine; its learners are retired."""

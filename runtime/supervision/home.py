@@ -37,6 +37,7 @@ from isthmus.runtime.supervision.home_events import (
     ReportCame,
     RunRoles,
     SendOrders,
+    SetAside,
     SetHomeTimer,
     StopAsked,
     Taken,
@@ -109,6 +110,8 @@ class Home:
                 watch.stop(run)
             case EndAsked() | NotBegun():
                 watch.end_run(run, "failed", event.failure)
+            case SetAside():
+                watch.set_aside(run)
             case MachineJoined():
                 self._join(event.machine, event.islands)
             case MachineTakenAway():
@@ -151,6 +154,11 @@ class Home:
     def is_ending(self) -> bool:
         """Whether the outcome is settled."""
         return self._run.is_ending
+
+    @property
+    def is_set_aside(self) -> bool:
+        """Whether this daemon ends while the run does not: its outcome is not settled, and no life begins here."""
+        return self._run.is_set_aside and not self._run.is_ending
 
     @property
     def is_finished(self) -> bool:
@@ -223,6 +231,10 @@ class Home:
         if machine.is_away:  # It learns so from its orders; what it still runs is no part of the run.
             return
         machine.heard()
+        if machine.is_leaving and not report.is_leaving:  # Its daemon was killed while it left, and this is the next.
+            machine.is_leaving = False
+            lives.start(run, [replica for replica in run.fleet.replicas if run.fleet.name(replica) == name])
+        machine.is_leaving = report.is_leaving
         # An earlier daemon's journal was lost. For this machine alone: what it says moves no other's orders.
         epoch = max(run.stamp.epoch, machine.epoch)
         if report.obeyed.term == run.stamp.term and report.obeyed > Stamp(run.stamp.term, epoch, run.stamp.number):
@@ -240,7 +252,7 @@ class Home:
     def _join(self, name: str, islands: int) -> None:
         """Admit a machine, with learners in the next free slots."""
         run = self._run
-        if run.is_stopping or run.is_ending:  # Before the fleet changes: a run that ends admits no machine.
+        if run.is_stopping or run.is_ending or run.is_set_aside:  # Before the fleet changes: none is admitted then.
             return
         slots = run.fleet.join(name, islands)  # First: a life is started only on a machine that takes part.
         run.has_changed = run.has_news = True
@@ -261,8 +273,8 @@ class Home:
         lives.end_all_lives_on(run, machine, incidents.MachineTaken(name, how))
         # Those without a life here, whose next one was due or being recorded, move elsewhere.
         lives.start(run, [replica for replica in run.fleet.replicas if run.fleet.name(replica) == name])
-        if not run.fleet.has_learners and not run.is_ending:
-            watch.stop(run)  # With no learner left, the model is the last merged one.
+        if how == "expelled" and not run.fleet.has_learners and not run.is_ending:
+            watch.stop(run)  # With no learner left, the model is the last merged one. One that left may return.
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -324,6 +336,8 @@ class Home:
         flags = run.is_stopping, run.is_ending
         epochs = {name: each.epoch for name, each in fleet.machines.items() if each.epoch > run.stamp.epoch}
         wanted, forms = fleet.wanted(), run.forms
+        if self.is_set_aside:  # Hosts elsewhere go on as if this home had died: they forget nobody.
+            wanted = {fleet.home: wanted[fleet.home]}
         orders = SendOrders(wanted, roster, machines, *flags, run.stamp, fleet.away, fleet.home, forms, epochs)
         run.commands.append(orders)
 

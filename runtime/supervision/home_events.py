@@ -24,6 +24,8 @@ from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted
 DAEMON: Final = Member(Replica("daemon", 0), 1)
 """The member of incidents that concern no host."""
 Outcome: TypeAlias = Literal["running", "done", "stopped", "failed"]
+INTERRUPTED: Final = "interrupted"
+"""The outcome, of a daemon and not of its run, where the home was set aside: the next daemon goes on."""
 Taken: TypeAlias = Literal["left", "expelled"]
 
 
@@ -154,6 +156,10 @@ class NotBegun(Record, frozen=True):
     failure: Failure
 
 
+class SetAside(Record, frozen=True):
+    """The home is to be set aside: its hosts leave, no other begins, and the next daemon goes on with the run."""
+
+
 class MachineJoined(Record, frozen=True):
     """A machine joined with `islands` islands."""
 
@@ -187,6 +193,7 @@ HomeEvent: TypeAlias = (
     | HomeBeat
     | StopAsked
     | EndAsked
+    | SetAside
     | MachineJoined
     | MachineTakenAway
     | TurnedAway

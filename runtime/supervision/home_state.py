@@ -48,8 +48,9 @@ class RunState:
     and the running lives are not known yet; `is_taking`: the ledger was that of another home, which was lost. A
     daemon that took over waits until `adopt_until` for the replicas that it is `adopting`. `due` is when the next
     life of a replica begins. `gang_ends`: the islands, by their leaders, whose last processes are about to end.
-    `islands` are the elastic ones. `has_given_way`: another machine is the home, and this one knows. `has_news`:
-    orders must be sent; `has_changed`: the journal must be written.
+    `islands` are the elastic ones. `is_set_aside`: this daemon is to end, and the next goes on. `has_given_way`:
+    another machine is the home, and this one knows. `has_news`: orders must be sent; `has_changed`: the journal must be
+    written.
     """
 
     fleet: Fleet
@@ -78,6 +79,7 @@ class RunState:
     is_stopping: bool = False
     is_ending: bool = False
     is_finished: bool = False
+    is_set_aside: bool = False
     has_given_way: bool = False
     exit_at: Instant | None = None
     abandon_at: Instant | None = None

@@ -291,6 +291,10 @@ class HomeTaken(Finding, frozen=True, tag="home-taken"):
     former: str
 
 
+class HomeSetAside(Finding, frozen=True, tag="home-set-aside"):
+    """The home of the run was told to leave, by a signal: its hosts end, and the next daemon goes on."""
+
+
 class Superseded(Finding, frozen=True, tag="superseded"):
     """The run has another home, in a later `term` than `was_term`, in which this was its home: the hosts here end."""
 
@@ -318,7 +322,7 @@ class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
 HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | BodyRaised | ItemRefused
 LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | Delayed
 IslandIncident: TypeAlias = ProcessLost | ProcessMissing | ProcessBack | Reformed
-HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | Superseded | ReportRefused
+HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | HomeSetAside | Superseded | ReportRefused
 Incident: TypeAlias = HostIncident | LifeIncident | IslandIncident | HomeIncident
 
 

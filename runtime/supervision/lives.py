@@ -35,9 +35,10 @@ def start(run: RunState, replicas: list[Replica]) -> None:
     """
     for replica in replicas:
         run.due.pop(replica, None)
-    if run.is_unsure or run.is_ending:
+    if run.is_unsure or run.is_ending or run.is_set_aside:
         return
-    gangs = dict.fromkeys(tuple(run.fleet.together(each)) for each in replicas if not run.fleet.is_retired(each))
+    staying = [each for each in replicas if not run.fleet.is_retired(each) and not run.fleet.of(each).is_leaving]
+    gangs = dict.fromkeys(tuple(run.fleet.together(each)) for each in staying)
     fresh = [gang for gang in gangs if not any(each in run.noting or run.fleet.is_tracked(each) for each in gang)]
     if fresh:
         numbers: dict[Replica, int] = {}
@@ -75,7 +76,13 @@ def numbers_noted(run: RunState, members: tuple[Member, ...]) -> None:
         replica, is_next = member.replica, member.replica in run.noting
         run.noting.discard(replica)
         run.newest[replica] = max(member.incarnation, run.newest.get(replica, 0))
-        if is_next and not run.is_ending and not run.fleet.is_retired(replica) and _has_place(run, replica):
+        if (
+            is_next
+            and not run.is_ending
+            and not run.is_set_aside
+            and not run.fleet.is_retired(replica)
+            and _has_place(run, replica)
+        ):
             run.fleet.of(replica).track(member, is_new=True)
     run.has_news = True
 
@@ -168,7 +175,7 @@ def _has_learner(run: RunState) -> bool:
 def _follow(run: RunState, former: Member, gang_end: GangEnd) -> None:
     """Schedule the next life of a replica, unless its lives end again and again."""
     replica, ended, served_at = former.replica, gang_end.ended, gang_end.served_at
-    if replica in run.fleet.retired:
+    if replica in run.fleet.retired or run.is_set_aside or run.fleet.of(replica).is_leaving:
         return
     is_unreached = isinstance(ended.verdict, incidents.Unreached)
     if is_unreached:

@@ -218,13 +218,15 @@ class Report(Part, frozen=True):
     """The state of a station.
 
     Some or all `lives`; every `ended` life that is still wanted; the `newest` life of each replica that was ever begun
-    there; the stamp of the orders it has `obeyed` last.
+    there; the stamp of the orders it has `obeyed` last; whether it `is_leaving`: its hosts end by themselves, and none
+    begins.
     """
 
     lives: Annotated[tuple[Seen, ...], Meta(max_length=LIVES_MAX)] = ()
     ended: Annotated[tuple[Gone, ...], Meta(max_length=LIVES_MAX)] = ()
     newest: Annotated[tuple[Member, ...], Meta(max_length=LIVES_MAX)] = ()
     obeyed: Stamp = Stamp()
+    is_leaving: bool = False
 
 
 class Wanted(Part, frozen=True):

@@ -11,6 +11,9 @@ in each heartbeat; one that is not the present life of its replica is dismissed.
 After a ledger was lost the station does not know which lives are running: for UNSURE_BEATS, and until the first orders,
 it adopts hosts by their heartbeats, and begins nothing.
 
+A machine that is to leave begins no life. Its learners are asked to leave first, then the recorder, which has what they
+gave; what is left at the end of the time for that is killed.
+
 Time is counted in beats of the daemon itself, so that a suspended daemon blames no host for its own pause. A run has
 one home in each term; a station follows the home of the highest term that it has seen, and turns away all others.
 """
@@ -25,7 +28,7 @@ import msgspec
 
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import InvariantError
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
 from isthmus.runtime.supervision.incidents import NotStarted, Raised, Unseen
 from isthmus.runtime.supervision.messages import Gone, Heartbeat, Orders, Over, Report, Seen, Stamp
 from isthmus.runtime.supervision.station_events import (
@@ -35,6 +38,7 @@ from isthmus.runtime.supervision.station_events import (
     HomeCalled,
     HostSpoke,
     KillProcess,
+    LeaveAsked,
     LivesNoted,
     LivesNotNoted,
     NoteFound,
@@ -104,6 +108,9 @@ class Station:
         self._orders: Orders | None = None
         self._obeyed = Stamp()
         self._lonely_beats = self._unsure_beats = 0
+        self._leaving_beats: int | None = None
+        """Beats that are left to leave in; None where this machine stays."""
+        self._leaving_half = 0
         self._is_over = self._is_closed = self._is_lost = False
 
     def handle(self, event: StationEvent, now: Instant) -> list[StationCommand]:
@@ -130,6 +137,8 @@ class Station:
                 return self._on_heartbeat(event)
             case StationBeat():
                 return self._beat(event)
+            case LeaveAsked():
+                return self._begin_to_leave(event.beats)
             case StationLeft():
                 return self._leave()
             case _:
@@ -204,7 +213,7 @@ class Station:
             number = each.member.incarnation
             if self._is_lost:  # It may have been begun; by now its host would have sent a heartbeat, if it lives.
                 self._newest[replica] = max(number, self._newest.get(replica, 0))
-            elif each.is_new and self._newest.get(replica, 0) < number and self._is_wanted(each.member):
+            elif each.is_new and self._newest.get(replica, 0) < number and self._may_begin(each.member):
                 missing.append(each.member)
             else:
                 self._ended[replica] = Gone(each.member, Unseen())
@@ -223,7 +232,7 @@ class Station:
         for member in members:
             self._noting.discard(member)
             self._newest[member.replica] = member.incarnation  # Wanted or not: a recorded number is never begun again.
-            if self._is_wanted(member):
+            if self._may_begin(member):
                 self._starting[member.replica] = member
                 commands.append(StartProcess(member))
             else:
@@ -232,6 +241,9 @@ class Station:
 
     def _is_beginning(self, replica: Replica) -> bool:
         return replica in self._starting or any(member.replica == replica for member in self._noting)
+
+    def _may_begin(self, member: Member) -> bool:
+        return self._leaving_beats is None and self._is_wanted(member)
 
     def _is_wanted(self, member: Member) -> bool:
         """Whether a life is wanted; before the first orders, all are."""
@@ -243,6 +255,28 @@ class Station:
         """End every process; the station closes once none is left."""
         self._is_over = True  # First: the station closes with the last process, which may be none.
         return [*(KillProcess(life.member) for life in self.lives.values()), *self._close_if_alone()]
+
+    def _begin_to_leave(self, beats: int) -> list[StationCommand]:
+        """Ask the hosts to leave, in their order; a second time changes nothing."""
+        if self._leaving_beats is not None or self._is_over:
+            return []
+        self._leaving_beats, self._leaving_half = beats, beats // 2
+        return [*self._tell(), self._report(), *self._leave_if_done()]
+
+    def _departing(self) -> tuple[Member, ...]:
+        """The hosts that are to leave now: learners; once these have, or have had half of the time, the recorder."""
+        if self._leaving_beats is None:
+            return ()
+        learners = tuple(life.member for life in self.lives.values() if leader(life.member.replica).role == LEARNER)
+        if learners and self._leaving_beats > self._leaving_half:
+            return learners
+        return learners + tuple(life.member for life in self.lives.values() if life.member.replica.role == RECORDER)
+
+    def _leave_if_done(self) -> list[StationCommand]:
+        """End what is left, once all that were asked have left, or their time is over."""
+        if self._leaving_beats is None or self._is_over or (self._leaving_beats > 0 and self._departing()):
+            return []
+        return self._leave()
 
     def _close_if_alone(self) -> list[StationCommand]:
         is_alone = not self.lives and not self._starting and not self._unsure_beats
@@ -278,7 +312,9 @@ class Station:
         del self.lives[event.member.replica]  # Before the report, which would list it as running.
         used = life.heartbeat.cpu_seconds if event.cpu_seconds is None else event.cpu_seconds
         self._ended[event.member.replica] = Gone(event.member, event.end, life.error, used, life.heartbeat.flows)
-        return [self._report(event.member.replica), *self._close_if_alone()]
+        next_to_leave = [] if self._leaving_beats is None else self._tell()
+        reported = [self._report(event.member.replica)]
+        return [*reported, *next_to_leave, *self._leave_if_done(), *self._close_if_alone()]
 
     # -- hosts ---------------------------------------------------------------------------------------------------------
 
@@ -315,13 +351,15 @@ class Station:
         if self._is_lost and not self._unsure_beats and self._orders is not None:
             commands.append(NoteLives(self._begun()))
         self._lonely_beats += 1
+        if self._leaving_beats is not None:
+            self._leaving_beats = max(0, self._leaving_beats - 1)
         for life in self.lives.values():
             life.is_stopped = life.member in event.stopped  # Before the report, which excuses the silence.
         commands += [*self._tell(), self._report()]
         # After a last report: the home may still be there, and only its orders be lost.
         if self._lonely_beats > self._lonely_beats_max and not self._is_at_home:
             commands += self._leave()
-        return [*commands, *self._close_if_alone()]
+        return [*commands, *self._leave_if_done(), *self._close_if_alone()]
 
     def _tell(self, *members: Member) -> list[StationCommand]:
         """Send hosts (all, where none is named) the home's last roster, flags and forms."""
@@ -330,14 +368,22 @@ class Station:
         if not named:
             return []
         flags = orders.is_stopping, orders.is_ending
-        return [TellHosts(named, orders.roster, orders.machines, *flags, orders.forms)]
+        departing = self._departing()
+        leaving = tuple(member for member in named if member in departing)
+        return [TellHosts(named, orders.roster, orders.machines, *flags, orders.forms, leaving)]
 
     def _report(self, *replicas: Replica) -> StationCommand:
         """Report some lives to the home, or all."""
         lives = [self.lives[each] for each in replicas if each in self.lives] if replicas else self.lives.values()
         newest = () if replicas else self._begun()
         return SendReport(
-            Report(tuple(life.seen() for life in lives), tuple(self._ended.values()), newest, self._obeyed)
+            Report(
+                tuple(life.seen() for life in lives),
+                tuple(self._ended.values()),
+                newest,
+                self._obeyed,
+                self._leaving_beats is not None,
+            )
         )
 
     def _begun(self) -> tuple[Member, ...]:

@@ -96,6 +96,12 @@ class StationBeat(Record, frozen=True):
     stopped: tuple[Member, ...] = ()
 
 
+class LeaveAsked(Record, frozen=True):
+    """This machine is to leave the run within so many beats: its hosts give what they have, and end."""
+
+    beats: int
+
+
 class StationLeft(Record, frozen=True):
     """This machine leaves the run: its hosts end."""
 
@@ -111,6 +117,7 @@ StationEvent: TypeAlias = (
     | ProcessEnded
     | HostSpoke
     | StationBeat
+    | LeaveAsked
     | StationLeft
 )
 
@@ -158,7 +165,10 @@ class KillProcess(Record, frozen=True):
 
 
 class TellHosts(Record, frozen=True):
-    """Send these hosts the roster (None: only a sign of life), and whether the run is stopping and they are to end."""
+    """Send these hosts the roster (None: only a sign of life), and whether the run is stopping and they are to end.
+
+    Those that are `leaving` are to leave the run.
+    """
 
     members: tuple[Member, ...]
     roster: tuple[Row, ...] | None
@@ -166,6 +176,7 @@ class TellHosts(Record, frozen=True):
     is_stopping: bool
     is_ending: bool
     forms: tuple[Form, ...] = ()
+    leaving: tuple[Member, ...] = ()
 
 
 class DismissHost(Record, frozen=True):

@@ -67,10 +67,20 @@ def kill_all(run: RunState) -> None:
     run.has_news = True
 
 
+def set_aside(run: RunState) -> None:
+    """Let the hosts of this machine leave, and no other begin. The next daemon goes on, as after a death."""
+    if not run.is_set_aside and not run.is_ending:
+        run.is_set_aside = run.has_news = True
+        run.due.clear()
+        run.write(DAEMON, incidents.HomeSetAside())
+
+
 def finish_if_alone(run: RunState) -> None:
-    """Finish the run once the outcome is settled and no life is left."""
+    """Finish once the outcome is settled and no life is left; a home that is set aside, once none is left there."""
     is_alone = run.fleet.is_idle and not run.noting and not run.is_unsure
-    if run.is_ending and is_alone and not run.is_finished:
+    if run.is_set_aside and not run.is_ending:
+        is_alone = not run.fleet.machines[run.fleet.home].tracked and not run.noting
+    if (run.is_ending or run.is_set_aside) and is_alone and not run.is_finished:
         run.is_finished = True
         run.commands.append(FinishRun())
 
@@ -152,6 +162,8 @@ def beat(run: RunState) -> None:
             life.beats_without_heartbeat += 1
             if life.beats_without_heartbeat == HELLO_BEATS:
                 condemn(run, life.member, incidents.NoFirstHeartbeat(HELLO_BEATS * BEAT))
+    if run.is_set_aside and not run.is_ending:
+        return
     is_hurried = run.is_coming_to_its_end and not run.is_ending
     apply_findings(run, run.liveness.review(run.now, is_hurried=is_hurried))
     if not run.is_ending:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Final, NoReturn
 
 XLA_FLAGS: Final = " ".join(
@@ -42,6 +42,37 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that ask a process to end."""
+
+
+def unblock() -> None:
+    """Undo a mask that keeps them from this process. To be called at its start, before it has threads."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+def follow_daemon() -> None:
+    """Have none of them end this process, which its daemon ends. To be called at its start, before it has threads.
+
+    A handler that does nothing: programs that user code starts have the default again, and so have its forked
+    processes, by `register_at_fork`; signals that are ignored would stay ignored there, and `terminate()` end nothing.
+    """
+    unblock()
+    for number in ENDING:
+        signal.signal(number, _nothing)
+    os.register_at_fork(after_in_child=_restore)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """The handler of a process that follows its daemon."""
+
+
+def _restore() -> None:
+    for number in ENDING:
+        if signal.getsignal(number) is _nothing:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def end_after(work: Callable[[], int]) -> NoReturn:

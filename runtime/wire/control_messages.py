@@ -19,6 +19,8 @@ import msgpack  # type: ignore[import-untyped]
 MESSAGE_BYTES_MAX: Final = 4 << 20
 """A status with the accounts of 64 learners and 64 fragments takes a quarter of this."""
 PROTOCOL: Final = 1
+SET_ASIDE: Final = "set-aside"
+"""A request to set a run aside."""
 DETACH: Final = b"detach"
 """Written by a command into its pipe to a daemon, before it exits and the run goes on."""
 

@@ -89,7 +89,7 @@ class Context:
         self.traffic = Traffic()
         self.published: list[Any] = []
         self.refused: list[Any] = []
-        self.is_stopping = False
+        self.is_stopping = self.is_leaving = False
         self.island = None
         self.folder: Any = None
         self.live: set[Any] = set()
@@ -103,6 +103,9 @@ class Context:
 
     def stop_requested(self) -> bool:
         return self.is_stopping
+
+    def leave_requested(self) -> bool:
+        return self.is_leaving
 
     def refuse(self, port: str, sender: tuple[int, int], mismatch: tuple[str, str, str]) -> None:
         self.refused.append((port, sender, *mismatch))

@@ -25,7 +25,7 @@ from isthmus.ops.elastic import copies
 from isthmus.ops.elastic.copies import WorkerPlace
 from isthmus.runtime.ids import Member, follower, gang_number, leader
 from isthmus.runtime.supervision.messages import Form, Formed
-from isthmus.runtime.system.processes import die_with_parent, end_after
+from isthmus.runtime.system.processes import die_with_parent, end_after, follow_daemon
 
 TOKEN_BYTES = 16
 
@@ -147,6 +147,7 @@ def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, pa
     """The forker: start and end workers until the host, whose end is `theirs`, is gone."""
     die_with_parent(parent)
     theirs.close()
+    follow_daemon()
     setproctitle(f"isthmus {name} forker")
     worker = 0
     while True:
@@ -175,6 +176,7 @@ def _serve(theirs: socket.socket, host: socket.socket, name: str, work: Work, pa
 def _work(host: socket.socket, descriptor: int, forker: int, name: str, work: Work, worker_spec: bytes) -> int:
     """A worker."""
     die_with_parent(forker)
+    follow_daemon()
     host.close()
     setproctitle(f"isthmus {name} worker")
     work(json.loads(worker_spec), Connection(descriptor))

@@ -41,12 +41,14 @@ from isthmus.programs.engine.machine.run import (
 )
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
+from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.engine.run.resume import has_snapshot
 from isthmus.programs.engine.run.run_end import error_of
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.wire.control_messages import Message, version_of
+from isthmus.runtime.supervision.home_events import INTERRUPTED
+from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, version_of
 from isthmus.runtime.wire.control_server import ControlServer
 from isthmus.runtime.wire.security_keys import Keyring
 
@@ -62,6 +64,7 @@ OPERATORS: Final = {
     "log": "to show the log of a run",
     "stop": "to stop a run",
     "end": "to end a run",
+    SET_ASIDE: "to let a run go on",
     "expel": "to expel a machine",
 }
 """Requests that need an operator's key: message type, and its meaning in words."""
@@ -110,7 +113,8 @@ class MachineDaemon:
 
     It has `keys`, or listens on loopback only. Its parts of other homes' runs are in `folder`, its own runs below the
     root that `config` names. `tell` gets lines for people; `on_change` is called with the runs that are not over
-    whenever they change, `on_idle` when the daemon is ending and no run is left.
+    whenever they change, `on_idle` when the daemon is ending and no run is left. `grace`: the seconds from a notice
+    until all has left.
 
     Each run has a `Daemon` of its own on the same loop, and its folder is on this machine, which is the run's home. A
     run is running, then finishing (its processes have ended, and summary and report are written), then over:
@@ -126,16 +130,20 @@ class MachineDaemon:
         keys: Keyring | None,
         folder: Path,
         *,
+        grace: float,
         tell: Callable[[str], None],
         on_change: Callable[[list[DaemonRun]], None],
         on_idle: Callable[[], None],
     ) -> None:
         """Bind; zmq.ZMQError if the endpoint is taken."""
         self.name = name
-        self.has_killed = False
+        self.has_killed = self.is_set_aside = False
+        self._presses = 0
+        self._later_runs: list[DaemonRun] = []
+        """The runs that were set aside."""
         self.ends_when_expelled = False
         self.fault: ConfigError | None = None
-        self.keys, self._loop = keys, loop
+        self.keys, self._loop, self._grace = keys, loop, grace
         self.tell, self._on_change, self._on_idle = tell, on_change, on_idle
         self._runs: dict[str, MachineRun] = {}
         self._former: dict[str, str] = {}
@@ -174,6 +182,7 @@ class MachineDaemon:
             "stop": self._stop,
             "end": self._end,
             "expel": self._expel,
+            SET_ASIDE: self._release,
         }
         self._later: Mapping[str, Callable[[Message], Awaitable[Message]]] = {
             "check": self._check,
@@ -214,17 +223,33 @@ class MachineDaemon:
             held.daemon.end("the daemon of its machine was gone for too long")
 
     def request_end(self) -> None:
-        """The first time, ask every run to stop, and take no more; after that, end them at once."""
-        is_first, self._is_ending = not self._is_ending, True
+        """Ask every run to stop, leave those of others, and take no more; after the first time, end them at once."""
+        is_first, self._is_ending = not self._presses, True
+        self._presses += 1
         for run in list(self._runs.values()):
             if is_first:
                 run.daemon.request_stop()
-            elif run.daemon.outcome == "running":
+            elif run.daemon.outcome in ("running", INTERRUPTED):
                 self.has_killed = True
                 run.daemon.end(ENDED_BY_DAEMON)
-        self.neighbours.leave()
+        if is_first:
+            self.neighbours.leave(self._grace * LEAVING_SHARE)
+        else:
+            self.neighbours.end()
         if is_first and self._runs:
-            self.tell(f"asks {_count(len(self._runs))} to stop, and waits; a second signal ends them at once")
+            self.tell(f"asks {_count(len(self._runs))} to stop, and waits; a second Ctrl-C ends them at once")
+        self._leave_if_idle()
+
+    def set_aside(self) -> None:
+        """Within the grace set every run aside, for the next daemon of this name, and leave those of others."""
+        if self.is_set_aside:
+            return
+        self._is_ending = self.is_set_aside = True
+        if self._runs:
+            self.tell(f"sets {_count(len(self._runs))} aside: the next daemon {self.name} goes on with them")
+        for run in list(self._runs.values()):
+            run.set_aside(self._grace)
+        self.neighbours.leave(self._grace * LEAVING_SHARE)
         self._leave_if_idle()
 
     def fail(self, fault: ConfigError) -> None:
@@ -372,6 +397,11 @@ class MachineDaemon:
             run.daemon.request_stop()
         return {"type": "stopping", "is_first": is_first}
 
+    def _release(self, message: Message) -> Message:
+        """The command that watches a run has to go, and the run goes on without it."""
+        self._run_of(message).release()
+        return {"type": "released"}
+
     def _end(self, message: Message) -> Message:
         self._run_of(message).daemon.end(str(message["reason"]))
         return {"type": "ending"}
@@ -429,6 +459,8 @@ class MachineDaemon:
         why = "" if run.daemon.failure is None else f" ({error_of(run.daemon)})"
         self._say(run, f"finished {run.folder}: {run.daemon.outcome}{why}")
         del self._runs[str(run.folder)]
+        if run.is_set_aside:  # Its command, if it had one, has the same notice.
+            self._later_runs.append(DaemonRun(str(run.folder), is_watched=False))
         self._remember(str(run.folder), run.daemon.outcome)
         self._changed()
 
@@ -440,7 +472,7 @@ class MachineDaemon:
 
     def _leave_if_idle(self) -> None:
         if self._is_ending and not self._runs and not self.neighbours.outposts.folders:
-            self._on_idle()
+            self._loop.call_later(self.neighbours.part(), self._on_idle)
 
     def _tick(self) -> None:
         """End the runs of commands that are gone."""
@@ -474,7 +506,8 @@ class MachineDaemon:
 
     def _changed(self) -> None:
         held = [DaemonRun(str(folder), is_watched=False) for folder in self.neighbours.outposts.folders]
-        self._on_change([*(DaemonRun(folder, run.is_watched) for folder, run in self._runs.items()), *held])
+        live = [DaemonRun(folder, run.is_watched) for folder, run in self._runs.items()]
+        self._on_change([*live, *held, *self._later_runs])
         self._leave_if_idle()
 
     def _say(self, run: MachineRun, line: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, final
 from isthmus.programs.engine.cluster.handover import MachineSite, RunRoot, Sites
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.request import Program
-from isthmus.programs.engine.run.resume import AT_END, check_cut_off, check_whole, spec_of, tell_faults
+from isthmus.programs.engine.run.resume import check_cut_off, check_whole, spec_of, tell_faults
 from isthmus.programs.engine.snapshots.keeping import FetchedSnapshot, fetch
 from isthmus.programs.engine.snapshots.stored import StorePlace, place_of
 from isthmus.runtime.daemon import home_daemon
@@ -82,7 +82,7 @@ def write(takeover: TakeoverState, sites: Sites, secret: Path | None, former: Pa
     fields: Mapping[str, Any] = json.loads((folder / spec.SPEC).read_text())
     Sites.archive(folder, spec.archive(folder))
     home_daemon.move(folder, former)
-    for name in (*AT_END, HERE):
+    for name in (*new_folder.AT_END, HERE):
         (folder / name).unlink(missing_ok=True)
     here = asdict(sites.here(secret))
     spec.write(folder, {**fields, "zero_ns": time.monotonic_ns() - spec.age(fields), "here": here})

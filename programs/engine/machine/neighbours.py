@@ -23,6 +23,8 @@ from isthmus.runtime.wire.security_keys import Keyring
 
 ERROR_LENGTH_MAX: Final = 500
 LEAVE: Final = "leave"
+PARTING_SECONDS: Final = 0.25
+"""For the last message to leave this process; without it a home takes this machine for lost 20 s later."""
 
 
 @final
@@ -146,11 +148,19 @@ class Neighbours:
         self.links.drop(name)
         return count
 
-    def leave(self) -> None:
-        """Tell all homes that this machine leaves, and end its outposts."""
+    def leave(self, seconds_max: float) -> None:
+        """Let the hosts here give what they have within so many seconds, and end; `part` follows."""
+        self.outposts.leave(seconds_max)
+
+    def end(self) -> None:
+        """End the hosts here at once; `part` follows."""
+        self.outposts.end()
+
+    def part(self) -> float:
+        """Tell all homes that this machine has left; returns the seconds that this takes on the way."""
         for link in self._homes.values():
             link.send({"type": LEAVE})
-        self.outposts.end()
+        return PARTING_SECONDS if self._homes else 0.0
 
     def _take_away(self, name: str, how: Taken) -> int:
         runs = [run for run in self._runs() if name in run.daemon.home.fleet.others]
@@ -196,8 +206,8 @@ class Neighbours:
             if name in run.daemon.home.fleet.others:
                 if run.name not in held:
                     run.station(name)
-            elif islands is not None and run.is_running:
-                self._let_join(run, name, instance, islands)
+            elif run.is_running and (count := islands or len(run.daemon.home.fleet.left_by(name))):
+                self._let_join(run, name, instance, count)
 
     def _let_join(self, run: MachineRun, name: str, instance: str, islands: int) -> None:
         """Let a machine join a run, once it confirms that it may load the program; asks each process once."""

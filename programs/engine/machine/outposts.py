@@ -70,13 +70,14 @@ def host_of(log: str) -> str:
 @dataclass(slots=True)
 class HeldOutpost:
     """An outpost, the link to the home that it follows, in that `term`, its `heirs`, and by name the links of those
-    that have spoken as its home."""
+    that have spoken as its home; `is_to_return`: it leaves, and what its learners' next lives begin with is kept."""
 
     outpost: Outpost
     link: HomeLink
     term: int
     heirs: tuple[HomeAddress, ...]
     speakers: dict[str, HomeLink]
+    is_to_return: bool = False
 
     def note(self, run: str) -> dict[str, Any]:
         """The note for the next daemon."""
@@ -182,8 +183,15 @@ class Outposts:
             return
         self._tell(f"adopts its part of {note['run']}, a run of {note['home']['name']}")
 
+    def leave(self, seconds_max: float) -> None:
+        """Let every host here give what it has within so many seconds, and end; accept no new stations."""
+        self._is_ending = True
+        for held in list(self._held.values()):
+            held.is_to_return = True
+            held.outpost.leave(seconds_max)
+
     def end(self) -> None:
-        """End every host here, and accept no new stations."""
+        """End every host here at once, and accept no new stations."""
         self._is_ending = True
         for held in list(self._held.values()):
             held.outpost.end()
@@ -301,7 +309,11 @@ class Outposts:
         """Every host has ended, and the home has the files it requested: remove the outpost, but for logs it keeps."""
         held = self._held.pop(run)
         held.outpost.close()
-        folder, logs = held.outpost.folder, ""
+        folder, home, logs = held.outpost.folder, held.link.home.name, ""
+        if held.is_to_return:  # With its ledger and the moments of its learners.
+            self._tell(f"left {run}, a run of {home}; what its return goes on with is in {folder}")
+            self._on_change()
+            return
         with suppress(OSError):
             if held.outpost.keeps_texts and any((folder / LOGS).glob("*")):
                 logs = f"; its logs are in {folder / LOGS}"
@@ -312,7 +324,7 @@ class Outposts:
                         path.unlink()
             else:
                 shutil.rmtree(folder)
-        self._tell(f"finished its part of {run}, a run of {held.link.home.name}{logs}")
+        self._tell(f"finished its part of {run}, a run of {home}{logs}")
         self._on_change()
 
     # -- requests ------------------------------------------------------------------------------------------------------

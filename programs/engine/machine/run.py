@@ -230,6 +230,19 @@ class MachineRun:
         """Whether it has not ended."""
         return self._held.is_running
 
+    @property
+    def is_set_aside(self) -> bool:
+        """Whether it goes on with the next daemon."""
+        return self._held.is_set_aside
+
+    def set_aside(self, grace: float) -> None:
+        """Have its hosts here leave, and its last files written, within `grace` seconds; others go on."""
+        self._held.set_aside(grace)
+
+    def release(self) -> None:
+        """Let it go on without its command."""
+        self._unheard = None
+
     def check(self) -> Message:
         """The request to a machine before it takes part."""
         job = self._spec.job
@@ -293,7 +306,9 @@ class MachineRun:
             self.daemon.end(f"its processes could not be started: {type(error).__name__}: {error}")
 
     async def _gather(self) -> None:
-        """Every process has ended: fetch their files from other machines."""
+        """Every process has ended: fetch their files from other machines, unless these go on."""
+        if self.is_set_aside:
+            return
         try:
             others = self.daemon.home.fleet.others
             machines = {name: self._hosts_of(name) for name in others if self._links.is_up(name)}

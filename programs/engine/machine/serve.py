@@ -5,14 +5,17 @@ the other end has admitted it; it prints the command to type there. Ctrl-C takes
 
 `isthmus daemon`: the daemon of a machine, in the foreground.
 
-It prints lines to standard output with its address and the runs that it took, finished and refused. The first Ctrl-C,
-SIGTERM or SIGHUP asks its runs to stop and waits for them; a second one ends them at once. Either way nothing is left
-running. A daemon that is killed leaves its runs to the next one of its name; without one they end within a minute.
+It prints lines to standard output with its address and the runs that it took, finished and refused. The first Ctrl-C
+asks its runs to stop and waits for them; a second one ends them at once. SIGTERM and SIGHUP are a notice: within the
+grace its runs are set aside for the next daemon of its name, and learners that it has of others' leave after a last
+answer; its exit status is 75. Either way nothing is left running. A daemon that is killed leaves its runs to the next
+one of its name; without one they end within a minute.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -35,15 +38,15 @@ from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines
 from isthmus.programs.engine.run.interrupts import Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.settings import collecting
-from isthmus.runtime.errors import ConfigError, Fault, log_entry
+from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, read_public
 
 LINE_LENGTH_MAX: Final = 2000
 
 
-def serve(name: str, listen: str, config: Path | None, ports: str = "") -> int:
-    """Serve until signals end it; returns the exit status: 0, or 1 if a second signal ended runs at once.
+def serve(name: str, listen: str, config: Path | None, grace: float, ports: str = "") -> int:
+    """Serve until signals end it; returns the exit status: 0, 75 after SIGTERM, or 1 if a second Ctrl-C ended runs.
 
     ConfigError if name, address or configuration are wrong, or taken.
     """
@@ -60,10 +63,12 @@ def serve(name: str, listen: str, config: Path | None, ports: str = "") -> int:
         permitted = replace(permitted, ports=ports and cluster_file.checked_ports(ports, endpoint))
     if faults:
         raise ConfigError.of(faults)
-    return run(name, endpoint, permitted, lambda machine: None)
+    return run(name, endpoint, permitted, lambda machine: None, grace)
 
 
-def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None]) -> int:
+def run(
+    name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None], grace: float
+) -> int:
     """Run the daemon `name` until signals, or another machine, end it; returns the exit status.
 
     `begin` is called at the start. ConfigError if name or address are taken, or for a later fault
@@ -75,7 +80,7 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     claim = NameClaim(name)
     loop = uvloop.new_event_loop()
     try:
-        machine = _open(loop, name, endpoint, permitted, claim)
+        machine = _open(loop, name, endpoint, permitted, claim, grace)
         begin(machine)
     except BaseException:
         claim.close(forget=False)
@@ -95,23 +100,27 @@ def run(name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[Mac
     def take_over() -> None:
         """Hear signals on the loop, which would have lost them before it ran, and those that came until now."""
         for number in numbers:
-            loop.add_signal_handler(number, machine.request_end)
-        for _ in range(early.count):
+            loop.add_signal_handler(number, machine.request_end if number == signal.SIGINT else machine.set_aside)
+        for _ in range(early.presses):
             machine.request_end()
+        if early.is_to_leave:
+            machine.set_aside()
 
     loop.call_soon(take_over)
     loop.run_forever()
     machine.close()
     if admissions is not None:
         admissions.close()
-    claim.close(forget=True)
+    claim.close(forget=not machine.is_set_aside)
     _tell(f"daemon {name} has ended")
     if machine.fault is not None:
         raise machine.fault
-    return 1 if machine.has_killed else 0
+    return 1 if machine.has_killed else INTERRUPTED_STATUS if machine.is_set_aside else 0
 
 
-def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim) -> MachineDaemon:
+def _open(
+    loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim, grace: float
+) -> MachineDaemon:
     """The daemon, bound; ConfigError if its address is taken."""
 
     def changed(runs: list[DaemonRun]) -> None:
@@ -125,6 +134,7 @@ def _open(loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: 
             permitted,
             machine_keys.keyring(name, permitted),
             machines_folder().parent.parent / "runs" / name,
+            grace=grace,
             tell=_tell,
             on_change=changed,
             on_idle=loop.stop,
@@ -163,7 +173,7 @@ LOOK_SECONDS: Final = 0.5
 ANSWER_SECONDS: Final = 5.0
 
 
-def join(address: str, name: str, islands: int, server_key: str | None, config: Path | None) -> int:
+def join(address: str, name: str, islands: int, server_key: str | None, config: Path | None, grace: float) -> int:
     """Offer `islands` until signals end it, or the home expels this machine; returns the exit status.
 
     ConfigError if an argument is wrong, or no daemon listens at `address`.
@@ -197,7 +207,7 @@ def join(address: str, name: str, islands: int, server_key: str | None, config: 
         public = "" if permitted.pair is None else permitted.pair.public
         _follow(machine, link, f"isthmus admit {name} {public}" if public else "", islands)
 
-    return run(name, "tcp://127.0.0.1:*", permitted, begin)
+    return run(name, "tcp://127.0.0.1:*", permitted, begin, grace)
 
 
 def _home(address: str, server_key: str | None) -> HomeAddress:

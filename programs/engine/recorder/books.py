@@ -220,7 +220,8 @@ class BooksMemory(msgspec.Struct):
     clock. `trained` has [slot, incarnation, tokens]; `reports` are the last of each slot, by slot; `former` those of
     lives that are over. `snapshot_faults` describe damaged snapshots. `versions` are the newest merged ones, [epoch,
     count] by fragment; `publishers` the shards' lives that published a fragment last, [shard, epoch] by fragment.
-    `early` are lines that wait for the first step, each with its instant; `incarnation` is that of the writer.
+    `early` are lines that wait for the first step, each with its instant; `incarnation` is that of the writer;
+    `went_on_at` are the tokens trained when a run that was over went on: an evaluation up to there is not its last.
     """
 
     incarnation: int = 0
@@ -238,6 +239,7 @@ class BooksMemory(msgspec.Struct):
     publishers: dict[int, list[int]] = {}
     snapshot_faults: list[str] = []
     early: list[tuple[int, Line]] = []
+    went_on_at: int = -1
 
 
 class Books(BooksMemory, kw_only=True):
@@ -391,7 +393,11 @@ class Books(BooksMemory, kw_only=True):
 
     def is_evaluated(self) -> bool:
         """Whether the last evaluation is known."""
-        return any(each.kind == "final" for each in self.evaluations)
+        return self._last_evaluation() is not None
+
+    def _last_evaluation(self) -> EvaluationLine | None:
+        """That of the final model, if it is known."""
+        return next((e for e in self.evaluations if e.kind == "final" and e.tokens > self.went_on_at), None)
 
     def figures(self, learners: int) -> dict[str, Any]:
         """The figures of a status, from which the summary is made; the run has `learners` slots."""
@@ -411,7 +417,7 @@ class Books(BooksMemory, kw_only=True):
         if self._live is not None:
             status["gone"] = self._unheard(self._live)
         life_tokens = entries(status, len(self.sizes))
-        last = next((each for each in self.evaluations if each.kind == "final"), None)
+        last = self._last_evaluation()
         return {
             **status,
             "tokens": self.totals.trained,
@@ -528,6 +534,14 @@ def read_into(books: Books, folder: Path, disk: Disk, now: int, *, is_whole: boo
     for kind in KINDS:
         for line in recorded(folder, disk, kind, is_tail=memory is not None and not is_whole):
             books.accept(line, now)
+
+
+def go_on(folder: Path, disk: Disk, trained: int) -> None:
+    """Have the memory of a run that was over say that it goes on, with so many tokens trained. OSError of the disk."""
+    memory = load(folder, disk)
+    if memory is not None and (memory.final or any(each.kind == "final" for each in memory.evaluations)):
+        memory.final, memory.final_at, memory.went_on_at = set(), None, trained
+        write_bytes(folder / FILE, msgspec.msgpack.encode(memory), disk)
 
 
 def load(folder: Path, disk: Disk) -> BooksMemory | None:

@@ -130,6 +130,8 @@ def _said(file: int) -> str:
 RUNS: Final = Path("runs")
 CONFIG: Final = "config.toml"
 OVER: Final = "over.json"
+AT_END: Final = ("summary.json", "report.html", "trace.json", OVER)
+"""Files that are written when a run is over, or set aside."""
 """Outcome and error, once a run is over and everything is written."""
 _SIGNS: Final = (
     CONFIG,

@@ -478,6 +478,7 @@ _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "given-up": ("given up", "bad", "{host} {predicate}; the others go on"),
     "item-refused": ("items", "bad", "{host} {predicate}"),
     "home-taken": ("machines", "odd", "{itself}"),
+    "home-set-aside": ("machines", "odd", "{itself}"),
     "superseded": ("machines", "odd", "{itself}"),
     "report-refused": ("machines", "odd", "{itself}"),
     "process-lost": ("island", "odd", "{host} {predicate}; the others go on"),

@@ -435,6 +435,10 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
         "the run's home is {home} (term {term}), in place of {former}, which was lost",
         "is that of {home} (term {term}), in place of {former}, which was lost",
     ),
+    "home-set-aside": Wording(
+        "the home was told to leave by a signal: its hosts end, and its next daemon goes on",
+        "was told to leave by a signal: the hosts of the home end, and its next daemon goes on",
+    ),
     "superseded": Wording("{superseding}", "ended its hosts: {superseding}"),
     "report-refused": Wording(
         "a report of the machine {machine} was dropped: {fault}", "dropped a report of the machine {machine}: {fault}"

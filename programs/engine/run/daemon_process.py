@@ -1,15 +1,19 @@
 """The process of a run's own daemon: `python -m isthmus.programs.engine.run.daemon_process RUN [--pipe] [--lock
-DESCRIPTOR]`.
+DESCRIPTOR] [--grace SECONDS]`.
 
 It ends with the run in RUN, and takes no other. With `--pipe` its standard input is held by the command that started
 it: when that ends, the run ends with it, unless the command has written DETACH into it. With `--lock` it inherits the
 lock on RUN. It imports no jax.
+
+SIGTERM and SIGHUP have it set the run aside within SECONDS; its exit status is then 75. Ctrl-C is its command's, which
+asks it; without a command it stops the run, and a second one ends it at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Final
@@ -20,9 +24,11 @@ from setproctitle import setproctitle
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import UNWRITTEN, InUseError, RunLock
 from isthmus.programs.engine.run.held_run import HeldRun
-from isthmus.programs.engine.run.interrupts import unblock
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.engine.run.run_end import RunEnd
-from isthmus.runtime.system.processes import cpu_seconds
+from isthmus.programs.engine.run.watch_loop import SECOND
+from isthmus.runtime.errors import INTERRUPTED_STATUS
+from isthmus.runtime.system.processes import cpu_seconds, unblock
 from isthmus.runtime.wire.control_messages import DETACH
 
 IN_USE: Final = 2
@@ -38,6 +44,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--pipe", action="store_true")
     parser.add_argument("--lock", type=int)
+    parser.add_argument("--grace", type=float, default=GRACE_SECONDS)
     options = parser.parse_args(arguments)
     setproctitle(f"isthmus daemon {NAME}")
     unblock()
@@ -46,7 +53,7 @@ def main(arguments: list[str]) -> int:
     except InUseError as error:
         sys.stderr.write(f"isthmus: Supervising {options.run}: expected a run without a daemon, found {error}.\n")
         return IN_USE
-    return _serve(options.run, lock, has_pipe=options.pipe)
+    return _serve(options.run, lock, has_pipe=options.pipe, grace=options.grace)
 
 
 def finish(folder: Path, end: RunEnd) -> None:
@@ -56,15 +63,16 @@ def finish(folder: Path, end: RunEnd) -> None:
     last_files.finish(folder, end)
 
 
-def _serve(folder: Path, lock: RunLock, *, has_pipe: bool) -> int:
+def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float) -> int:
     """The same, with the run folder to itself."""
     loop = uvloop.new_event_loop()
     is_over = is_alone = False
+    presses = 0
 
     def over() -> None:
         nonlocal is_over
         is_over = True
-        if is_alone or run.is_unwritten:
+        if is_alone or run.is_unwritten or run.is_set_aside:
             loop.stop()
         elif not has_pipe:
             loop.call_later(LINGER_SECONDS, loop.stop)
@@ -76,6 +84,13 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool) -> int:
         loop.remove_reader(0)
         if is_alone and run.is_running:
             run.daemon.end("the command that started the run is gone")
+
+    def on_interrupt() -> None:
+        """Ctrl-C: its command asks for what it means; without one, the user."""
+        nonlocal presses
+        if not has_pipe:
+            presses += 1
+            run.daemon.request_stop() if presses == 1 else run.daemon.end(SECOND)
         if is_over:
             loop.call_later(0.0 if is_alone else LINGER_SECONDS, loop.stop)
 
@@ -84,9 +99,12 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool) -> int:
     if has_pipe:
         loop.add_reader(0, on_command)
     run.daemon.start()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, run.set_aside, grace)
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
     loop.run_forever()
     run.close()
-    return UNWRITTEN if run.is_unwritten else 0
+    return INTERRUPTED_STATUS if run.is_set_aside else UNWRITTEN if run.is_unwritten else 0
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from isthmus.programs.engine.report.page import write_report
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import tapes
 from isthmus.programs.engine.results.tapes import firings_of
-from isthmus.programs.engine.run.interrupts import unblock
 from isthmus.programs.engine.run.run_end import RunEnd
 from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Instant
@@ -37,6 +36,7 @@ from isthmus.runtime.host.contract import Span, as_perfetto, spans_file
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.flows import RunFlows
 from isthmus.runtime.system.files import insist, write_bytes, write_json
+from isthmus.runtime.system.processes import unblock
 
 SUMMARY_SECONDS_MAX: Final = 60.0
 """Time for which a disk may refuse the summary of a run."""

@@ -31,13 +31,12 @@ from setproctitle import setproctitle
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.environment import has_backend, prepare_environment
 from isthmus.programs.engine.run import host_process
-from isthmus.programs.engine.run.interrupts import unblock
 from isthmus.programs.engine.run.launch import log_of, opened_log
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import Replica
-from isthmus.runtime.system.processes import die_with_parent, end_after
+from isthmus.runtime.system.processes import die_with_parent, end_after, follow_daemon
 
 TITLE: Final = "isthmus fork-server"
 """Title of this process, once its daemon can read that it is ready."""
@@ -49,7 +48,7 @@ def main(arguments: list[str]) -> int:
     """Prepare, then fork on request until the daemon is gone."""
     folder, daemon = Path(arguments[0]), socket.socket(fileno=int(arguments[1]))
     setproctitle("isthmus fork-server preparing")
-    unblock()
+    follow_daemon()
     die_with_parent()
     prepare_environment(1)
     refusal = _refusal(folder)

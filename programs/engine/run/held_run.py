@@ -10,16 +10,20 @@ import subprocess
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
-from isthmus.programs.engine.request.new_folder import OVER, RunLock
+from isthmus.programs.engine.request.new_folder import AT_END, OVER, RunLock
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.launch import Launcher
 from isthmus.programs.engine.run.run_end import RunEnd, error_of
 from isthmus.runtime.daemon.ground import LocalGround
 from isthmus.runtime.daemon.home_daemon import Daemon
 from isthmus.runtime.errors import RunError
+from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.files import write_json
+
+LEAVING_SHARE: Final = 0.7
+"""Of a grace, for hosts to leave; the rest is for summary, report and trace, which take one to three seconds."""
 
 
 @final
@@ -28,8 +32,8 @@ class HeldRun:
 
     It is running, then finishing: every process has ended, `gather` fetches what is elsewhere, and `finish` writes
     summary and report in a thread, because the daemon goes on answering. Then it is over: `over.json` is there, unless
-    `is_unwritten`, and `on_over` is called. `own_seconds` returns further CPU seconds of the run, beside those of hosts
-    and fork servers; `of_machines` are the arguments of `Daemon` about other machines.
+    `is_unwritten` or it was set aside, and `on_over` is called. `own_seconds` returns further CPU seconds of the run,
+    beside those of hosts and fork servers; `of_machines` are the arguments of `Daemon` about other machines.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class HeldRun:
         self.folder, self.is_unwritten = folder, False
         self._loop, self._lock, self._finish, self._on_over = loop, lock, finish, on_over
         self._gather, self._own_seconds = gather, own_seconds
+        for name in AT_END:  # Of a home that was set aside, or that died while it wrote them.
+            (folder / name).unlink(missing_ok=True)
         self._launch = Launcher(loop, folder, run_spec.computing)
         tape_bytes = run_spec.settings.tape_bytes
         self.daemon = Daemon(
@@ -65,6 +71,15 @@ class HeldRun:
     def is_running(self) -> bool:
         """Whether it has not ended."""
         return self.daemon.outcome == "running"
+
+    @property
+    def is_set_aside(self) -> bool:
+        """Whether it goes on with the next daemon."""
+        return self.daemon.outcome == INTERRUPTED
+
+    def set_aside(self, grace: float) -> None:
+        """Have its hosts here leave, and its last files written, within `grace` seconds."""
+        self.daemon.set_aside(grace * LEAVING_SHARE)
 
     def close(self) -> None:
         """Release everything; the hosts, if any are left, go on."""
@@ -100,7 +115,8 @@ class HeldRun:
 
     def _written(self, outcome: str, error: str | None) -> None:
         try:
-            write_json(self.folder / OVER, {"outcome": outcome, "error": error})
+            if outcome != INTERRUPTED:
+                write_json(self.folder / OVER, {"outcome": outcome, "error": error})
         except OSError:
             self.is_unwritten = True
         self._on_over()

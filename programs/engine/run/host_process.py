@@ -17,14 +17,13 @@ from isthmus.programs.engine.islands.claims import claim_island
 from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.environment import prepare_environment
-from isthmus.programs.engine.run.interrupts import unblock
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Island
 from isthmus.runtime.host.own_process import HostProcess, meets
 from isthmus.runtime.ids import LEARNER, Member, Replica, gang_number, leader
-from isthmus.runtime.system.processes import end_after
+from isthmus.runtime.system.processes import end_after, follow_daemon
 from isthmus.runtime.wire.channel import WireChannel
 from isthmus.runtime.wire.security_keys import Keyring, read_pair
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
@@ -65,7 +64,7 @@ def main(arguments: list[str]) -> int:
     folder, replica = Path(arguments[0]), Replica.parse(arguments[1])
     member = Member(replica, int(arguments[2]))
     setproctitle(f"isthmus {replica}")
-    unblock()
+    follow_daemon()
     prepare_environment(1)
     run_spec = spec.load(folder)
     sys.argv = list(run_spec.settings.argv)

@@ -32,9 +32,16 @@ from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run import private_daemon
-from isthmus.programs.engine.run.interrupts import Interrupts, ignore, interrupts
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, ignore, interrupts
 from isthmus.programs.engine.run.private_daemon import PrivateDaemon
-from isthmus.programs.engine.run.watch_loop import DetachedError, RunOutcome, RunWatch, Watch, ended, say
+from isthmus.programs.engine.run.watch_loop import (
+    DetachedError,
+    RunOutcome,
+    RunWatch,
+    Watch,
+    ended,
+    say,
+)
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, PlacementError, RequestError, RunError
 from isthmus.runtime.graph.template import Job
 from isthmus.runtime.ids import Replica
@@ -234,15 +241,17 @@ def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": f"preparing the request failed:\n{traceback.format_exc()}"}
 
 
-def run_processes(request: Submitted, *, watch: Watch | None, detaches: bool = False) -> RunOutcome:
-    """Train; RunError if the run failed, or after a second Ctrl-C.
+def run_processes(
+    request: Submitted, *, watch: Watch | None, detaches: bool = False, grace: float = GRACE_SECONDS
+) -> RunOutcome:
+    """Train; RunError if the run failed, or after a second Ctrl-C. SIGTERM has it set aside within `grace` seconds.
 
     DetachedError if it `detaches` where nobody reads the output any more, or there is none to read.
     """
     folder = request.run_dir
     with request.locked() as lock, interrupts() as interrupted:
-        daemon = PrivateDaemon(folder, lock, say)
-        loop, is_detached = RunWatch(daemon, interrupted), False
+        daemon = PrivateDaemon(folder, lock, say, grace)
+        loop, is_detached = RunWatch(daemon, interrupted, grace), False
         try:
             loop.until_over(folder, watch, detaches=detaches)
         except DetachedError:
@@ -263,13 +272,13 @@ def run_processes(request: Submitted, *, watch: Watch | None, detaches: bool = F
     return ended(folder, json.loads(path.read_text()) if path.exists() else None, watch)
 
 
-def detach(request: Submitted) -> None:
+def detach(request: Submitted, grace: float = GRACE_SECONDS) -> None:
     """Start a daemon for the run, and leave it alone once it answers; RunError, and nothing left, if it does not.
 
     Until then it holds the pipe, so that an end of this command at any moment ends the run, too.
     """
     with suppress(DetachedError):
-        run_processes(request, watch=None, detaches=True)
+        run_processes(request, watch=None, detaches=True, grace=grace)
 
 
 def leave_failed(folder: Path, seen: Mapping[str, Any], error: str) -> bool:

@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP: counted instead of raised for as long as a run lasts, otherwise treated alike.
+"""Ctrl-C, SIGTERM and SIGHUP: counted instead of raised for as long as a run lasts.
+
+Ctrl-C ends a run. SIGTERM and SIGHUP are notices that the process has to go: a run is set aside, and goes on at its
+next start. Processes below a daemon take none of them for their own, and follow their daemon.
 
 Inherited signal settings are corrected so that each of them can always end a run:
 
@@ -24,19 +27,39 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.processes import ENDING
+
+GRACE_SECONDS: Final = 20.0
+"""The time from a notice to leave until all processes have ended."""
+GRACE_SECONDS_MIN: Final = 2.0
+"""Two beats for an answer, and the time to write the last files of a small run."""
+
+
+def checked_grace(value: float) -> float:
+    """The grace that a user asks for; ConfigError for one that is too short for an answer."""
+    if not GRACE_SECONDS_MIN <= value < float("inf"):
+        do = "A learner answers within some steps and a merge; what does not fit is as after a kill."
+        raise ConfigError("Reading --grace", f"{GRACE_SECONDS_MIN:g} seconds or more", f"{value:g}", do)
+    return value
 
 
 class Interrupts:
-    """The number of signals so far, and the last one."""
+    """The number of signals so far, how many were Ctrl-C (`presses`), and whether one was a notice to leave."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.presses = 0
         self._last = int(signal.SIGINT)
+
+    @property
+    def is_to_leave(self) -> bool:
+        """Whether this process is to go, and what it runs is to go on later."""
+        return self.count > self.presses
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """The signals' handler."""
         self.count, self._last = self.count + 1, number
+        self.presses += number == signal.SIGINT
         _leave_terminal(number)
 
     def error(self) -> KeyboardInterrupt:
@@ -44,20 +67,15 @@ class Interrupts:
         return KeyboardInterrupt(*_names(self._last))
 
 
-def unblock() -> None:
-    """Undo a mask that keeps them from this process. To be called at its start, before it has threads."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-
-
 def handle(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
     """Have all of them handled so, and return how they were; ValueError in any thread but the main one."""
-    numbers = [int(each) for each in _ENDING if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    numbers = [int(each) for each in ENDING if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in numbers}
 
 
 def ignore() -> None:
     """Have none of them do anything."""
-    for number in _ENDING:
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -109,7 +127,7 @@ def interrupts() -> Iterator[Interrupts]:
     masked: set[int] = set()
     with suppress(ValueError):  # Only the main thread may set handlers.
         before = handle(counted.on_signal)
-        masked = {*signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)}.intersection(_ENDING)
+        masked = {*signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)}.intersection(ENDING)
     try:
         yield counted
     finally:

@@ -21,7 +21,7 @@ from isthmus.programs.engine.request import new_folder
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.launch import FORK_SERVER_LOG
 from isthmus.runtime.clock import Instant, seconds
-from isthmus.runtime.errors import ConfigError, RunError
+from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, RunError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS, Restarts
 from isthmus.runtime.system.files import write_bytes
@@ -52,9 +52,10 @@ class PrivateDaemon:
 
     fate: Final = "was killed"
 
-    def __init__(self, folder: Path, lock: RunLock, say: Callable[[str], None]) -> None:
-        """Start the first; RunError if it cannot be started."""
-        self._folder, self._lock, self._say = folder, lock, say
+    def __init__(self, folder: Path, lock: RunLock, say: Callable[[str], None], grace: float) -> None:
+        """Start the first; RunError if it cannot be started. `grace`: the seconds in which each sets the run aside."""
+        self._folder, self._lock, self._say, self._grace = folder, lock, say, grace
+        self._is_set_aside = False
         self._restarts = Restarts()
         self._served_at: Instant | None = None
         self._due = Instant(0)
@@ -67,8 +68,8 @@ class PrivateDaemon:
 
     @property
     def is_over(self) -> bool:
-        """Whether the end of the run is written."""
-        return (self._folder / OVER).exists()
+        """Whether the end of the run is written, or the run was set aside."""
+        return self._is_set_aside or (self._folder / OVER).exists()
 
     def status(self) -> Message | None:
         """The newest status of the present daemon; None while there is none."""
@@ -91,7 +92,7 @@ class PrivateDaemon:
         """Start the next daemon once it is due; RunError if another is pointless."""
         if self._process is not None and self._process.poll() is not None:
             self._follow(self._process)
-        if self._process is None and _now() >= self._due:
+        if self._process is None and not self.is_over and _now() >= self._due:
             try:
                 self._process = self._start()
             except RunError as error:
@@ -147,6 +148,7 @@ class PrivateDaemon:
         """Start a daemon, as a process of its own session, with the lock and a pipe; RunError if that cannot be."""
         logs, module = self._folder / "logs", "isthmus.programs.engine.run.daemon_process"
         command = [sys.executable, "-m", module, str(self._folder), "--pipe", "--lock", str(self._lock.file)]
+        command += ["--grace", str(self._grace)]
         try:
             logs.mkdir(exist_ok=True)
             with (logs / LOG).open("ab") as log:
@@ -168,6 +170,9 @@ class PrivateDaemon:
         _let_go(former)
         self._lock.sign()  # The one that it names is gone.
         self._process, status = None, former.returncode
+        if status == INTERRUPTED_STATUS:
+            self._is_set_aside = True
+            return
         if status == new_folder.UNWRITTEN:
             self.is_unwritten = True
             raise RunError(f"the run is over, but its end could not be written into {self._folder}: make room there")

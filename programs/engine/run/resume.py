@@ -7,16 +7,18 @@ recalls its books, and holds the versions of the last snapshot like any other ho
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +29,7 @@ from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
-from isthmus.programs.engine.request.new_folder import InUseError, RunLock, user_of
+from isthmus.programs.engine.request.new_folder import AT_END, OVER, InUseError, RunLock, user_of
 from isthmus.programs.engine.request.request import SHIPPED_TASK, Program, Request
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, in_child, submitted
@@ -41,6 +43,7 @@ from isthmus.runtime.daemon.ledger import Ledger
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import Job
 from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import write_bytes, write_json
 
@@ -118,48 +121,52 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-OVER: Final = ("summary.json", "over.json")
-AT_END: Final = (*OVER, "report.html", "trace.json")
-"""Files that are written when a run is over."""
-
-
 RequestOf = Callable[[Path, Mapping[str, Any], str], Request]
 """(folder, keys of section `run.`, what is being done) -> today's request of the configuration in a folder, with these
 keys where nothing else was asked for."""
 
 
-def resumed(where: str, run_dir: Path | None, request_of: RequestOf) -> Submitted:
-    """A run that was cut off, ready to continue: in its folder, or from a store of snapshots in a new one, `run_dir` if
-    given; ConfigError, with nothing changed, if it cannot."""
+ALIKE: Final = frozenset({"run.tokens", "run.snapshots", "run.snapshot_every_seconds"})
+"""What may differ where the command that began a run is typed again."""
+
+
+class DoneError(ConfigError):
+    """A run is done, and no more tokens are asked for."""
+
+
+def resumed(
+    where: str, run_dir: Path | None, request_of: RequestOf, may_differ: Collection[str] | None = None
+) -> Submitted:
+    """A run that is to go on, ready for it: in its folder, or from a store of snapshots in a new one, `run_dir` if
+    given; ConfigError, with nothing changed, if it cannot. Only settings in `may_differ`, if given, may change."""
     if is_store(where):
         return _resumed_from_store(where, run_dir, request_of)
     if run_dir is not None:
         do = "Leave it out: a run goes on in its folder."
         expected = "run_dir= only for a run that goes on from a store"
         raise ConfigError(f"Resuming {where}", expected, repr(str(run_dir)), do)
-    return _resumed_in(Path(where), request_of)
+    return _resumed_in(Path(where), request_of, may_differ)
 
 
-def _resumed_in(folder: Path, request_of: RequestOf) -> Submitted:
-    """A run that continues in its folder.
+def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str] | None) -> Submitted:
+    """A run that continues in its folder: one that was cut off, set aside, stopped, that failed, or that is done.
 
     This process has the lock on the folder from then on, so that of two commands that resume a run one is refused.
 
-    A run that failed before its end had begun, as it does where its command is gone, counts as interrupted; one with a
-    part of its final model written does not. Hosts whose daemon was killed live on for a minute, under the former spec;
-    they are ended, as the run goes on from a snapshot. The former spec stays beside the new one, for the tapes that
-    were written under it.
+    Hosts whose daemon was killed live on for a minute, under the former spec; they are ended, as the run goes on from a
+    snapshot. The former spec stays beside the new one, for the tapes that were written under it.
     """
     doing = f"Resuming {folder}"
     _check_folder(folder, doing)
     check_loopback(doing)
-    run_spec = spec.load(folder)
-    read = in_child(lambda: _read(folder, run_spec, request_of, doing))
+    run_spec, outcome = spec.load(folder), outcome_of(folder)
+    read = in_child(lambda: _read(folder, run_spec, request_of, doing, may_differ=may_differ))
     files, resumption = read["files"], Resumption(**read["resumption"])
+    trained = sum(tokens for _, _, tokens in _trained(folder))
+    _check_total(run_spec.job.tokens, read["total"], trained, outcome, doing)
     lock = _lock(folder, doing)
     try:
-        _check_unfinished(folder, doing)
-        if spec.load(folder) != run_spec:
+        if spec.load(folder) != run_spec or outcome_of(folder) != outcome:
             do = f"Look at it: isthmus status {folder}"
             raise ConfigError(doing, "a run that only this command resumes", "one that another has resumed", do)
         kill_all(folder)
@@ -168,12 +175,77 @@ def _resumed_in(folder: Path, request_of: RequestOf) -> Submitted:
             _change(folder, files)
         spec.rebase_clock_after_reboot(folder)
         _reopen(folder)
+        if outcome is not None:
+            books.go_on(folder, DISK, trained)
+            _set_final_aside(folder)
         for name in AT_END:
             (folder / name).unlink(missing_ok=True)
     except BaseException:
         lock.close()
         raise
     return submitted(folder, folder.name, lock, resumption)
+
+
+@contextmanager
+def alone(folder: Path, doing: str) -> Iterator[None]:
+    """While no other command starts the run in a folder, which may not exist yet; ConfigError if one does."""
+    path = folder.absolute().with_name(f".{folder.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as error:
+        do = "Name another folder with --run-dir."
+        raise ConfigError(doing, "a folder that can be written to", error.strerror or str(error), do) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            do = f"Look at it: isthmus status {folder}"
+            raise ConfigError(doing, "a run that only this command starts", "another that does", do) from None
+        yield
+
+
+def is_there(folder: Path, say: Callable[[str], None]) -> bool:
+    """Whether there is a run in a folder that can go on, or is over.
+
+    One that was cut off before its first snapshot has nothing to go on from: it is renamed, and begins again.
+    """
+    if not new_folder.has_run(folder) or user_of(folder):
+        return bool(user_of(folder))
+    if (folder / spec.SPEC).exists() and (has_snapshot(folder) or outcome_of(folder) in ("done", "stopped")):
+        return True
+    kill_all(folder)
+    former = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.cut-off-{n}")).exists())
+    folder.rename(former)
+    say(f"{folder} was cut off before its first snapshot, and begins again; what it had is in {former}")
+    return False
+
+
+def outcome_of(folder: Path) -> str | None:
+    """How a run ended, or was set aside; None for one that was cut off, or goes on."""
+    for name in ("summary.json", OVER):
+        with suppress(FileNotFoundError):
+            return str(json.loads((folder / name).read_text())["outcome"])
+    return None
+
+
+def _check_total(former: int, total: int, trained: int, outcome: str | None, doing: str) -> None:
+    """ConfigError for a budget that leaves nothing to train: of a run that is over, or one that is asked for anew."""
+    is_done = outcome == "done" and total == former
+    if not is_done and (total > trained or (total == former and outcome != "stopped")):
+        return
+    kind = DoneError if is_done else ConfigError
+    do = f"Name a new total: --tokens TOTAL, above {trained:,}."
+    found = f"{total:,}" + (f", and a run that is {outcome}" if outcome in ("done", "stopped") else "")
+    raise kind(doing, f"a budget above the {trained:,} tokens that are trained", found, do)
+
+
+def _set_final_aside(folder: Path) -> None:
+    """Keep the final model of a run that goes on beside the one that it will have: as snapshots/final-1, and so on."""
+    final = folder / FOLDER / "final"
+    if final.is_dir():
+        number = next(n for n in count(1) if not final.with_name(f"final-{n}").exists())
+        final.rename(final.with_name(f"final-{number}"))
 
 
 def is_store(text: str) -> bool:
@@ -274,9 +346,15 @@ def aside(base: Path, doing: str) -> Iterator[Path]:
 
 
 def _read(
-    folder: Path, run_spec: spec.Spec, request_of: RequestOf, doing: str, store: str | None = None
+    folder: Path,
+    run_spec: spec.Spec,
+    request_of: RequestOf,
+    doing: str,
+    store: str | None = None,
+    may_differ: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """The `files` to replace, and the `resumption`, without age and what is undone if the snapshot is from a `store`.
+    """The `files` to replace, the `total` of tokens, and the `resumption`, without age and what is undone if the
+    snapshot is from a `store`.
 
     ConfigError as `_files`, or if no snapshot in the folder is whole.
     """
@@ -293,7 +371,13 @@ def _read(
     if store is None:
         age = time.time() - (folder / FOLDER / examined.name).stat().st_mtime
         resumption = replace(resumption, age_seconds=age if age >= 0 else None)
-    return {"files": _files(folder, run_spec, request_of, doing, store), "resumption": asdict(resumption)}
+    more = {} if store is None else {"snapshots": store}
+    today = request_of(folder, more, doing).to_train().with_store(run=run_spec.run)
+    changed = changes(run_spec, today.job, doing)
+    if wrong := [key for key in changed if may_differ is not None and key not in may_differ]:
+        raise ConfigError.of([_fault(wrong[0], changed[wrong[0]], doing)])
+    files = _files(run_spec, today, store)
+    return {"files": files, "total": today.job.tokens, "resumption": asdict(resumption)}
 
 
 def _trained(folder: Path) -> list[tuple[int, int, int]]:
@@ -332,16 +416,10 @@ def resumption_of(manifest: Manifest, sizes: Sequence[int], trained: Sequence[tu
     )
 
 
-def _files(folder: Path, run_spec: spec.Spec, request_of: RequestOf, doing: str, store: str | None) -> dict[str, Any]:
-    """Replacements of the run's files, by name; empty if nothing changes, never empty with a `store`.
-
-    ConfigError where it cannot continue like this.
-    """
+def _files(run_spec: spec.Spec, today: Request, store: str | None) -> dict[str, Any]:
+    """Replacements of the run's files, by name; empty if nothing changes, never empty with a `store`."""
     from isthmus.programs.engine.request.graph_view import as_json
 
-    more = {} if store is None else {"snapshots": store}
-    today = request_of(folder, more, doing).to_train().with_store(run=run_spec.run)
-    changes(run_spec, today.job, doing)
     spec_fields = spec.of(today, zero_ns=run_spec.zero_ns, cpu_seconds=run_spec.cpu_seconds, elastic=sizes_here(today))
     here = {**asdict(run_spec.here), "learners": spec_fields["here"]["learners"]}
     if store is not None:
@@ -388,14 +466,13 @@ def _lock(folder: Path, doing: str) -> RunLock:
 
 def _check_folder(folder: Path, doing: str) -> None:
     _check_spec(folder, doing)
-    _check_unfinished(folder, doing)
     if (folder / spec.CLUSTER).exists():
         do = (
             "Start the daemon of its home again, which goes on with it; "
             f"or let another machine be its home: isthmus resume {folder} --cluster FILE."
         )
         raise ConfigError(doing, "a run of this machine alone", "one of a cluster", do)
-    check_cut_off(folder, doing)
+    _check_startable(folder, doing)
 
 
 def has_snapshot(folder: Path) -> bool:
@@ -407,20 +484,20 @@ def check_cut_off(folder: Path, doing: str) -> None:
     """ConfigError unless a folder has a run in processes that was cut off, and can continue from its snapshot. Nothing
     in it is written."""
     _check_spec(folder, doing)
+    outcome, memory = outcome_of(folder), books.load(folder, DISK)
+    if outcome not in (None, INTERRUPTED) and (outcome != "failed" or memory is None or memory.final):
+        raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcome}", "Start a new run.")
+    _check_startable(folder, doing)
+
+
+def _check_startable(folder: Path, doing: str) -> None:
+    """ConfigError unless nothing of the run is active, and there is a snapshot."""
     if user := user_of(folder):
         do = f"Look at it: isthmus status {folder}"
         raise ConfigError(doing, "a run that was cut off", f"one that goes on there, of process {user}", do)
-    _check_unfinished(folder, doing)
     if not has_snapshot(folder):
         do = "It was cut off before the first one, or its program gives no model to keep. Start it again."
         raise ConfigError(doing, f"a snapshot in {folder / FOLDER}", "none", do)
-
-
-def _check_unfinished(folder: Path, doing: str) -> None:
-    memory = books.load(folder, DISK)
-    outcomes = [json.loads((folder / name).read_text())["outcome"] for name in OVER if (folder / name).exists()]
-    if outcomes and (outcomes[0] != "failed" or memory is None or memory.final):
-        raise ConfigError(doing, "a run that was cut off", f"one that is over: {outcomes[0]}", "Start a new run.")
 
 
 def check_whole(folder: Path, doing: str, sizes: Sequence[int] | None = None) -> Found:

@@ -1,6 +1,7 @@
 """The watch of a command over a run, under the run's own daemon or that of a machine: one loop, one rule for Ctrl-C.
 
-The first Ctrl-C asks the daemon to stop the run, the second to end it at once. A daemon that is busy, stopped or dead
+The first Ctrl-C asks the daemon to stop the run, the second to end it at once; SIGTERM asks it to set the run aside. A
+daemon that is busy, stopped or dead
 is asked again; the wait is bounded, and shorter after a third Ctrl-C.
 """
 
@@ -15,9 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
-from isthmus.programs.engine.run.interrupts import Interrupts, leave_output
-from isthmus.runtime.errors import RunError
-from isthmus.runtime.wire.control_messages import Message
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, leave_output
+from isthmus.runtime.errors import InterruptedRunError, RunError
+from isthmus.runtime.supervision.home_events import INTERRUPTED
+from isthmus.runtime.wire.control_messages import SET_ASIDE, Message
 
 STATUS_SECONDS: Final = 0.25
 END_SECONDS_MAX: Final = 90.0
@@ -76,9 +78,10 @@ class WatchedDaemon(Protocol):
 class RunWatch:
     """Watches the run of a daemon, and passes Ctrl-C on."""
 
-    def __init__(self, daemon: WatchedDaemon, interrupted: Interrupts) -> None:
-        self._daemon, self._interrupted = daemon, interrupted
+    def __init__(self, daemon: WatchedDaemon, interrupted: Interrupts, grace: float = GRACE_SECONDS) -> None:
+        self._daemon, self._interrupted, self._grace = daemon, interrupted, grace
         self._heard, self._since = 0, 0.0
+        self._has_set_aside = False
 
     def until_over(self, folder: Path, watch: Watch | None, *, detaches: bool = False) -> None:
         """Show how the run goes until it is over; RunError if it cannot be brought to an end.
@@ -98,11 +101,13 @@ class RunWatch:
 
     def patience(self) -> float:
         """Seconds to wait for a daemon."""
-        return HURRIED_SECONDS if self._interrupted.count > 2 else END_SECONDS_MAX
+        return HURRIED_SECONDS if self._interrupted.presses > 2 else END_SECONDS_MAX
 
     def _pass_on(self) -> None:
         """Send the request that is not confirmed yet; RunError if the daemon does not carry it out in time."""
-        wanted = min(self._interrupted.count, 2)
+        if self._interrupted.is_to_leave and not self._has_set_aside:
+            self._has_set_aside = self._daemon.confirms({"type": SET_ASIDE, "seconds": self._grace})
+        wanted = min(self._interrupted.presses, 2)
         if wanted and not self._since:
             self._since = time.monotonic()
         kind, fate = "stop" if wanted == 1 else "end", self._daemon.fate
@@ -138,6 +143,9 @@ def ended(folder: Path, summary: dict[str, Any] | None, watch: Watch | None) -> 
             _tell(partial(watch.close, summary))
     if summary["outcome"] == "failed":
         raise RunError(str(summary["error"]))
+    if summary["outcome"] == INTERRUPTED:
+        how = "type the same command with --resume-or-start"
+        raise InterruptedRunError(f"{folder} was set aside by a signal; to go on with it {how}")
     return RunOutcome(summary, folder)
 
 

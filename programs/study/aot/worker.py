@@ -35,7 +35,6 @@ from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.island.recipe import is_key
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.spec import Spec
-from isthmus.programs.engine.run.interrupts import unblock
 from isthmus.programs.study.aot.figures import (
     Compiled,
     Counted,
@@ -54,7 +53,7 @@ from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.ids import LEARNER
-from isthmus.runtime.system.processes import die_with_parent
+from isthmus.runtime.system.processes import die_with_parent, unblock
 
 FINENESS: Final = 8
 """The batch that is found is the largest one to within this part of itself."""

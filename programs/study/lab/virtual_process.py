@@ -16,13 +16,14 @@ from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.graph_view import as_json
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.run.finish import leave_behind
-from isthmus.programs.engine.run.interrupts import ignore, unblock
+from isthmus.programs.engine.run.interrupts import ignore
 from isthmus.programs.study.lab.compare import request_of
 from isthmus.programs.study.lab.compare_runs import VirtualOrder
 from isthmus.programs.study.simulation.virtual_run import VirtualPace, VirtualRun
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RequestError, RunError
 from isthmus.runtime.system.files import append_bytes, write_json
+from isthmus.runtime.system.processes import unblock
 from isthmus.runtime.tape.reading import FOLDER
 
 SECONDS_MAX = 1e7

@@ -120,8 +120,8 @@ def test_those_who_only_watch_hear_every_250_ms_and_of_every_change_of_phase() -
     paced = [step for port, step, phase in seen if port == "progress" and phase == "stepping"]
     assert watched[0] == paced[0]
     assert 4 <= len(watched) <= 10 < len(paced)
-    assert told["progress"].keys() == Progress.__annotations__.keys() - {"links"}
-    assert told["report"].keys() == StepReport.__annotations__.keys() - {"links"}
+    assert told["progress"].keys() == Progress.__annotations__.keys() - {"links", "unmerged"}
+    assert told["report"].keys() == StepReport.__annotations__.keys() - {"links", "unmerged"}
 
 
 def test_no_step_is_made_once_the_budget_is_spent_and_pulls_are_still_answered() -> None:
@@ -458,3 +458,35 @@ def test_a_shard_that_comes_back_is_told_what_the_learner_adopted_and_not_what_i
     assert (capture["base"], capture["clock"], capture["steps"]) == ([1, 4], [[0, 1, 0], [3, 1, 96]], 0)
     yielded, _ = drive(body, batch=batch(task, 2), pull={KEY: pull(0, 2)})
     assert (yielded[0][1]["begin"], yielded[0][1]["end"]) == (0, 16)  # Recovery opens no account and closes none.
+
+
+# -- leaving -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_that_is_to_leave_steps_no_more_and_says_in_which_fragments_it_has_work() -> None:
+    task = SmallTask()
+    body, parts, context = stepping(task)
+    drive(body, batch=batch(task, 0))
+    assert body.is_engaged
+    context.is_leaving = True
+    _, emitted = drive(body, batch=batch(task, 1))
+    (report,) = reports(emitted)
+    assert (report["phase"], report["step"], report["unmerged"]) == ("leaving", 1, [0, 1])
+    assert body.is_idle
+    answers, _ = drive(body, pull={("syncer/0", 0): pull(0, 9)})
+    assert [capture["steps"] for _, capture in answers] == [1]
+    _, emitted = drive(body, update={("syncer/0", 0): update(parts[0], 1, 0.25, clock=[(0, 1, 4)])})
+    assert reports(emitted)[-1]["unmerged"] == [1]
+    assert body.is_engaged
+    drive(body, update={("syncer/0", 1): update(parts[1], 1, 0.25, clock=[(0, 1, 4)])})
+    assert not body.is_engaged
+
+
+def test_one_that_holds_no_work_or_none_that_counts_leaves_at_once() -> None:
+    task = SmallTask()
+    body, _, _ = opened(task)
+    assert not body.is_engaged
+    whole, _, context = opened(task, 0)
+    context.is_leaving = True
+    drive(whole, batch=batch(task, 0))
+    assert (whole.phase, whole.is_engaged) == ("stepping", False)

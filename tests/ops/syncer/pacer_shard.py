@@ -100,6 +100,10 @@ def stepping(
     }
 
 
+def leaving(slot, step, *unmerged, incarnation=1):
+    return stepping(slot, step, incarnation=incarnation, phase="leaving") | {"unmerged": list(unmerged)}
+
+
 def ready(slot, incarnation=1):
     return stepping(slot, incarnation=incarnation, phase="ready", step_time=0)
 

@@ -115,7 +115,7 @@ class NaiveScheduler:
                         pair.granted += event.count
             case e.TimerFired():
                 self._fire_timer(event.timer)
-            case e.StopRequested():
+            case e.NodesNudged():
                 for node in self.nodes.values():
                     node.is_nudged = True
         is_settled = False

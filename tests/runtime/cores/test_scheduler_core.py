@@ -18,6 +18,7 @@ from isthmus.runtime.cores.scheduler_events import (
     GrantCredit,
     ItemsEmitted,
     NodeOpened,
+    NodesNudged,
     Output,
     ReplicaJoined,
     ReplicaLeft,
@@ -25,7 +26,6 @@ from isthmus.runtime.cores.scheduler_events import (
     SendItem,
     SetTimer,
     ShareItem,
-    StopRequested,
     TimerFired,
 )
 from isthmus.runtime.cores.scheduler_flow import HELD_MAX
@@ -186,10 +186,10 @@ def test_an_idle_node_fires_when_something_new_is_sampled_without_required_input
 def test_a_stop_lets_idle_nodes_fire_once() -> None:
     story = Story(sink_here(Latest(), sampled="hint"), "there/0", is_open=False)
     story.at(1, NodeOpened(0, is_idle=True), ended(0, idle=True))
-    assert story.at(2, StopRequested()) == [run(0, 2)]
+    assert story.at(2, NodesNudged()) == [run(0, 2)]
     assert story.at(3, ended(0, idle=True)) == []
     busy = Story(sink_here(Latest()), "there/0")
-    assert busy.at(1, StopRequested()) == []
+    assert busy.at(1, NodesNudged()) == []
 
 
 def test_a_finished_node_takes_nothing_more_and_keeps_the_credit() -> None:
@@ -200,13 +200,13 @@ def test_a_finished_node_takes_nothing_more_and_keeps_the_credit() -> None:
     assert story.at(4, arrived(0, "there/0", 3)) == [DropItem(H(3), "node finished")]
     with pytest.raises(RemoteProtocolError, match=r"there/0#1 sent an item on source.out -> sink.item without credit"):
         story.at(5, arrived(0, "there/0", 4))
-    assert story.at(6, ReplicaLeft(life("there/0")), StopRequested()) == []
+    assert story.at(6, ReplicaLeft(life("there/0")), NodesNudged()) == []
 
 
 def test_a_body_that_fails_fails_its_host_and_may_be_opened_again() -> None:
     story = Story(two_nodes(Queue(1)))
     assert story.at(1, BodyFailed(0, "why")) == [FailHost(0, "why")]
-    assert story.at(2, StopRequested()) == []
+    assert story.at(2, NodesNudged()) == []
     assert story.at(3, NodeOpened(0)) == [run(0, 2)]
 
 
@@ -291,7 +291,7 @@ def sent_to(slot: int, *handles: int) -> list[SendItem]:
 def test_outputs_beyond_the_credit_leave_in_order_as_credit_comes() -> None:
     story = Story(source_here(Queue(2)), "there/0")
     assert story.at(1, ended(0, (0, 1), (0, 2), (0, 3), (0, 4), (0, 5))) == sent_to(0, 1, 2)
-    assert story.at(2, StopRequested()) == []
+    assert story.at(2, NodesNudged()) == []
     assert story.at(3, CreditGranted(0, life("there/0"), 1)) == sent_to(0, 3)
     assert story.at(4, CreditGranted(0, life("there/0"), 2)) == sent_to(0, 4, 5)
     assert story.at(5, CreditGranted(0, life("there/0"), 1)) == [run(0, 2)]
@@ -502,9 +502,9 @@ def test_a_peer_may_send_and_grant_no_more_than_there_is_credit_for() -> None:
 
 def test_time_does_not_run_backwards() -> None:
     story = Story(two_nodes(Queue(1)))
-    story.at(5, StopRequested())
+    story.at(5, NodesNudged())
     with pytest.raises(LocalProtocolError, match="Fix the clock"):
-        story.at(4, StopRequested())
+        story.at(4, NodesNudged())
 
 
 def test_the_check_notices_what_does_not_agree() -> None:

@@ -337,7 +337,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), what=st.sampled_from(["stop", "timer", "fail"]))
     def disturb(self, data: st.DataObject, what: str) -> None:
         if what == "stop":
-            self.tell(e.StopRequested())
+            self.tell(e.NodesNudged())
         elif what == "timer":
             timer = (data.draw(st.integers(0, 4)) << 32) + data.draw(st.integers(0, 3))
             if timer not in self.naive.nodes and timer not in self.timers:
@@ -356,7 +356,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.running():
             self.refuse_outputs(data)
         if self.core._flow.now == self.now > 0:
-            self.refuse(e.StopRequested(), LocalProtocolError, self.now - 1)
+            self.refuse(e.NodesNudged(), LocalProtocolError, self.now - 1)
 
     def refuse_a_strange_node(self, index: int) -> None:
         node = self.naive.nodes.get(index)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.cores.scheduler_events import StopRequested
+from isthmus.runtime.cores.scheduler_events import NodesNudged
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.host import LifeTape
@@ -21,7 +21,7 @@ def written(disk: SimulatedDisk, records: int = 3000) -> LifeTape:
     life = LifeTape(MEMBER, disk)
     life.tape.begin(lambda: b"state")
     for at in range(records):
-        life.tape.append(Instant(at), StopRequested(), [])
+        life.tape.append(Instant(at), NodesNudged(), [])
         if at % 100 == 50:
             life.flush()
     return life

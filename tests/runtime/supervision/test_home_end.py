@@ -18,13 +18,17 @@ from isthmus.runtime.supervision.home_events import (
     Places,
     ReportCame,
     RunRoles,
+    SendOrders,
+    SetAside,
     SetHomeTimer,
     StopAsked,
+    WriteIncident,
 )
 from isthmus.runtime.supervision.incidents import (
     Condemned,
     Delayed,
     Ended,
+    HomeSetAside,
     Hurried,
     MachineLost,
     NeverHealthy,
@@ -385,3 +389,46 @@ def test_why_the_next_life_of_a_recorder_does_not_come_is_said_when_it_ends_the_
         story.beat(2)
         story.hears(2, "beta")
     assert story.core.failure == Unserved("recorder/0", seconds(600), Delayed("no space"))
+
+
+# -- set aside ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_home_that_is_set_aside_is_over_once_its_own_lives_are_and_the_run_is_not() -> None:
+    story = serving()
+    commands = story.does(2, SetAside())
+    assert written("daemon/0", HomeSetAside()) in commands
+    (sent,) = [each for each in commands if isinstance(each, SendOrders)]
+    assert list(sent.wanted) == ["alpha"]  # Those elsewhere hear nothing: they go on as if it had died.
+    assert story.does(2, SetAside()) == []
+    story.hears(3, "alpha", gone("learner/0"))
+    assert not story.core.is_finished
+    assert FinishRun() in story.hears(3, "alpha", gone("recorder/0"))
+    assert (story.core.outcome, story.core.is_set_aside) == ("running", True)
+    assert story.noted[-1].incarnation == 1
+
+
+def test_one_that_is_set_aside_fails_for_nobody_and_admits_nobody() -> None:
+    story = serving()
+    story.at(2, SetAside())
+    for beats in range(200):
+        story.beat(3 + beats)
+    assert story.core.outcome == "running"
+    story.at(300, MachineJoined("delta", 1))
+    assert "delta" not in story.core.fleet.machines
+
+
+def test_a_run_that_is_over_is_not_set_aside() -> None:
+    story = serving()
+    story.at(2, EndAsked(Ordered("boom")))
+    assert not any(isinstance(each, WriteIncident) for each in story.does(3, SetAside()))
+    assert not story.core.is_set_aside
+
+
+def test_no_life_follows_on_a_machine_that_leaves_and_all_do_where_its_next_daemon_stays() -> None:
+    story = serving()
+    report = Report((), (gone("learner/1"),), is_leaving=True)
+    story.at(2, ReportCame("beta", report))
+    assert story.noted[-1] != life("learner/1#2")
+    story.at(3, ReportCame("beta", Report()))
+    assert story.noted[-1] == life("learner/1#2")

@@ -77,6 +77,7 @@ INCIDENTS: Final = (
     incidents.ReportRefused("beta", "report.lives[0].pid", "`int` >= 0", "-1"),
     incidents.LedgerRemoved(),
     incidents.HomeTaken("beta", 2, "alpha"),
+    incidents.HomeSetAside(),
     incidents.Superseded("beta", 2, 1),
 )
 FAILURES: Final = (

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.incidents import Exited, NotStarted, Unseen
-from isthmus.runtime.supervision.messages import Heartbeat, Orders, Stamp
+from isthmus.runtime.supervision.messages import Gone, Heartbeat, Orders, Seen, Stamp
 from isthmus.runtime.supervision.station import Process
 from isthmus.runtime.supervision.station_events import (
+    CloseStation,
     DismissHost,
     HostSpoke,
     KillProcess,
+    LeaveAsked,
     LivesNoted,
     LivesNotNoted,
     NoteLives,
@@ -24,8 +27,10 @@ from isthmus.runtime.supervision.station_events import (
     ProcessNotStarted,
     ProcessStarted,
     Remembered,
+    SendReport,
     StartProcess,
     StationBegan,
+    TellHosts,
     WatchProcess,
 )
 from tests.runtime.supervision.station_stories import (
@@ -287,3 +292,53 @@ def test_a_closed_station_that_starts_something_is_found() -> None:
     story.core._is_closed = True
     with pytest.raises(InvariantError, match="it is closed"):
         story.core.check()
+
+
+# -- leaving -----------------------------------------------------------------------------------------------------------
+
+
+def leaving(text: str, *asked: str, **more: Any) -> TellHosts:
+    """What the hosts are told while this machine leaves, those that are `asked` to leave among them."""
+    return tell(text, leaving=tuple(member for each in asked for member in lives(each)), **more)
+
+
+def left(*told: Seen | Gone, **more: Any) -> SendReport:
+    """The report of a station that leaves."""
+    return SendReport(msgspec.structs.replace(report(*told, **more).report, is_leaving=True))
+
+
+def test_learners_leave_first_then_the_recorder_and_the_rest_is_ended() -> None:
+    all_of_them = "learner/0 recorder/0 syncer/0"
+    story = begun(all_of_them, at_home=True)
+    asked, told = story.tell(LeaveAsked(20))
+    assert asked == leaving(all_of_them, "learner/0")
+    assert isinstance(told, SendReport)
+    assert told.report.is_leaving
+    commands = story.tell(ProcessEnded(life("learner/0"), Exited(0)))
+    assert leaving("recorder/0 syncer/0", "recorder/0") in commands
+    commands = story.tell(ProcessEnded(life("recorder/0"), Exited(0)))
+    assert KillProcess(life("syncer/0")) in commands
+    assert CloseStation() in story.tell(ProcessEnded(life("syncer/0"), Exited(None, "SIGKILL")))
+
+
+def test_a_learner_that_does_not_leave_has_half_of_the_time_alone_and_all_of_it_with_the_recorder() -> None:
+    story = begun("learner/0 recorder/0")
+    story.tell(LeaveAsked(4))
+    assert leaving("learner/0 recorder/0", "learner/0") in story.tell(BEAT)
+    assert leaving("learner/0 recorder/0", "learner/0", "recorder/0") in story.tell(BEAT)
+    story.tell(BEAT)
+    assert {KillProcess(life("learner/0")), KillProcess(life("recorder/0"))} <= {*story.tell(BEAT)}
+
+
+def test_no_life_begins_on_a_machine_that_leaves_and_a_second_request_changes_nothing() -> None:
+    story = begun()
+    story.tell(LeaveAsked(20))
+    assert story.tell(LeaveAsked(1)) == []
+    commands = story.tell(orders("learner/0 syncer/0", 2))
+    assert not any(isinstance(each, NoteLives) for each in commands)
+    assert left(there("learner/0", 1), Gone(life("syncer/0"), Unseen()), newest="learner/0", number=2) in commands
+
+
+def test_where_nobody_is_to_leave_it_ends_at_once() -> None:
+    story = begun("syncer/0")
+    assert KillProcess(life("syncer/0")) in story.tell(LeaveAsked(20))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from isthmus.runtime.clock import Instant
-from isthmus.runtime.cores.scheduler_events import HostRecord, ItemArrived, StopRequested
+from isthmus.runtime.cores.scheduler_events import HostRecord, ItemArrived, NodesNudged
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk, Trouble
 from isthmus.runtime.system import files
@@ -164,4 +164,4 @@ def test_a_real_disk_is_no_different(tmp_path: Path) -> None:
     found = reading.joined([reading.read(path.read_bytes(), HostRecord) for path in paths])
     assert_right(found)
     assert (found.begins > 0, found.segments[-1].end) == (True, 300)
-    assert not any(isinstance(record.event, StopRequested) for record in found.records)
+    assert not any(isinstance(record.event, NodesNudged) for record in found.records)

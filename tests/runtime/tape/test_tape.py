@@ -91,7 +91,7 @@ def test_every_event_and_every_command_comes_back(kind: type[Any], data: st.Data
     if kind in EVENTS:
         tape.append(Instant(at), one, [])
     else:
-        tape.append(Instant(at), scheduler_events.StopRequested(), [one])
+        tape.append(Instant(at), scheduler_events.NodesNudged(), [one])
     [record] = read(joined(tape.drain()), HostRecord).records
     assert record.at == at
     assert (record.event if kind in EVENTS else record.commands[0]) == one
@@ -132,7 +132,7 @@ def test_a_full_segment_is_followed_by_another_that_begins_with_the_state() -> N
     tape = begun(100, lambda: b"%d" % count)
     for at in range(40):
         count += 1
-        tape.append(Instant(at), scheduler_events.StopRequested(), [])
+        tape.append(Instant(at), scheduler_events.NodesNudged(), [])
     pieces = tape.drain()
     found = read(joined(pieces), HostRecord)
     assert [piece.segment for piece in pieces] == list(range(1, len(pieces) + 1))
@@ -149,13 +149,13 @@ def test_a_full_segment_is_followed_by_another_that_begins_with_the_state() -> N
 def test_after_a_loss_a_segment_begins_with_the_next_record() -> None:
     tape = begun()
     for at in range(3):
-        tape.append(Instant(at), scheduler_events.StopRequested(), [])
+        tape.append(Instant(at), scheduler_events.NodesNudged(), [])
     first = tape.drain()
-    tape.append(Instant(3), scheduler_events.StopRequested(), [])
+    tape.append(Instant(3), scheduler_events.NodesNudged(), [])
     tape.drain()
     tape.renew()
     for at in range(4, 7):
-        tape.append(Instant(at), scheduler_events.StopRequested(), [])
+        tape.append(Instant(at), scheduler_events.NodesNudged(), [])
     second = tape.drain()
     assert [piece.is_after_loss for piece in second] == [True]
     found = read(joined([*first, *second]), HostRecord)
@@ -166,11 +166,11 @@ def test_after_a_loss_a_segment_begins_with_the_next_record() -> None:
 def test_files_that_do_not_follow_on_each_other_are_no_tape() -> None:
     tape = begun(100)
     for at in range(20):
-        tape.append(Instant(at), scheduler_events.StopRequested(), [])
+        tape.append(Instant(at), scheduler_events.NodesNudged(), [])
     files = [read(piece.data, HostRecord) for piece in tape.drain()]
     assert of_files(files).records == [record for file in files for record in file.records]
     assert of_files(files[1:]).begins > 0
-    with pytest.raises(ValueError, match="not whole before its segment 3: 4 records are missing"):
+    with pytest.raises(ValueError, match="not whole before its segment 3: 5 records are missing"):
         of_files([files[0], *files[2:]])
 
 
@@ -181,7 +181,7 @@ def test_files_that_do_not_follow_on_each_other_are_no_tape() -> None:
     ("data", "what"),
     [
         (b"PK\x03\x04 something else", "begins with 50 4b 03 04 .*, which no tape does"),
-        (framed(msgspec.msgpack.encode([5, ["StopRequested"], []])), "does not begin with the state of a core"),
+        (framed(msgspec.msgpack.encode([5, ["NodesNudged"], []])), "does not begin with the state of a core"),
         (framed(msgspec.msgpack.encode([MARK, 3, "what", "ever"])), "is of version 3 of tapes, .* reads version 2$"),
         (
             framed(msgspec.msgpack.encode([MARK, 1, "what", "ever"])),
@@ -220,9 +220,9 @@ def test_any_bytes_are_a_tape_or_refused(data: bytes) -> None:
     [
         b"\x93\x01\x91\xa1?\x90",
         b"\x93\x01\x93\xaaBodyFailed\x01\xa2\xff\xfe\x90",
-        b"\x93\x01\x92\xadStopRequested\x01\x90",
+        b"\x93\x01\x92\xadNodesNudged\x01\x90",
         b"\x93\x01\x94\xabItemArrived\x00" + b"\x91" * 9000,
-        msgspec.msgpack.encode((1, scheduler_events.StopRequested(), [])) + b"\x00",
+        msgspec.msgpack.encode((1, scheduler_events.NodesNudged(), [])) + b"\x00",
         msgspec.msgpack.encode([MARK, 2, 1, 0, False, "no bytes"]),
         msgspec.msgpack.encode([MARK, 2, 1, 0, False, b"", 1]),
     ],
@@ -257,9 +257,9 @@ def test_a_run_replays() -> None:
 
 
 def test_a_core_that_says_something_else_is_found_out() -> None:
-    record = HostRecord(Instant(5), scheduler_events.StopRequested(), [scheduler_events.EndNode(1)])
+    record = HostRecord(Instant(5), scheduler_events.NodesNudged(), [scheduler_events.EndNode(1)])
     compare(record, [scheduler_events.EndNode(1)])
-    with pytest.raises(InvariantError, match=r"replay at 5 ns: after StopRequested\(\) the tape has .*node=1.*node=2"):
+    with pytest.raises(InvariantError, match=r"replay at 5 ns: after NodesNudged\(\) the tape has .*node=1.*node=2"):
         compare(record, [scheduler_events.EndNode(2)])
 
 
@@ -278,7 +278,7 @@ def test_nothing_is_lost_that_is_appended_while_another_thread_takes() -> None:
     try:
         thread.start()
         for at in range(20_000):
-            tape.append(Instant(at), scheduler_events.StopRequested(), [])
+            tape.append(Instant(at), scheduler_events.NodesNudged(), [])
     finally:
         is_over.set()
         thread.join()

@@ -32,6 +32,7 @@ from isthmus.runtime.supervision.incidents import (
     Ended,
     Exited,
     GivenUp,
+    HomeSetAside,
     HomeTaken,
     Hurried,
     LedgerRemoved,
@@ -245,6 +246,11 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
             HomeTaken("beta", 2, "alpha"),
             "the run's home is beta (term 2), in place of alpha, which was lost",
             "is that of beta (term 2), in place of alpha, which was lost",
+        ),
+        (
+            HomeSetAside(),
+            "the home was told to leave by a signal: its hosts end, and its next daemon goes on",
+            "was told to leave by a signal: the hosts of the home end, and its next daemon goes on",
         ),
         (
             Superseded("beta", 2, 1),

@@ -43,6 +43,16 @@ task = Task(init, loss, batch, tokens_per_batch=64, optimizer=optax.adamw(1e-2))
 """A step of 4 ms that takes next to no CPU: many processes share few cores here, and none is to be in another's way."""
 
 
+def press_until_over(command: subprocess.Popen[str]) -> str:
+    """Ctrl-C, again and again, because signals that wait are one; what the command has said on standard error."""
+    until = time.monotonic() + PATIENCE
+    while command.poll() is None:
+        assert time.monotonic() < until, "it goes on"
+        command.send_signal(signal.SIGINT)
+        PAUSE.wait(0.1)
+    return command.communicate()[1]
+
+
 class Run:
     """A run of a small linear task in `folder`, with run folder `folder/run`. It ends with the test."""
 
@@ -223,3 +233,8 @@ def _processes_in(folder: Path) -> list[tuple[int, str]]:
                 if (path / "cwd").readlink() == folder:
                     found.append((int(path.name), (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()))
     return found
+
+
+def resume(run: Run, *more: str, folder: str = "run") -> subprocess.Popen[str]:
+    command, pipe = [str(ISTHMUS), "train", "--resume", folder, *more], subprocess.PIPE
+    return subprocess.Popen(command, cwd=run.here, stdout=pipe, stderr=pipe, text=True, start_new_session=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE
-from tests.programs.engine.run.process_run import Run
+from tests.programs.engine.run.process_run import Run, press_until_over
 from tests.programs.engine.run.test_full_disk import SIZE, why_not
 
 pytestmark = [pytest.mark.process, pytest.mark.soak]
@@ -87,9 +87,7 @@ def test_a_second_ctrl_c_ends_a_run_that_has_no_daemon(start: Callable[..., Run]
     run = start(learners=1)
     run.wait_for_merges(1)
     kill_daemons(run, 5)  # The next one is waited for, for four seconds.
-    run.command.send_signal(signal.SIGINT)
-    run.command.send_signal(signal.SIGTERM)
-    _, error = run.command.communicate(timeout=PATIENCE)
+    error = press_until_over(run.command)
     assert run.command.returncode == 1
     assert "ended at once by a second Ctrl-C" in error
     run.wait_until_gone()

@@ -12,8 +12,7 @@ import pytest
 
 from isthmus.runtime.cores.membership_messages import Excused
 from isthmus.runtime.supervision.incidents import Adopted, Restarted
-from tests.patience import PATIENCE
-from tests.programs.engine.run.process_run import Run
+from tests.programs.engine.run.process_run import Run, press_until_over
 
 pytestmark = pytest.mark.process
 
@@ -71,9 +70,7 @@ def test_a_second_ctrl_c_ends_a_run_whose_daemon_does_not_answer(start: Callable
     run = start(learners=1)
     run.wait_for_merges(1)
     os.kill(run.daemon()["pid"], signal.SIGSTOP)
-    run.signal(signal.SIGINT)
-    run.signal(signal.SIGTERM)
-    _, error = run.command.communicate(timeout=PATIENCE)
+    error = press_until_over(run.command)
     assert run.command.returncode == 1
     assert "its daemon did not answer" in error
     assert "Traceback" not in error

@@ -19,7 +19,7 @@ from typer.testing import Result
 from isthmus.programs.engine.snapshots.snapshots import BEFORE, FOLDER, MANIFEST
 from isthmus.programs.study.terminal import figures
 from tests.patience import PATIENCE
-from tests.programs.engine.run.process_run import ISTHMUS, PAUSE, Run
+from tests.programs.engine.run.process_run import ISTHMUS, PAUSE, Run, resume
 
 pytestmark = pytest.mark.process
 
@@ -40,11 +40,6 @@ def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield run
     finally:
         run.close()
-
-
-def resume(run: Run, *more: str, folder: str = "run") -> subprocess.Popen[str]:
-    command, pipe = [str(ISTHMUS), "train", "--resume", folder, *more], subprocess.PIPE
-    return subprocess.Popen(command, cwd=run.here, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def one_that_goes_on(rivals: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
@@ -119,9 +114,10 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run, refusal:
     (copy(dead, "torn") / "spec.json").write_text('{"run": 1')
     assert "spec.json that cannot be read" in refusal(folder="torn")
     (copy(dead, "ended") / "summary.json").write_text('{"outcome": "done"}')
-    assert "found one that is over: done" in refusal(folder="ended")
+    assert "and a run that is done" in refusal(folder="ended")
+    assert "tokens that are trained, found 1\n" in refusal("--tokens", "1", folder="ended")
     (dead.here / "ended" / "cluster.json").write_text("{}")
-    assert "found one that is over: done" in refusal(folder="ended")
+    assert "found one of a cluster" in refusal(folder="ended")
     assert contents(dead.folder) == before
 
 

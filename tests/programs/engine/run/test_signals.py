@@ -14,7 +14,7 @@ from isthmus import programs
 from isthmus.programs.engine.run.interrupts import interrupts
 from tests.effort import soaked
 from tests.patience import PATIENCE
-from tests.programs.engine.run.process_run import PAUSE, Run
+from tests.programs.engine.run.process_run import PAUSE, Run, press_until_over
 
 pytestmark = pytest.mark.process
 
@@ -67,7 +67,8 @@ def test_during_preparation_nothing_is_started(start: Callable[..., Run], number
     else:
         run.signal(number)
     out, error = run.command.communicate(timeout=PATIENCE)
-    assert run.command.returncode == (-number if number == signal.SIGKILL else 1)
+    status = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 1}
+    assert run.command.returncode == status.get(number, 75)
     words = {signal.SIGINT: "isthmus: ended by Ctrl-C.\n", signal.SIGKILL: ""}
     assert error == words.get(number, f"isthmus: ended by {number.name}.\n")
     assert "Traceback" not in out
@@ -107,10 +108,7 @@ def test_a_first_ctrl_c_brings_the_run_to_its_end(start: Callable[..., Run], sta
 def test_a_second_one_ends_it_at_once(start: Callable[..., Run], stage: Callable[[Run], bool]) -> None:
     run = start(learners=1)
     reach(run, stage)
-    # Both are sent while the command cannot act on the first.
-    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
-        run.command.send_signal(number)
-    _, error = run.command.communicate(timeout=PATIENCE)
+    error = press_until_over(run.command)
     assert run.command.returncode == 1, error
     assert "ended at once by a second Ctrl-C" in error
     assert "Traceback" not in error
@@ -139,22 +137,15 @@ def test_kill_of_a_run_that_trains_leaves_nothing_running(start: Callable[..., R
 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_each_of_them_stops_a_run_as_ctrl_c_does(start: Callable[..., Run], number: signal.Signals) -> None:
+def test_each_of_them_sets_a_run_aside_before_its_first_merge_and_a_second_one_changes_nothing(
+    start: Callable[..., Run], number: signal.Signals
+) -> None:
     run = start(learners=1)
-    reach(run, is_without_merges)
-    run.signal(number)
-    assert run.finish()["tokens_pending"] == 0
-
-
-@pytest.mark.soak
-def test_a_second_sighup_ends_it_at_once(start: Callable[..., Run]) -> None:
-    run = start(learners=1)
-    reach(run, is_without_merges)
-    for number in (signal.SIGSTOP, signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGCONT):
-        run.command.send_signal(number)
+    reach(run, is_compiling)
+    for _ in range(2):
+        run.signal(number)
     _, error = run.command.communicate(timeout=PATIENCE)
-    assert run.command.returncode == 1, error
-    assert run.summary()["outcome"] == "failed"
+    assert (run.command.returncode, run.summary()["outcome"]) == (75, "interrupted"), error
     run.wait_until_gone()
 
 
@@ -162,12 +153,11 @@ def test_a_second_sighup_ends_it_at_once(start: Callable[..., Run]) -> None:
 def test_a_third_one_does_not_wait_for_the_daemon(start: Callable[..., Run]) -> None:
     run = start(learners=1)
     reach(run, is_without_merges)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        run.command.send_signal(number)
-    run.wait_for(lambda: run.status()["outcome"] == "failed")
+    while run.status()["outcome"] != "failed":
+        run.command.send_signal(signal.SIGINT)
+        PAUSE.wait(0.1)
     os.kill(run.daemon()["pid"], signal.SIGSTOP)  # It has confirmed, and writes the summary now.
-    run.command.send_signal(signal.SIGHUP)
-    _, error = run.command.communicate(timeout=PATIENCE)
+    error = press_until_over(run.command)
     assert run.command.returncode == 1, error
     assert "ended at once by a second Ctrl-C" in error
     assert run.summary()["outcome"] == "failed"
@@ -208,7 +198,7 @@ def test_nor_while_a_run_is_prepared(start: Callable[..., Run]) -> None:
     reach(run, is_preparing)
     run.signal(signal.SIGHUP)
     _, error = run.command.communicate(timeout=PATIENCE)
-    assert (run.command.returncode, error) == (1, "isthmus: ended by SIGHUP.\n")
+    assert (run.command.returncode, error) == (75, "isthmus: ended by SIGHUP.\n")
     run.wait_until_gone()
 
 
@@ -237,7 +227,8 @@ def test_every_process_of_ours_undoes_a_mask_at_its_start() -> None:
     """Those that are started as modules: each has to say so itself."""
     started = [path for path in PROGRAMS.rglob("*.py") if '\nif __name__ == "__main__"' in path.read_text()]
     assert {path.stem for path in started} >= {"host_process", "fork_server", "daemon_process", "finish"}
-    assert [path.name for path in started if "    unblock()\n" not in path.read_text()] == []
+    undone = ("    unblock()\n", "    follow_daemon()\n")
+    assert [path.name for path in started if not any(each in path.read_text() for each in undone)] == []
 
 
 @pytest.mark.usefixtures("mask")

@@ -11,9 +11,10 @@ from contextlib import suppress
 
 import pytest
 
+from isthmus.runtime.supervision.incidents import Adopted, Restarted
 from tests.patience import PATIENCE
 from tests.programs.engine.run.agreement import disagreements
-from tests.programs.engine.run.process_run import Run
+from tests.programs.engine.run.process_run import Run, resume
 
 pytestmark = [pytest.mark.process, pytest.mark.soak]
 
@@ -53,19 +54,24 @@ def end(run: Run) -> dict[str, object]:
 
 @pytest.mark.parametrize("last", ["daemon", "command"])
 def test_a_storm_of_sigterm(start: Callable[..., Run], last: str) -> None:
+    """Hosts follow their daemon, whatever they are sent; where all are told, the run is set aside, and goes on."""
     run = start(learners=3, tokens=TOKENS)
     for gust in GUSTS:
         run.wait_for_merges(3)
         blow(run, gust)
     run.wait_for_merges(3)
-    if last == "daemon":
-        blow(run, ("daemon",))
-        assert end(run)["outcome"] == "done"
-    else:
-        everybody = tuple(sorted(run.pids().keys() - {"daemon"}))
-        blow(run, everybody)
+    assert not {Restarted(), Adopted()} & {*run.incidents()}
+    everybody = tuple(sorted(run.pids()))
+    blow(run, ("daemon",) if last == "daemon" else everybody)
+    if last == "command":
         run.signal(signal.SIGTERM)
-        assert end(run)["outcome"] in ("stopped", "failed")
+    _, error = run.command.communicate(timeout=PATIENCE)
+    run.wait_until_gone()
+    assert (run.command.returncode, run.summary()["outcome"]) == (75, "interrupted"), error
+    assert run.summary()["tokens_lost"] == 0
+    assert disagreements(run.folder) == []
+    run.command = resume(run)
+    assert end(run)["outcome"] == "done"
 
 
 def starve(pids: dict[str, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class Daemon:
     def __init__(self, statuses: int, signals: int = 0, *, is_deaf: bool = False) -> None:
         self.interrupted = Interrupts()
         self._left, self._signals, self._is_deaf = statuses, signals, is_deaf
+        self.number = signal.SIGINT
         self.requests: list[str] = []
         self.is_detached = False
 
@@ -35,7 +37,8 @@ class Daemon:
         return self._left == 0
 
     def tend(self) -> None:
-        self.interrupted.count += self._signals
+        for _ in range(self._signals):
+            self.interrupted.on_signal(self.number, None)
 
     def status(self) -> Message | None:
         self._left -= 1
@@ -77,6 +80,13 @@ def test_each_of_the_first_two_signals_is_passed_on_once() -> None:
     assert daemon.requests == ["stop", "end"]
 
 
+def test_a_notice_to_leave_is_passed_on_once_and_no_wish_to_stop() -> None:
+    daemon = Daemon(5, signals=1)
+    daemon.number = signal.SIGTERM
+    RunWatch(daemon, daemon.interrupted).until_over(RUN, None)
+    assert daemon.requests == ["set-aside"]
+
+
 def test_a_daemon_that_does_not_answer_the_second_signal_is_given_up() -> None:
     daemon = Daemon(5, signals=1, is_deaf=True)
     with pytest.raises(RunError, match="by a second Ctrl-C; its daemon did not answer, and is no more"):
@@ -88,7 +98,7 @@ def test_a_daemon_that_confirms_the_end_and_does_not_come_to_it_is_given_up(monk
     seconds = iter(range(0, 10_000, 20))
     monkeypatch.setattr(watch_loop.time, "monotonic", lambda: next(seconds))
     daemon = Daemon(1000)
-    daemon.interrupted.count = 2
+    daemon.interrupted.count = daemon.interrupted.presses = 2
     with pytest.raises(RunError, match="did not come to the end within 90 s, and is no more"):
         RunWatch(daemon, daemon.interrupted).until_over(RUN, None)
 
@@ -122,7 +132,7 @@ def test_what_a_next_daemon_does_not_know_yet_is_kept(tmp_path: Path, monkeypatc
     monkeypatch.setattr(PrivateDaemon, "_start", lambda daemon: None)
     monkeypatch.setattr(PrivateDaemon, "_ask", lambda daemon, message, seconds_max: answers.pop(0))
     with RunLock(tmp_path) as lock:
-        daemon = PrivateDaemon(tmp_path, lock, print)
+        daemon = PrivateDaemon(tmp_path, lock, print, 20.0)
         daemon.status()
         daemon.status()
     assert daemon.seen == {"training": {"tokens": 9}, "hosts": [{**known, "pid": None}]}

@@ -283,7 +283,7 @@ def test_commands_that_are_missing_or_too_many_differ() -> None:
             """It has none."""
 
     one, other = SetTimer(1, Instant(1)), SetTimer(2, Instant(2))
-    record = HostRecord(Instant(5), msgspec.convert(["StopRequested"], type=Event), [one])
+    record = HostRecord(Instant(5), msgspec.convert(["NodesNudged"], type=Event), [one])
     segment = Segment(Opening(MARK, 1, 1, 0, False, b""), [record])
     for said, (command, taped, replayed_) in (
         ([one, other], (2, [], [other])),
