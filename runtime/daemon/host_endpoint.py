@@ -155,7 +155,10 @@ def _endpoints(plain: Any) -> Endpoints | None:
     """The endpoints of a host, for control, for data, and its porter's; None for one that does not listen."""
     if not plain:
         return None
-    return msgspec.convert(tuple(map(str, plain)), Endpoints)
+    endpoints: Endpoints = tuple(map(str, plain))
+    if not 2 <= len(endpoints) <= 3:
+        raise ValueError(f"no endpoints: {len(endpoints)} of them")
+    return endpoints
 
 
 def _count(figures: Mapping[str, Any], name: str) -> int:
