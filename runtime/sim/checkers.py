@@ -196,6 +196,8 @@ SLOWING: Final = frozenset({"stick", "slow", "pause", "hang"})
 """Kinds of faults that make a firing long."""
 DEAFENING: Final = frozenset({"mute", "cut", "one-way cut", "clog", "lose", "throttle"})
 """Kinds of faults that separate a host from the others."""
+SILENCING: Final = DEAFENING | {"daemon kill", "lost ledger", "daemon pause", "lost report"}
+"""Kinds of faults after which the home does not hear of a host."""
 STARTS_REFUSED_MIN: Final = 6
 """From this many on, eight seconds apart, a machine has no room for as long as the end of a run is awaited."""
 CARRIED_OUT_NS: Final = 15_000_000_000
@@ -263,7 +265,7 @@ class VerdictsChecker(Checker):
             case Condemned(verdict=GangMemberLost() | TooFewProcesses()):
                 # A process whose machine is unheard is left out, too, and may be one too many.
                 is_touched = any(leader(each) == leader(member.replica) for each in universe.injector.touched)
-                if not (is_touched or DEAFENING & set(universe.injector.counts)):
+                if not (is_touched or SILENCING & set(universe.injector.counts)):
                     raise ViolationError(f"{member} is killed for its island, and no fault was about that")
             case Condemned():
                 is_late = isinstance(incident.verdict, Hurried) or _is_cut_off(universe, member.replica)
