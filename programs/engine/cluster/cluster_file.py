@@ -78,7 +78,7 @@ def checked_ports(text: str, endpoint: str) -> str:
 def check_room(ports: str, endpoint: str, hosts: int, used: int, doing: str) -> None:
     """ConfigError if so many `hosts` cannot listen in a range of which `used` are taken."""
     first, last = map(int, ports.split("-"))
-    own = int(endpoint.rpartition(":")[2].replace("*", "0"))
+    own = int(endpoint.rpartition(":")[2].replace("*", "") or 0)
     free, needed = last - first + 1 - used - (first <= own <= last), PORTS_OF_HOST * hosts
     if free < needed:
         do = "Start the daemon with a larger range, or with --ports A-A: then its own port is enough."

@@ -42,6 +42,7 @@ from isthmus.programs.engine.machine.run import (
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import OVER, RunLock
 from isthmus.programs.engine.run.held_run import LEAVING_SHARE
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.engine.run.resume import has_snapshot
 from isthmus.programs.engine.run.run_end import error_of
 from isthmus.runtime.daemon.home_daemon import Daemon
@@ -130,7 +131,7 @@ class MachineDaemon:
         keys: Keyring | None,
         folder: Path,
         *,
-        grace: float,
+        grace: float = GRACE_SECONDS,
         tell: Callable[[str], None],
         on_change: Callable[[list[DaemonRun]], None],
         on_idle: Callable[[], None],

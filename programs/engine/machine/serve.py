@@ -35,7 +35,7 @@ from isthmus.programs.engine.machine.admissions import Admissions
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines_folder
-from isthmus.programs.engine.run.interrupts import Interrupts, handle
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry
@@ -45,7 +45,7 @@ from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, 
 LINE_LENGTH_MAX: Final = 2000
 
 
-def serve(name: str, listen: str, config: Path | None, grace: float, ports: str = "") -> int:
+def serve(name: str, listen: str, config: Path | None, grace: float = GRACE_SECONDS, ports: str = "") -> int:
     """Serve until signals end it; returns the exit status: 0, 75 after SIGTERM, or 1 if a second Ctrl-C ended runs.
 
     ConfigError if name, address or configuration are wrong, or taken.
@@ -173,7 +173,9 @@ LOOK_SECONDS: Final = 0.5
 ANSWER_SECONDS: Final = 5.0
 
 
-def join(address: str, name: str, islands: int, server_key: str | None, config: Path | None, grace: float) -> int:
+def join(
+    address: str, name: str, islands: int, server_key: str | None, config: Path | None, grace: float = GRACE_SECONDS
+) -> int:
     """Offer `islands` until signals end it, or the home expels this machine; returns the exit status.
 
     ConfigError if an argument is wrong, or no daemon listens at `address`.

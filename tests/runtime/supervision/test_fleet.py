@@ -144,11 +144,14 @@ def test_the_slot_of_an_island_of_several_processes_waits_for_one_of_these() -> 
     assert here.join("theta", 1) == []
 
 
-def test_a_machine_that_comes_again_begins_anew() -> None:
+def test_a_machine_that_comes_again_has_its_slots_again_and_the_next_if_it_brings_more() -> None:
     here = fleet()
     lose(here, "beta")
     here.take_away("beta", "left")
-    assert here.join("beta", 1) == [THIRD]
+    assert here.left_by("beta") == [SECOND]
+    assert here.join("beta", 2) == [SECOND, THIRD]
+    assert here.left_by("beta") == []
+    assert not here.retired
     assert here.machines["beta"].is_reached
     assert here.machines["beta"].silent_beats == 0
 

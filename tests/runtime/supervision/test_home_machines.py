@@ -242,14 +242,16 @@ def test_a_replica_of_which_nothing_is_known_is_homeless_too() -> None:
     assert story.core.failure == NoMachineLeft("syncer/0", Ended(Unseen()))
 
 
-def test_with_the_last_learner_the_run_is_asked_to_stop() -> None:
+@pytest.mark.parametrize("how", ["left", "expelled"])
+def test_a_run_stops_where_its_last_learner_is_expelled_and_waits_for_one_that_left(how: Taken) -> None:
     places = Places(home="alpha", machines={Replica("learner", 0): "beta", Replica("learner", 1): "gamma"})
     story = HomeStory(RunRoles(roles={"learner": 2}), places)
     story.at(1, MachineTakenAway("beta", "left"))
     assert not story.core.is_stopping
-    told = story.does(1, MachineTakenAway("gamma", "left"))
-    assert story.core.is_stopping
-    assert told[-1] == story.orders("", "", is_stopping=True, machines=("alpha",), over=("beta", "gamma"))
+    told = story.does(1, MachineTakenAway("gamma", how))
+    is_stopping = how == "expelled"
+    assert story.core.is_stopping == is_stopping
+    assert told[-1] == story.orders("", "", is_stopping=is_stopping, machines=("alpha",), over=("beta", "gamma"))
 
 
 # -- joined ------------------------------------------------------------------------------------------------------------
@@ -282,14 +284,13 @@ def test_there_are_only_so_many_slots() -> None:
     assert story.core.fleet.others == ["beta", "gamma", "delta", "epsilon"]
 
 
-def test_a_machine_that_was_taken_away_may_join_again_with_other_slots() -> None:
+def test_a_machine_that_was_taken_away_may_join_again_with_its_slots() -> None:
     story = HomeStory()
     story.at(1, MachineTakenAway("beta", "left"))
     told = story.does(2, MachineJoined("beta", 1))
-    assert told[-1] == story.orders(beta="learner/2", gamma="syncer/0#2", machines=("alpha", "beta", "gamma"))
-    assert story.core.state(Replica("learner", 1)) == "left"
-    story.hears(3, "beta", seen("learner/2"))
-    assert story.core.state(Replica("learner", 2)) == "alive"
+    assert told[-1] == story.orders(beta="learner/1#2", gamma="syncer/0#2", machines=("alpha", "beta", "gamma"))
+    story.hears(3, "beta", seen("learner/1#2"))
+    assert story.core.state(Replica("learner", 1)) == "alive"
 
 
 def test_a_machine_that_was_lost_before_it_joined_again_may_be_lost_again() -> None:
@@ -299,7 +300,7 @@ def test_a_machine_that_was_lost_before_it_joined_again_may_be_lost_again() -> N
     story.at(1, MachineTakenAway("beta", "left"))
     story.at(1, MachineJoined("beta", 1))
     silent(story, 2, "gamma")
-    assert ended("learner/2", LOST) in story.does(3, HomeBeat())
+    assert ended("learner/1#3", LOST) in story.does(3, HomeBeat())
 
 
 def test_a_run_from_which_many_machines_left_admits_another_and_its_next_daemon_knows_the_order() -> None:

@@ -128,7 +128,7 @@ class MachineDaemon:
         found: str = self.place.wait_for(lambda: next((x for x in self.lines() if words in x), ""), seconds_max)
         return found
 
-    def end(self, number: int = signal.SIGTERM) -> int:
+    def end(self, number: int = signal.SIGINT) -> int:
         """Send a signal, and wait for the end; the exit status."""
         self.process.send_signal(number)
         _, error = self.process.communicate(timeout=PATIENCE)

@@ -113,4 +113,8 @@ def test_the_command_refuses_them_and_starts_nothing(typed: Any, tmp_path: Path)
     said = typed(tmp_path, "daemon", "--name", "alpha", "--listen", "tcp://127.0.0.1:0", "--ports", "7401-7402")
     assert said.exit_code == 2
     assert "expected 6 free ports" in said.output
+    said = typed(tmp_path, "daemon", "--name", "alpha", "--listen", "nonsense", "--ports", "7401-7402")
+    assert said.exit_code == 2
+    assert "expected tcp://ADDRESS:PORT" in said.output
+    assert "expected 6 free ports" in said.output  # All faults at once.
     assert list(tmp_path.iterdir()) == []
