@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,8 @@ def channel(repeats: int) -> dict[str, list[float]]:
 class Home:
     """The daemon alpha with a run that does not end; beta reaches all its ports, gamma one."""
 
-    def __init__(self, folder: Path, joins: int) -> None:
-        self.folder, self.net = folder, Namespaces("alpha", "beta", "gamma")
-        self.net.wall_in("alpha", PORT, against="gamma")
+    def __init__(self, folder: Path, net: Namespaces, joins: int) -> None:
+        self.folder, self.net = folder, net
         self.address = f"tcp://{self.net.addresses['alpha']}:{PORT}"
         names = [f"{machine}-{number}" for machine in ("beta", "gamma") for number in range(joins)]
         for name in ("alpha", *names):
@@ -145,6 +144,9 @@ class Home:
         (folder / "cluster.toml").write_text(f'[keys]\nsecret = "alpha.key"\n{machine}')
         words = ("daemon", "--name", "alpha", "--listen", self.address, "--config", "alpha.toml")
         self.daemon = self.begin("alpha", *words)
+
+    def train(self) -> None:
+        """Start the run."""
         command = ("train", "--cluster", "cluster.toml", "--detach", "--quiet", "--tokens", str(10**12))
         wait_for(lambda: self.begin("alpha", *command, "--run-dir", "run").wait() == 0)
         wait_for(lambda: len(self.lines("merges.jsonl")) > 20)
@@ -184,7 +186,6 @@ class Home:
             self.daemon.send_signal(signal.SIGINT)
             time.sleep(0.5)
         self.daemon.wait(WAIT_SECONDS_MAX)
-        self.net.close()
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
@@ -199,9 +200,14 @@ def wait_for(holds: Callable[[], bool]) -> None:
 @contextmanager
 def home(joins: int) -> Iterator[Home]:
     """A home in a folder of its own."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        made = Home(Path(folder), joins)
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        closing(Namespaces("alpha", "beta", "gamma")) as net,
+    ):
+        net.wall_in("alpha", PORT, against="gamma")
+        made = Home(Path(folder), net, joins)
         try:
+            made.train()
             yield made
         finally:
             made.end()
