@@ -47,9 +47,9 @@ until [ -s "$folder/alpha/run/merges.jsonl" ]; do sleep 0.2; done
 # The second machine. Its learner is in slot 1.
 echo; echo "--- the second machine"
 begun=$(date +%s%N)
-beta isthmus join tcp://10.178.0.1:7400 --name beta --server-key "$(cat "$folder/alpha/alpha.pub")" &   # command 1, on beta
-until [ -s "$folder/beta/beta.pub" ]; do sleep 0.1; done
-alpha isthmus admit beta "$(cat "$folder/beta/beta.pub")"                                               # command 2, on alpha
+alpha isthmus invite beta                       # command 1, on alpha
+mv "$folder/alpha/beta.invite" "$folder/beta"
+beta isthmus join --invite beta.invite &        # command 2, on beta: the only one there
 until grep -q '"voters": \[[^]]*\b1\b' "$folder/alpha/run/merges.jsonl"; do sleep 0.1; done
 tenths=$((($(date +%s%N) - begun) / 100000000))
 echo "--- 2 commands, $((tenths / 10)).$((tenths % 10)) s from the first until something of beta's was merged"; echo

@@ -56,7 +56,7 @@ def lead(gang: Gang) -> LeaderOrders:
             others[came.number], copies[came.number] = came.connection, came.copy
     orders = LeaderOrders([others[number] for number in sorted(others)], [copies[number] for number in sorted(copies)])
     host = gang.door.getsockname()[0]
-    coordinator = f"{host}:{_free_port(host)}"
+    coordinator = f"{f'[{host}]' if ':' in host else host}:{_free_port(host, gang.door.family)}"
     orders.give("meet", coordinator)
     _start(coordinator, gang)
     return orders
@@ -71,9 +71,8 @@ def join(gang: Gang) -> Following:
     while time.monotonic() < begun + MEETING_SECONDS:
         leader_at = gang.find()
         if leader_at is not None:
-            host, _, port = leader_at[0].rpartition(":")
             with suppress(OSError), ExitStack() as unless_met:
-                leader = socket.create_connection((host, int(port)), timeout=MEETING_SECONDS)
+                leader = _connected(leader_at[0], MEETING_SECONDS)
                 unless_met.callback(leader.close)
                 leader.sendall(leader_at[1].encode() + _HELLO.pack(gang.number, gang.form, *gang.copy))
                 following = Following(leader)
@@ -178,9 +177,15 @@ def _known(data: bytes, gang: Gang) -> tuple[int, tuple[int, int]] | None:
     return (number, (life, copy)) if is_known and form == gang.form and 0 < number < gang.size else None
 
 
-def _free_port(host: str) -> int:
+def _connected(endpoint: str, seconds_max: float) -> socket.socket:
+    """A connection to `HOST:PORT`, where HOST may be an address of IPv6 in brackets; OSError if there is none."""
+    host, _, port = endpoint.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds_max)
+
+
+def _free_port(host: str, family: int) -> int:
     """A port that is free now; jax does not choose one itself."""
-    with socket.socket() as probe:
+    with socket.socket(family) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
@@ -190,11 +195,10 @@ def _await(coordinator: str) -> None:
 
     GangError if it does not listen within MEETING_SECONDS.
     """
-    host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + MEETING_SECONDS
     while time.monotonic() < until:
         with suppress(OSError):
-            socket.create_connection((host, int(port)), timeout=HELLO_SECONDS).close()
+            _connected(coordinator, HELLO_SECONDS).close()
             return
         time.sleep(LOOK_SECONDS / 5)
     raise GangError(f"Joining an island: expected jax's coordinator at {coordinator}, found no answer there.")

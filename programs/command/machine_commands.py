@@ -1,9 +1,9 @@
-"""The commands about machines: daemon, keygen, admit, join, expel."""
+"""The commands about machines: daemon, keygen, admit, invite, join, expel."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -13,6 +13,11 @@ from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 PANEL: Final = "Machines"
 
 commands = typer.Typer(cls=Commands)
+
+UntilOver: TypeAlias = Annotated[
+    bool,
+    typer.Option("--until-over", help="End when no run goes on here any more: 0, or 1 if one has failed."),
+]
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -31,6 +36,7 @@ def daemon(
             "--ports", metavar="A-B", help="Where hosts listen; A-A: nowhere but behind the daemon's own port."
         ),
     ] = "",
+    until_over: UntilOver = False,
     grace: Grace = GRACE_SECONDS,
 ) -> None:
     """Run the daemon of this machine, which supervises its runs.
@@ -43,7 +49,7 @@ def daemon(
     """
     from isthmus.programs.engine.machine.serve import serve
 
-    raise typer.Exit(serve(name, listen, config, grace, ports))
+    raise typer.Exit(serve(name, listen, config, grace, ports=ports, until_over=until_over))
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -77,9 +83,18 @@ def admit(
 @commands.command(rich_help_panel=PANEL)
 def join(
     home: Annotated[
-        str, typer.Argument(metavar="tcp://HOME:PORT", help="Where the daemon listens whose runs are joined.")
-    ],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What this machine is to be called.")],
+        str | None, typer.Argument(metavar="[tcp://HOME:PORT]", help="Where the daemon listens whose runs are joined.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="What this machine is to be called; an invitation may say it."),
+    ] = None,
+    invite: Annotated[
+        Path | None, typer.Option("--invite", metavar="FILE", help="An invitation of the home: no more is needed.")
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", metavar="FILE", help="The cluster file that has the home.")
+    ] = None,
     islands: Annotated[int, typer.Option("--islands", metavar="N", help="How many learners it takes.")] = 1,
     server_key: Annotated[
         str | None,
@@ -88,15 +103,60 @@ def join(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="machine.toml", help="Which modules it may load, and its key.")
     ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option("--wait", metavar="SECONDS", help="How long to wait for the home. Default: for ever."),
+    ] = None,
+    until_over: UntilOver = False,
     grace: Grace = GRACE_SECONDS,
 ) -> None:
     """Offer this machine's islands to the runs of another machine.
 
-    It only dials out. Ctrl-C takes it away again; SIGTERM, too, with exit status 75: the same name gets its slots back.
+    It only dials out, and waits for the home. Ctrl-C takes it away again; SIGTERM, too, with exit status 75: the same
+    name gets its slots back.
     """
-    from isthmus.programs.engine.machine.serve import join
+    from isthmus.programs.engine.machine.joining import JoinRequest
+    from isthmus.programs.engine.machine.joining import join as offer
 
-    raise typer.Exit(join(home, name, islands, server_key, config, grace))
+    request = JoinRequest(home, name, islands, server_key, config, invite, wait, until_over, cluster, grace)
+    raise typer.Exit(offer(request))
+
+
+@commands.command(rich_help_panel=PANEL)
+def invite(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The machine that may join.")] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", metavar="N", help="How many names --for admits.", show_default=False)
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option("--for", metavar="PREFIX", help="Instead of a NAME: machines whose names begin so."),
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", metavar="FILE", help="The cluster file that has the home.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="tcp://HOST:PORT", help="Where others reach the home.")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", metavar="NAME", help="The home, where there are several.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="DURATION", help="As 12h or 7d. Default: never.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FILE", help="What to write. Default: NAME.invite or PREFIX.invite.")
+    ] = None,
+) -> None:
+    """Write an invitation to this home, for `isthmus join --invite`.
+
+    One for a NAME is used up once. One with --for admits N names, and a name again, with another key, once its machine
+    has left or was silent for 30 s. `isthmus expel NAME` (or PREFIX) withdraws it.
+    """
+    from isthmus.programs.engine.machine.invitations import InviteRequest
+    from isthmus.programs.engine.machine.invitations import invite as write
+
+    typer.echo(write(InviteRequest(name, count, prefix, cluster, address, machine, expires, to)))
 
 
 @commands.command(rich_help_panel=PANEL)

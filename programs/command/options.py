@@ -92,7 +92,7 @@ def _first_screen(about: str, commands: Mapping[str, Any]) -> str:
     for command_name, command in commands.items():
         does = command.get_short_help_str(_SHORT_MAX)
         groups.setdefault(str(command.rich_help_panel), []).append(f"  {command_name.ljust(width)}  {does}")
-    lines = [f"{about} Usage: isthmus COMMAND [--help] | --version", ""]
+    lines = [f"{about} Usage: isthmus COMMAND [--help] | --version"]
     for group, rows in groups.items():
         lines += [group, *rows]
     return "\n".join([*lines, ""])

@@ -183,10 +183,10 @@ class Daemon:
         self._on_report(machine, report, shown)
 
     def join(self, machine: str, islands: int) -> list[Replica]:
-        """Admit a machine, with learners in the next free slots; returns those that found room."""
-        before = set(self.home.fleet.learners_on(machine))
+        """Admit a machine, with learners in the slots that it had, or the next free ones; returns those."""
+        before, fleet = set(self.home.fleet.taken_on(machine)), self.home.fleet
         self._driver.feed(MachineJoined(machine, islands))
-        return [replica for replica in self.home.fleet.learners_on(machine) if replica not in before]
+        return [replica for replica in fleet.taken_on(machine) if replica not in before]
 
     def take_away(self, machine: str, how: Taken) -> None:
         """Remove a machine: its hosts end, and its learners' slots with them."""

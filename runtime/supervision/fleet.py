@@ -228,6 +228,10 @@ class Fleet:
         """The processes of learners on a machine."""
         return [each for each in self.replicas if leader(each).role == LEARNER and self.name(each) == name]
 
+    def taken_on(self, name: str) -> list[Replica]:
+        """Those whose slots are not over."""
+        return [each for each in self.learners_on(name) if not self.is_retired(each)]
+
     def wanted(self) -> dict[str, tuple[Wanted, ...]]:
         """The lives that each machine should have."""
         return {name: machine.wanted() for name, machine in self.machines.items()}

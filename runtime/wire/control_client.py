@@ -13,6 +13,7 @@ from typing import Final
 import zmq
 
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system import addresses
 from isthmus.runtime.system.shared_loop import Handle, Loop
 from isthmus.runtime.wire import security_curve
 from isthmus.runtime.wire.control_messages import (
@@ -29,6 +30,9 @@ from isthmus.runtime.wire.security_keys import Keyring, check_server
 CUTS_MAX: Final = 5
 """Attempts of a command whose handshake was cut without a reason, as libzmq does for a wrong key, and sometimes for a
 missing one; a tenth of a second each."""
+
+CONNECT_SECONDS_MAX: Final = 2.0
+"""For one address of a name."""
 
 
 def ask(
@@ -54,7 +58,7 @@ def ask(
             monitor = security_curve.watched(socket, context, security_curve.FAILURES)
             try:
                 security_curve.allow_ipv6(socket, endpoint)
-                socket.connect(endpoint)
+                socket.connect(_reached(endpoint))
                 # A handshake may have failed already, so that sending is impossible; the monitor reports the reason.
                 with suppress(zmq.Again):
                     socket.send(encode(message), zmq.NOBLOCK)
@@ -75,6 +79,18 @@ def ask(
         do = "Use one version: end that daemon, and start it again with the isthmus that you call it with."
         raise ConfigError(doing, f"{version_of()}, as here", version_of(answer), do)
     return answer
+
+
+def _reached(endpoint: str) -> str:
+    """The endpoint, with the address that accepts a connection in place of a name: libzmq would try one only."""
+    host, _ = addresses.host_and_port(endpoint)
+    if not (endpoint.startswith("tcp://") and addresses.is_name(host)):
+        return endpoint
+    try:
+        with addresses.connect(endpoint, CONNECT_SECONDS_MAX) as connection:
+            return f"tcp://{addresses.text_of(*connection.getpeername()[:2])}"
+    except OSError:
+        return endpoint
 
 
 def _first(
@@ -123,7 +139,8 @@ class ControlClient:
     """A host's end: a DEALER that dials the daemon, and another one on request.
 
     With `keys` it accepts only the machine that has `server_key`; `on_refused(reason)` is called with the reason of
-    each failed attempt, one of `handshakes.WORDS`. It goes on trying.
+    each failed attempt, one of `handshakes.WORDS`, and `on_stranger` with each message of another version. It goes on
+    trying.
     """
 
     def __init__(
@@ -135,16 +152,19 @@ class ControlClient:
         keys: Keyring | None = None,
         server_key: str = "",
         on_refused: Callable[[str], None] = lambda reason: None,
+        on_stranger: Callable[[Message], None] = lambda message: None,
     ) -> None:
         """Dial; ConfigError if the endpoint is off loopback, and there are no keys or no `server_key`."""
         self._loop = loop
-        self._handle, self._on_refused = handle, on_refused
+        self._handle, self._on_refused, self._on_stranger = handle, on_refused, on_stranger
         self._keys, self._server_key = keys, server_key
         check_server(endpoint, keys, server_key, f"Dialling the daemon at {endpoint}")
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._handshakes: Handshakes | None = None
         self._retry: Handle | None = None
+        self._dials = 0
+        """Attempts so far: of a name, libzmq tries one address, so that every other one is of IPv4."""
         self.endpoint = ""
         self.dial(endpoint)
 
@@ -160,7 +180,9 @@ class ControlClient:
         if self._keys is not None:
             security_curve.secure_client(self._socket, self._keys, self._server_key)
             self._handshakes = Handshakes(self._loop, self._context, self._socket, self._failed)
-        security_curve.allow_ipv6(self._socket, endpoint)
+        if self._dials % 2 == 0 or endpoint.startswith("tcp://["):
+            security_curve.allow_ipv6(self._socket, endpoint)
+        self._dials += 1
         self._socket.connect(endpoint)
         self._file = self._socket.fileno()
         self._loop.add_reader(self._file, self._drain)
@@ -208,3 +230,5 @@ class ControlClient:
                 continue
             if is_of_this_version(message):
                 self._handle(message)
+            else:
+                self._on_stranger(message)

@@ -18,7 +18,7 @@ import msgpack  # type: ignore[import-untyped]
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
 """A status with the accounts of 64 learners and 64 fragments takes a quarter of this."""
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 SET_ASIDE: Final = "set-aside"
 """A request to set a run aside."""
 DETACH: Final = b"detach"

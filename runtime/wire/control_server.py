@@ -1,7 +1,8 @@
 """The daemon's end of control messages. The daemon binds; all others dial it.
 
 Without keys it stays on this machine; with keys only admitted machines get in, and each message has a `caller`, the
-machine whose key it is.
+machine whose key it is. Beside them the holder of an invitation gets in, whose messages never reach the handler of the
+others: only CLAIM is handled at all.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 import zmq
 
@@ -19,13 +21,17 @@ from isthmus.runtime.wire.daemon_notes import PRIVATE, forget, is_lost, private_
 from isthmus.runtime.wire.security_curve import Handshakes, Zap
 from isthmus.runtime.wire.security_keys import Keyring, check_open
 
+CLAIM: Final = "claim"
+"""The only message that an invitation's key may send."""
+
 
 class ControlServer:
     """The daemon's end: a ROUTER. `handle(peer, message)` is called on the loop; `send` answers at any time.
 
     `on_stranger` is called with each message of another version. With `keys` only messages of admitted machines are
     handled, and `caller` is the one whose message is being handled: `handle` decides what it may do. `on_unknown(key,
-    address)` is called with keys that are not admitted.
+    address)` is called with keys that are not admitted, `on_claim(peer, key, message)` with the CLAIM of a holder of
+    the invitation `key`.
     """
 
     def __init__(
@@ -37,6 +43,7 @@ class ControlServer:
         *,
         keys: Keyring | None = None,
         on_unknown: Callable[[str, str], None] = lambda key, address: None,
+        on_claim: Callable[[bytes, str, Message], None] = lambda peer, key, message: None,
     ) -> None:
         """Bind; zmq.ZMQError if the endpoint is taken, ConfigError if it is off this machine and there are no keys.
 
@@ -46,6 +53,7 @@ class ControlServer:
         self._loop = loop
         self._handle = handle
         self._on_stranger = on_stranger
+        self._on_claim = on_claim
         self._keys = keys
         self.caller: str | None = None
         """The machine whose message is being handled; None without keys."""
@@ -62,12 +70,10 @@ class ControlServer:
         self.endpoint = endpoint
         try:
             self.endpoint = private_endpoint() if endpoint == PRIVATE else endpoint
-            security_curve.allow_ipv6(self._socket, self.endpoint)
-            self._socket.bind(self.endpoint)
+            self.endpoint = security_curve.bind(self._socket, self.endpoint)
         except (OSError, zmq.ZMQError):
             self._end()
             raise
-        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._file = self._socket.fileno()
         loop.add_reader(self._file, self._drain)
         loop.call_soon(self._drain)
@@ -117,10 +123,14 @@ class ControlServer:
 
     def _on_message(self, peer: bytes, frames: list[zmq.Frame]) -> None:
         """Handle a message, or count the reason for refusing it."""
-        caller = None if self._keys is None else self._keys.name_of(security_curve.user_id(frames[0]))
-        if self._keys is not None and caller is None:
-            self.refused["expelled"] += 1
-            return
+        caller = invitation = None
+        if self._keys is not None:
+            key = security_curve.user_id(frames[0])
+            caller = self._keys.name_of(key)
+            invitation = key if caller is None and key in self._keys.invitations else None
+            if caller is None and invitation is None:
+                self.refused["expelled"] += 1
+                return
         try:
             if len(frames) != 1:
                 raise ValueError(f"not a control message: {len(frames)} frames")
@@ -132,6 +142,11 @@ class ControlServer:
             self.refused["another version"] += 1
             self.send(peer, {"type": "another version"})
             self._on_stranger(message)
+        elif invitation is not None:
+            if message["type"] == CLAIM:
+                self._on_claim(peer, invitation, message)
+            else:
+                self.refused["invitation"] += 1
         else:
             self.caller = caller
             try:

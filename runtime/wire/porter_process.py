@@ -29,6 +29,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Final
 
+from isthmus.runtime.system.addresses import is_literal
 from isthmus.runtime.system.processes import die_with_parent
 from isthmus.runtime.wire.porter_greeting import (
     CONNECTED,
@@ -114,7 +115,7 @@ class Porter:
                 self._crowded_until = time.monotonic() + CROWDED_SECONDS
                 self._selector.unregister(self._listener)
             return
-        end = End(_prepared(made), address[0])
+        end = End(_prepared(made), address[0].removeprefix("::ffff:"))
         end.greeting = Greeting(lambda host, port: (host, port) in self._open)
         end.greeting_until = time.monotonic() + GREETING_SECONDS_MAX
         self._greeting[end] = None
@@ -140,7 +141,9 @@ class Porter:
         elif not _sent(end.socket, verdict.answer) or isinstance(verdict, TurnDown):
             self._close(end)
         elif isinstance(verdict, ToHost):
-            self._lead(end, verdict.host, verdict.port, CONNECTED, verdict.received)
+            # A host whose machine has a name listens at all addresses; resolving it would hold everybody up.
+            host = verdict.host if is_literal(verdict.host) else "127.0.0.1"
+            self._lead(end, host, verdict.port, CONNECTED, verdict.received)
         else:
             assert isinstance(verdict, AskMore)
 

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, final
 import zmq
 from zmq.utils import z85
 
+from isthmus.runtime.system import addresses
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire.security_keys import Keyring
 
@@ -69,9 +70,22 @@ def allow_ipv6(socket: zmq.Socket[bytes], endpoint: str) -> None:
 
     Others stay sockets of IPv4, which is what they then tell of themselves.
     """
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
-    if host.startswith("[") or any(each.isalpha() for each in host):
+    host, _ = addresses.host_and_port(endpoint)
+    if ":" in host or host == "*" or addresses.is_name(host):
         socket.setsockopt(zmq.IPV6, 1)
+
+
+def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    """Have a socket listen; returns the endpoint with its actual port. zmq.ZMQError if it cannot.
+
+    A name is kept, for others to resolve, and listens at all addresses: here it may stand for loopback only.
+    """
+    host, port = addresses.host_and_port(endpoint)
+    is_named = endpoint.startswith("tcp://") and addresses.is_name(host) and host != "localhost"
+    allow_ipv6(socket, endpoint)
+    socket.bind(f"tcp://*:{port}" if is_named else endpoint)
+    actual = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    return f"tcp://{host}:{addresses.host_and_port(actual)[1]}" if is_named else actual
 
 
 def user_id(frame: Any) -> str | None:
@@ -204,7 +218,7 @@ class Zap:
         key = ""
         if len(frames) == _FRAMES and frames[5] == b"CURVE" and len(frames[6]) == _KEY_BYTES:
             key = z85.encode(frames[6]).decode()
-        if self._keys.name_of(key) is not None:
+        if self._keys.connects(key):
             return [version, request, b"200", b"admitted", key.encode(), b""]
         self._remember(key, frames[3].decode(errors="replace") if len(frames) == _FRAMES else "")
         return [version, request, b"400", b"not admitted", b"", b""]

@@ -13,9 +13,10 @@ thousand is like that, so a secret key has some 10 bits less than its 256.
 The *user id* of a connection is its public key; the keyring maps it to a machine at the moment of each message. So
 messages of an expelled machine are dropped from the next one on, also when its name is admitted again with another key.
 
-A machine that is admitted offers islands. An *operator* is one that may also control runs; a machine with a name
-is its own operator. A file from which keys, or their owners, are read is refused where another user could have written
-it (`check_owned`): any user who can write it could become an operator.
+A machine that is admitted offers islands. An *operator* is one that may also control runs; a machine with a name is its
+own operator. The key of an *invitation* belongs to no machine: it may connect to a daemon, where it can have a
+machine's key admitted, and nothing else. A file from which keys, or their owners, are read is refused where another
+user could have written it (`check_owned`): any user who can write it could become an operator.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ KEY_CHARACTERS: Final = 40
 _ALPHABET: Final = frozenset(string.ascii_letters + string.digits + ".-:+=^!/*?&<>()[]{}@%$#")
 _PASTABLE: Final = frozenset(string.ascii_letters + string.digits + ".-:+=/@%")
 _SECRET: Final = "secret "
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+"""The mode bits of a file that are 0 where it has a secret."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _ENDPOINT: Final = re.compile(r"tcp://(?P<host>\[[^]]*\]|[^:]*)(:.*)?")
 DO_KEYS: Final = "Make a key with `isthmus keygen NAME`, and name it where the machine is described: [keys] secret."
@@ -55,12 +57,17 @@ class KeyPair:
     secret: str = field(repr=False)
 
     @classmethod
+    def draw(cls) -> Self:
+        """A new pair, whose public key nobody has to type."""
+        return cls(*(half.decode() for half in zmq.curve_keypair()))
+
+    @classmethod
     def make(cls) -> Self:
         """A new pair, whose public key needs no quotes in a shell."""
         while True:
-            public, secret = (half.decode() for half in zmq.curve_keypair())
-            if _PASTABLE.issuperset(public) and public[0].isalnum():
-                return cls(public, secret)
+            pair = cls.draw()
+            if _PASTABLE.issuperset(pair.public) and pair.public[0].isalnum():
+                return pair
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
         """Write NAME.key, which only its owner can read, and NAME.pub; returns their paths.
@@ -106,7 +113,7 @@ def read_pair(path: Path) -> KeyPair:
     if not line.startswith(_SECRET) or not is_key(secret):
         do = "Name the NAME.key that `isthmus keygen NAME` made."
         raise ConfigError(doing, expected, _shown(line), do)
-    if mode & _OTHERS:
+    if mode & OTHERS:
         do = f"Type `chmod 600 {path}`; and make a new key if somebody may have read this one."
         raise ConfigError(doing, expected, f"one with mode {mode:04o}", do)
     return KeyPair(zmq.curve_public(secret.encode()).decode(), secret)
@@ -172,6 +179,8 @@ class Keyring:
         operators: Iterable[str] = (),
     ) -> None:
         self.pair = pair
+        self.invitations: frozenset[str] = frozenset()
+        """The public keys of invitations, used ones and expired ones included: their holders are told so."""
         self._own = {} if name is None else {pair.public: name}
         self.replace(admitted or {}, operators)
 
@@ -187,6 +196,10 @@ class Keyring:
     def name_of(self, key: object) -> str | None:
         """The name of the admitted machine with this key; None if there is none."""
         return self._admitted.get(key) if isinstance(key, str) else None
+
+    def connects(self, key: str) -> bool:
+        """Whether a holder of this key may connect to the daemon: an admitted machine, or one with an invitation."""
+        return key in self._admitted or key in self.invitations
 
     def key_of(self, name: str) -> str:
         """The public key that is admitted under a name; empty if none is."""

@@ -125,15 +125,12 @@ class ZmqSocket:
         if self._keys is not None:
             security_curve.secure_server(self._socket, self._keys, self._domain)
             self._handshakes = Handshakes(self._loop, self._context, self._socket, self._count)
-        security_curve.allow_ipv6(self._socket, endpoint)
         try:
-            self._socket.bind(endpoint)
+            actual = security_curve.bind(self._socket, endpoint)
         except zmq.ZMQError as error:
             raise OSError(str(error)) from error
         self._schedule()
-        actual = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(actual, bytes)
-        return actual.rstrip(b"\0").decode()
+        return actual
 
     def connect(self, endpoint: str, server_key: str) -> None:
         """Dial, with keys only the machine that has `server_key`; `gone` is called when that fails, too.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,9 +25,10 @@ from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph import devices
 from isthmus.runtime.graph.devices import CATALOGUE, Device
 from isthmus.runtime.graph.placement import Machine, Topology
+from isthmus.runtime.system import addresses
 from isthmus.runtime.wire.security_keys import DO_KEYS, is_loopback, read_public
 
-_ADDRESS: Final = re.compile(r"tcp://(?P<host>[^:/\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5}|\*)")
+_ADDRESS: Final = re.compile(r"tcp://(?P<host>[^:/\[\]]+|\[[^\[\]]+\]):(?P<port>\d{1,5}|\*)")
 _PORT_MAX: Final = 65535
 ANSWER_SECONDS_MAX: Final = 2.0
 
@@ -36,11 +36,12 @@ ANSWER_SECONDS_MAX: Final = 2.0
 def checked_address(text: str, doing: str, *, may_choose: bool = False, has_keys: bool = False) -> str:
     """The endpoint that `text` names; ConfigError if it is no address, or, without keys, one that others can reach.
 
-    Port 0 or * is a free one, for a daemon that `may_choose`.
+    Port 0 or * is a free one, and host * all addresses, for a daemon that `may_choose`.
     """
     form = _ADDRESS.fullmatch(text)
     port = None if form is None else 0 if form["port"] == "*" else int(form["port"])
-    if form is None or port is None or port > _PORT_MAX or not (port or may_choose):
+    is_sound = form is not None and _is_host(form["host"], may_choose=may_choose)
+    if form is None or not is_sound or port is None or port > _PORT_MAX or not (port or may_choose):
         free = "; port 0 is any free one" if may_choose else ""
         raise ConfigError(
             doing,
@@ -53,6 +54,18 @@ def checked_address(text: str, doing: str, *, may_choose: bool = False, has_keys
         expected = "an address that only this machine reaches, 127.0.0.1, because there are no keys"
         raise ConfigError(doing, expected, repr(form["host"]), f"Keys come first. {DO_KEYS}")
     return f"tcp://{host}:{port or '*'}"
+
+
+def _is_host(text: str, *, may_choose: bool) -> bool:
+    """Whether a host in an address is one: of IPv4, of IPv6 in brackets, or a name."""
+    if text.startswith("["):
+        return ":" in text and addresses.is_literal(text[1:-1])
+    return addresses.is_literal(text) or addresses.is_name(text) or (text == "*" and may_choose)
+
+
+def is_everywhere(endpoint: str) -> bool:
+    """Whether a daemon that listens at `endpoint` does so at all addresses of its machine, so that it names none."""
+    return addresses.host_and_port(endpoint)[0] in ("*", "0.0.0.0", "::")
 
 
 PORTS_OF_HOST: Final = 2
@@ -88,9 +101,8 @@ def check_room(ports: str, endpoint: str, hosts: int, used: int, doing: str) -> 
 
 def is_listening(endpoint: str) -> bool:
     """Whether a process accepts connections at a TCP `endpoint`; the kernel refuses an unused port at once."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS_MAX).close()
+        addresses.connect(endpoint, ANSWER_SECONDS_MAX).close()
     except OSError:
         return False
     return True
@@ -109,6 +121,20 @@ def checked_name(text: str, doing: str, example: str) -> str:
     if not is_name(text):
         raise ConfigError(doing, "letters, digits, '.', '_' and '-', 64 at most", repr(text), f"Write {example}.")
     return text
+
+
+_DURATION: Final = re.compile(r"\s*(?P<number>\d{1,9})\s*(?P<unit>s|min|h|d)\s*")
+_DURATION_SECONDS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+def duration_seconds(text: str, doing: str) -> int:
+    """Seconds; ConfigError if `text` is no duration above 0."""
+    form = _DURATION.fullmatch(text)
+    if form is None or not int(form["number"]):
+        raise ConfigError(
+            doing, "a duration, such as 90 s, 30 min, 12h or 7d", repr(text), "Write a number and a unit."
+        )
+    return int(form["number"]) * _DURATION_SECONDS[form["unit"]]
 
 
 _QUANTITY: Final = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kKMGTP]?i?)(?P<unit>bit|B)(?P<rate>/s)?\s*")

@@ -25,6 +25,7 @@ from isthmus.ops.elastic import copies
 from isthmus.ops.elastic.copies import WorkerPlace
 from isthmus.runtime.ids import Member, follower, gang_number, leader
 from isthmus.runtime.supervision.messages import Form, Formed
+from isthmus.runtime.system import addresses
 from isthmus.runtime.system.processes import die_with_parent, end_after, follow_daemon
 
 TOKEN_BYTES = 16
@@ -47,7 +48,7 @@ class GangOfProcesses:
         self.form, self.copy = 0, (0, 0)
         self._life = str(first), member.incarnation
         self._leader_at: tuple[str, str] | None = None
-        self._door = socket.create_server((address, 0), backlog=size) if self.number == 0 else None
+        self._door = addresses.serve(address, 0, size) if self.number == 0 else None
 
     @property
     def door(self) -> socket.socket:
@@ -60,8 +61,7 @@ class GangOfProcesses:
         """The leader's endpoint and token; empty for a follower."""
         if self._door is None:
             return ()
-        host, port = self._door.getsockname()[:2]
-        return f"{host}:{port}", self.token
+        return addresses.text_of(*self._door.getsockname()[:2]), self.token
 
     def on_roster(self, rows: Sequence[Sequence[Any]], forms: Sequence[Form]) -> None:
         """Take in a roster: rows of (replica, incarnation, endpoints, machine)."""
@@ -206,7 +206,7 @@ class ElasticHost:
         self.names = (str(first), *(str(follower(first, number)) for number in range(1, size)))
         self.files = copies.open_files()
         self.token = secrets.token_hex(TOKEN_BYTES)
-        self.door = socket.create_server((address, 0), backlog=size) if self.number == 0 else None
+        self.door = addresses.serve(address, 0, size) if self.number == 0 else None
         self.workers: WorkerForker | None = None
         self._leader = first
         self._announced = threading.Event()
@@ -228,8 +228,7 @@ class ElasticHost:
         """The leader's endpoint and token; empty for a follower."""
         if self.door is None:
             return ()
-        host, port = self.door.getsockname()[:2]
-        return f"{host}:{port}", self.token
+        return addresses.text_of(*self.door.getsockname()[:2]), self.token
 
     # -- in the loop's thread ------------------------------------------------------------------------------------------
 

@@ -5,10 +5,14 @@ keyring. The consequences for hosts and runs are decided by the callers that are
 
 Theory of operation. A line of the file is a name, its public key, and its origin: `own`, `configured` (machine.toml has
 it), `admitted` (by a command) or `expelled` (by a command, and machine.toml may still have it); `operator` behind that
-marks a further right of the key. A daemon that starts brings the first two up to date; where a command and machine.toml
-differ in whether a machine is an operator, the command wins. Commands change the file under a lock, and it is there
-whole or as it was; a daemon reads it four times a second. So a command needs neither the daemon nor its secret key, and
-its effect outlives both. Anyone who can write to this user's state folder could run the daemon, too.
+marks a further right of the key, `by KEY` the invitation that it was admitted by. An invitation has a line, too: the
+name, or the prefix of names, that it is for, its public key, and `invitation`, then the number of names where it is for
+a prefix, and `until` a Unix time if it expires. Whether it is used follows from the lines of machines that it has
+admitted, so that both are written at once. A daemon that starts brings the first two origins up to date; where a
+command and machine.toml differ in whether a machine is an operator, the command wins. Commands change the file under a
+lock, and it is there whole or as it was; a daemon reads it four times a second. So a command needs neither the daemon
+nor its secret key, and its effect outlives both. Anyone who can write to this user's state folder could run the daemon,
+too.
 
 `isthmus keygen`, `admit` and `expel`: the commands that let one machine reach another, or no longer.
 """
@@ -17,9 +21,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -31,11 +37,17 @@ from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import DO_KEYS, KeyPair, Keyring
 
 LOOK_SECONDS: Final = 0.25
 OWN, CONFIGURED, ADMITTED, EXPELLED = "own", "configured", "admitted", "expelled"
-OPERATOR: Final = "operator"
+OPERATOR, BY = "operator", "by"
+INVITATION, UNTIL = "invitation", "until"
+AWAY_SECONDS: Final = 30.0
+"""A machine that was silent for so long may be replaced by one of its name that has an invitation for many."""
+NAMES_SHOWN: Final = 3
+"""Names in a refusal, which a holder of the invitation gets."""
 _WAYS: Final = (OWN, CONFIGURED, ADMITTED, EXPELLED)
 _MODE: Final = 0o600
 
@@ -43,19 +55,116 @@ _MODE: Final = 0o600
 @final
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A machine, how it came to be admitted, or not, and whether it is an operator."""
+    """A machine, how it came to be admitted, or not, whether it is an operator, and the public key of its invitation.
+
+    `by` is empty where it needed none.
+    """
 
     name: str
     way: str
     is_operator: bool = False
+    by: str = ""
 
     def line(self, key: str) -> str:
         """The entry's line in the file."""
-        return f"{self.name} {key} {self.way}{f' {OPERATOR}' if self.is_operator else ''}\n"
+        rights = f" {OPERATOR}" if self.is_operator else ""
+        return f"{self.name} {key} {self.way}{rights}{f' {BY} {self.by}' if self.by else ''}\n"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Admits one machine, named `subject`, or, where `count` is a number, as many names that begin with `subject`.
+
+    `until` is the Unix time at which it expires, None if it does not.
+    """
+
+    subject: str
+    count: int | None = None
+    until: int | None = None
+
+    def line(self, key: str) -> str:
+        """Its line in the file."""
+        count = "" if self.count is None else f" {self.count}"
+        return f"{self.subject} {key} {INVITATION}{count}{'' if self.until is None else f' {UNTIL} {self.until}'}\n"
+
+    def is_for(self, name: str) -> bool:
+        """Whether a machine may have this name by it."""
+        return name == self.subject if self.count is None else name.startswith(self.subject)
+
+    @property
+    def words(self) -> str:
+        """Whom it is for."""
+        return repr(self.subject) if self.count is None else f"{self.count} names that begin with {self.subject!r}"
 
 
 Entries = dict[str, Admission]
 """Entries by public key."""
+
+
+@final
+@dataclass(slots=True)
+class Register:
+    """The contents of the file: machines and invitations by public key."""
+
+    machines: Entries = field(default_factory=dict)
+    invitations: dict[str, Invitation] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The text of the file."""
+        lines = [entry.line(key) for key, entry in self.machines.items()]
+        return "".join([*lines, *(each.line(key) for key, each in self.invitations.items())])
+
+    def names_by(self, invitation: str) -> list[str]:
+        """The names that an invitation was used for, those of expelled machines included."""
+        return list(dict.fromkeys(entry.name for entry in self.machines.values() if entry.by == invitation))
+
+    def claim(self, invitation: str, name: str, key: str, away_seconds: float, unix_seconds: float) -> Claimed:
+        """Admit a machine by an invitation, or not; ConfigError if that can never be.
+
+        The machine `name`, which asks to be admitted with `key`, was last linked `away_seconds` ago.
+        """
+        doing, entry = f"Admitting {name!r} by invitation", self.machines.get(key)
+        if entry is not None and entry.name == name and entry.way != EXPELLED:
+            return Claimed()
+        terms, names = self.invitations[invitation], self.names_by(invitation)
+        if not terms.is_for(name):
+            do = "Take such a name with --name, or have it invited: isthmus invite NAME."
+            raise ConfigError(doing, f"a name of the invitation, which is for {terms.words}", repr(name), do)
+        if not security_keys.is_key(key) or key in self.invitations:
+            raise ConfigError(doing, "a key that the machine has made", repr(key[:100]), "Use one version everywhere.")
+        former = [each for each, it in self.machines.items() if it.name == name and it.by == invitation]
+        expelled = [it for each, it in self.machines.items() if it.way == EXPELLED and (it.name == name or each == key)]
+        is_full = bool(names) if terms.count is None else name not in names and len(names) >= terms.count
+        do = "Have another one made there: isthmus invite"
+        if terms.until is not None and unix_seconds >= terms.until:
+            expired = f"one that expired {unix_seconds - terms.until:.0f} s ago"
+            raise ConfigError(doing, "an invitation that has not expired", expired, f"{do}.")
+        if expelled and terms.count is not None:
+            raise ConfigError(doing, "a machine that was not expelled", "one that was", f"{do} {name}.")
+        if is_full:
+            more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+            used = f"one that was used by {', '.join(names[:NAMES_SHOWN])}{more}"
+            raise ConfigError(doing, f"an invitation that is not used up, for {terms.words}", used, f"{do}.")
+        if former and away_seconds < AWAY_SECONDS:
+            return Claimed(wait_seconds=AWAY_SECONDS - away_seconds)
+        for each in former:
+            del self.machines[each]
+        security_keys.check(admitted(self.machines), name, key, doing)
+        self.machines[key] = Admission(name, ADMITTED, by=invitation)
+        return Claimed(is_new=True)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The outcome of a claim: admitted, unless there are `wait_seconds` until the key of that name may be replaced.
+
+    `is_new` unless the machine was admitted before.
+    """
+
+    wait_seconds: float = 0.0
+    is_new: bool = False
 
 
 def path_of(machine: str) -> Path:
@@ -63,26 +172,37 @@ def path_of(machine: str) -> Path:
     return machines_folder() / f"{machine}.admitted"
 
 
-def read(machine: str) -> Entries:
-    """The entries of the file, empty if it is missing; ConfigError if it is damaged."""
+def read(machine: str) -> Register:
+    """The contents of the file, empty if it is missing; ConfigError if it is damaged."""
     path = path_of(machine)
     doing = f"Reading {path}"
     try:
         with path.open(encoding="ascii") as file:
             lines, status = file.read().splitlines(), os.fstat(file.fileno())
     except FileNotFoundError:
-        return {}
+        return Register()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(doing, "a file that can be read", str(error), "Repair it, or take it away.") from None
     security_keys.check_owned(status, path, doing)
-    entries: Entries = {}
+    register = Register()
     for line in lines:
-        name, key, way, *more = (*line.split(), "", "", "")[: max(3, len(line.split()))]
-        if not security_keys.is_key(key) or way not in _WAYS or more not in ([], [OPERATOR]):
-            expected = f"lines of a name, a public key and one of {', '.join(_WAYS)}, perhaps with `{OPERATOR}`"
+        form = _LINE.fullmatch(line)
+        if form is None or not security_keys.is_key(form["key"]):
+            expected = f"lines of a name, a public key and one of {', '.join((*_WAYS, INVITATION))}"
             raise ConfigError(doing, expected, repr(line[:100]), "Correct the line, or take it away.")
-        entries[key] = Admission(name, way, bool(more))
-    return entries
+        name, key = form["name"], form["key"]
+        if form["way"] is None:
+            count, until = (None if text is None else int(text) for text in form.group("count", "until"))
+            register.invitations[key] = Invitation(name, count, until)
+        else:
+            register.machines[key] = Admission(name, form["way"], form["operator"] is not None, form["by"] or "")
+    return register
+
+
+_LINE: Final = re.compile(
+    rf"(?P<name>\S+) (?P<key>\S+) (?:(?P<way>{'|'.join(_WAYS)})(?: (?P<operator>{OPERATOR}))?(?: {BY} (?P<by>\S+))?"
+    rf"|{INVITATION}(?: (?P<count>\d+))?(?: {UNTIL} (?P<until>\d+))?)"
+)
 
 
 def admitted(entries: Entries) -> dict[str, str]:
@@ -97,7 +217,12 @@ def operators(entries: Entries) -> frozenset[str]:
 
 def has_keys(machine: str) -> bool:
     """Whether the daemon of a machine has keys, or had when it last started."""
-    return any(entry.way == OWN for entry in read(machine).values())
+    return own_key(machine) is not None
+
+
+def own_key(machine: str) -> str | None:
+    """The public key with which the daemon of a machine last started; None if that had none, or none has started."""
+    return next((key for key, entry in read(machine).machines.items() if entry.way == OWN), None)
 
 
 def keyring(machine: str, config: MachineConfig) -> Keyring | None:
@@ -107,11 +232,12 @@ def keyring(machine: str, config: MachineConfig) -> Keyring | None:
     """
     if config.pair is None:
         if has_keys(machine):
-            with _changing(machine, f"Starting the daemon {machine!r}") as entries:
-                for key in [key for key, entry in entries.items() if entry.way in (OWN, CONFIGURED)]:
-                    del entries[key]
+            with changing(machine, f"Starting the daemon {machine!r}") as register:
+                for key in [key for key, entry in register.machines.items() if entry.way in (OWN, CONFIGURED)]:
+                    del register.machines[key]
         return None
-    with _changing(machine, f"Starting the daemon {machine!r}") as entries:
+    with changing(machine, f"Starting the daemon {machine!r}") as register:
+        entries = register.machines
         kept = {key: entry for key, entry in entries.items() if entry.way in (ADMITTED, EXPELLED)}
         entries.clear()
         entries[config.pair.public] = Admission(machine, OWN, is_operator=True)
@@ -121,8 +247,11 @@ def keyring(machine: str, config: MachineConfig) -> Keyring | None:
         for key, entry in kept.items():
             if entry.way == ADMITTED:
                 security_keys.check(admitted(entries), entry.name, key, f"Reading {path_of(machine)}")
+            if entry.way == ADMITTED or entry.by in register.invitations:  # An expelled name stays used.
                 entries[key] = entry
-    return Keyring(config.pair, admitted(entries), machine, operators(entries))
+    ring = Keyring(config.pair, admitted(entries), machine, operators(entries))
+    ring.invitations = frozenset(register.invitations)
+    return ring
 
 
 def _settled(configured: Admission, changed: Admission | None) -> Admission:
@@ -137,7 +266,8 @@ def admit(machine: str, name: str, key: str, *, is_operator: bool = False) -> bo
 
     ConfigError for a key of another name, a name with another key, or a file that cannot be written.
     """
-    with _changing(machine, f"Admitting {name!r}") as entries:
+    with changing(machine, f"Admitting {name!r}") as register:
+        entries = register.machines
         entry = entries.get(key)
         if (
             entry is not None
@@ -147,38 +277,45 @@ def admit(machine: str, name: str, key: str, *, is_operator: bool = False) -> bo
         ):
             return False
         security_keys.check(admitted(entries), name, key, f"Admitting {name!r} to {machine!r}")
-        entries[key] = Admission(name, ADMITTED, is_operator)
+        entries[key] = Admission(name, ADMITTED, is_operator, "" if entry is None else entry.by)
     return True
 
 
 def expel(machine: str, name: str) -> bool:
-    """Have a machine's daemon stop admitting another one; False if it did not admit it.
+    """Have a machine's daemon stop admitting another one, and withdraw invitations for that name or prefix.
+
+    False if there was neither.
 
     ConfigError for the machine itself, or a file that cannot be written.
     """
     if name == machine:
         do = "End its daemon, if that is what you want."
         raise ConfigError(f"Expelling {name!r}", "another machine", f"the one whose daemon {machine!r} is", do)
-    with _changing(machine, f"Expelling {name!r}") as entries:
+    with changing(machine, f"Expelling {name!r}") as register:
+        entries, invitations = register.machines, register.invitations
         gone = [key for key, each in admitted(entries).items() if each == name]
+        withdrawn = [key for key, each in invitations.items() if each.subject == name]
+        for key in withdrawn:
+            del invitations[key]
         for key in gone:
-            entries[key] = Admission(name, EXPELLED)  # The next start forgets it, unless machine.toml lists it.
-    return bool(gone)
+            # The next start forgets it, unless machine.toml lists it, or its invitation might admit it again.
+            entries[key] = replace(entries[key], way=EXPELLED, is_operator=False)
+    return bool(gone or withdrawn)
 
 
 @contextmanager
-def _changing(machine: str, doing: str) -> Iterator[Entries]:
-    """The entries of a file, under its lock; written at the end if they have changed."""
+def changing(machine: str, doing: str) -> Iterator[Register]:
+    """The contents of a file, under its lock; written at the end, durably, if they have changed."""
     path = path_of(machine)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".admitted.lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            entries = read(machine)
-            before = dict(entries)
-            yield entries
-            if entries != before:
-                write_bytes(path, "".join(entry.line(key) for key, entry in entries.items()).encode())
+            register = read(machine)
+            before = register.text()
+            yield register
+            if register.text() != before:
+                write_bytes(path, register.text().encode())
                 path.chmod(_MODE)
     except OSError as error:
         do = "Set XDG_STATE_HOME to a folder that may be written to."
@@ -189,7 +326,8 @@ def _changing(machine: str, doing: str) -> Iterator[Entries]:
 class Admissions:
     """Lets a keyring follow its machine's file, on the loop of the daemon.
 
-    `on_admitted(name)` and `on_expelled(name)` are called after the keyring has changed, `tell` with a line for people.
+    `on_admitted(name)`, `on_expelled(name)` and, where another key of that name is admitted than before,
+    `on_replaced(name)` are called after the keyring has changed, `tell` with a line for people.
     """
 
     def __init__(
@@ -201,18 +339,40 @@ class Admissions:
         tell: Callable[[str], None],
         on_admitted: Callable[[str], None] = lambda name: None,
         on_expelled: Callable[[str], None] = lambda name: None,
+        on_replaced: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._loop, self._machine, self._ring = loop, machine, ring
         self._tell, self._on_admitted, self._on_expelled = tell, on_admitted, on_expelled
+        self._on_replaced = on_replaced
         self._seen = self._stamp()
         self._follow(read(machine))
         self._timer = loop.call_later(LOOK_SECONDS, self._look)
+
+    def claim(self, invitation: str, message: Message, away_seconds: float) -> Message:
+        """The answer to a holder of an invitation; what it changes is durable, and followed, when this returns.
+
+        ConfigError for a refusal, or if the file cannot be written.
+        """
+        name, key = str(message["name"]), str(message["key"])
+        cluster_file.checked_name(name, "Admitting a machine by invitation", "another --name")
+        with changing(self._machine, f"Admitting {name!r}") as register:
+            if invitation not in register.invitations:
+                do = "Have another one made there: isthmus invite."
+                raise ConfigError(f"Admitting {name!r}", "an invitation of this home", "one that was withdrawn", do)
+            claimed = register.claim(invitation, name, key, away_seconds, time.time())
+        if claimed.wait_seconds:
+            return {"type": "wait", "seconds": claimed.wait_seconds}
+        if claimed.is_new:
+            self._tell(f"{name} comes by invitation")
+            self._look()
+        return {"type": "admitted", "name": self._machine}
 
     def close(self) -> None:
         """Stop following."""
         self._timer.cancel()
 
     def _look(self) -> None:
+        self._timer.cancel()
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
         stamp = self._stamp()
         if stamp == self._seen:
@@ -223,13 +383,19 @@ class Admissions:
         except ConfigError as error:
             self._tell(f"goes on with the keys that it knows: {error}")
 
-    def _follow(self, entries: Mapping[str, Admission]) -> None:
-        now, before, operated = admitted(dict(entries)), self._ring.admitted, self._ring.operators
-        self._ring.replace(now, operators(dict(entries)))
-        for name in sorted(set(before.values()) - set(self._ring.admitted.values())):
+    def _follow(self, register: Register) -> None:
+        before, operated = self._ring.admitted, self._ring.operators
+        self._ring.replace(admitted(register.machines), operators(register.machines))
+        self._ring.invitations = frozenset(register.invitations)
+        now = self._ring.admitted
+        for name in sorted(set(before.values()) - set(now.values())):
             self._tell(f"admits {name} no longer")
             self._on_expelled(name)
-        for name in sorted(set(self._ring.admitted.values()) - set(before.values())):
+        for key, name in before.items():
+            if key not in now and self._ring.admits(name):
+                self._tell(f"admits {name} with another key; the former one is expelled")
+                self._on_replaced(name)
+        for name in sorted(set(now.values()) - set(before.values())):
             self._tell(f"admits {name}")
             self._on_admitted(name)
         for name in sorted(self._ring.operators ^ operated):
@@ -301,9 +467,9 @@ def admit_machine(name: str, key: str, machine: str | None, *, is_operator: bool
 
 
 def expel_machine(name: str, machine: str | None) -> str:
-    """Remove the machine `name` from the runs of a daemon on this computer; returns the text to print.
+    """Remove the machine `name` from the runs of a daemon on this computer, and withdraw invitations for it.
 
-    ConfigError if that daemon neither has it in a run nor admits it.
+    Returns the text to print. ConfigError if that daemon neither has it in a run nor admits it, nor invites it.
     """
     doing = f"Expelling {name!r}"
     here = machine_here(machine, doing)
@@ -316,9 +482,13 @@ def expel_machine(name: str, machine: str | None) -> str:
             do = "Look at its log; `isthmus status --all` shows whether it is there."
             raise ConfigError(doing, f"an answer of the daemon {here!r}", "none", do)
         count, was_linked = int(answer["runs"]), bool(answer["was_linked"])
-    was_admitted = expel(here, name)
-    if not was_admitted and not was_linked:
+    is_invited = any(each.subject == name for each in read(here).invitations.values())
+    is_machine = was_linked or name in admitted(read(here).machines).values()
+    expel(here, name)
+    if is_invited and not is_machine:
+        return f"{here} has withdrawn the invitation for {name}."
+    if not is_machine:
         do = "`isthmus status` shows the machines of a run."
         raise ConfigError(doing, f"a machine that {here!r} admits or has in a run", repr(name), do)
     runs = f"; it took part in {count} run{'' if count == 1 else 's'}" if count else ""
-    return f"{here} has expelled {name}{runs}."
+    return f"{here} has expelled {name}{runs}{' and withdrawn its invitation' if is_invited else ''}."

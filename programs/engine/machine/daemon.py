@@ -21,9 +21,10 @@ from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.client import patience
-from isthmus.programs.engine.machine.links import MALFORMED, HomeAddress, answered, refusal
+from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns
+from isthmus.programs.engine.machine.links import INSTANCE_LENGTH_MAX, MALFORMED, HomeAddress, answered, refusal
 from isthmus.programs.engine.machine.names import DaemonRun
-from isthmus.programs.engine.machine.neighbours import Neighbours
+from isthmus.programs.engine.machine.neighbours import FORMER_MAX, Neighbours
 from isthmus.programs.engine.machine.next_home import NextHome
 from isthmus.programs.engine.machine.outposts import NOTE
 from isthmus.programs.engine.machine.porter import Porter, is_porter_needed
@@ -102,8 +103,8 @@ class Authority:
 
 ANSWERED_SHARE: Final = 0.9
 """Share of a command's waiting time within which a refusal for lack of time leaves."""
-FORMER_MAX: Final = 100
-"""Runs that are over whose outcomes it keeps."""
+OVER_TICKS: Final = 2
+"""A daemon that ends with its runs stays for so long, in which every machine that is linked hears of their outcomes."""
 ENDED_BY_COMMAND: Final = f"the command that watched the run has not been heard of for {LEASE_TICKS_MAX} s"
 ENDED_BY_DAEMON: Final = "ended with the daemon of its machine"
 
@@ -143,8 +144,10 @@ class MachineDaemon:
         self._later_runs: list[DaemonRun] = []
         """The runs that were set aside."""
         self.ends_when_expelled = False
+        self._over_ticks = 0
         self.fault: ConfigError | None = None
-        self.keys, self._loop, self._grace = keys, loop, grace
+        self.keys, self.loop, self._grace = keys, loop, grace
+        self.on_close: Callable[[], None] = lambda: None
         self.tell, self._on_change, self._on_idle = tell, on_change, on_idle
         self._runs: dict[str, MachineRun] = {}
         self._former: dict[str, str] = {}
@@ -152,12 +155,17 @@ class MachineDaemon:
         self._authority = Authority(name, keys, tell)
         self._is_ending = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self.claims: Callable[[str, Message, float], Message] | None = None
+        """Answers a claim: the key of its invitation, the message, and for how long its machine was away."""
+        self._claims_refused: set[tuple[str, str]] = set()
         self._porter: Porter | None = None
         if is_porter_needed(listen, config.ports):
             self._porter = Porter(loop, listen, keys, listening=self._listening, tell=tell)
         config = self._config = replace(config, has_porter=self._porter is not None)
         inner = listen if self._porter is None else Porter.INNER
-        self._server = ControlServer(loop, inner, self._hear, self._stranger, keys=keys, on_unknown=self._unknown)
+        self._server = ControlServer(
+            loop, inner, self._hear, self._stranger, keys=keys, on_unknown=self._unknown, on_claim=self._claimed
+        )
         self.endpoint = self._server.endpoint if self._porter is None else self._porter.endpoint
         self._relayed: dict[str, list[str]] = {}
         self.neighbours = Neighbours(
@@ -253,6 +261,21 @@ class MachineDaemon:
         self.neighbours.leave(self._grace * LEAVING_SHARE)
         self._leave_if_idle()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it ends with its runs, and none goes on."""
+        followed = self.neighbours.followed
+        return followed is not None and followed.are_over
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ends with its runs, and one has failed."""
+        return self.is_over and self.neighbours.followed is not None and self.neighbours.followed.has_failed
+
+    def end_when_over(self) -> None:
+        """End once there was a run, of this home or of one that is linked to, and none goes on."""
+        self.neighbours.followed = FollowedRuns()
+
     def fail(self, fault: ConfigError) -> None:
         """End, because the daemon cannot do what it was started for."""
         self.fault = fault
@@ -260,9 +283,10 @@ class MachineDaemon:
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call` on the loop of this daemon, after `seconds`."""
-        self._loop.call_later(seconds, call)
+        self.loop.call_later(seconds, call)
 
     def close(self) -> None:
+        self.on_close()
         self.neighbours.close()
         if self._porter is not None:
             self._porter.close()
@@ -278,7 +302,7 @@ class MachineDaemon:
                 self.neighbours.handlers[kind](peer, message)
                 return
             if kind in self._later:
-                task = self._loop.create_task(self._answer_later(peer, message))
+                task = self.loop.create_task(self._answer_later(peer, message))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 return
@@ -287,6 +311,20 @@ class MachineDaemon:
             answer = self._handlers[kind](message)
         except (ConfigError, *MALFORMED) as error:
             answer = refusal(error)
+        self._server.send(peer, answer)
+
+    def _claimed(self, peer: bytes, invitation: str, message: Message) -> None:
+        """Answer the holder of an invitation, who asks for a machine's key to be admitted."""
+        if self.claims is None:
+            return  # Before the file of admissions is followed; the machine repeats it.
+        try:
+            answer = self.claims(invitation, message, self.neighbours.links.away_seconds(str(message["name"])))
+        except (ConfigError, *MALFORMED) as error:
+            answer = refusal(error)
+            claim = invitation, str(message.get("name"))[:INSTANCE_LENGTH_MAX]
+            if claim not in self._claims_refused and len(self._claims_refused) < LOGGED_MAX:
+                self._claims_refused.add(claim)
+                self.tell(f"refused a claim by invitation: {answer['faults'][0][0]}: found {answer['faults'][0][2]}")
         self._server.send(peer, answer)
 
     async def _answer_later(self, peer: bytes, message: Message) -> None:
@@ -438,7 +476,7 @@ class MachineDaemon:
         lock = RunLock(folder)
         try:
             run = MachineRun(
-                self._loop,
+                self.loop,
                 folder,
                 run_spec,
                 lock=lock,
@@ -453,6 +491,7 @@ class MachineDaemon:
             lock.close()
             raise
         self._runs[str(folder)] = run
+        self.neighbours.note(self.name, {run.name: RUNNING})
         self._changed()
         return run
 
@@ -460,6 +499,9 @@ class MachineDaemon:
         why = "" if run.daemon.failure is None else f" ({error_of(run.daemon)})"
         self._say(run, f"finished {run.folder}: {run.daemon.outcome}{why}")
         del self._runs[str(run.folder)]
+        fleet, outcome = run.daemon.home.fleet, run.daemon.outcome
+        self.neighbours.former.add(run.name, outcome, [*fleet.others, *fleet.away])
+        self.neighbours.note(self.name, {run.name: outcome})
         if run.is_set_aside:  # Its command, if it had one, has the same notice.
             self._later_runs.append(DaemonRun(str(run.folder), is_watched=False))
         self._remember(str(run.folder), run.daemon.outcome)
@@ -473,11 +515,16 @@ class MachineDaemon:
 
     def _leave_if_idle(self) -> None:
         if self._is_ending and not self._runs and not self.neighbours.outposts.folders:
-            self._loop.call_later(self.neighbours.part(), self._on_idle)
+            self.loop.call_later(self.neighbours.part(), self._on_idle)
 
     def _tick(self) -> None:
-        """End the runs of commands that are gone."""
-        self._loop.call_later(TICK_SECONDS, self._tick)
+        """End the runs of commands that are gone, and this daemon, if it ends with its runs."""
+        self.loop.call_later(TICK_SECONDS, self._tick)
+        is_idle = not self._runs and not self.neighbours.outposts.folders
+        self._over_ticks = self._over_ticks + 1 if is_idle and self.is_over else 0
+        if self._over_ticks == OVER_TICKS and self.neighbours.followed is not None:
+            self.tell(f"ends, because its runs are over: {self.neighbours.followed.words}")
+            self.request_end()
         self._tell_relayed()
         for run in list(self._runs.values()):
             if run.tick():

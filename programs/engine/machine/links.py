@@ -12,6 +12,7 @@ behind NAT. A message to a machine that is not linked is lost; its sender repeat
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ from typing import Any, Final, final
 
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_client import ControlClient
-from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.control_messages import Message, version_of
 from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
 from isthmus.runtime.wire.security_keys import Keyring
 
@@ -55,6 +56,8 @@ class MachineLinks:
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[bytes, Message], None]) -> None:
         self._loop, self._send = loop, send
         self._linked: dict[str, _Linked] = {}
+        self._opened_at = time.monotonic()
+        self._signs: dict[str, float] = {}
         self._pending: dict[int, tuple[str, asyncio.Future[Message]]] = {}
         self._number = 0
 
@@ -68,6 +71,7 @@ class MachineLinks:
             do = "Give each machine a --name of its own, or end the other daemon."
             raise ConfigError(f"Linking the machine {name!r}", "one machine of that name", "two", do)
         self._linked[name] = _Linked(peer, instance, now)
+        self._signs[name] = now
         return name
 
     def name_of(self, peer: bytes) -> str | None:
@@ -78,6 +82,17 @@ class MachineLinks:
         """Whether a machine announced itself within the last UP_SECONDS."""
         linked = self._linked.get(name)
         return linked is not None and time.monotonic() - linked.heard_at < UP_SECONDS
+
+    def expect(self, name: str) -> None:
+        """A machine has just been admitted, and will link itself."""
+        self._signs[name] = time.monotonic()
+
+    def away_seconds(self, name: str) -> float:
+        """Seconds since a machine announced itself or was admitted; infinite where it has left.
+
+        Where neither has happened they count from the start of this daemon.
+        """
+        return time.monotonic() - self._signs.get(name, self._opened_at)
 
     def send(self, name: str, message: Message) -> None:
         """Send a message to a machine; dropped if it is not linked."""
@@ -91,7 +106,8 @@ class MachineLinks:
 
     def drop(self, name: str) -> None:
         """Forget a machine until its next announcement."""
-        self._linked.pop(name, None)
+        if self._linked.pop(name, None) is not None:
+            self._signs[name] = -math.inf
 
     async def wait_for(self, name: str, seconds_max: float) -> bool:
         """Wait at most `seconds_max` for a machine to be linked; returns whether it is."""
@@ -173,13 +189,18 @@ class HomeAddress:
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def identity(self) -> str:
+        """What makes it the same machine: its key, whatever its address is by now, or the address where it has none."""
+        return self.public_key or self.address
+
 
 @final
 class HomeLink:
     """The link to `home`.
 
     `describe` gives this machine's announcement; `orders` receives every message but requests; `answer` is awaited for
-    the answer to a request.
+    the answer to a request; `on_refused` is called for each failed connection, with a key of WORDS.
     """
 
     def __init__(
@@ -191,19 +212,29 @@ class HomeLink:
         describe: Callable[[], Message],
         orders: Callable[[HomeLink, Message], None],
         answer: Callable[[HomeAddress, Message], Any],
+        on_refused: Callable[[HomeAddress, str], None] = lambda home, reason: None,
     ) -> None:
         """Dial; ConfigError if the address leaves the machine and there are no keys."""
         self.home = home
+        self.locate: Callable[[], str] = lambda: self.home.address
+        """Returns the address to dial, each time."""
         self.refused = ""
         self.faults: list[Fault] = []
         self._refused_since = 0.0
         self._loop, self._describe, self._orders, self._answer = loop, describe, orders, answer
+        self._on_refused = on_refused
         self._heard_at = float("-inf")
         self._silent_beats = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closed = False
+        self._is_closed = self._is_parted = False
         self._client = ControlClient(
-            loop, home.address, self._hear, keys=keys, server_key=home.public_key, on_refused=self._note_refusal
+            loop,
+            home.address,
+            self._hear,
+            keys=keys,
+            server_key=home.public_key,
+            on_refused=self._note_refusal,
+            on_stranger=self._note_version,
         )
         self._beat()
 
@@ -214,6 +245,11 @@ class HomeLink:
 
     def send(self, message: Message) -> None:
         """Send a message to the home; dropped while the link is down."""
+        self._client.send(message)
+
+    def part(self, message: Message) -> None:
+        """Say good-bye: announce this machine no more, which the home would take for one that is back."""
+        self._is_parted = True
         self._client.send(message)
 
     def name_home(self, name: str) -> None:
@@ -238,14 +274,20 @@ class HomeLink:
 
     def _note_refusal(self, reason: str) -> None:
         self.refused = WORDS[reason]
+        self._on_refused(self.home, reason)
         if reason == UNADMITTED and self._heard_at > 0:
             self._orders(self, {"type": EXPELLED})
 
+    def _note_version(self, message: Message) -> None:
+        doing, do = f"Linking to {self.home.address}", "Install the same isthmus on both."
+        self.refuse([Fault(doing, f"{version_of()}, as here", version_of(message), do)])
+
     def _beat(self) -> None:
-        if self._is_closed:
+        if self._is_closed or self._is_parted:
             return
         self._silent_beats += 1
         if self._silent_beats % REDIAL_BEATS == 0:
+            self.home = replace(self.home, address=self.locate())
             self._client.dial(self.home.address)
         self._client.send({"type": LINK, "instance": INSTANCE, **self._describe()})
         self._loop.call_later(LINK_SECONDS, self._beat)

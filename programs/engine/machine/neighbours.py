@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, final
 
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns, FormerRuns
 from isthmus.programs.engine.machine.links import EXPELLED, LINK, RESPONSE, HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import SUPERSEDED, UNSTATIONED, Outposts
 from isthmus.programs.engine.machine.run import CHECK_SECONDS_MAX, MachineRun
@@ -19,9 +20,12 @@ from isthmus.runtime.daemon.outpost import REPORT, over, read_report
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.supervision.home_events import Taken
 from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
 from isthmus.runtime.wire.security_keys import Keyring
 
 ERROR_LENGTH_MAX: Final = 500
+FORMER_MAX: Final = 100
+"""Runs that are over whose outcomes a daemon keeps."""
 LEAVE: Final = "leave"
 PARTING_SECONDS: Final = 0.25
 """For the last message to leave this process; without it a home takes this machine for lost 20 s later."""
@@ -61,9 +65,13 @@ class Neighbours:
         self._expelled: dict[str, str] = {}
         self._joining: set[tuple[str, str]] = set()
         self._refused: set[tuple[str, str]] = set()
+        self._told: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.followed: FollowedRuns | None = None
+        """Set in a daemon that ends with its runs."""
+        self.former = FormerRuns(FORMER_MAX)
         self._joined = ""
-        """The address of the home that this machine has joined."""
+        """The identity of the home that this machine has joined."""
         self.outposts = Outposts(
             loop,
             name,
@@ -88,7 +96,7 @@ class Neighbours:
 
     def link(self, home: HomeAddress) -> HomeLink:
         """The link to a home; dials it if there is none yet."""
-        home_link = self._homes.get(home.address)
+        home_link = self._homes.get(home.identity)
         if home_link is None:
             link = HomeLink(
                 self._loop,
@@ -97,14 +105,23 @@ class Neighbours:
                 describe=lambda: self._described(home),
                 orders=self._ordered,
                 answer=self.outposts.answer,
+                on_refused=self._not_linked,
             )
-            home_link = self._homes[home.address] = link
+            home_link = self._homes[home.identity] = link
         return home_link
 
     def join(self, home: HomeAddress, islands: int) -> HomeLink:
         """Offer islands to the runs of a home, from now on."""
-        self.islands, self._joined = islands, home.address
+        self.islands, self._joined = islands, home.identity
         return self.link(home)
+
+    def _not_linked(self, home: HomeAddress, reason: str) -> None:
+        """Tell people once why a home that has runs here cannot be reached; one that is joined tells it itself."""
+        if home.identity != self._joined and (home.identity, reason) not in self._told:
+            self._told.add((home.identity, reason))
+            key = "" if self._keys is None else self._keys.pair.public
+            do = f"; type there: isthmus admit {self._name} {key}" if reason == UNADMITTED else ""
+            self._tell(f"not linked to {home.name} at {home.address}: {WORDS[reason]}{do}")
 
     def close(self) -> None:
         """Hang up everywhere."""
@@ -112,8 +129,9 @@ class Neighbours:
             link.close()
 
     def _described(self, home: HomeAddress) -> Message:
-        islands = self.islands if home.address == self._joined else None
-        return {"name": self._name, "runs": self.outposts.runs(home), "islands": islands}
+        islands = self.islands if home.identity == self._joined else None
+        follows = [] if self.followed is None else self.followed.of(home.identity)
+        return {"name": self._name, "runs": self.outposts.runs(home), "islands": islands, "follows": follows}
 
     def _ordered(self, link: HomeLink, message: Message) -> None:
         if message["type"] == EXPELLED:
@@ -124,13 +142,20 @@ class Neighbours:
             link.refuse([Fault(*fault) for fault in message["faults"]])
         elif message["type"] == "linked":
             link.name_home(str(message["name"]))
+            outcomes = {str(run): str(outcome) for run, outcome in dict(message["outcomes"]).items()}
+            self.note(link.home.identity, outcomes)
         else:
             self.outposts.on_message(link, message)
+
+    def note(self, home: str, outcomes: Mapping[str, str]) -> None:
+        """Note what a home, by its identity, says of its runs."""
+        if self.followed is not None:
+            self.followed.note(home, outcomes)
 
     def _part_from(self, link: HomeLink) -> None:
         """Leave all runs of a home, and close its link."""
         self.outposts.end_of(link.home)
-        self._homes.pop(link.home.address, None)
+        self._homes.pop(link.home.identity, None)
         link.close()
 
     # -- machines that are linked here ---------------------------------------------------------------------------------
@@ -159,7 +184,7 @@ class Neighbours:
     def part(self) -> float:
         """Tell all homes that this machine has left; returns the seconds that this takes on the way."""
         for link in self._homes.values():
-            link.send({"type": LEAVE})
+            link.part({"type": LEAVE})
         return PARTING_SECONDS if self._homes else 0.0
 
     def _take_away(self, name: str, how: Taken) -> int:
@@ -181,14 +206,21 @@ class Neighbours:
         """`expel` as a callback without a result."""
         self.expel(name)
 
+    def replace(self, name: str) -> None:
+        """Another machine has the name of one that is away: what that one had is over, and its messages are dropped."""
+        self._take_away(name, "left")
+        self.links.drop(name)
+        self.links.expect(name)
+
     def readmit(self, name: str) -> None:
-        """Let an expelled machine link itself again."""
+        """Let a machine link itself, perhaps one that was expelled before."""
+        self.links.expect(name)
         self._expelled = {instance: each for instance, each in self._expelled.items() if each != name}
 
     def _linked(self, peer: bytes, message: Message) -> None:
         """Handle a machine's announcement: send it the runs that it lacks, or let it join."""
         name, instance = str(message["name"]), str(message["instance"])
-        held = {str(run) for run in message["runs"]}
+        held, follows = {str(run) for run in message["runs"]}, [str(run) for run in message["follows"]]
         islands = None if message["islands"] is None else int(message["islands"])
         caller = self._caller()
         if caller is not None and caller != name:
@@ -199,7 +231,8 @@ class Neighbours:
             return
         is_new = not self.links.is_up(name)
         self.links.record(peer, message)
-        self._send(peer, {"type": "linked", "name": self._name})
+        outcomes = {**self.former.for_machine(name, follows), **{run.name: RUNNING for run in self._runs()}}
+        self._send(peer, {"type": "linked", "name": self._name, "outcomes": outcomes})
         if is_new:
             self._tell(f"machine {name} is linked")
         for run in self._runs():

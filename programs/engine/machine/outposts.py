@@ -132,7 +132,7 @@ class Outposts:
         return [held.outpost for held in self._held.values()]
 
     def runs(self, home: HomeAddress) -> list[str]:
-        return [run for run, held in self._held.items() if held.link.home.address == home.address]
+        return [run for run, held in self._held.items() if held.link.home.identity == home.identity]
 
     def on_message(self, link: HomeLink, message: Message) -> None:
         """Carry out a home's message; refuses those from unknown homes, or about another home's run."""
@@ -152,7 +152,7 @@ class Outposts:
         """The outpost that a home's message names; KeyError if there is none, or it is another home's."""
         run = str(message["run"])
         held = self._held[run]
-        if held.link.home.address != home.address:
+        if held.link.home.identity != home.identity:
             raise KeyError(run)
         return held.outpost
 
@@ -160,7 +160,7 @@ class Outposts:
         """The outpost to which a machine may speak as its home; KeyError for others."""
         held, who = self._held[run], link.home
         speakers = [*held.heirs, *(link.home for link in held.speakers.values())]
-        may_speak = any((each.address, each.public_key) == (who.address, who.public_key) for each in speakers)
+        may_speak = any(each.identity == who.identity for each in speakers)
         if not (may_speak or self._is_operator(who.public_key)):
             raise KeyError(run)
         held.speakers[who.name] = link

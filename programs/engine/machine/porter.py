@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Final, final
 
 from isthmus.programs.engine.request.spec import is_one_port
+from isthmus.runtime.system import addresses
 from isthmus.runtime.wire.security_keys import Keyring, check_open, is_loopback
 
 BACKLOG: Final = 512
@@ -57,10 +58,9 @@ class Porter:
         """Bind; OSError if the address is taken or not of this machine, ConfigError where keys are missing."""
         check_open(listen, keys, f"Listening at {listen}")
         self._loop, self._listening, self._tell = loop, listening, tell
-        host, _, port = listen.removeprefix("tcp://").rpartition(":")
-        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0 if port == "*" else int(port))[0]
-        self._socket = socket.create_server(address[:2], family=family, backlog=BACKLOG)
-        self.endpoint = f"tcp://{host}:{self._socket.getsockname()[1]}"
+        host, port = addresses.host_and_port(listen)
+        self._socket = _listening_at(host, 0 if port == "*" else int(port))
+        self.endpoint = f"tcp://{addresses.text_of('::' if host == '*' else host, self._socket.getsockname()[1])}"
         self._inner = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -158,6 +158,13 @@ class Porter:
         self._line = self._process = None
 
 
+def _listening_at(host: str, port: int) -> socket.socket:
+    """A socket that listens: at all addresses where a name, or *, stands for them (`security_curve.bind`)."""
+    if host == "*" or (addresses.is_name(host) and host != "localhost"):
+        return socket.create_server(("::", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
+    return addresses.serve(host, port, BACKLOG)
+
+
 def _address(endpoint: str) -> tuple[str, int]:
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return host.strip("[]"), int(port)
+    host, port = addresses.host_and_port(endpoint)
+    return host, int(port)

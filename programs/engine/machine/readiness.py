@@ -152,6 +152,12 @@ async def _reach(links: MachineLinks, request: LinkRequest, keys: Keyring | None
     site, home = request.site, request.home
     if links.is_up(site.name):
         return
+    if keys is not None and (site.public_key is not None or not keys.admits(site.name)):
+        key = site.public_key or "KEY"
+        if keys.name_of(key) != site.name:
+            doing, expected = f"Waiting for the machine {site.name!r}", f"a key of it that {home.name!r} admits"
+            do = f"Type on {home.name}: isthmus admit {site.name} {key}, or: isthmus invite {site.name}"
+            raise ConfigError(doing, expected, "none" if site.public_key is None else f"that {key} is not", do)
     if site.address is not None:
         message = {"type": "call", "home": home.as_data()}
         daemon = DaemonClient(site.name, site.address, keys, site.public_key or "")

@@ -268,7 +268,7 @@ class MachineRun:
     def call(self, link: HomeLink, term: int) -> None:
         """Another machine claims to be the home of this run."""
         heir = self.heir(link.home.name)
-        if heir == link.home:  # Only an heir with the known address and key is believed.
+        if heir is not None and heir.identity == link.home.identity:  # Only the known key is believed.
             self._callers[heir.name] = link
             self.daemon.call(heir.name, term)
 

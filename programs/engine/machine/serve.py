@@ -1,9 +1,4 @@
-"""`isthmus join`: a machine that offers its islands to the runs of another, for as long as this process lives.
-
-It only dials out, so it may be behind NAT. Off loopback it has a key, which is made if there is none, and waits until
-the other end has admitted it; it prints the command to type there. Ctrl-C takes it away again.
-
-`isthmus daemon`: the daemon of a machine, in the foreground.
+"""`isthmus daemon`: the daemon of a machine, in the foreground.
 
 It prints lines to standard output with its address and the runs that it took, finished and refused. The first Ctrl-C
 asks its runs to stop and waits for them; a second one ends them at once. SIGTERM and SIGHUP are a notice: within the
@@ -33,20 +28,28 @@ from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions as machine_keys
 from isthmus.programs.engine.machine.admissions import Admissions
 from isthmus.programs.engine.machine.daemon import MachineDaemon
-from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
 from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines_folder
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError, Fault, log_entry
 from isthmus.runtime.wire.control_client import ask
-from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, read_public
 
 LINE_LENGTH_MAX: Final = 2000
 
 
-def serve(name: str, listen: str, config: Path | None, grace: float = GRACE_SECONDS, ports: str = "") -> int:
-    """Serve until signals end it; returns the exit status: 0, 75 after SIGTERM, or 1 if a second Ctrl-C ended runs.
+def serve(
+    name: str,
+    listen: str,
+    config: Path | None,
+    grace: float = GRACE_SECONDS,
+    *,
+    ports: str = "",
+    until_over: bool = False,
+) -> int:
+    """Serve until signals end it, or, `until_over`, its runs are over; returns the exit status.
+
+    75 after SIGTERM, 1 if a second Ctrl-C ended runs, or a run has failed `until_over`, otherwise 0.
 
     ConfigError if name, address or configuration are wrong, or taken.
     """
@@ -63,7 +66,12 @@ def serve(name: str, listen: str, config: Path | None, grace: float = GRACE_SECO
         permitted = replace(permitted, ports=ports and cluster_file.checked_ports(ports, endpoint))
     if faults:
         raise ConfigError.of(faults)
-    return run(name, endpoint, permitted, lambda machine: None, grace)
+
+    def begin(machine: MachineDaemon) -> None:
+        if until_over:
+            machine.end_when_over()
+
+    return run(name, endpoint, permitted, begin, grace)
 
 
 def run(
@@ -91,8 +99,15 @@ def run(
     if machine.keys is not None:
         who = machine.neighbours
         admissions = Admissions(
-            loop, name, machine.keys, tell=_tell, on_admitted=who.readmit, on_expelled=who.expel_quietly
+            loop,
+            name,
+            machine.keys,
+            tell=_tell,
+            on_admitted=who.readmit,
+            on_expelled=who.expel_quietly,
+            on_replaced=who.replace,
         )
+        machine.claims = admissions.claim
     claim.write(machine.endpoint, claim.former)
     for run in claim.former:
         machine.adopt(run)
@@ -115,7 +130,9 @@ def run(
     _tell(f"daemon {name} has ended")
     if machine.fault is not None:
         raise machine.fault
-    return 1 if machine.has_killed else INTERRUPTED_STATUS if machine.is_set_aside else 0
+    if machine.has_killed or machine.has_failed:
+        return 1
+    return INTERRUPTED_STATUS if machine.is_set_aside and not machine.is_over else 0
 
 
 def _open(
@@ -167,93 +184,3 @@ def _tell(line: str) -> None:
     with suppress(OSError, ValueError):
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {log_entry(line)[:LINE_LENGTH_MAX]}\n")
         sys.stdout.flush()
-
-
-LOOK_SECONDS: Final = 0.5
-ANSWER_SECONDS: Final = 5.0
-
-
-def join(
-    address: str, name: str, islands: int, server_key: str | None, config: Path | None, grace: float = GRACE_SECONDS
-) -> int:
-    """Offer `islands` until signals end it, or the home expels this machine; returns the exit status.
-
-    ConfigError if an argument is wrong, or no daemon listens at `address`.
-    """
-    faults: list[Fault] = []
-    home, permitted = HomeAddress("", address), machine_file.MachineConfig()
-    with collecting(faults):
-        cluster_file.checked_name(name, "Reading --name", "for example --name beta")
-    with collecting(faults):
-        permitted = machine_file.read(config)
-    with collecting(faults):
-        home = _home(address, server_key)
-    if islands < 1:
-        faults.append(Fault("Reading --islands", "1 or more", str(islands), "Each island is for one learner."))
-    if faults:
-        raise ConfigError.of(faults)
-    if not cluster_file.is_listening(home.address):
-        do = "Start it there: isthmus daemon --name NAME --listen ADDRESS; and look at the way to it."
-        raise ConfigError(f"Calling the daemon at {home.address}", "a daemon that listens there", "nobody", do)
-    if home.public_key and permitted.pair is None:
-        secret = _key_file(name)
-        permitted = replace(permitted, pair=read_pair(secret), secret=secret)
-    elif not home.public_key:
-        ask(home.address, {"type": "machine"}, ANSWER_SECONDS)  # Raises for another version, or no daemon.
-
-    permitted = replace(permitted, error_texts=permitted.error_texts or "local")
-
-    def begin(machine: MachineDaemon) -> None:
-        machine.ends_when_expelled = True
-        link = machine.neighbours.join(home, islands)
-        public = "" if permitted.pair is None else permitted.pair.public
-        _follow(machine, link, f"isthmus admit {name} {public}" if public else "", islands)
-
-    return run(name, "tcp://127.0.0.1:*", permitted, begin, grace)
-
-
-def _home(address: str, server_key: str | None) -> HomeAddress:
-    """The home to dial; ConfigError if `address` is not valid, or needs a key and has none."""
-    doing = "Reading the address of the home"
-    endpoint = cluster_file.checked_address(address, doing, has_keys=True)
-    if server_key is not None:
-        return HomeAddress("", endpoint, read_public(server_key, Path(), "Reading --server-key"))
-    if not is_loopback(endpoint):
-        do = "Give --server-key KEY, or the file NAME.pub, of the machine that listens there."
-        raise ConfigError(doing, "its public key, because it is another machine", "none", do)
-    return HomeAddress("", endpoint)
-
-
-def _key_file(name: str) -> Path:
-    """The machine's secret key in this folder, made if it is missing."""
-    path = Path(f"{name}.key").absolute()
-    if not path.exists():
-        KeyPair.make().write(Path.cwd(), name)
-    return path
-
-
-def _follow(machine: MachineDaemon, link: HomeLink, admit: str, islands: int) -> None:
-    """Print a line whenever the state of the link changes: waiting, refused, linked, lost."""
-    last, was_up = "", False
-
-    def look() -> None:
-        nonlocal last, was_up
-        if link.is_hopeless:
-            machine.fail(ConfigError.of(link.faults))
-            return
-        was_up |= link.is_up
-        count = f"{islands} island{'' if islands == 1 else 's'}"
-        if link.is_up and not link.refused:
-            line = f"linked to {link.home.name or link.home.address}, with {count}"
-        elif link.refused:
-            line = f"not linked: {link.refused}{f'; type there: {admit}' if admit else ''}"
-        elif was_up:
-            line = f"has lost {link.home.name}, and goes on dialling"
-        else:
-            line = f"waits for {link.home.address}" + (f"; to be admitted, type there: {admit}" if admit else "")
-        if line != last:
-            last = line
-            machine.tell(line)
-        machine.later(LOOK_SECONDS, look)
-
-    machine.later(LOOK_SECONDS, look)

@@ -18,10 +18,11 @@ from isthmus.ops.gang.orders import ORDER_BYTES_MAX, Following, Leader, LeaderOr
 from isthmus.programs.engine.islands.gang import GangOfProcesses
 from isthmus.runtime.ids import Member, Replica
 from tests.patience import PATIENCE
+from tests.procfs import has_ipv6
 
 
-def gang_of(role: str, size: int = 3) -> GangOfProcesses:
-    return GangOfProcesses(Member(Replica(role, 0), 2), size, "127.0.0.1")
+def gang_of(role: str, size: int = 3, address: str = "127.0.0.1") -> GangOfProcesses:
+    return GangOfProcesses(Member(Replica(role, 0), 2), size, address)
 
 
 def test_a_process_that_never_comes_is_named_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +48,24 @@ def test_a_follower_goes_by_the_roster_of_its_own_life(monkeypatch: pytest.Monke
         join(follower)
     follower.on_roster([["learner/0", 2, ["127.0.0.1:3", "token"], ""]], [])
     assert follower.find() == ("127.0.0.1:3", "token")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", *(["[::1]"] if has_ipv6() else [])])
+def test_an_island_meets_at_an_address_of_either_kind(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    at: list[str] = []
+    monkeypatch.setattr(meeting, "_start", lambda coordinator, gang: at.append(coordinator))
+    monkeypatch.setattr(meeting, "_await", lambda coordinator: None)
+    leader, follower = gang_of("learner", 2, address), gang_of("learner.1", 2)
+    assert leader.endpoints[0].startswith(f"{address}:")
+    follower.on_roster([["learner/0", 2, list(leader.endpoints), ""]], [])
+    followings: list[Following] = []
+    thread = threading.Thread(target=lambda: followings.append(join(follower)))
+    thread.start()
+    with leader.door, closing(lead(leader)):
+        thread.join()
+        followings[0].close()
+    assert at[0] == at[1]
+    assert at[0].startswith(f"{address}:")
 
 
 def test_orders_arrive_in_order_and_what_is_none_is_refused() -> None:

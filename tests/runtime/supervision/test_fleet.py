@@ -138,6 +138,15 @@ def test_slots_of_machines_that_left_are_taken_again_once_there_is_no_other_the_
     here.check()
 
 
+def test_slots_that_a_machine_left_are_its_own_no_more_until_it_is_back() -> None:
+    here = fleet(RunRoles(roles={"syncer": 2}, slots_max={"learner": 2}))
+    here.join("zeta", 1)
+    assert here.taken_on("zeta") == [FIRST]
+    here.take_away("zeta", "left")
+    assert (here.taken_on("zeta"), here.learners_on("zeta")) == ([], [FIRST])
+    assert here.join("zeta", 1) == here.taken_on("zeta") == [FIRST]
+
+
 def test_the_slot_of_an_island_of_several_processes_waits_for_one_of_these() -> None:
     here = fleet(RunRoles(roles={"learner": 2}, slots_max={"learner": 2}, processes=(1, 2)))
     here.take_away("beta", "left")

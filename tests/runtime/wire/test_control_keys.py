@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ import pytest
 import uvloop
 
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system import addresses
 from isthmus.runtime.wire import security_curve
 from isthmus.runtime.wire.control_client import ControlClient, ask
 from isthmus.runtime.wire.control_messages import Message
@@ -60,11 +62,14 @@ class Place:
 
     def ask(self, server: ControlServer, keys: Keyring | None, server_key: str = "") -> Any:
         """What a command is told, which asks from another thread; its ConfigError is raised."""
+        return self.ask_at(server.endpoint, keys, server_key)
+
+    def ask_at(self, endpoint: str, keys: Keyring | None, server_key: str = "") -> Any:
         told: Future[Any] = Future()
 
         def run() -> None:
             try:
-                told.set_result(ask(server.endpoint, {"type": "word"}, 10.0, keys=keys, server_key=server_key))
+                told.set_result(ask(endpoint, {"type": "word"}, 10.0, keys=keys, server_key=server_key))
             except ConfigError as error:
                 told.set_exception(error)
 
@@ -179,6 +184,44 @@ def test_a_daemon_is_asked_over_ipv6(place: Place) -> None:
     server = place.listen(place.ring, "tcp://[::1]:*")
     assert server.endpoint.startswith("tcp://[::1]:")
     assert place.ask(server, Keyring(BETA), ALPHA.public)["caller"] == "beta"
+
+
+FAMILIES = {socket.AF_INET: "127.0.0.1", **({socket.AF_INET6: "::1"} if has_ipv6() else {})}
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A name that Python resolves to all loopback addresses."""
+    real = socket.getaddrinfo
+
+    def resolve(host: Any, port: Any, *more: Any, **options: Any) -> list[Any]:
+        hosts = FAMILIES.values() if host == "home.example" else [host]
+        return [one for each in reversed(list(hosts)) for one in real(each, port, *more, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return "home.example"
+
+
+@pytest.mark.parametrize("host", [f"[{host}]" if ":" in host else host for host in FAMILIES.values()])
+def test_of_a_name_the_address_that_answers_is_asked(place: Place, named: str, host: str) -> None:
+    """A name may have addresses of both kinds, of which the daemon listens at one."""
+    server = place.listen(place.ring, f"tcp://{host}:*")
+    endpoint = f"tcp://{named}:{server.endpoint.rpartition(':')[2]}"
+    assert place.ask_at(endpoint, Keyring(BETA), ALPHA.public)["caller"] == "beta"
+
+
+@pytest.mark.parametrize("host", FAMILIES.values())
+def test_a_daemon_that_listens_by_name_is_there_at_all_addresses(place: Place, host: str) -> None:
+    server = place.listen(place.ring, "tcp://home.example:*")
+    name, port = addresses.host_and_port(server.endpoint)
+    assert name == "home.example"
+    endpoint = f"tcp://{addresses.text_of(host, port)}"
+    assert place.ask_at(endpoint, Keyring(BETA), ALPHA.public)["caller"] == "beta"
+
+
+def test_localhost_is_no_name_for_all_addresses(place: Place) -> None:
+    server = place.listen(None, "tcp://localhost:*")
+    assert addresses.host_and_port(server.endpoint)[0] in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 
 def test_nothing_leaves_the_machine_without_keys(place: Place) -> None:

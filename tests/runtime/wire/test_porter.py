@@ -110,13 +110,14 @@ class Served:
         made.sendall(data)
         return made
 
-    def host(self) -> socket.socket:
+    def host(self, name: str = "127.0.0.1") -> socket.socket:
         """What listens as a host of this machine does; the daemon has told the porter of it."""
         made = socket.create_server(("127.0.0.1", 0))
         self._sockets.append(made)
-        self.line.send(json.dumps([made.getsockname()]).encode())
+        endpoint = name, made.getsockname()[1]
+        self.line.send(json.dumps([endpoint]).encode())
         received(self.dial(b"\x05\x01\x02"), 2)  # Answered after the line was read, or in the same turn.
-        while self.porter._open != {made.getsockname()}:
+        while self.porter._open != {endpoint}:
             received(self.dial(b"\x05\x01\x02"), 2)
         return made
 
@@ -177,6 +178,14 @@ def test_a_host_is_reached_as_long_as_the_daemon_says_so(served: Served) -> None
     assert received(there, 1) == b""
     host.close()
     assert received(served.dial(request), 100) == GREETED + UNREACHABLE
+
+
+def test_a_host_whose_machine_has_a_name_is_reached_without_resolving_it(served: Served) -> None:
+    host = served.host(name="alpha.invalid")
+    port = host.getsockname()[1].to_bytes(2, "big")
+    dialler = served.dial(HELLO + b"\x05\x01\x00\x03\x0dalpha.invalid" + port)
+    served.accepted(host)
+    assert received(dialler, 12) == GREETED + CONNECTED
 
 
 def test_who_does_not_read_holds_up_its_own_way_alone(served: Served) -> None:

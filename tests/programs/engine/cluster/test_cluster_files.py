@@ -272,6 +272,20 @@ def test_a_port_is_free_for_a_daemon_only() -> None:
         cluster_file.checked_address("tcp://127.0.0.1:0", "")
 
 
+@pytest.mark.parametrize(
+    "host", ["[2001:db8::1]", "home.example", "home-0.home", "[::ffff:10.0.0.1]", "10.0.0.1", "[::]"]
+)
+def test_an_address_may_be_of_either_kind_or_a_name(host: str) -> None:
+    address = f"tcp://{host}:7400"
+    assert cluster_file.checked_address(address, "", has_keys=True) == address
+
+
+@pytest.mark.parametrize("host", ["[:::]", "[10.0.0.1]", "[home]", "10.0.0.256", "10.0.1", "a b", "*", "[::1", "::1"])
+def test_an_address_that_nobody_can_dial_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="ADDRESS:PORT"):
+        cluster_file.checked_address(f"tcp://{host}:7400", "", has_keys=True)
+
+
 @pytest.mark.parametrize("options", [["--detach"], ["--cluster", "file.toml"]])
 def test_processes_are_not_one_process(tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

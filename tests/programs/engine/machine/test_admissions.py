@@ -12,10 +12,11 @@ import uvloop
 from typer.testing import CliRunner
 
 from isthmus.programs.command.main import app
-from isthmus.programs.engine.cluster import cluster_file, machine_file
+from isthmus.programs.engine.cluster import machine_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine import admissions, serve
+from isthmus.programs.engine.machine import admissions, joining, serve
 from isthmus.programs.engine.machine.admissions import Admissions
+from isthmus.programs.engine.machine.joining import JoinRequest
 from isthmus.programs.engine.machine.names import NameClaim
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire import security_keys
@@ -94,9 +95,9 @@ def test_a_machine_that_joins_keeps_texts_of_errors_unless_its_file_says_home(
 ) -> None:
     begun: list[MachineConfig] = []
     monkeypatch.setattr(serve, "run", lambda name, endpoint, permitted, begin, grace: begun.append(permitted) or 0)
-    monkeypatch.setattr(cluster_file, "is_listening", lambda address: True)
     read(place, f'[runs]\nfolder = "."\n{said}\n')
-    assert serve.join("tcp://127.0.0.1:7400", "beta", 1, ALPHA.public, place / "machine.toml") == 0
+    request = JoinRequest("tcp://127.0.0.1:7400", "beta", 1, ALPHA.public, place / "machine.toml")
+    assert joining.join(request) == 0
     (config,) = begun
     assert (config.error_texts, config.runs) == (texts, place)
     assert config.secret == place / "beta.key"
@@ -346,4 +347,4 @@ def test_which_daemon_admits() -> None:
         assert typed("admit", "delta", DELTA.public).exit_code == 2
     finally:
         claim.close(forget=True)
-    assert set(admissions.admitted(admissions.read("omega")).values()) == {"beta", "delta"}
+    assert set(admissions.admitted(admissions.read("omega").machines).values()) == {"beta", "delta"}

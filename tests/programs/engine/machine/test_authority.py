@@ -69,6 +69,7 @@ class Alpha:
             config,
             self.keys,
             folder / "state",
+            grace=20.0,
             tell=self.lines.append,
             on_change=lambda runs: None,
             on_idle=lambda: None,
@@ -167,7 +168,7 @@ def test_authority_comes_and_goes_while_the_daemon_lives(alpha: Alpha) -> None:
 
 
 def test_a_machine_speaks_for_itself_only(alpha: Alpha) -> None:
-    link = {"type": "link", "instance": "1", "runs": [], "islands": 1}
+    link = {"type": "link", "instance": "1", "runs": [], "follows": [], "islands": 1}
     assert alpha.asks(BETA, {**link, "name": "beta"})["type"] == "linked"
     assert alpha.refusal(BETA, {**link, "name": "gamma"})[2] == "that of 'beta'"
     assert alpha.asks(GAMMA, {**link, "name": "gamma", "instance": "2"})["type"] == "linked"
@@ -275,9 +276,10 @@ def test_an_absurd_run_is_refused_and_leaves_nothing(alpha: Alpha, changed: dict
 
 MESSAGES: list[dict[str, Any]] = [
     {"type": "link"},
-    {"type": "link", "name": "beta", "instance": "i" * 100_000, "runs": [], "islands": 1},
-    {"type": "link", "name": "beta", "instance": "1", "runs": [], "islands": "many"},
-    {"type": "link", "name": "beta", "instance": "1", "runs": 7, "islands": 1},
+    {"type": "link", "name": "beta", "instance": "i" * 100_000, "runs": [], "follows": [], "islands": 1},
+    {"type": "link", "name": "beta", "instance": "1", "runs": [], "follows": [], "islands": "many"},
+    {"type": "link", "name": "beta", "instance": "1", "runs": 7, "follows": [], "islands": 1},
+    {"type": "link", "name": "beta", "instance": "1", "runs": [], "follows": 7, "islands": 1},
     {"type": "t" * 100_000},
     {"type": "\x1b[2J\nadmits gamma"},
 ]

@@ -95,7 +95,7 @@ def test_learners_behind_nat_train_under_keys(net: Namespaces, place: Place) -> 
     alpha = begin("alpha", "daemon", "--name", "alpha", "--listen", address, "--config", "alpha.toml")
     says(alpha, "listens at")
     joining = ("join", address, "--server-key", "alpha.pub", "--config", "machine.toml", "--name")
-    says(begin("beta", *joining, "beta"), "linked to alpha")
+    says(begin("beta", *joining, "beta", "--until-over"), "linked to alpha")
     gamma = begin("gamma", *joining, "gamma")
     says(gamma, "type there: isthmus admit gamma ")
     # Typed on beta, which is no home and has no folder of the run to itself.
@@ -135,6 +135,8 @@ def test_learners_behind_nat_train_under_keys(net: Namespaces, place: Place) -> 
     assert (folder / "run" / "logs" / "learner-0.log").read_text() == f"{TEXT_IS}\n"
     assert [path.name for path in _with_text(folder / "run")] == []
     says(folder / "beta.log", "its logs are in")
+    says(folder / "beta.log", "ends, because its runs are over")
+    place.wait_for(lambda: "isthmus daemon beta" not in place.processes().values())
     assert [path.name for path in _with_text(folder / "state-beta")] == ["learner-0.log"]
     accounts_add_up(place.summary("run"))
     assert not place.hosts()

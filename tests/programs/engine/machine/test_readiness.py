@@ -13,8 +13,9 @@ from isthmus.programs.engine.machine.client import patience
 from isthmus.programs.engine.machine.daemon import ANSWERED_SHARE
 from isthmus.programs.engine.machine.failover import HomeView
 from isthmus.programs.engine.machine.links import HomeAddress, answered
-from isthmus.programs.engine.machine.readiness import LinkRequest, standings
+from isthmus.programs.engine.machine.readiness import LinkRequest, check_machines, standings
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 HERE = HomeAddress("beta", "tcp://beta:1", "")
 NONE = HomeView("", 0, is_heard=False)
@@ -76,6 +77,28 @@ def test_machines_are_asked_again_while_one_hears_the_home(monkeypatch: pytest.M
     assert found(links)[0]["gamma"].is_heard
     asked = readiness.HEARD_TRIES * (max(links.seconds) + readiness.LINK_SECONDS_MAX + patience("machine"))
     assert asked < ANSWERED_SHARE * patience("resume"), "the command would have given up"
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", None])
+def test_a_machine_whose_key_the_home_does_not_admit_is_told_so(address: str | None) -> None:
+    class Away:
+        def is_up(self, name: str) -> bool:
+            return False
+
+        async def wait_for(self, name: str, seconds_max: float) -> bool:
+            return False
+
+    home, gamma, other = (KeyPair.draw() for _ in range(3))
+
+    def faults(key: str | None, ring: Keyring) -> str:
+        request = LinkRequest(MachineSite("gamma", address, key), HERE, {"type": "check"})
+        return str(asyncio.run(check_machines(cast(Any, Away()), [request], ring)))
+
+    ring = Keyring(home, {other.public: "gamma"}, "beta")
+    assert f"isthmus admit gamma {gamma.public}" in faults(gamma.public, ring)
+    assert "isthmus admit gamma KEY" in faults(None, Keyring(home, {}, "beta"))
+    assert "isthmus admit" not in faults(gamma.public, Keyring(home, {gamma.public: "gamma"}, "beta"))
+    assert "isthmus admit" not in faults(None, ring)
 
 
 def test_what_a_machine_refuses_is_refused() -> None:

@@ -1,0 +1,231 @@
+"""`isthmus join`: a machine that offers its islands to the runs of another, for as long as this process lives.
+
+It only dials out, so it may be behind NAT. Off loopback it has a key, which is made if there is none. By invitation the
+home admits that key at once; otherwise the machine waits until somebody has, and prints the command to type there. It
+waits for a home that is not there, for ever if nothing bounds it, and finds it at another address where the invitation
+names another one by then. Ctrl-C takes the machine away again; SIGTERM, too, after a last answer.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, final
+
+from isthmus.programs.engine.cluster import cluster_file, machine_file
+from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine import admissions, serve
+from isthmus.programs.engine.machine.daemon import MachineDaemon
+from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile, home_in
+from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
+from isthmus.programs.settings import collecting
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.wire.security_curve import UNADMITTED, WORDS
+from isthmus.runtime.wire.security_keys import KeyPair, is_loopback, read_pair, read_public
+
+LOOK_SECONDS: Final = 0.5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """What `isthmus join` was asked for, and how long to wait for the home.
+
+    The home is given by its `address`, or in a file, which is read again: an `invitation` or a `cluster` file.
+    """
+
+    address: str | None = None
+    name: str | None = None
+    islands: int = 1
+    server_key: str | None = None
+    config: Path | None = None
+    invitation: Path | None = None
+    wait_seconds: float | None = None
+    until_over: bool = False
+    cluster: Path | None = None
+    grace: float = GRACE_SECONDS
+
+
+def join(request: JoinRequest) -> int:
+    """Offer islands until signals end it, or the home expels this machine, or, if so requested, its runs are over.
+
+    Returns the exit status: 1 if it ends with runs of which one has failed.
+
+    ConfigError if the request is wrong, or the home refuses it or does not come in time. A machine that an invitation
+    was refused to leaves nothing.
+    """
+    name, home, permitted, invitation = _checked(request)
+    written = [Path(f"{name}.key").absolute(), Path(f"{name}.pub").absolute(), admissions.path_of(name)]
+    new = [path for path in written if not path.exists()]
+    if home.public_key and permitted.pair is None:
+        permitted = replace(permitted, pair=_own_pair(name), secret=written[0])
+    joining = _Joining(request, name, home, invitation, "" if permitted.pair is None else permitted.pair.public)
+    permitted = replace(permitted, error_texts=permitted.error_texts or "local")
+    try:
+        return serve.run(name, "tcp://127.0.0.1:*", permitted, joining.begin, request.grace)
+    finally:
+        if invitation is not None and not joining.is_admitted:
+            for path in new:
+                path.unlink(missing_ok=True)
+
+
+def _checked(request: JoinRequest) -> tuple[str, HomeAddress, MachineConfig, InvitationFile | None]:
+    """The name of this machine, its home, its configuration, and its invitation; ConfigError with all faults."""
+    faults: list[Fault] = []
+    name, home, permitted, invitation = "", HomeAddress("", ""), MachineConfig(), None
+    with collecting(faults):
+        given = {"tcp://HOME:PORT": request.address, "--invite": request.invitation, "--cluster": request.cluster}
+        found = ", ".join(each for each, value in given.items() if value is not None)
+        if found not in given:
+            do = "Type `isthmus join --invite FILE`, or one of the others with --name NAME."
+            raise ConfigError("Reading the command line", f"one of {', '.join(given)}", found or "none", do)
+        if request.address is None and request.server_key is not None:
+            do = "Leave it out: the file has it."
+            raise ConfigError("Reading --server-key", f"none beside {found}", request.server_key, do)
+        if request.invitation is not None:
+            invitation = InvitationFile.read(request.invitation)
+            name, home = invitation.name_for(request.name, socket.gethostname()), invitation.home
+    if request.invitation is None and not faults:
+        with collecting(faults):
+            name = cluster_file.checked_name(request.name or "", "Reading --name", "for example --name beta")
+        with collecting(faults):
+            home = _home(request)
+    with collecting(faults):
+        permitted = machine_file.read(request.config)
+    if request.islands < 1:
+        do = "Each island is for one learner."
+        faults.append(Fault("Reading --islands", "1 or more", str(request.islands), do))
+    if request.wait_seconds is not None and not request.wait_seconds > 0:
+        do = "Leave it out to wait for ever."
+        faults.append(Fault("Reading --wait", "seconds above 0", str(request.wait_seconds), do))
+    if faults:
+        raise ConfigError.of(faults)
+    return name, home, permitted, invitation
+
+
+def _home(request: JoinRequest) -> HomeAddress:
+    """The home to dial, without an invitation; ConfigError if its address is not valid, or needs a key and has none."""
+    if request.cluster is not None:
+        return home_in(request.cluster, None, "Joining")
+    doing = "Reading the address of the home"
+    endpoint = cluster_file.checked_address(request.address or "", doing, has_keys=True)
+    if request.server_key is not None:
+        return HomeAddress("", endpoint, read_public(request.server_key, Path(), "Reading --server-key"))
+    if not is_loopback(endpoint):
+        do = "Give --server-key KEY, or the file NAME.pub, of the machine that listens there."
+        raise ConfigError(doing, "its public key, because it is another machine", "none", do)
+    return HomeAddress("", endpoint)
+
+
+def _own_pair(name: str) -> KeyPair:
+    """The machine's pair, whose secret key is in this folder; made if it is missing."""
+    path = Path(f"{name}.key").absolute()
+    if not path.exists():
+        KeyPair.make().write(Path.cwd(), name)
+    return read_pair(path)
+
+
+@final
+class _Joining:
+    """From the claim of an invitation to the link, and what is told about both. `own` is this machine's public key."""
+
+    def __init__(
+        self, request: JoinRequest, name: str, home: HomeAddress, invitation: InvitationFile | None, own: str
+    ) -> None:
+        self.is_admitted = False
+        self._request, self._name, self._home, self._invitation, self._own = request, name, home, invitation, own
+        self._claim: InvitationClaim | None = None
+        self._link: HomeLink | None = None
+        self._was_up = False
+        self._last = self._last_unreadable = ""
+        self._since = time.monotonic()
+
+    def begin(self, machine: MachineDaemon) -> None:
+        """Dial, and go on until the daemon ends."""
+        machine.ends_when_expelled = True
+        if self._request.until_over:
+            machine.end_when_over()
+        if self._invitation is None:
+            self._join(machine)
+        else:
+            self._claim = InvitationClaim(
+                machine.loop,
+                self._invitation,
+                self._name,
+                self._own,
+                locate=lambda: self._located(machine),
+                on_admitted=lambda: self._join(machine),
+                on_refused=machine.fail,
+            )
+            machine.on_close = self._claim.close
+        machine.later(LOOK_SECONDS, lambda: self._look(machine))
+
+    def _join(self, machine: MachineDaemon) -> None:
+        self.is_admitted, home = True, replace(self._home, address=self._located(machine))
+        self._link = machine.neighbours.join(home, self._request.islands)
+        self._link.locate = lambda: self._located(machine)
+
+    def _located(self, machine: MachineDaemon) -> str:
+        """The home's address by now: what the invitation or the cluster file says, as long as that can be read."""
+        if self._request.address is not None:
+            return self._home.address
+        try:
+            path = self._request.invitation
+            home = _home(self._request) if path is None else InvitationFile.read(path).home
+            if home.public_key == self._home.public_key:
+                self._home = home
+        except ConfigError as error:
+            if str(error) != self._last_unreadable:
+                machine.tell(f"goes on with {self._home.address}: {error}")
+            self._last_unreadable = str(error)
+        return self._home.address
+
+    def _look(self, machine: MachineDaemon) -> None:
+        """Tell a line whenever the state has changed; end where it is hopeless, or was waited for too long."""
+        link = self._link
+        if link is not None and link.is_hopeless:
+            machine.fail(ConfigError.of(link.faults))
+            return
+        self._was_up |= link is not None and link.is_up and not link.refused
+        wait, waited = self._request.wait_seconds, time.monotonic() - self._since
+        if machine.fault is None and wait is not None and waited > wait and not self._was_up:
+            machine.fail(self._waited_too_long(wait))
+            return
+        line = self._state(link)
+        if line != self._last:
+            self._last = line
+            machine.tell(line)
+        machine.later(LOOK_SECONDS, lambda: self._look(machine))
+
+    def _state(self, link: HomeLink | None) -> str:
+        if link is None:
+            reason = "" if self._claim is None else self._claim.waiting
+            return f"waits {reason}" if reason else f"waits for {self._home.address}"
+        do = f"; type there: {self._admit}" if self._admit else ""
+        count = f"{self._request.islands} island{'' if self._request.islands == 1 else 's'}"
+        if link.refused:
+            return f"not linked: {link.refused}{do}"
+        if link.is_up:
+            return f"linked to {link.home.name or link.home.address}, with {count}"
+        if self._was_up:
+            return f"has lost {link.home.name}, and goes on dialling"
+        return f"waits for {link.home.address}{do and f'; to be admitted{do[1:]}'}"
+
+    @property
+    def _admit(self) -> str:
+        """What has to be typed at the home; nothing where there are no keys, or the invitation does it."""
+        return f"isthmus admit {self._name} {self._own}" if self._own and self._invitation is None else ""
+
+    def _waited_too_long(self, seconds: float) -> ConfigError:
+        doing, expected = f"Joining the home at {self._home.address}", f"a link within {seconds:g} s"
+        if self._link is not None and self._link.refused == WORDS[UNADMITTED]:
+            return ConfigError(doing, expected, self._link.refused, f"Type there: {self._admit}")
+        if self._claim is not None and self._claim.waiting:
+            do = "Join with another --name, or wait for longer."
+            return ConfigError(doing, expected, f"another machine that had the name {self._name!r}", do)
+        found = "no answer" if self._link is None or not self._link.refused else self._link.refused
+        do = "Start it there: isthmus daemon --name NAME --listen ADDRESS; and look at the way to it."
+        return ConfigError(doing, expected, found, do)

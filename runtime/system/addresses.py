@@ -1,0 +1,48 @@
+"""Hosts and ports in texts: addresses of IPv4 and, in brackets, of IPv6, and names, as sockets of Python take them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from contextlib import suppress
+from typing import Final
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
+
+
+def host_and_port(text: str) -> tuple[str, str]:
+    """The host, without brackets, and the port of `HOST:PORT` or `tcp://HOST:PORT`."""
+    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), port
+
+
+def is_literal(host: str) -> bool:
+    """Whether a host, without brackets, is an address of IPv4 or IPv6."""
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return True
+    return False
+
+
+def is_name(host: str) -> bool:
+    """Whether a host is a name that may be resolved: no address, nor what looks like a mistyped one."""
+    return _NAME.fullmatch(host) is not None and not host.rpartition(".")[2].isdigit()
+
+
+def text_of(host: str, port: int | str) -> str:
+    """`HOST:PORT`, with an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def serve(host: str, port: int, backlog: int) -> socket.socket:
+    """A socket that listens at a host, in brackets or not; OSError if it cannot."""
+    bare = host.removeprefix("[").removesuffix("]")
+    family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+    return socket.create_server((bare, port), family=family, backlog=backlog)
+
+
+def connect(text: str, seconds_max: float) -> socket.socket:
+    """A connection to `HOST:PORT`, at the first of its addresses that accepts one; OSError if none does."""
+    host, port = host_and_port(text)
+    return socket.create_connection((host, int(port)), timeout=seconds_max)
