@@ -559,19 +559,22 @@ class Pacer:
         leaving: Sequence[LearnerReport] = (),
     ) -> Round:
         """The item of one attempt, on the present terms."""
+        stepping = self._roster.stepping()
+        if not stepping:  # All of its members leave.
+            leaving = self._roster.leaving()
         match kind:
             case "initial":
                 conditions = Conditions(1, 0, [], None)
             case "recover":
                 conditions = Conditions(1, RECOVERY_GRACE, [], None)
             case "merge" if leaving:
-                conditions = self._terms.parting(fragment, self._roster.stepping(), leaving)
+                conditions = self._terms.parting(fragment, stepping, leaving)
             case "merge":
-                conditions = self._terms.of(fragment, self._roster.stepping())
+                conditions = self._terms.of(fragment, stepping)
                 if is_at_edge and conditions.grace is not None:
                     conditions = conditions._replace(required=[slot for slot, _ in members], deadline=EDGE_WAIT)
             case "final":
-                conditions = self._terms.final(len(self._own), self._roster.stepping())
+                conditions = self._terms.final(len(self._own), stepping)
         item = Round(
             round=number,
             fragment=fragment,

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -119,6 +119,12 @@ def _hosts(order: TrainingOrder) -> list[str]:
     return [f"{role}/{slot}" for role, count in counts.items() for slot in range(count)]
 
 
+SEARCHES: Final[Mapping[str, Callable[..., Outcome]]] = {
+    "deaths": searches.run_deadly,
+    "gangs": searches.run_ganged,
+    "notices": searches.run_noticed,
+}
+"""What happens beside the usual faults."""
 SEED_MAX: Final = (1 << 63) - 1
 PROGRESS_SECONDS: Final = 0.5
 
@@ -129,30 +135,32 @@ def world(
     program: str,
     *,
     least: int = 0,
-    is_deadly: bool = False,
-    has_gangs: bool = False,
+    beside: Sequence[str] = (),
     as_json: bool,
 ) -> bool:
     """Run seeds `seed` to `seed + seeds - 1`, and show the results; returns whether the search passed.
 
     It passes if there is no violation, every kind of fault happened at least `least` times in every phase of the runs,
-    and, with `least`, every guard fired. With `is_deadly`, everything dies in each run, and `least` is the minimum of
-    deaths at each step of a snapshot. With `has_gangs`, islands have several processes, and with `least` the faults of
-    such islands have to happen. ConfigError for numbers out of range and for programs that cannot be simulated.
+    and, with `least`, every guard fired. `beside` names at most one of SEARCHES. With 'deaths', everything dies in each
+    run, and `least` is the minimum of deaths at each step of a snapshot. With 'gangs', islands have several processes,
+    and with `least` the faults of such islands have to happen. With 'notices', machines are told to leave. ConfigError
+    for numbers out of range and for programs that cannot be simulated.
     """
     _check(seed, seeds, least, program)
-    if is_deadly and program != DEFAULT:
+    if "deaths" in beside and program != DEFAULT:
         do = "Leave --program out, or --deaths."
         raise ConfigError("Reading the options of `isthmus simulate world`", f"--deaths of {DEFAULT}", program, do)
-    if is_deadly and has_gangs:
+    if len(beside) > 1:
         doing = "Reading the options of `isthmus simulate world`"
-        raise ConfigError(doing, "--deaths or --gangs", "both", "Leave one of them out.")
-    if has_gangs:
+        found = " and ".join(f"--{name}" for name in beside)
+        raise ConfigError(doing, f"one of {', '.join(f'--{name}' for name in SEARCHES)}", found, "Leave one out.")
+    search = beside[0] if beside else ""
+    if search == "gangs":
         searches.check(program)
-    again = partial(command, program=program, more=" --deaths" * is_deadly + " --gangs" * has_gangs)
+    again = partial(command, program=program, more=f" --{search}" if search else "")
     begun = told_at = time.monotonic()
     outcomes, failed, line = list[Outcome](), 0, ProgressLine()
-    tried = partial(searches.run_deadly if is_deadly else searches.run_ganged if has_gangs else run, program=program)
+    tried = partial(SEARCHES.get(search, run), program=program)
     for outcome in searches.outcomes(tried, range(seed, seed + seeds)):
         outcomes.append(outcome)
         failed += outcome.violation is not None
@@ -169,11 +177,12 @@ def world(
     took = time.monotonic() - begun
     phases = sum((outcome.phases for outcome in outcomes), Counter[tuple[str, str]]())
     guards = sum((outcome.guards for outcome in outcomes), Counter[str]())
-    if is_deadly:
+    missing: list[str] = []
+    if search == "deaths":
         missing = rare_steps(phases, least)
-    elif has_gangs:
+    elif search == "gangs":
         missing = searches.unseen(guards) if least else []
-    else:
+    elif not search:
         missing = rare(phases, program, least) + (idle(guards, program) if least else [])
     show(_sheet(outcomes, phases, guards, took, again, missing), as_json=as_json)
     return not failed and not missing

@@ -162,6 +162,10 @@ def world(
             help="Islands of several processes, some elastic; --each asks that all happens to them that can.",
         ),
     ] = False,
+    has_notices: Annotated[
+        bool,
+        typer.Option("--notices", help="Also have machines told to leave, the home among them, and started again."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run whole clusters in virtual time, with faults from the seed, and check that nothing is broken.
@@ -170,9 +174,9 @@ def world(
     """
     from isthmus.programs.command import lab as simulating
 
-    if not simulating.world(
-        seed, seeds, program, least=each, is_deadly=is_deadly, has_gangs=has_gangs, as_json=as_json
-    ):
+    asked = {"deaths": is_deadly, "gangs": has_gangs, "notices": has_notices}
+    beside = [name for name, is_asked in asked.items() if is_asked]
+    if not simulating.world(seed, seeds, program, least=each, beside=beside, as_json=as_json):
         raise typer.Exit(FAILED)
 
 

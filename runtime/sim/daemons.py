@@ -278,7 +278,7 @@ class SimulatedDaemon(Ground):
         self.name = f"daemon {machine.name}#{number}"
         self.tapes: dict[str, list[Tape]] = {"station": [], "home": []}
         self.commands_left: int | None = None
-        self.is_published = False
+        self.is_published = self.is_leaving = False
         self._shared, self._machine = shared, machine
         self._mount = Mount(machine.disk)
         self._stations: list[Station] = []
@@ -309,6 +309,7 @@ class SimulatedDaemon(Ground):
         """Start, like a new process."""
         if self._home is None:
             self.clock.run(self._begin_outpost)
+            self._announce()
             return
         takes = 0 if self._machine.journal() is None else TAKES_OVER_NS
         self.clock.call_at(Instant(self.clock.now() + takes), self._home.start)
@@ -345,6 +346,14 @@ class SimulatedDaemon(Ground):
     @property
     def refused(self) -> Counter[str]:
         return sum((station.refused for station in self._stations), Counter[str]())
+
+    def leave(self, seconds_max: float) -> None:
+        """Leave within so many seconds, as after a signal; then this daemon ends."""
+        self.is_leaving = True
+        if self._home is not None:
+            self.at_home(lambda home: home.set_aside(seconds_max))
+        elif self._outpost is not None:
+            self.clock.run(partial(self._outpost.leave, seconds_max))
 
     def die(self) -> None:
         """End at once; the hosts go on."""
@@ -431,6 +440,22 @@ class SimulatedDaemon(Ground):
         if self._outpost is not None:
             self._outpost.order(home, message)
 
+    def _left(self, name: str) -> None:
+        """A machine has left the run."""
+        if self._home is not None:
+            self._home.take_away(name, "left")
+
+    def _announce(self) -> None:
+        """Tell the home that this machine is there: one that had left has its slots again."""
+        self.clock.call_at(Instant(self.clock.now() + seconds(BEAT_SECONDS)), self._announce)
+        if self._outpost is not None and not self.is_leaving:
+            self._reach(self._machine.follows[0], lambda daemon: daemon._linked(self._machine.name))
+
+    def _linked(self, name: str) -> None:
+        home = self._home
+        if home is not None and home.outcome == "running" and name in home.home.fleet.away:
+            home.join(name, len(home.home.fleet.left_by(name)))
+
     def _report(self, message: Message) -> None:
         """A report of the outpost here."""
         told = self._machine.lied(message, self._roster)
@@ -469,6 +494,10 @@ class SimulatedDaemon(Ground):
         assert self._outpost is not None
         self._outpost.close()
         self._outpost = None
+        if self.is_leaving:
+            self._reach(self._machine.follows[0], lambda daemon: daemon._left(self._machine.name))
+            self.clock.call_soon(partial(self._shared.died, self._machine))
+            return
         self.clock.call_at(Instant(self.clock.now() + seconds(STATION_SECONDS)), self._begin_anew)
 
     def _begin_anew(self) -> None:

@@ -281,6 +281,19 @@ class Blackout(_Moment):
 
 
 @dataclass(frozen=True, slots=True)
+class Notice(_Moment):
+    """A machine is told to leave, as by SIGTERM: its home is set aside, its other hosts leave the run.
+
+    It has a `grace`, and is started again after `seconds`; where it has not left by then, all of it is killed.
+    """
+
+    kind: ClassVar[str] = "notice"
+    machine: str
+    grace: float = 5.0
+    seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
 class FillDisk(_Moment):
     """The disk of a machine has room for `room` bytes more. It happens once something does not fit."""
 
@@ -371,7 +384,7 @@ HostFault: TypeAlias = Kill | Pause | Hang | Stick | Crash | Slow | Skew | Forge
 """Faults of one live host."""
 LurkingFault: TypeAlias = FillDisk | BreakDisk | RefuseStarts | SlowStarts | Lie | DieAll
 """Faults that lurk until they strike."""
-PromptFault: TypeAlias = HostFault | WayFault | TalkFault | Blackout | MoveHome | Join | Stop | End
+PromptFault: TypeAlias = HostFault | WayFault | TalkFault | Blackout | MoveHome | Notice | Join | Stop | End
 """Faults that happen at once, or not yet."""
 Fault: TypeAlias = PromptFault | LurkingFault
 

@@ -137,6 +137,8 @@ class Acts:
                 return self._black_out(fault)
             case faults.MoveHome():
                 return self._move_home(fault)
+            case faults.Notice():
+                return self._notify(fault)
             case faults.Join():
                 return self._universe.join(Replica.parse(fault.host))
             case faults.Stop():
@@ -358,6 +360,23 @@ class Acts:
             return False
         self._last(fault.after, partial(self._universe.move_home, fault.machine))
         return True
+
+    def _notify(self, fault: faults.Notice) -> bool:
+        """Tell a machine to leave; False where nobody is there to be told."""
+        machine = self._universe.machines[fault.machine]
+        daemon = machine.daemon
+        if daemon is None or daemon.is_leaving or daemon.clock.is_paused:
+            return False
+        self.touched.update(process.member.replica for process in machine.processes.values())
+        daemon.leave(fault.grace)
+        self._last(fault.seconds, partial(self._start_again, machine))
+        return True
+
+    def _start_again(self, machine: SimulatedMachine) -> None:
+        """Start a machine again that has left; what has not is killed."""
+        if machine.daemon is None or machine.daemon.is_leaving:
+            self._universe.darken(machine, keeps_power=True)
+            self._universe.lighten(machine)
 
     def _black_out(self, fault: faults.Blackout) -> bool:
         """Cut a machine's power; False where it is dark already."""

@@ -397,6 +397,9 @@ class Universe:
             machine.ledger.forget()
             self.clock.call_soon(partial(self.start_daemon, machine))
             return
+        if home.is_set_aside:
+            self.clock.call_soon(partial(self.kill_daemon, machine))
+            return
         for checker in self._checkers:
             checker.finished(self, home)
         self.outcome, self.failure = home.outcome, home.failure

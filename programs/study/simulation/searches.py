@@ -37,7 +37,19 @@ from isthmus.programs.study.simulation.universe import Outcome, Shape, hosts_of,
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.ids import LEARNER, Replica, follower
-from isthmus.runtime.sim.faults import Blackout, Cut, DieAll, Fault, Hang, Kill, KillDaemon, MoveHome, Pause, SlowStarts
+from isthmus.runtime.sim.faults import (
+    Blackout,
+    Cut,
+    DieAll,
+    Fault,
+    Hang,
+    Kill,
+    KillDaemon,
+    MoveHome,
+    Notice,
+    Pause,
+    SlowStarts,
+)
 from isthmus.runtime.sim.universe import HOME, machine_of
 
 MOVED_SHARE: Final = 0.25
@@ -160,6 +172,8 @@ def run_lying(seed: int, program: str = DEFAULT) -> Outcome:
 
 
 PROCESSES_MAX: Final = 4
+HOME_SHARE: Final = 0.3
+"""Of notices, beside its turn among all machines."""
 ELASTIC_SHARE: Final = 0.5
 """Share of elastic islands among those of several processes."""
 FAULTS_MAX: Final = 5
@@ -219,6 +233,30 @@ def _fault(rng: random.Random, replica: Replica, moment: dict[str, Any], lasts_m
 def run_ganged(seed: int, program: str = DEFAULT) -> Outcome:
     """The outcome of one seed."""
     return outcome_of(ganged(seed, program))
+
+
+NOTICES_MAX: Final = 4
+
+
+def noticed(seed: int, program: str = DEFAULT) -> Shape:
+    """The run of a seed, in which machines are told to leave, too, the home among them, and are started again."""
+    shape, rng = shape_of(seed, program), random.Random(f"isthmus {seed} notices")
+    machines = sorted({HOME, *map(machine_of, hosts_of(shape.program, shape.learners))})
+    notices = [
+        Notice(
+            HOME if rng.random() < HOME_SHARE else rng.choice(machines),
+            rng.choice((1.0, 5.0, 14.0)),
+            rng.choice((0.5, 3.0, 10.0, 25.0)),
+            **moment_of(rng, shape.steps, shape.step_ms),
+        )
+        for _ in range(rng.randint(1, NOTICES_MAX))
+    ]
+    return replace(shape, faults=(*shape.faults, *notices))
+
+
+def run_noticed(seed: int, program: str = DEFAULT) -> Outcome:
+    """The outcome of one seed."""
+    return outcome_of(noticed(seed, program))
 
 
 def unseen(guards: Counter[str]) -> list[str]:

@@ -59,3 +59,11 @@ def test_the_next_life_in_its_slot_is_one_that_steps():
     opened = made.fire(stepping(0, 1, incarnation=2), stepping(1, 31))
     assert opened
     assert all(item["members"] == [[0, 2], [1, 1]] and item["deadline"] != EDGE_WAIT for item in opened)
+
+
+def test_a_round_that_is_due_while_all_leave_has_a_quorum():
+    made = shard()
+    made.fire(stepping(0, 29), stepping(1, 29))
+    opened = made.fire(stepping(0, 40), stepping(1, 40), leaving(0, 40), leaving(1, 40))
+    assert opened
+    assert {item["count_min"] for item in opened} == {1}

@@ -115,7 +115,7 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_changed(dead: Run, refusal:
     assert "spec.json that cannot be read" in refusal(folder="torn")
     (copy(dead, "ended") / "summary.json").write_text('{"outcome": "done"}')
     assert "and a run that is done" in refusal(folder="ended")
-    assert "tokens that are trained, found 1\n" in refusal("--tokens", "1", folder="ended")
+    assert "tokens that are trained, found 640" in refusal("--tokens", "640", folder="ended")
     (dead.here / "ended" / "cluster.json").write_text("{}")
     assert "found one of a cluster" in refusal(folder="ended")
     assert contents(dead.folder) == before

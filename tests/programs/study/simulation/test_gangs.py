@@ -134,6 +134,6 @@ def test_what_never_happened_to_an_island_is_told() -> None:
 
 
 def test_programs_whose_learners_are_one_process_have_no_such_search() -> None:
-    for asked in (("data-parallel", False), ("decoupled-diloco", True)):
+    for program, beside in (("data-parallel", ["gangs"]), ("decoupled-diloco", ["deaths", "gangs"])):
         with pytest.raises(ConfigError, match="--gangs"):
-            shown.world(0, 1, asked[0], is_deadly=asked[1], has_gangs=True, as_json=False)
+            shown.world(0, 1, program, beside=beside, as_json=False)

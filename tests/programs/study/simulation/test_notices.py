@@ -1,0 +1,66 @@
+"""Machines that are told to leave, the home among them: they give what they have, come back, and the run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from isthmus.programs.study.simulation import searches
+from isthmus.programs.study.simulation.seeds import shape_of
+from isthmus.programs.study.simulation.universe import outcome_of
+from isthmus.runtime.ids import Replica
+from isthmus.runtime.sim.checkers import Checker
+from isthmus.runtime.sim.faults import Fault, Notice
+from isthmus.runtime.sim.universe import HOME, Universe, machine_of
+from isthmus.runtime.supervision.incidents import Ended, Exited, Happened, HomeSetAside, MachineTaken
+from tests.effort import soaked
+
+LEARNER = Replica("learner", 0)
+LEAVES = machine_of(LEARNER)
+
+
+class Left(Checker):
+    """Objects to nothing. How lives ended, in order, and whether the home was set aside."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, object]] = []
+        self.is_set_aside = False
+
+    def happened(self, universe: Universe, happened: Happened) -> None:
+        if isinstance(happened.incident, Ended):
+            self.ends.append((str(happened.member), happened.incident.end))
+        self.is_set_aside |= isinstance(happened.incident, HomeSetAside)
+
+
+def left(*faults: Fault) -> Left:
+    """What a run with these faults alone comes to, which is done without a violation."""
+    seen = Left()
+    outcome = outcome_of(replace(shape_of(7), faults=faults, storms=()), seen)
+    assert outcome.violation is None, outcome.violation
+    return seen
+
+
+def test_a_learner_that_is_told_to_leave_exits_by_itself_and_returns_to_its_slot() -> None:
+    seen = left(Notice(LEAVES, 14.0, 20.0, at_step=8))
+    assert seen.ends[0] == (f"{LEARNER}#1", Exited(0))
+    assert not seen.is_set_aside
+
+
+def test_a_home_that_is_told_to_leave_ends_with_its_hosts_and_goes_on_with_the_next_daemon() -> None:
+    seen = left(Notice(HOME, 14.0, 20.0, at_step=8))
+    assert seen.is_set_aside
+    assert ("recorder/0#1", Exited(0)) in seen.ends
+    assert not any(isinstance(end, MachineTaken) for _, end in seen.ends)
+
+
+def test_one_that_is_killed_before_it_has_left_is_as_one_that_was_killed() -> None:
+    left(Notice(LEAVES, 14.0, 0.02, at_step=8), Notice(HOME, 14.0, 0.02, at_step=16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(6), soaked(range(6, 200))], ids=str)
+def test_notices_of_seeds_break_nothing(seeds: range) -> None:
+    for seed in seeds:
+        outcome = searches.run_noticed(seed)
+        assert outcome.violation is None, (seed, outcome.violation)
