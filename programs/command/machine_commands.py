@@ -62,6 +62,12 @@ def daemon(
         Path | None,
         typer.Option("--config", metavar="machine.toml", help="Which modules it may load, its key, whom it admits."),
     ] = None,
+    ports: Annotated[
+        str,
+        typer.Option(
+            "--ports", metavar="A-B", help="Where hosts listen; A-A: nowhere but behind the daemon's own port."
+        ),
+    ] = "",
     until_over: UntilOver = False,
     grace: Grace = GRACE_SECONDS,
 ) -> None:
@@ -75,7 +81,7 @@ def daemon(
     """
     from isthmus.programs.engine.machine.serve import serve
 
-    raise typer.Exit(serve(name, listen, config, grace, until_over=until_over))
+    raise typer.Exit(serve(name, listen, config, grace, ports=ports, until_over=until_over))
 
 
 @commands.command(rich_help_panel=PANEL)

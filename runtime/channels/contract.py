@@ -42,11 +42,17 @@ class Parcel(msgspec.Struct, frozen=True, gc=False):
 
 
 class Endpoints(NamedTuple):
-    """ZeroMQ endpoints of a host, such as `tcp://127.0.0.1:4001`, and its machine's public key, if it has one."""
+    """ZeroMQ endpoints of a host, such as `tcp://127.0.0.1:4001`, and its machine's public key, if it has one.
+
+    `porter` is the address of its machine's porter, if it has one: a host that cannot be dialled is *relayed* by it.
+    One that `is_inside` listens where only its porter reaches it.
+    """
 
     control: str
     data: str
     key: str = ""
+    porter: str = ""
+    is_inside: bool = False
 
 
 class Receiver(Protocol):
@@ -89,13 +95,14 @@ class Channel(Protocol):
 
 
 class PeerReachability(NamedTuple):
-    """The number of a host's `peers`, and those `missing` a connection.
+    """The number of a host's `peers`, those `missing` a connection, and those that a porter relays.
 
     Each missing one comes with the time since it was last heard on a connection; 0 if never.
     """
 
     peers: int
     missing: list[tuple[Member, Duration]]
+    relayed: list[Member]
 
 
 class DiallingChannel(Channel, Protocol):

@@ -199,6 +199,15 @@ class Daemon:
         """Remove a machine: its hosts end, and its learners' slots with them."""
         self._driver.feed(MachineTakenAway(machine, how))
 
+    def listening(self) -> list[str]:
+        """The endpoints at which hosts listen on this machine."""
+        return self._site.listening()
+
+    def relayed(self) -> dict[str, list[str]]:
+        """Host, on any machine -> the hosts that a porter relays to it."""
+        figures = {str(member.replica): shown["figures"].get("relayed", []) for member, shown in self._shown.items()}
+        return {name: list(others) for name, others in sorted(figures.items()) if others}
+
     def dismiss(self) -> None:
         """Release the other machines."""
         for machine in self.home.fleet.machines:

@@ -18,7 +18,7 @@ from isthmus.runtime.daemon.ground import Handler, Server
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.incidents import Starved, raised_of
-from isthmus.runtime.supervision.messages import MISSING_MAX, Formed, Heartbeat, ItemRefusal, Missing, Over
+from isthmus.runtime.supervision.messages import MISSING_MAX, Endpoints, Formed, Heartbeat, ItemRefusal, Missing, Over
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 from isthmus.runtime.wire.control_messages import Message
 
@@ -124,7 +124,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
     figures, published = dict(message["figures"]), dict(message["published"])
     heartbeat = Heartbeat(
         phase,
-        _pair(message["endpoints"]),
+        _endpoints(message["endpoints"]),
         _count(figures, "steps"),
         Duration(_count(figures, "busy_ns")),
         Duration(_count(figures, "firing_ns")),
@@ -137,7 +137,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
         tuple(_missing(each) for each in list(figures.get("missing", []))[:MISSING_MAX]),
         msgspec.convert(figures.get("refusals", []), tuple[ItemRefusal, ...]),
         msgspec.convert(figures.get("formed", Formed()), Formed),
-        _pair(message.get("door")),
+        _door(message.get("door")),
     )
     over = None
     if message["type"] == "over":
@@ -152,8 +152,18 @@ def _missing(plain: Any) -> Missing:
     return Missing(Member(Replica.parse(replica), int(incarnation)), Duration(max(0, int(silence))))
 
 
-def _pair(plain: Any) -> tuple[str, str] | None:
-    """The endpoints of a host, for control and for data, or address and token of a door; None where it has none."""
+def _endpoints(plain: Any) -> Endpoints | None:
+    """The endpoints of a host, for control, for data, and its porter's; None for one that does not listen."""
+    if not plain:
+        return None
+    endpoints: Endpoints = tuple(map(str, plain))
+    if not 2 <= len(endpoints) <= 3:
+        raise ValueError(f"no endpoints: {len(endpoints)} of them")
+    return endpoints
+
+
+def _door(plain: Any) -> tuple[str, str] | None:
+    """The address and the token of a door; None where there is none."""
     if not plain:
         return None
     first, second = map(str, plain)

@@ -152,6 +152,14 @@ class Outpost:
         """A machine claims to be the home of the run."""
         self._site.call(home, term)
 
+    def listening(self) -> list[str]:
+        """The endpoints at which hosts listen here."""
+        return self._site.listening()
+
+    def relayed(self) -> dict[str, list[str]]:
+        """Host here -> the hosts that a porter relays to it."""
+        return self._site.relayed()
+
     def order(self, home: str, message: Mapping[str, Any]) -> None:
         """Handle orders of a machine that claims to be the home; KeyError, TypeError or ValueError for invalid ones."""
         orders, keys = read_orders(message)

@@ -99,6 +99,16 @@ class Site:
         self.keys = keys
         self._driver.feed(OrdersCame(orders))
 
+    def listening(self) -> list[str]:
+        """The endpoints at which hosts listen here."""
+        heartbeats = [life.heartbeat for life in self.station.lives.values()]
+        return [endpoint for each in heartbeats if each.endpoints is not None for endpoint in each.endpoints[:2]]
+
+    def relayed(self) -> dict[str, list[str]]:
+        """Host -> the hosts that a porter relays to it."""
+        figures = {str(member.replica): shown["figures"].get("relayed", []) for member, shown in self.shown.items()}
+        return {name: list(others) for name, others in sorted(figures.items()) if others}
+
     def beat(self) -> bool:
         """Count a beat, every BEAT_SECONDS; returns whether the ledger had been deleted."""
         was_removed = self._ground.restore_ledger()

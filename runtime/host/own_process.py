@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -42,7 +43,7 @@ from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 from isthmus.runtime.wire.control_client import ControlClient
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.daemon_notes import note_of
-from isthmus.runtime.wire.security_keys import Keyring
+from isthmus.runtime.wire.security_keys import Keyring, is_loopback
 
 RELAY: Final = "recorder"
 """The role that relays between hosts that both only dial."""
@@ -50,7 +51,7 @@ RELAY: Final = "recorder"
 Meeting: TypeAlias = Literal["dial", "wait", "relay"]
 """The way to meet a peer: this host dials it, it dials this host, or both dial a third."""
 Row: TypeAlias = Sequence[Any]
-"""A row of a roster: [replica, incarnation, endpoints, machine]."""
+"""A row of a roster: [replica, incarnation, endpoints, machine]; a third endpoint is the machine's porter."""
 
 
 class Meetings:
@@ -60,7 +61,8 @@ class Meetings:
     to the core. A roster is complete each time: a member that is missing in it is gone; one with another incarnation
     has been replaced. A member that is gone never comes back: a daemon whose disk failed may name lives that ended
     before it began. Members without an edge to or from this host are ignored; one that cannot be met yet is met with a
-    later roster. When the relay has a new life, the members behind it are reached through that.
+    later roster. When the relay has a new life, the members behind it are reached through that. `reaches` are addresses
+    of other machines' porters as this machine reaches them, where it knows better than they do.
     """
 
     def __init__(
@@ -71,9 +73,11 @@ class Meetings:
         channel: DiallingChannel,
         meets: Callable[[Replica], Meeting],
         tell: Callable[[Event], None],
+        reaches: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.live: dict[Replica, Member] = {member.replica: member}
         self._member, self._channel, self._meets, self._tell = member, channel, meets, tell
+        self._reaches = reaches
         crossing = [edge for edge in plan.edges.values() if edge.route != "local"]
         mine = member.replica.role
         self._roles = {edge.target_role for edge in crossing if edge.source_role == mine}
@@ -91,6 +95,7 @@ class Meetings:
         present = {row[0].replica: row for row in named if not self._is_former(row[0])}
         if present.get(self._member.replica, (None,))[0] != self._member:
             return  # The daemon does not know this host yet.
+        own = present[self._member.replica][2]
         relay = next((row[0] for replica, row in present.items() if replica.role == RELAY), None)
         for replica, member in list(self.live.items()):
             if replica not in present or present[replica][0] != member:
@@ -105,10 +110,20 @@ class Meetings:
                     self._channel.relay(self.live[replica], relay)
         for replica, (member, endpoints, machine) in sorted(present.items()):
             if replica not in self.live and replica.role in self._roles:
-                dialled = Endpoints(endpoints[0], endpoints[1], keys.get(machine, "")) if endpoints else None
+                dialled = self._endpoints(endpoints, machine, own, keys) if endpoints else None
                 if self._meet(member, dialled, relay):
                     self.live[replica] = member
                     self._tell(ReplicaJoined(member))
+
+    def _endpoints(self, endpoints: Sequence[str], machine: str, own: str, keys: Mapping[str, str]) -> Endpoints:
+        """The endpoints of a host on `machine`, for a host on the machine `own`.
+
+        A host that listens on loopback of another machine with a porter is inside. Where there is no porter, all
+        machines are one, as in tests.
+        """
+        control, data, *porters = endpoints
+        porter = self._reaches.get(machine, porters[0]) if porters and machine != own else ""
+        return Endpoints(control, data, keys.get(machine, ""), porter, bool(porter) and is_loopback(control))
 
     def _is_former(self, member: Member) -> bool:
         """Whether this life has gone, or was replaced by one that was met."""
@@ -242,6 +257,7 @@ def message_of(host: Host, channel: DiallingChannel, now: Instant, *, formed: Fo
             "firing_node": firings.node,
             "peers": reachability.peers,
             "unreached": len(reachability.missing),
+            "relayed": [str(peer.replica) for peer in reachability.relayed[:MISSING_MAX]],
             "missing": [
                 [str(missing.replica), missing.incarnation, silence]
                 for missing, silence in reachability.missing[:MISSING_MAX]
@@ -325,7 +341,8 @@ class HostIsland(Protocol):
 class HostProcess:
     """Runs one plan as one member of the run named `run`, until the daemon orders it to exit.
 
-    `listens` is the address at which others dial it, None if none do; rosters keep `machines` (the machine of each
+    `listens` is the endpoint at which others dial it, as `bind` takes it, None if none do, and `porter` that of this
+    machine's porter, '' if it has none; `reaches` as in Meetings. Rosters keep `machines` (the machine of each
     member) and `keys` (the admitted ones) up to date. `island` are the devices that this host may use; the tapes of all
     lives of its replica have at most `tape_bytes`. `door` is where it awaits the others of its island; `on_roster` is
     called with every roster, `elastic` is queried for the state of an elastic island.
@@ -342,6 +359,8 @@ class HostProcess:
         zero_ns: int,
         seed: int,
         listens: str | None,
+        porter: str = "",
+        reaches: Mapping[str, str] = MappingProxyType({}),
         machines: dict[Replica, str],
         keys: Keyring | None,
         meets: Callable[[Replica], Meeting],
@@ -354,7 +373,7 @@ class HostProcess:
         tape_bytes: int = TAPE_BYTES,
     ) -> None:
         self._member, self._plan, self._folder = member, plan, folder
-        self._listens, self._run = listens, run
+        self._listens, self._porter, self._run = listens, porter, run
         self._machines, self._keys = machines, keys
         loop = uvloop.new_event_loop()
         loop.set_exception_handler(lambda loop, context: self._broken(context))
@@ -379,7 +398,9 @@ class HostProcess:
             on_ended=self._node_ended,
             on_failed=self._failed,
         )
-        self._meetings = Meetings(plan, member, channel=self._channel, meets=meets, tell=self._host.handle)
+        self._meetings = Meetings(
+            plan, member, channel=self._channel, meets=meets, tell=self._host.handle, reaches=reaches
+        )
         self._endpoints, self._door = list[str](), list(door)
         self._on_roster, self._elastic = on_roster, elastic
         self._supply = Supply(plan)
@@ -392,7 +413,8 @@ class HostProcess:
     def run(self) -> int:
         """Serve; returns the exit status, 0 if the daemon ended this host, 1 if it failed."""
         if self._listens is not None:
-            self._endpoints = list(self._channel.bind(f"tcp://{self._listens}:0")[:2])
+            self._endpoints = list(self._channel.bind(self._listens)[:2])
+            self._endpoints += [self._porter] if self._porter else []
         self._loop.call_soon(self._begin)
         self._loop.run_forever()
         self._close()

@@ -245,7 +245,7 @@ class Life:
     def start(self, *, listens: bool) -> None:
         """Start, like a new process."""
         if listens:
-            control, data, _ = self.channel.bind(f"tcp://{self.address}:0")
+            control, data, *_ = self.channel.bind(f"tcp://{self.address}:0")
             self.endpoints = control, data
         self.host.start([self.member])
         self._silence = DaemonSilence(self.clock.now() / 1e9, HEARTBEAT_SECONDS)

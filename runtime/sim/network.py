@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol
 from isthmus.runtime.clock import Clock, Duration, Instant, milliseconds, seconds
 from isthmus.runtime.host.virtual_time import VirtualClock
 from isthmus.runtime.items.layout import Bytes
-from isthmus.runtime.wire.peers import Gone, OnMessage, Purpose
+from isthmus.runtime.wire.peers import Gone, OnMessage, Purpose, Reached
 from isthmus.runtime.wire.protocol_messages import TOKEN_BYTES
 
 LOOPBACK: Final = milliseconds(0.05)
@@ -418,7 +418,10 @@ class EtherSockets:
         self._ether, self._machine, self._run, self._rng = ether, machine, run, rng
         self._made: list[EtherSocket] = []
 
-    def dealer(self, purpose: Purpose, on_message: OnMessage, gone: Gone) -> EtherSocket:
+    def dealer(
+        self, purpose: Purpose, on_message: OnMessage, gone: Gone, *, porter: str = "", reached: Reached | None = None
+    ) -> EtherSocket:
+        assert not porter, "no machine has a porter here"
         return self._socket(purpose, on_message, gone)
 
     def router(self, purpose: Purpose, on_message: OnMessage, counts: Counter[str]) -> EtherSocket:

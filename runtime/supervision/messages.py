@@ -103,18 +103,21 @@ class Missing(Part, frozen=True):
     silence: Lasting = Duration(0)
 
 
+Endpoints: TypeAlias = Annotated[tuple[Address, ...], Meta(min_length=2, max_length=3)]
+
+
 class Heartbeat(Part, frozen=True):
     """The state that a host reports: `steps`, `busy`, `firing` and `node` as in HeartbeatArrived.
 
     `starved`: its data arrive too slowly. Of its `peers` hosts it has no data connection with `unreached`, of which
     `missing` are the first. `refusals` are the items that it has refused, a record for each sender and edge. `formed`
-    is set by the leader of an elastic island. `endpoints` are those for control and for data of a host that listens;
-    `door` is where the leader of an island of several processes awaits the others. `flows`: what it has moved and
-    awaited.
+    is set by the leader of an elastic island. `endpoints` are those for control and for data of a host that listens,
+    and that of its machine's porter, if there is one; `door` is where the leader of an island of several processes
+    awaits the others. `flows`: what it has moved and awaited.
     """
 
     phase: Phase = "starting"
-    endpoints: tuple[Address, Address] | None = None
+    endpoints: Endpoints | None = None
     steps: Count = 0
     busy: Lasting = Duration(0)
     firing: Lasting = Duration(0)
@@ -173,7 +176,7 @@ Published: TypeAlias = dict[Name, dict[Name, Scalar | list[Scalar] | dict[Name |
 class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The figures of a host for people; those that it did not measure are unset. The names are those of `Heartbeat`.
 
-    `refused` counts what it refused.
+    `refused` counts what it refused; `relayed` are the hosts that a porter relays to it.
     """
 
     cpu_seconds: Seconds | UnsetType = UNSET
@@ -189,6 +192,7 @@ class HostFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peers: Count | UnsetType = UNSET
     unreached: Count | UnsetType = UNSET
     missing: Annotated[tuple[tuple[Name, Count, Count], ...], Meta(max_length=MISSING_MAX)] | UnsetType = UNSET
+    relayed: Annotated[tuple[Name, ...], Meta(max_length=MISSING_MAX)] | UnsetType = UNSET
     refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSAL_ROWS_MAX)] | UnsetType = UNSET
     formed: Formed | UnsetType = UNSET
     flows: Flows | UnsetType = UNSET

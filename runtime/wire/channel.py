@@ -356,7 +356,7 @@ class WireChannel:
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def bind(self, endpoint: str) -> Endpoints:
-        """Listen at `tcp://ADDRESS:PORT` and the port after it, at any two that are free where PORT is 0.
+        """Listen at `tcp://ADDRESS:PORT` and the port after it, at any two that are free where PORT is 0 or `A-B`.
 
         Returns the actual endpoints. Raises ConfigError where that is not possible.
         """
@@ -420,6 +420,7 @@ class WireChannel:
                 peer.is_up, peer.reason, peer.attempts = True, "", 0
                 self._on_peer_up(peer.member)
                 self._connections.dial_through(peer)
+                self._connections.look_for_direct(peer)
             elif isinstance(event, PeerRefused):
                 self._connections.end(peer, f"refused by the peer ({event.story})")
             else:

@@ -7,7 +7,8 @@ for good.
 Theory of operation. A peer has a *route*: its endpoints, the peer that relays, or none, if it dials us. There is at
 most one session with a peer. A peer that dials us is known from then on, if it was not before. When a session ends, the
 side that dialled begins another after a back-off that doubles until one succeeds. Of two members that dial each other,
-the connection of the lower one stays; of two that are relayed, the lower one dials. A member that has gone is refused
+the connection of the lower one stays; of two that are relayed by a third, the lower one dials. Where the machine of a
+peer has a porter, a `Detour` chooses whether it is dialled straight or through that. A member that has gone is refused
 for ever, as are its earlier incarnations. Every heartbeat sends a STATE, and ends the sessions of peers that were
 silent for too long.
 """
@@ -25,7 +26,20 @@ from isthmus.runtime.errors import ConfigError, LocalProtocolError
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items.layout import Bytes, RefusalError
 from isthmus.runtime.wire import protocol_messages
-from isthmus.runtime.wire.peers import AcceptedLink, DialledLink, Limits, Peer, RelayedLink, Route, SessionLink, Sockets
+from isthmus.runtime.wire.peers import (
+    AcceptedLink,
+    Detour,
+    DialledLink,
+    Limits,
+    Peer,
+    Probe,
+    Purpose,
+    RelayedLink,
+    Route,
+    SessionLink,
+    Socket,
+    Sockets,
+)
 from isthmus.runtime.wire.protocol_messages import Hello
 from isthmus.runtime.wire.protocol_session import Identity, Session, read_hello
 from isthmus.runtime.wire.protocol_transfers import Event
@@ -89,21 +103,28 @@ class Reception:
         self._refused: OrderedDict[bytes, None] = OrderedDict()
 
     def bind(self, endpoint: str) -> Endpoints:
-        """Listen at `tcp://ADDRESS:PORT` and the port after it, or at two free ports where PORT is 0.
+        """Listen at `tcp://ADDRESS:PORT` and the port after it, at two free ports where PORT is 0, or at two free ones
+        of A to B where PORT is `A-B`.
 
         Raises ConfigError where that is not possible, and for an address that others can reach where there are no keys.
         """
-        check_open(endpoint, self._keys, f"listening at {endpoint} for {self._own.member}")
+        doing = f"listening at {endpoint} for {self._own.member}"
         address, _, port = endpoint.rpartition(":")
+        first, _, last = port.partition("-")
+        check_open(f"{address}:{first}", self._keys, doing)
         try:
-            control = self._control.bind(endpoint)
-            data = self._data.bind(f"{address}:{int(port) + 1 if int(port) else 0}")
+            if last:
+                ports = list(range(int(first), int(last) + 1))
+                control, data = (_bind_one(each, address, ports) for each in (self._control, self._data))
+            else:
+                control = self._control.bind(endpoint)
+                data = self._data.bind(f"{address}:{int(port) + 1 if int(port) else 0}")
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"listening at {endpoint} for {self._own.member}",
+                doing,
                 "an endpoint tcp://ADDRESS:PORT of this machine, whose port and the next one are free",
                 str(error),
-                "Choose another port, or 0 for any that is free.",
+                "Choose another port, or 0 for any that is free; --ports A-B needs two for each host that listens.",
             ) from error
         return Endpoints(control, data, "" if self._keys is None else self._keys.pair.public)
 
@@ -217,6 +238,17 @@ class Reception:
             self._refused.popitem(last=False)
 
 
+def _bind_one(socket: Socket, address: str, ports: list[int]) -> str:
+    """Bind a socket to the first free one of `ports`, and remove those that were tried. OSError if none is free."""
+    fault = OSError(f"no free port at {address}")
+    while ports:
+        try:
+            return socket.bind(f"{address}:{ports.pop(0)}")
+        except OSError as error:
+            fault = error
+    raise fault
+
+
 Receive: TypeAlias = Callable[[Sequence[Bytes]], list[Event]]
 
 
@@ -285,6 +317,9 @@ class Connections:
                 check_server(endpoint, self._sockets.keys, route.key, f"dialling {member}")
         if route is not None and peer.route != route:
             peer.route = route
+            self._leave_detour(peer)
+            if isinstance(route, Endpoints) and route.porter:
+                peer.detour = Detour(is_inside=route.is_inside)
             self._dial(peer)
 
     def _has_gone(self, member: Member) -> bool:
@@ -303,6 +338,7 @@ class Connections:
         self.peers.pop(peer.member, None)
         peer.route = None
         peer.is_expected = False
+        self._leave_detour(peer)
         self._cancel_retry(peer)
         outbound = peer.pair.outbound
         self._counts["items_sent"] += outbound.items_begun
@@ -314,9 +350,9 @@ class Connections:
     def reachability(self) -> PeerReachability:
         now, named = self._clock.now(), [peer for peer in self.peers.values() if peer.is_expected]
         down = [peer for peer in named if not peer.is_up]
-        return PeerReachability(
-            len(named), [(peer.member, Duration(0 if peer.word_at is None else now - peer.word_at)) for peer in down]
-        )
+        silences = [(peer.member, Duration(0 if peer.word_at is None else now - peer.word_at)) for peer in down]
+        relayed = [peer.member for peer in named if peer.is_up and peer.detour is not None and peer.detour.is_relayed]
+        return PeerReachability(len(named), silences, relayed)
 
     # -- dialling ------------------------------------------------------------------------------------------------------
 
@@ -345,21 +381,63 @@ class Connections:
 
     def _way_to(self, peer: Peer, session: Session) -> SessionLink:
         """New sockets to a peer that listens."""
-        assert isinstance(peer.route, Endpoints)
-        gone, dealer = SessionReceiver(self, peer, session).gone, self._sockets.dealer
+        route, detour = peer.route, peer.detour
+        assert isinstance(route, Endpoints)
+        gone = SessionReceiver(self, peer, session).gone
         on_control = partial(self.receive, peer, session, session.receive_control)
         on_data = partial(self.receive, peer, session, session.receive_data)
-        control = dealer("control", lambda address, frames, machine: on_control(frames), gone)
-        data = dealer("data", lambda address, frames, machine: on_data(frames), gone)
+        is_straight = detour is not None and not detour.is_relayed
+        missing: set[Purpose] = {"control", "data"}
+
+        def dealer(purpose: Purpose, on_message: Callable[[list[Bytes]], None]) -> Socket:
+            def reached(progress: str) -> None:
+                missing.discard(purpose)
+
+            return self._sockets.dealer(
+                purpose,
+                lambda address, frames, machine: on_message(frames),
+                gone,
+                porter="" if detour is None or is_straight else route.porter,
+                reached=reached if is_straight else None,
+            )
+
+        control, data = dealer("control", on_control), dealer("data", on_data)
         try:
-            control.connect(peer.route.control, peer.route.key)
-            data.connect(peer.route.data, peer.route.key)
+            control.connect(route.control, route.key)
+            data.connect(route.data, route.key)
         except OSError as error:
             control.close()
             data.close()
-            expected, endpoints = "two endpoints such as tcp://127.0.0.1:4001", f"{tuple(peer.route)}: {error}"
+            expected, endpoints = "two endpoints such as tcp://127.0.0.1:4001", f"{tuple(route)}: {error}"
             raise ConfigError(f"dialling {peer.member}", expected, endpoints, "Correct them.") from error
+        if detour is not None and is_straight:
+            at = Instant(self._clock.now() + self._limits.direct_max)
+            detour.cancel = self._clock.call_at(at, partial(self._go_round, peer, session, missing))
         return DialledLink(control, data)
+
+    def _go_round(self, peer: Peer, session: Session, missing: set[Purpose]) -> None:
+        """Dial a peer through its porter at once if `missing` connections that were dialled straight are not there."""
+        if missing and peer.session is session and peer.detour is not None:
+            peer.detour.turn(was_up=False)
+            self._close_session(peer)
+            self._dial(peer)
+
+    def look_for_direct(self, peer: Peer) -> None:
+        """A session is up: while it is relayed, see whether the peer can be dialled straight after all."""
+        detour, route = peer.detour, peer.route
+        if detour is None or not detour.is_relayed or detour.is_tried:
+            if detour is not None and not detour.is_relayed:
+                detour.is_tried = False
+            return
+        assert isinstance(route, Endpoints)
+        detour.is_tried = True
+        detour.probe = Probe(self._sockets, route, lambda: self.end(peer, "moved to a direct connection"))
+        detour.cancel = self._clock.call_at(Instant(self._clock.now() + self._limits.handshake_max), detour.stop)
+
+    def _leave_detour(self, peer: Peer) -> None:
+        if peer.detour is not None:
+            peer.detour.stop()
+            peer.detour = None
 
     # -- being dialled -------------------------------------------------------------------------------------------------
 
@@ -420,6 +498,8 @@ class Connections:
         if peer.session is None:
             return
         was_up = peer.is_up
+        if peer.detour is not None:
+            peer.detour.turn(was_up=was_up)
         if peer.route is not None:
             at = Instant(self._clock.now() + peer.delay(self._limits))
             self._cancel_retry(peer)

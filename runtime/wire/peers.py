@@ -32,6 +32,10 @@ Gone: TypeAlias = Callable[[str], None]
 """Called once with the reason, when the connection of a socket that has dialled has ended."""
 
 
+Reached: TypeAlias = Callable[[Literal["connected", "greeted"]], None]
+"""Called when a socket that dials is connected, and when both ends have shown their keys."""
+
+
 class Socket(Protocol):
     """One socket."""
 
@@ -55,8 +59,10 @@ class Sockets(Protocol):
     def keys(self) -> Keyring | None:
         """The keys that encrypt the sockets; None if they are not encrypted."""
 
-    def dealer(self, purpose: Purpose, on_message: OnMessage, gone: Gone) -> Socket:
-        """A socket that dials."""
+    def dealer(
+        self, purpose: Purpose, on_message: OnMessage, gone: Gone, *, porter: str = "", reached: Reached | None = None
+    ) -> Socket:
+        """A socket that dials, through `porter` if one is given."""
 
     def router(self, purpose: Purpose, on_message: OnMessage, counts: Counter[str]) -> Socket:
         """A socket to bind; `counts` gets the reasons of refusals."""
@@ -167,6 +173,7 @@ class Limits(NamedTuple):
     - `heartbeat`: the interval at which hosts report to daemons, too. `silence_max`: twenty of them; by then a member
       that is gone was forgotten, so this only ends connections that broke silently.
     - `handshake_max`: what TCP may need to establish a slow connection twice.
+    - `direct_max`: for a TCP connection, before a porter is asked: three round trips around the world.
     - `retry_min`, `retry_max`: a restarted process is back within a second or so; a refused attempt costs both sides
       about 0.1 ms.
     """
@@ -177,8 +184,67 @@ class Limits(NamedTuple):
     heartbeat: Duration = milliseconds(250)
     silence_max: Duration = seconds(5)
     handshake_max: Duration = seconds(5)
+    direct_max: Duration = milliseconds(500)
     retry_min: Duration = milliseconds(50)
     retry_max: Duration = seconds(1)
+
+
+class Detour:
+    """Which way a peer is dialled whose machine has a porter: straight, or through it. `ends` reports the links.
+
+    Straight first, unless the peer is inside. An attempt that is not connected within DIRECT_MAX, or ends before its
+    session is up, is followed by one the other way, so that one of both is found whichever is closed. While a session
+    is relayed for the first time, `probe` dials the peer straight for as long as TCP may need; where that reaches it,
+    the session moves over. Where that fails, it is not tried again: some walls let handshakes pass and nothing else.
+    """
+
+    __slots__ = ("cancel", "is_inside", "is_relayed", "is_tried", "probe")
+
+    def __init__(self, *, is_inside: bool) -> None:
+        self.is_inside = self.is_relayed = is_inside
+        self.is_tried = is_inside
+        self.cancel: Callable[[], None] = lambda: None
+        self.probe: Probe | None = None
+
+    def turn(self, *, was_up: bool) -> None:
+        """An attempt, or a session, has ended: choose the way of the next attempt."""
+        self.stop()
+        if not self.is_inside:
+            self.is_relayed = not self.is_relayed and not was_up
+
+    def stop(self) -> None:
+        """Stop looking after the present attempt."""
+        self.cancel()
+        self.cancel = lambda: None
+        if self.probe is not None:
+            self.probe.close()
+            self.probe = None
+
+
+class Probe:
+    """Two sockets that dial a peer and send nothing; `reached` is called once when both are greeted."""
+
+    def __init__(self, sockets: Sockets, endpoints: Endpoints, reached: Callable[[], None]) -> None:
+        self._missing: set[Purpose] = {"control", "data"}
+        self._reached = reached
+        self._made = [self._dial(sockets, purpose, endpoints) for purpose in ("control", "data")]
+
+    def close(self) -> None:
+        """Hang up."""
+        self._missing.clear()
+        for each in self._made:
+            each.close()
+
+    def _dial(self, sockets: Sockets, purpose: Purpose, endpoints: Endpoints) -> Socket:
+        def on_progress(progress: str) -> None:
+            if progress == "greeted" and purpose in self._missing:
+                self._missing.remove(purpose)
+                if not self._missing:
+                    self._reached()
+
+        made = sockets.dealer(purpose, lambda *message: None, lambda reason: None, reached=on_progress)
+        made.connect(endpoints.control if purpose == "control" else endpoints.data, endpoints.key)
+        return made
 
 
 class HeldMessage(msgspec.Struct, frozen=True):
@@ -193,14 +259,15 @@ class Peer:
     """One other member, over all connections with it."""
 
     __slots__ = (
-        "accepted", "attempts", "began_at", "cancel_retry", "dialled", "early", "heard_at", "held", "is_expected",
-        "is_up", "link", "member", "pair", "reason", "route", "session", "word_at",
+        "accepted", "attempts", "began_at", "cancel_retry", "detour", "dialled", "early", "heard_at", "held",
+        "is_expected", "is_up", "link", "member", "pair", "reason", "route", "session", "word_at",
     )  # fmt: skip
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.pair = Pair()
         self.route: Route = None
+        self.detour: Detour | None = None
         self.session: Session | None = None
         self.link: SessionLink | None = None
         self.held: deque[HeldMessage] = deque()

@@ -20,7 +20,7 @@ import itertools
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 import zmq
 from zmq.utils import z85
@@ -116,6 +116,14 @@ def failure(frames: list[bytes]) -> str | None:
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
         return KEYLESS if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH else MISTAKEN
     return CUT if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL else None
+
+
+def progress(frames: list[bytes]) -> Literal["connected", "greeted"] | None:
+    """The progress of a connection; None if a monitor's message is about something else."""
+    event, _ = _EVENT.unpack(frames[0][: _EVENT.size])
+    if event == zmq.EVENT_CONNECTED:
+        return "connected"
+    return "greeted" if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else None
 
 
 @final

@@ -11,6 +11,8 @@ We reconnect, not libzmq: a dialled socket has one connection in its life. When 
 be sent any more, and the socket is replaced. A bound socket outlives its peers; sending to one that has gone fails. The
 high-water marks lie above what credit allows. Reaching one means that our counting is wrong.
 
+A socket may dial through a SOCKS5 proxy: the porter of the machine that it dials, or one that the environment names.
+
 With keys every socket is CURVE. A bound one looks up, for each message, the key that its connection has proved, and
 drops those of a key that is not, or no longer, admitted, before anything reads them; a dialled one accepts one key
 only.
@@ -30,7 +32,7 @@ from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_curve
-from isthmus.runtime.wire.peers import PEERS_MAX, Gone, OnMessage, Purpose, Socket
+from isthmus.runtime.wire.peers import PEERS_MAX, Gone, OnMessage, Purpose, Reached, Socket
 from isthmus.runtime.wire.protocol_credit import CHARGE_MIN, WINDOW_BYTES_MAX
 from isthmus.runtime.wire.protocol_messages import FRAMES_MAX, TOKEN_BYTES
 from isthmus.runtime.wire.protocol_session import AHEAD_MAX
@@ -57,6 +59,8 @@ SOCKETS_MAX: Final = 16
 UNHEARD_MS_MAX: Final = 5_000
 """TCP gives a connection up when what was sent is not acknowledged for so long, and probes one that is silent."""
 
+ENDS: Final = int(zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED)
+PROGRESS: Final = int(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
 POLLIN: Final = int(zmq.POLLIN)
 POLLOUT: Final = int(zmq.POLLOUT)
 EVENTS: Final = int(zmq.EVENTS)
@@ -71,7 +75,8 @@ _send: Final = zmq.backend.Socket.send
 class ZmqSocket:
     """A socket that calls `on_message` with the frames of each message, and `gone` with the reason when it is lost.
 
-    `counts` gets the failed handshakes of a bound one, and messages of keys that were expelled.
+    `counts` gets the failed handshakes of a bound one, and messages of keys that were expelled; `reached` is called
+    with the progress of one that dials.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class ZmqSocket:
         counts: Counter[str],
         domain: str = "",
         proxy: str = "",
+        reached: Reached | None = None,
     ) -> None:
         self._loop = loop
         self._context = context
@@ -94,6 +100,7 @@ class ZmqSocket:
         self._gone = gone
         self._keys = keys
         self._counts, self._domain = counts, domain
+        self._proxy, self._reached = proxy, reached
         self._is_closed = self._is_scheduled = False
         self._is_router = kind == zmq.ROUTER
         self._socket = context.socket(kind)
@@ -104,6 +111,8 @@ class ZmqSocket:
         if proxy:
             self._socket.setsockopt(zmq.SOCKS_PROXY, proxy.encode())
         self._monitor: zmq.Socket[bytes] | None = None
+        self._report: list[bytes] | None = None
+        """The last report of the monitor, where progress is looked for."""
         self._handshakes: Handshakes | None = None
         self._fds: list[int] = []
         self._listen(self._socket, self._read)
@@ -129,11 +138,12 @@ class ZmqSocket:
         Raises OSError for an invalid endpoint.
         """
         security_curve.secure_client(self._socket, self._keys, server_key)
-        events = int(zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED)
-        self._monitor = security_curve.watched(self._socket, self._context, events | security_curve.FAILURES)
+        events = ENDS | security_curve.FAILURES | (0 if self._reached is None else PROGRESS)
+        self._monitor = security_curve.watched(self._socket, self._context, events)
         self._listen(self._monitor, self._watch)
         try:
-            security_curve.allow_ipv6(self._socket, endpoint)
+            for each in (endpoint, f"tcp://{self._proxy}") if self._proxy else (endpoint,):
+                security_curve.allow_ipv6(self._socket, each)
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             raise OSError(str(error)) from error
@@ -239,12 +249,17 @@ class ZmqSocket:
         self._loop.call_soon(self._read)
 
     def _watch(self) -> None:
-        """The monitor reports only failed and ended connections: end on any report."""
+        """End on any report of the monitor that is none of progress."""
         assert self._monitor is not None
-        state = self._monitor.getsockopt(EVENTS)
-        assert isinstance(state, int)
-        if state & POLLIN:
-            self._end()
+        while not self._is_closed and int(self._monitor.get(EVENTS)) & POLLIN:
+            progress = None
+            if self._reached is not None:
+                self._report = self._monitor.recv_multipart(NOBLOCK)
+                progress = security_curve.progress(self._report)
+            if progress is None or self._reached is None:
+                self._end()
+                return
+            self._reached(progress)
 
     def _end(self) -> None:
         """The connection has ended: report it once, from the loop."""
@@ -255,7 +270,7 @@ class ZmqSocket:
 
     def _reason(self) -> str:
         """Why a dialled connection ended, as far as the monitor reports."""
-        reason = None
+        reason = None if self._report is None else security_curve.failure(self._report)
         monitor = self._monitor
         while monitor is not None and reason is None and int(monitor.get(EVENTS)) & POLLIN:
             reason = security_curve.failure(monitor.recv_multipart(NOBLOCK))
@@ -277,7 +292,7 @@ class ZmqSocket:
 class ZmqSockets:
     """The sockets of one host, on one libzmq context, which has one thread; with `keys` all are encrypted.
 
-    With `proxy`, the ADDRESS:PORT of a SOCKS5 proxy, they dial through it.
+    With `proxy`, the ADDRESS:PORT of a SOCKS5 proxy, they dial through it, and through no porter.
     """
 
     def __init__(self, loop: Loop, keys: Keyring | None = None, proxy: str = "") -> None:
@@ -287,11 +302,20 @@ class ZmqSockets:
         self._context.set(zmq.MAX_SOCKETS, 4 * PEERS_MAX + SOCKETS_MAX)
         self._zap: Zap | None = None
 
-    def dealer(self, purpose: Purpose, on_message: OnMessage, gone: Gone) -> Socket:
-        mark = MARKS[purpose]
-        counts, proxy = Counter[str](), self._proxy
+    def dealer(
+        self, purpose: Purpose, on_message: OnMessage, gone: Gone, *, porter: str = "", reached: Reached | None = None
+    ) -> Socket:
         return ZmqSocket(
-            self._loop, self._context, zmq.DEALER, mark, on_message, gone, keys=self.keys, counts=counts, proxy=proxy
+            self._loop,
+            self._context,
+            zmq.DEALER,
+            MARKS[purpose],
+            on_message,
+            gone,
+            keys=self.keys,
+            counts=Counter[str](),
+            proxy=self._proxy or porter.removeprefix("tcp://"),
+            reached=reached,
         )
 
     def router(self, purpose: Purpose, on_message: OnMessage, counts: Counter[str]) -> Socket:

@@ -68,6 +68,37 @@ def is_everywhere(endpoint: str) -> bool:
     return addresses.host_and_port(endpoint)[0] in ("*", "0.0.0.0", "::")
 
 
+PORTS_OF_HOST: Final = 2
+"""A host that listens has one for control and one for data."""
+HOSTS_OF_RUN: Final = 3
+"""That listen, at least: syncer, evaluator, recorder."""
+_PORTS: Final = re.compile(r"(?P<first>\d{1,5})-(?P<last>\d{1,5})")
+
+
+def checked_ports(text: str, endpoint: str) -> str:
+    """The range of ports that `text` names; ConfigError for none, and for one that no run fits in.
+
+    Hosts of the machine whose daemon listens at `endpoint` listen there. One port, A-A: at none that others reach.
+    """
+    form = _PORTS.fullmatch(text)
+    if form is None or not 0 < int(form["first"]) <= int(form["last"]) <= _PORT_MAX:
+        raise ConfigError("Reading --ports", "A-B, from 1 to 65535", repr(text), "Write for example 7401-7406.")
+    if form["first"] != form["last"]:
+        check_room(text, endpoint, HOSTS_OF_RUN, 0, "Reading --ports")
+    return text
+
+
+def check_room(ports: str, endpoint: str, hosts: int, used: int, doing: str) -> None:
+    """ConfigError if so many `hosts` cannot listen in a range of which `used` are taken."""
+    first, last = map(int, ports.split("-"))
+    own = int(endpoint.rpartition(":")[2].replace("*", "") or 0)
+    free, needed = last - first + 1 - used - (first <= own <= last), PORTS_OF_HOST * hosts
+    if free < needed:
+        do = "Start the daemon with a larger range, or with --ports A-A: then its own port is enough."
+        expected = f"{needed} free ports, {PORTS_OF_HOST} for each of {hosts} hosts that listen"
+        raise ConfigError(doing, expected, f"{max(0, free)} in --ports {ports}", do)
+
+
 def is_listening(endpoint: str) -> bool:
     """Whether a process accepts connections at a TCP `endpoint`; the kernel refuses an unused port at once."""
     try:

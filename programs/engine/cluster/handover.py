@@ -201,7 +201,14 @@ class MachineSite:
     def here(self, address: str, learners: int, secret: str = "") -> spec.Here:
         """The description of this machine for its processes."""
         return spec.Here(
-            address, learners, self.name, secret, islands=self.islands, devices=self.devices, kinds=self.kinds
+            address,
+            learners,
+            self.name,
+            secret,
+            islands=self.islands,
+            devices=self.devices,
+            kinds=self.kinds,
+            daemon=self.address or "",
         )
 
     @property
@@ -256,6 +263,11 @@ class Sites:
         """Whether a host may ever be there that imports the task."""
         there = {leader(replica).role for replica, name in self.placement.items() if name == site.name}
         return not (there | set(site.movable)).isdisjoint(computing)
+
+    def listening(self, roles: Mapping[str, int]) -> int:
+        """The number of hosts at home that listen, where a run has so many of each role."""
+        elsewhere = sum(name != self.home and leader(who).role != LEARNER for who, name in self.placement.items())
+        return sum(count for role, count in roles.items() if leader(Replica(role, 0)).role != LEARNER) - elsewhere
 
     def here(self, secret: Path | None) -> spec.Here:
         """The description of the home machine for its processes; `secret` is its key file, if any.

@@ -37,7 +37,8 @@ class MachineConfig:
     `modules`: modules and absolute files that may be loaded; `pair`: the machine's keys, None without; `admitted`:
     public key -> name of the machines it admits; `secret`: the file of its secret key; `operators`: their public keys;
     `runs`: the folder of its runs, None for the daemon's working folder; `error_texts`: whether those of its hosts of
-    other homes' runs stay here, None where not given.
+    other homes' runs stay here, None where not given. Not of the file: `ports` at which its hosts listen, empty for
+    any, and whether its daemon `has_porter`.
     """
 
     modules: tuple[str, ...] = ()
@@ -47,6 +48,8 @@ class MachineConfig:
     operators: frozenset[str] = frozenset()
     runs: Path | None = None
     error_texts: Literal["local", "home"] | None = None
+    ports: str = ""
+    has_porter: bool = False
 
     def faults(self, program: str, task: str, machine: str) -> Iterator[Fault]:
         """Faults of a program and a task that this machine may not load."""

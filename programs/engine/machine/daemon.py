@@ -12,10 +12,12 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, final
 
+from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.client import patience
@@ -25,6 +27,7 @@ from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import FORMER_MAX, Neighbours
 from isthmus.programs.engine.machine.next_home import NextHome
 from isthmus.programs.engine.machine.outposts import NOTE
+from isthmus.programs.engine.machine.porter import Porter, is_porter_needed
 from isthmus.programs.engine.machine.readiness import check_machines, to_take_part
 from isthmus.programs.engine.machine.run import (
     LEASE_TICKS_MAX,
@@ -44,6 +47,8 @@ from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.engine.run.resume import has_snapshot
 from isthmus.programs.engine.run.run_end import error_of
+from isthmus.runtime.daemon.home_daemon import Daemon
+from isthmus.runtime.daemon.outpost import Outpost
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.supervision.home_events import INTERRUPTED
 from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, version_of
@@ -143,7 +148,7 @@ class MachineDaemon:
         self.ends_when_expelled = False
         self._over_ticks = 0
         self.fault: ConfigError | None = None
-        self.keys, self.loop, self._config, self._grace = keys, loop, config, grace
+        self.keys, self.loop, self._grace = keys, loop, grace
         self.on_close: Callable[[], None] = lambda: None
         self.tell, self._on_change, self._on_idle = tell, on_change, on_idle
         self._runs: dict[str, MachineRun] = {}
@@ -155,10 +160,16 @@ class MachineDaemon:
         self.claims: Callable[[str, Message, float], Message] | None = None
         """Answers a claim: the key of its invitation, the message, and for how long its machine was away."""
         self._claims_refused: set[tuple[str, str]] = set()
+        self._porter: Porter | None = None
+        if is_porter_needed(listen, config.ports):
+            self._porter = Porter(loop, listen, keys, listening=self._listening, tell=tell)
+        config = self._config = replace(config, has_porter=self._porter is not None)
+        inner = listen if self._porter is None else Porter.INNER
         self._server = ControlServer(
-            loop, listen, self._hear, self._stranger, keys=keys, on_unknown=self._unknown, on_claim=self._claimed
+            loop, inner, self._hear, self._stranger, keys=keys, on_unknown=self._unknown, on_claim=self._claimed
         )
-        self.endpoint = self._server.endpoint
+        self.endpoint = self._server.endpoint if self._porter is None else self._porter.endpoint
+        self._relayed: dict[str, list[str]] = {}
         self.neighbours = Neighbours(
             loop,
             name,
@@ -194,6 +205,8 @@ class MachineDaemon:
             DIAL: self._trial_ports.dial,
         }
         loop.call_later(TICK_SECONDS, self._tick)
+        if self._porter is not None:
+            self._porter.start(self._server.endpoint)
 
     # -- from outside --------------------------------------------------------------------------------------------------
 
@@ -286,6 +299,8 @@ class MachineDaemon:
         self._trial_ports.close()
         self.on_close()
         self.neighbours.close()
+        if self._porter is not None:
+            self._porter.close()
         self._server.close()
 
     # -- messages ------------------------------------------------------------------------------------------------------
@@ -331,6 +346,7 @@ class MachineDaemon:
         self.tell(f"refused a command of {version_of(message)}; this is {version_of()}")
 
     def _unknown(self, key: str, address: str) -> None:
+        address = address if self._porter is None else self._porter.peer(address)
         self.tell(f"refused a connection from {address}, whose key it does not admit: isthmus admit NAME {key}")
 
     def _machine(self) -> Message:
@@ -389,6 +405,10 @@ class MachineDaemon:
         run_spec = spec.read(handed.spec)
         self._permit(run_spec.job.program, run_spec.job.task.text, handed.folder or handed.name)
         handed.check(run_spec, self.name, self._names(), doing)
+        ports = self._config.ports
+        if ports and not spec.is_one_port(ports):
+            listening = handed.sites.listening(run_spec.roles)
+            cluster_file.check_room(ports, self.endpoint, listening, len(list(self._listening())), doing)
         folder = handed.make_folder(self._root, time.monotonic_ns(), self._config.secret)
         try:
             run = self._hold(folder, told_of(folder, doing), handed.sites, is_watched=is_watched)
@@ -463,6 +483,7 @@ class MachineDaemon:
 
     def _hold(self, folder: Path, run_spec: spec.Spec, sites: Sites, *, is_watched: bool) -> MachineRun:
         """Be responsible for a run from now on; one of UNABLE if that cannot be."""
+        spec.settle(folder, has_porter=self._config.has_porter, ports=self._config.ports)
         lock = RunLock(folder)
         try:
             run = MachineRun(
@@ -515,10 +536,32 @@ class MachineDaemon:
         if self._over_ticks == OVER_TICKS and self.neighbours.followed is not None:
             self.tell(f"ends, because its runs are over: {self.neighbours.followed.words}")
             self.request_end()
+        self._tell_relayed()
         for run in list(self._runs.values()):
             if run.tick():
                 self._say(run, f"ends {run.folder}: {ENDED_BY_COMMAND}")
                 run.daemon.end(ENDED_BY_COMMAND)
+
+    def _listening(self) -> Iterator[str]:
+        """The endpoints at which hosts listen here."""
+        for each in self._parts():
+            yield from each.listening()
+
+    def _parts(self) -> list[Daemon | Outpost]:
+        return [*(run.daemon for run in self._runs.values()), *self.neighbours.outposts.outposts]
+
+    def _tell_relayed(self) -> None:
+        """Print which hosts reach others through a porter, whenever that changes."""
+        relayed: dict[str, list[str]] = {}
+        for each in self._parts():
+            relayed |= {f"{each.folder.name}, {host}": others for host, others in each.relayed().items()}
+        for host, others in relayed.items():
+            if self._relayed.get(host) != others:
+                self.tell(f"{host}: relayed to {', '.join(others)} by the porter at the port of their daemon")
+        for host in self._relayed:
+            if host not in relayed:
+                self.tell(f"{host}: relayed no more")
+        self._relayed = relayed
 
     def _changed(self) -> None:
         held = [DaemonRun(str(folder), is_watched=False) for folder in self.neighbours.outposts.folders]

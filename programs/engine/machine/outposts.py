@@ -127,6 +127,10 @@ class Outposts:
     def folders(self) -> list[Path]:
         return [held.outpost.folder for held in self._held.values()]
 
+    @property
+    def outposts(self) -> list[Outpost]:
+        return [held.outpost for held in self._held.values()]
+
     def runs(self, home: HomeAddress) -> list[str]:
         return [run for run, held in self._held.items() if held.link.home.identity == home.identity]
 
@@ -247,6 +251,7 @@ class Outposts:
     def _hold(
         self, folder: Path, run: str, link: HomeLink, term: int, heirs: tuple[HomeAddress, ...], *, keeps_texts: bool
     ) -> HeldOutpost:
+        self._settle(folder, link.home)
         run_spec = spec.load(folder)
         launch, tape_bytes = Launcher(self._loop, folder, run_spec.computing), run_spec.settings.tape_bytes
         outpost = Outpost(
@@ -267,12 +272,18 @@ class Outposts:
         outpost.start()
         return held
 
+    def _settle(self, folder: Path, home: HomeAddress) -> None:
+        """Hosts here reach the porter of the home at the address at which this daemon reaches the home."""
+        config = self._config
+        spec.settle(folder, has_porter=config.has_porter, ports=config.ports, reaches=[(home.name, home.address)])
+
     def _follow(self, run: str, command: FollowHome) -> None:
         """The station follows another home from now on."""
         held = self._held[run]
         former, held.link, held.term = held.link.home.name, held.speakers[command.home], command.term
         with suppress(OSError):  # The home calls again, where the next daemon does not know it.
             write_json(held.outpost.folder / NOTE, held.note(run))
+            self._settle(held.outpost.folder, held.link.home)
         self._tell(f"follows {command.home}, the home of {run} in term {command.term}, in place of {former}")
 
     def _turn_away(self, run: str, command: TurnAway) -> None:

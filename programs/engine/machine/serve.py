@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +40,13 @@ LINE_LENGTH_MAX: Final = 2000
 
 
 def serve(
-    name: str, listen: str, config: Path | None, grace: float = GRACE_SECONDS, *, until_over: bool = False
+    name: str,
+    listen: str,
+    config: Path | None,
+    grace: float = GRACE_SECONDS,
+    *,
+    ports: str = "",
+    until_over: bool = False,
 ) -> int:
     """Serve until signals end it, or, `until_over`, its runs are over; returns the exit status.
 
@@ -56,6 +63,8 @@ def serve(
     with collecting(faults):
         has_keys = permitted.pair is not None
         endpoint = cluster_file.checked_address(listen, "Reading --listen", may_choose=True, has_keys=has_keys)
+    with collecting(faults):
+        permitted = replace(permitted, ports=ports and cluster_file.checked_ports(ports, endpoint))
     if faults:
         raise ConfigError.of(faults)
 
@@ -158,7 +167,7 @@ def _open(
             on_change=changed,
             on_idle=loop.stop,
         )
-    except zmq.ZMQError as error:
+    except (zmq.ZMQError, OSError) as error:
         doing = f"Listening at {endpoint}"
         if error.errno == zmq.EADDRINUSE:
             do = "Take another port with --listen, or end what listens there."

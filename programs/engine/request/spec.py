@@ -41,6 +41,12 @@ INPROC: Final = "inproc"
 """The `transport` of a run in one process."""
 
 
+def is_one_port(ports: str) -> bool:
+    """Whether a range `A-B` has one port, which is the daemon's: hosts listen inside, for its porter alone."""
+    first, _, last = ports.partition("-")
+    return bool(ports) and first == last
+
+
 @dataclass(frozen=True, slots=True)
 class Here:
     """The part of a spec that differs by machine.
@@ -49,6 +55,10 @@ class Here:
     its secret key, if any; `boot`: the boot of the machine in which `zero_ns` counts, and `wall_ns` the time of day
     then (nanoseconds). Declared resources, 0 and empty if not declared: number of `islands`, of `devices` in each, and
     the names of their kind.
+
+    `daemon`: the address at which others reach its daemon, if any; `has_porter`: whether a porter accepts there, which
+    relays; `ports`: those at which hosts listen, `A-B`, or empty for any. Where these are one, hosts listen inside, for
+    the porter alone. `reaches`: (machine, address) of other machines' porters, as this machine reaches them.
     """
 
     address: str
@@ -60,6 +70,20 @@ class Here:
     islands: int = 0
     devices: int = 0
     kinds: tuple[str, ...] = ()
+    daemon: str = ""
+    has_porter: bool = False
+    ports: str = ""
+    reaches: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def porter(self) -> str:
+        """The address of this machine's porter; empty if it has none."""
+        return self.daemon if self.has_porter else ""
+
+    @property
+    def listens(self) -> str:
+        """The endpoint at which a host listens (`Reception.bind`)."""
+        return "tcp://127.0.0.1:0" if is_one_port(self.ports) else f"tcp://{self.address}:{self.ports or 0}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +212,14 @@ def write(folder: Path, fields: Mapping[str, Any]) -> None:
     write_json(folder / SPEC, {**fields, "here": {**fields["here"], **now}})
 
 
+def settle(folder: Path, *, has_porter: bool, ports: str, reaches: Sequence[tuple[str, str]] = ()) -> None:
+    """Write how this machine's hosts listen and dial, as its present daemon has it."""
+    fields = json.loads((folder / SPEC).read_text())
+    now = {"has_porter": has_porter, "ports": ports, "reaches": list(map(list, reaches))}
+    if any(fields["here"].get(name) != value for name, value in now.items()):
+        write_json(folder / SPEC, {**fields, "here": {**fields["here"], **now}})
+
+
 def age(fields: Mapping[str, Any], least_ns: int = 0) -> int:
     """The age of a run, from its spec as data, by the time of day, nanoseconds; never less than `least_ns`, because
     clocks of machines differ, and are set."""
@@ -239,7 +271,8 @@ def read(data: Mapping[str, Any]) -> Spec:
     settings, by_slot = MappingProxyType(work.pop("settings")), tuple(work.pop("tokens_by_slot"))
     computing, here = tuple(fields.pop("computing")), fields.pop("here")
     run = _run_settings(fields.pop("settings"))
-    here = Here(**{**here, "kinds": tuple(here.get("kinds", ()))})
+    reaches = tuple((str(machine), str(address)) for machine, address in here.get("reaches", ()))
+    here = Here(**{**here, "kinds": tuple(here.get("kinds", ())), "reaches": reaches})
     fields["tokens_of_step"] = tuple(fields.get("tokens_of_step", ()))
     fields["elastic"] = tuple(map(tuple, fields.get("elastic", ())))
     fields["edges"] = {name: (source, target) for name, (source, target) in fields.get("edges", {}).items()}

@@ -240,6 +240,8 @@ def shown(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]
         yield "eval loss", losses
     yield from eval_metrics(status)
     yield from merge_figures(status, learners)
+    if pairs := relayed(status.get("hosts", ())):
+        yield "relayed", pairs
 
 
 def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
@@ -262,6 +264,15 @@ def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[st
         yield "epoch" if len(epochs) == 1 else "epochs", ", ".join(map(str, epochs if few else [max(epochs)]))
     if refused := disk(status):
         yield "disk", refused
+
+
+def relayed(hosts: Iterable[Mapping[str, Any]]) -> str:
+    """'learner/1, learner/2 to evaluator/0, syncer/0': the pairs between which a porter passes on what they say."""
+    by_peers: dict[tuple[str, ...], list[str]] = {}
+    for host in hosts:
+        if peers := host.get("relayed"):
+            by_peers.setdefault(tuple(peers), []).append(str(host["name"]))
+    return "; ".join(f"{', '.join(names)} to {', '.join(peers)}" for peers, names in by_peers.items())
 
 
 def disk(status: Mapping[str, Any]) -> str:

@@ -245,8 +245,9 @@ def table(status: Mapping[str, Any], notices: Sequence[Notice], width: int) -> G
         parts: list[RenderableType] = [head, facts(figures.ending(status["summary"], _short(status)))]
     else:
         training = status.get("training") or {}
+        training = {**training, "hosts": _hosts(status)}
         shown = figures.shown(training, len(training.get("learners", {})))
-        progress = ("progress", _progress({**training, "hosts": _hosts(status)}))
+        progress = ("progress", _progress(training))
         parts = [head, facts([progress, *shown, *_not_started(status)]), Text("")]
         parts.append(_processes(status, training, width))
     recent = newest(notices, NOTICES_SHOWN)

@@ -43,6 +43,15 @@ class Namespaces:
             self._in(name, "addr", "add", f"{self.addresses[name]}/24", "dev", "eth0")
             self._in(name, "link", "set", "eth0", "up")
 
+    def wall_in(self, machine: str, port: int, against: str) -> None:
+        """Drop, on a machine, whatever another one sends to any port but one. With rules of routing: they need no
+        firewall."""
+        source = ("from", self.addresses[against], "iif", "eth0", "ipproto", "tcp", "dport")
+        self._in(machine, "rule", "add", "pref", "10", "lookup", "local")
+        self._in(machine, "rule", "delete", "pref", "0")
+        self._in(machine, "rule", "add", "pref", "1", *source, str(port), "lookup", "local")
+        self._in(machine, "rule", "add", "pref", "2", *source, "1-65534", "blackhole")
+
     def prefix(self, machine: str) -> tuple[str, ...]:
         """What to put before a command to carry it out on a machine."""
         return "ip", "netns", "exec", self._name(machine)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +249,7 @@ def test_only_logs_of_hosts_can_be_named(alpha: Alpha, name: str) -> None:
 
 # -- absurd requests ---------------------------------------------------------------------------------------------------
 
+
 CLUSTER = handover()["handover"]["cluster"]
 ABSURD: list[dict[str, Any]] = [
     {"spec": spec(roles={"learner": 10**9})},
@@ -274,6 +275,17 @@ ABSURD: list[dict[str, Any]] = [
     {"graph": "not json"},
     {"graph": None},
 ]
+
+
+def test_a_run_that_does_not_fit_into_the_ports_is_refused_and_leaves_nothing(alpha: Alpha) -> None:
+    alpha.daemon._config = replace(alpha.daemon._config, ports="7401-7407")
+    roles = {"learner": 1, "syncer": 2, "evaluator": 1, "recorder": 1}
+    cluster = {**CLUSTER, "term": 1, "former": "", "sites": [{**CLUSTER["sites"][0], "kinds": []}]}
+    job = {**spec()["job"], "tokens_by_slot": [], "tokens_at_most": 1, "has_gradients": False}
+    told = spec(roles=roles, job=job, tokens_of_step=[1], transport="zmq")
+    _, expected, found, _ = alpha.refusal(OWNER, handover(cluster=cluster, spec=told))
+    assert (expected, found) == ("8 free ports, 2 for each of 4 hosts that listen", "7 in --ports 7401-7407")
+    assert files_in(alpha.root) == []
 
 
 @pytest.mark.parametrize("changed", ABSURD, ids=lambda changed: str(changed)[:40])

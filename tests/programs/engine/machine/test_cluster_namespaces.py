@@ -1,7 +1,9 @@
-"""One run on three machines with an address each, encrypted, where learners can be dialled by nobody."""
+"""One run on three machines with an address each, encrypted, where learners can be dialled by nobody, and one of them
+reaches a single port of the home."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +91,7 @@ def test_learners_behind_nat_train_under_keys(net: Namespaces, place: Place) -> 
     def says(path: Path, words: str) -> None:
         place.wait_for(lambda: words in path.read_text())
 
+    net.wall_in("alpha", 7400, against="gamma")
     alpha = begin("alpha", "daemon", "--name", "alpha", "--listen", address, "--config", "alpha.toml")
     says(alpha, "listens at")
     joining = ("join", address, "--server-key", "alpha.pub", "--config", "machine.toml", "--name")
@@ -118,6 +121,11 @@ def test_learners_behind_nat_train_under_keys(net: Namespaces, place: Place) -> 
     shown = place.call("status", "--cluster", "cluster.toml", prefix=net.prefix("beta"))
     assert shown.returncode == 0, shown.stderr
     assert "gamma" in shown.stdout
+    assert re.search(r"relayed +learner/1 to evaluator/0, recorder/0, syncer/0\n", shown.stdout)
+    pairs = "learner/1: relayed to evaluator/0, recorder/0, syncer/0"
+    assert pairs in alpha.read_text()
+    assert pairs in gamma.read_text()
+    assert "relayed" not in (folder / "beta.log").read_text()
     assert place.call("expel", "gamma").returncode == 0
     says(gamma, "has ended")
     assert place.call("stop", "--cluster", "cluster.toml", prefix=net.prefix("beta")).returncode == 0

@@ -74,6 +74,17 @@ def shown(capsys: pytest.CaptureFixture[str], run: Path, width: int, monkeypatch
     return capsys.readouterr().out
 
 
+def test_pairs_that_are_relayed_are_named(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "relayed" not in shown(capsys, run, 100, monkeypatch)
+    peers = ["evaluator/0", "syncer/0"]
+    hosts = [host(f"learner/{slot}", "stepping", 1, relayed=peers if slot else []) for slot in range(3)]
+    answer = status_view.status_of(run)
+    monkeypatch.setattr(status_view, "status_of", lambda _: {**answer, "hosts": hosts})
+    assert re.search(r"relayed +learner/1, learner/2 to evaluator/0, syncer/0\n", shown(capsys, run, 100, monkeypatch))
+
+
 def test_json_keeps_its_shape_and_has_the_daemon_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status_view.show(run, every=False, watch=False, as_json=True)
     told = json.loads(capsys.readouterr().out)

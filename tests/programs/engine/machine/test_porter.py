@@ -1,0 +1,120 @@
+"""The porter of a daemon as a process: it serves, dies and is started again, and ends with its daemon; and ports that
+are too few."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from isthmus.programs.engine.cluster.cluster_file import check_room, checked_ports
+from isthmus.programs.engine.machine.porter import Porter, is_porter_needed
+from isthmus.programs.engine.request.spec import Here, is_one_port
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.processes import started_at
+from isthmus.runtime.wire.control_client import ask
+from isthmus.runtime.wire.control_server import ControlServer
+from tests.loops import run_until
+
+
+class Served:
+    """A porter with a daemon behind it that answers."""
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self.lines: list[str] = []
+        self.porter = Porter(self.loop, "tcp://127.0.0.1:*", None, listening=list, tell=self.lines.append)
+        self._server = ControlServer(self.loop, Porter.INNER, lambda peer, message: self._server.send(peer, message))
+        self.porter.start(self._server.endpoint)
+
+    def answer(self, number: int) -> Any:
+        """What the daemon answers to a command."""
+        coming = self.loop.run_in_executor(None, ask, self.porter.endpoint, {"type": "machine", "number": number})
+        answer = self.loop.run_until_complete(asyncio.wait_for(coming, 30))
+        return None if answer is None else answer["number"]
+
+    def close(self) -> None:
+        self.porter.close()
+        self._server.close()
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served()
+    yield made
+    made.close()
+
+
+@pytest.mark.process
+def test_it_serves_through_signals_and_its_own_death_and_ends_with_its_daemon(served: Served) -> None:
+    assert served.answer(1) == 1
+    first = served.porter.pid
+    assert first is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(first, number)
+    assert served.answer(2) == 2
+    assert served.porter.pid == first
+    os.kill(first, signal.SIGKILL)
+    assert served.answer(3) == 3  # It waited in the queue of the socket, which the daemon holds.
+    second = served.porter.pid
+    assert second not in (None, first)
+    assert len(served.lines) == 1
+    run_until(served.loop, lambda: started_at(first) is None)
+    address = served.porter.endpoint.removeprefix("tcp://").split(":")
+    served.porter.close()
+    assert second is not None
+    assert started_at(second) is None
+    with closing(socket.create_server((address[0], int(address[1])))):
+        pass
+
+
+def test_a_daemon_on_loopback_has_none_unless_its_hosts_are_inside() -> None:
+    needed = [is_porter_needed(*each) for each in (
+        ("tcp://127.0.0.1:7400", ""), ("tcp://127.0.0.1:7400", "7401-7410"), ("tcp://127.0.0.1:7400", "7400-7400"),
+        ("tcp://10.0.0.1:7400", ""), ("tcp://[fd00::1]:7400", "7401-7410"),
+    )]  # fmt: skip
+    assert needed == [False, False, True, True, True]
+
+
+def test_hosts_listen_where_the_ports_say() -> None:
+    here = [Here("10.0.0.1", 1, ports=ports).listens for ports in ("", "7401-7410", "7400-7400")]
+    assert here == ["tcp://10.0.0.1:0", "tcp://10.0.0.1:7401-7410", "tcp://127.0.0.1:0"]
+
+
+@pytest.mark.parametrize("text", ["7400", "a-b", "7410-7401", "0-10", "7401-70000", "-", "7401-7410-7411"])
+def test_what_is_no_range_of_ports_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected A-B"):
+        checked_ports(text, "tcp://10.0.0.1:7400")
+
+
+def test_too_few_ports_are_refused_with_how_many_are_needed() -> None:
+    home = "tcp://10.0.0.1:7400"
+    assert [checked_ports(text, home) for text in ("7401-7406", "7400-7406")] == ["7401-7406", "7400-7406"]
+    assert is_one_port(checked_ports("7400-7400", home))
+    for text, found in (("7401-7405", 5), ("7400-7405", 5), ("7400-7401", 1)):
+        with pytest.raises(ConfigError, match=f"expected 6 free ports.*found {found} in --ports {text}"):
+            checked_ports(text, home)
+    check_room("7401-7410", home, 5, 0, "Taking a run")
+    with pytest.raises(ConfigError, match="expected 10 free ports, 2 for each of 5 hosts that listen, found 4"):
+        check_room("7401-7410", home, 5, 6, "Taking a run")
+
+
+def test_the_command_refuses_them_and_starts_nothing(typed: Any, tmp_path: Path) -> None:
+    said = typed(tmp_path, "daemon", "--name", "alpha", "--listen", "tcp://127.0.0.1:0", "--ports", "7401-7402")
+    assert said.exit_code == 2
+    assert "expected 6 free ports" in said.output
+    said = typed(tmp_path, "daemon", "--name", "alpha", "--listen", "nonsense", "--ports", "7401-7402")
+    assert said.exit_code == 2
+    assert "expected tcp://ADDRESS:PORT" in said.output
+    assert "expected 6 free ports" in said.output  # All faults at once.
+    assert list(tmp_path.iterdir()) == []
