@@ -272,7 +272,7 @@ class Recorder:
         self._evaluator_at = 0
         self._error: str | None = None
         self._is_stopping = False
-        self.is_finished = False
+        self.is_finished = self.is_engaged = False
 
     def open(self, context: Any) -> None:
         """Open the files, and continue from the memory of an earlier recorder."""
@@ -329,6 +329,9 @@ class Recorder:
             self._published_at = now
             self._lines.flush()
             self._context.publish(self._status(now))
+        if self._context.leave_requested():
+            self._metrics.write_all(now)
+            self.is_engaged = not self._lines.flush()
         if self.is_finished or now - self._remembered_at >= MEMORY_NS or len(self._lines.early) > self._early_count:
             self._remember(now)
         return self._control(now)

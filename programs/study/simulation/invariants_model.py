@@ -49,6 +49,11 @@ from isthmus.runtime.system.files import encoded
 RECORDER = Replica("recorder", 0)
 
 
+def _has_left(life: Life) -> bool:
+    """Whether a recorder was to leave amid a run: the lines of its last moment are counted by the next one."""
+    return life.host.leave_requested
+
+
 class FilesChecker(Checker):
     """The final model exists, complete and as it was sent; so do the lines of each file.
 
@@ -71,9 +76,10 @@ class FilesChecker(Checker):
         nothing: dict[str, Any] = {"files": {}, "error": None}
         status = nothing if recorder is None else recorder.host.published.get("record", nothing)
         # A killed recorder may have written a line that it had not counted; later disk failures removed some.
-        is_accurate = recorder is not None and recorder.failures_at_end == disk.failures
+        is_accurate = recorder is not None and recorder.failures_at_end == disk.failures and not _has_left(recorder)
         counts = {name: file_counts if is_accurate else None for name, file_counts in status["files"].items()}
-        deaths = sum(life.member.replica == RECORDER and life.was_killed for life in universe.lives)
+        recorders = [life for life in universe.lives if life.member.replica == RECORDER]
+        deaths = sum(life.was_killed or _has_left(life) for life in recorders)
         deaths += recorder is not None and not is_accurate  # A power failure after its end may tear the last line.
         for name in sorted(counts):
             file_counts = counts[name]

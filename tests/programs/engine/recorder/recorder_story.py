@@ -44,6 +44,9 @@ class Context:
     def members(self) -> frozenset[Member]:
         return frozenset(self.live)
 
+    def leave_requested(self) -> bool:
+        return False
+
     def stop_requested(self) -> bool:
         return self.is_stopping
 

@@ -109,6 +109,9 @@ class Context:
     def publish(self, status: dict[str, Any]) -> None:
         self.status = status
 
+    def leave_requested(self) -> bool:
+        return False
+
     def stop_requested(self) -> bool:
         return False
 
