@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from isthmus.programs.command.options import FAILED, AsJson, Commands, Grace
+from isthmus.programs.command.options import FAILED, AsJson, Commands, Grace, ResumeOrStart, RunDir
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError
 
@@ -68,6 +68,14 @@ def daemon(
             "--ports", metavar="A-B", help="Where hosts listen; A-A: nowhere but behind the daemon's own port."
         ),
     ] = "",
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", metavar="FILE.toml", help="Begin the run of this cluster file, whose home this machine is."
+        ),
+    ] = None,
+    run_dir: RunDir = None,
+    resume_or_start: ResumeOrStart = False,
     until_over: UntilOver = False,
     grace: Grace = GRACE_SECONDS,
 ) -> None:
@@ -77,11 +85,15 @@ def daemon(
 
     Ctrl-C asks its runs to stop and waits for them; a second one ends them at once.
 
-    SIGTERM sets them aside for its next start: exit status 75.
+    SIGTERM sets them aside for its next start: exit status 75. With --run it begins one by itself.
     """
-    from isthmus.programs.engine.machine.serve import serve
+    from isthmus.programs.engine.machine.serve import OwnRunRequest, serve
 
-    raise typer.Exit(serve(name, listen, config, grace, ports=ports, until_over=until_over))
+    if run is None and (run_dir is not None or resume_or_start):
+        doing, do = "Reading the command line of `isthmus daemon`", "Name the run with --run FILE.toml."
+        raise ConfigError(doing, "--run beside --run-dir and --resume-or-start", "none", do)
+    own = None if run is None else OwnRunRequest(run, run_dir, resume_or_start)
+    raise typer.Exit(serve(name, listen, config, grace, ports=ports, own=own, until_over=until_over))
 
 
 @commands.command(rich_help_panel=PANEL)

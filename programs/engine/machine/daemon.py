@@ -286,6 +286,21 @@ class MachineDaemon:
         """End once there was a run, of this home or of one that is linked to, and none goes on."""
         self.neighbours.followed = FollowedRuns()
 
+    @property
+    def root(self) -> Path:
+        """The folder below which run folders are."""
+        return self._root.folder
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders of the runs that have their home here and are not over."""
+        return list(self._runs)
+
+    def know(self, folder: str, outcome: str) -> None:
+        """Know a run that was over before this daemon began."""
+        self.neighbours.note(self.name, {folder: outcome})
+        self._remember(folder, outcome)
+
     def fail(self, fault: ConfigError) -> None:
         """End, because the daemon cannot do what it was started for."""
         self.fault = fault

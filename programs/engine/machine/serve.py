@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import uvloop
 import zmq
@@ -28,6 +28,7 @@ from isthmus.programs.engine.machine import admissions as machine_keys
 from isthmus.programs.engine.machine.admissions import Admissions
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines_folder
+from isthmus.programs.engine.machine.own_run import OwnRun
 from isthmus.programs.engine.machine.service_manager import ServiceManager
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import check_loopback
@@ -39,6 +40,14 @@ from isthmus.runtime.wire.control_client import ask
 LINE_LENGTH_MAX: Final = 2000
 
 
+class OwnRunRequest(NamedTuple):
+    """A daemon's own run that is asked for: its cluster file, its folder, and whether one that is there goes on."""
+
+    file: Path
+    run_dir: Path | None
+    goes_on: bool
+
+
 def serve(
     name: str,
     listen: str,
@@ -46,9 +55,10 @@ def serve(
     grace: float = GRACE_SECONDS,
     *,
     ports: str = "",
+    own: OwnRunRequest | None = None,
     until_over: bool = False,
 ) -> int:
-    """Serve until signals end it, or, `until_over`, its runs are over; returns the exit status.
+    """Serve until signals end it, or, `until_over`, its runs are over; returns the exit status. `own`: a run to begin.
 
     75 after SIGTERM, 1 if a second Ctrl-C ended runs, or a run has failed `until_over`, otherwise 0.
 
@@ -65,12 +75,17 @@ def serve(
         endpoint = cluster_file.checked_address(listen, "Reading --listen", may_choose=True, has_keys=has_keys)
     with collecting(faults):
         permitted = replace(permitted, ports=ports and cluster_file.checked_ports(ports, endpoint))
+    if own is not None:
+        with collecting(faults):
+            cluster_file.read(own.file)
     if faults:
         raise ConfigError.of(faults)
 
     def begin(machine: MachineDaemon) -> None:
         if until_over:
             machine.end_when_over()
+        if own is not None:
+            machine.later(0.0, OwnRun(machine, own.file, own.run_dir, goes_on=own.goes_on).begin)
 
     return run(name, endpoint, permitted, begin, grace)
 

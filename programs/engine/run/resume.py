@@ -175,11 +175,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
             _change(folder, files)
         spec.rebase_clock_after_reboot(folder)
         _reopen(folder)
-        if outcome is not None:
-            books.go_on(folder, DISK, trained)
-            _set_final_aside(folder)
-        for name in AT_END:
-            (folder / name).unlink(missing_ok=True)
+        _end_no_more(folder, outcome, trained)
     except BaseException:
         lock.close()
         raise
@@ -246,6 +242,29 @@ def _set_final_aside(folder: Path) -> None:
     if final.is_dir():
         number = next(n for n in count(1) if not final.with_name(f"final-{n}").exists())
         final.rename(final.with_name(f"final-{number}"))
+
+
+def again(folder: Path, doing: str) -> None:
+    """Have a run of a cluster that was cut off, set aside, stopped, or that failed go on under its next daemon, as it
+    was; ConfigError, with nothing changed, if it cannot."""
+    _check_spec(folder, doing)
+    _check_startable(folder, doing)
+    outcome, trained = outcome_of(folder), sum(tokens for _, _, tokens in _trained(folder))
+    total = spec.load(folder).job.tokens
+    _check_total(total, total, trained, outcome, doing)
+    kill_all(folder)
+    with _lock(folder, doing):
+        reopen(folder, lambda replica: False)
+        _end_no_more(folder, outcome, trained)
+
+
+def _end_no_more(folder: Path, outcome: str | None, trained: int) -> None:
+    """Have the files of a run that goes on tell of no end."""
+    if outcome is not None:
+        books.go_on(folder, DISK, trained)
+        _set_final_aside(folder)
+    for name in AT_END:
+        (folder / name).unlink(missing_ok=True)
 
 
 def is_store(text: str) -> bool:
