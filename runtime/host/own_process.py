@@ -318,6 +318,22 @@ def is_orphan(silence: float, *, has_daemon: bool) -> bool:
     return silence > ORPHAN_SECONDS and not has_daemon
 
 
+class Parting:
+    """When a host that is to leave may end: no body is engaged, and all that it had sent by then has arrived."""
+
+    def __init__(self) -> None:
+        self._since: Instant | None = None
+
+    def is_over(self, host: Host, channel: DiallingChannel, now: Instant) -> bool:
+        """Whether it may end now; to be asked at each beat. What it sends later, because others go on, does not count:
+        small items are acknowledged a beat later, so that some always are under way."""
+        if not host.has_left:
+            self._since = None
+            return False
+        self._since = now if self._since is None else self._since
+        return all(begun > self._since for _, _, begun in channel.under_way())
+
+
 FLUSH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 3.0
 """The time that bodies have to end a firing when the host ends."""
@@ -406,6 +422,7 @@ class HostProcess:
         self._supply = Supply(plan)
         self._silence = DaemonSilence(time.monotonic(), HEARTBEAT_SECONDS)
         self._computed = time.process_time()
+        self._parting = Parting()
         self._error: str | None = None
         self._is_over = self._gives_way = False
         self._daemon = ControlClient(self._loop, daemon, self._on_message)
@@ -493,9 +510,8 @@ class HostProcess:
         self._lower_priority()
         # Repeated: the daemon that received it first may be dead, and a run that is over has to end.
         self._say("over" if self._is_over else "heartbeat")
-        if (
-            self._host.has_left and not self._channel.under_way()
-        ):  # After the heartbeat, which has the whole of what this life has used.
+        # After the heartbeat, which has the whole of what this life has used.
+        if self._parting.is_over(self._host, self._channel, self._clock.now()):
             self._loop.stop()
             return
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)

@@ -28,6 +28,7 @@ from isthmus.runtime.host.own_process import (
     DaemonSilence,
     Meeting,
     Meetings,
+    Parting,
     Row,
     is_orphan,
     is_searching,
@@ -204,6 +205,7 @@ class Life:
         self.clock = HostClock(setting.clock)
         self._setting = setting
         self._is_leaving = self._is_over = False
+        self._parting = Parting()
         self.tape = LifeTape(member, tapes)
         self.checkers, self._trace = setting.checkers, setting.trace
         rng = random.Random(f"{setting.seed} {member}")
@@ -390,7 +392,7 @@ class Life:
             self.daemon = daemon or self.daemon
         self.say()
         self.tape.flush()
-        if self.host.has_left and not self.channel.under_way():
+        if self._parting.is_over(self.host, self.channel, self.clock.now()):
             self._leave(Exited(0))
             return
         self.clock.call_at(Instant(self.clock.now() + round(HEARTBEAT_SECONDS * 1e9)), self._beat)

@@ -80,8 +80,7 @@ def preempted(place: Path, times: int, slots_max: int) -> dict[str, Any]:
     home.wait(PATIENCE_SECONDS)
     summary = json.loads((folder / "summary.json").read_text())
     lives = [life for life in summary["books"]["lives"] if life["learner"] > 0]
-    lost = [sum(account[name] for account in life["accounts"]) for life in lives for name in ("lost",)] if lives else []
-    trained = sum(life["tokens"] for life in lives)
+    trained = sum(life["tokens_known"] for life in lives)
     return {
         "times": len(merged),
         "slots": sorted({life["learner"] for life in lives}),
@@ -90,7 +89,6 @@ def preempted(place: Path, times: int, slots_max: int) -> dict[str, Any]:
         "seconds_to_leave": [min(left), statistics.median(left), max(left)],
         "tokens_of_its_lives": trained,
         "lost_share": summary["tokens_lost"] / trained if trained else None,
-        "lost_of_lives": lost,
         "differences": [account["difference"] for account in summary["fragment_accounts"]],
     }
 
