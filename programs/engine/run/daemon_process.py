@@ -83,6 +83,8 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float) -> int:
         loop.remove_reader(0)
         if is_alone and run.is_running:
             run.daemon.end("the command that started the run is gone")
+        if is_over:
+            loop.call_later(0.0 if is_alone else LINGER_SECONDS, loop.stop)
 
     def on_interrupt() -> None:
         """Ctrl-C: its command asks for what it means; without one, the user."""
@@ -90,8 +92,6 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float) -> int:
         if not has_pipe:
             presses += 1
             run.daemon.request_stop() if presses == 1 else run.daemon.end(SECOND)
-        if is_over:
-            loop.call_later(0.0 if is_alone else LINGER_SECONDS, loop.stop)
 
     run_spec = spec.load(folder)
     run = HeldRun(loop, folder, run_spec, lock=lock, machine=NAME, finish=finish, on_over=over, own_seconds=cpu_seconds)
