@@ -13,20 +13,17 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from isthmus.ops.exchange.fragments import ROWS
 from isthmus.programs.engine.request.new_folder import CONFIG
 from isthmus.programs.engine.request.run_settings import RunSettings
+from isthmus.programs.engine.request.weights import FINAL, listed, tensors_in
 from isthmus.programs.task import AnyTask
 from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-FINAL: Final = Path("snapshots", "final")
-_NAMES_MAX: Final = 4
 
 
 def load(run_dir: str | Path, task: AnyTask | str | None = None) -> Any:
@@ -62,7 +59,7 @@ def read(folder: Path, task: Any, doing: str) -> Any:
             doing, "a task whose init(key) runs", f"{type(error).__name__}: {error}", "Mend task.init."
         ) from error
     merged = {leaf.name: leaf.shape for leaf in leaves if leaf.kind != LOCAL}
-    tensors = _tensors(folder / FINAL, doing)
+    tensors = tensors_in(folder / FINAL, doing)
     faults = _faults(doing, tensors, {name: tuple(shape.shape) for name, shape in merged.items()})
     if faults:
         raise ConfigError.of(faults)
@@ -121,52 +118,11 @@ def _faults(
     faults = []
     missing, more = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     if missing:
-        faults.append(Fault(doing, f"the task's tensors {_listed(missing)}", "a model that has no such tensors", do))
+        faults.append(Fault(doing, f"the task's tensors {listed(missing)}", "a model that has no such tensors", do))
     if more:
-        faults.append(Fault(doing, "no tensors but the task's", f"{_listed(more)} in the model", do))
+        faults.append(Fault(doing, "no tensors but the task's", f"{listed(more)} in the model", do))
     for name, shape in shapes.items():
         tensor = tensors.get(name)
         if tensor is not None and tensor.size != math.prod(shape):
             faults.append(Fault(doing, f"tensor {name!r} of shape {shape}", f"shape {tensor.shape}", do))
     return faults
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
-    return ", ".join(map(repr, names[:_NAMES_MAX])) + more
-
-
-def _tensors(folder: Path, doing: str) -> dict[str, npt.NDArray[np.float32]]:
-    """Every tensor in the folder's files; row ranges of a split one are joined."""
-    import numpy as np
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    pieces: dict[str, dict[tuple[int, int], npt.NDArray[np.float32]]] = {}
-    whole: dict[str, npt.NDArray[np.float32]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            loaded = load_file(path)
-        except (OSError, SafetensorError) as error:
-            do = "The file is damaged; take the model from another copy of the run."
-            raise ConfigError(doing, f"{path.name}, whole", str(error), do) from None
-        for name, array in loaded.items():
-            rows = ROWS.fullmatch(name)
-            if rows is None:
-                whole[name] = array
-            else:
-                pieces.setdefault(rows["name"], {})[int(rows["start"]), int(rows["stop"])] = array
-    for name, parts in pieces.items():
-        _check_rows(name, sorted(parts), doing)
-        whole[name] = np.concatenate([parts[rows] for rows in sorted(parts)])
-    return whole
-
-
-def _check_rows(name: str, ranges: list[tuple[int, int]], doing: str) -> None:
-    """ConfigError if rows are missing between the pieces of a tensor, or before them."""
-    until = 0
-    for start, stop in ranges:
-        if start != until:
-            do = "A file of the final model is missing; take the model from another copy of the run."
-            raise ConfigError(doing, f"rows {until} to {start} of tensor {name!r}", "none of them", do)
-        until = stop

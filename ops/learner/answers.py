@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, final
@@ -95,7 +95,8 @@ class HeldFragment:
 class Answers:
     """The answers of one life of a learner, from its versions `held` by fragment; their owner changes that list, too.
 
-    `is_final`: the last pull has arrived. `push`: their format, where rounds do not ask for one.
+    `is_final`: the last pull has arrived. `push`: their format, where rounds do not ask for one. `begun_from` makes the
+    first version of a fragment from the values of the task's `init`.
     """
 
     def __init__(
@@ -108,10 +109,12 @@ class Answers:
         odometer: Odometer,
         feed: Feed,
         push: str = "float32",
+        begun_from: Callable[[int, Any], Any] = lambda p, values: values,
     ) -> None:
         self._slot, self._incarnation, self._learner, self._push = slot, incarnation, learner, push
         self._coding = learner if isinstance(learner, Coding) else None
         self._held, self._odometer, self._feed = held, odometer, feed
+        self._begun_from = begun_from
         self._postponed: dict[int, Round] = {}
         self._has_begun = False
         self.is_final = False
@@ -182,7 +185,8 @@ class Answers:
                 if other is not None:
                     self._learner.replace(p, other.anchor)
             self._has_begun = True
-        return [("fragment", self._capture(request, None, self._learner.extract(request["fragment"])))]
+        first = self._begun_from(request["fragment"], self._learner.extract(request["fragment"]))
+        return [("fragment", self._capture(request, None, first))]
 
     def _capture(self, request: Round, held: HeldFragment | None, values: Any) -> Capture:
         capture = Capture(

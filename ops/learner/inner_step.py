@@ -34,6 +34,7 @@ from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer,
 from isthmus.ops.island.contract import LastingLearning, SoleLearning, led_learner_of, sole_learner_of
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.learner.answers import Answers, Feed, HeldFragment, StepMetrics
+from isthmus.ops.learner.first_version import begun_from
 from isthmus.ops.learner.follow import Follow
 from isthmus.ops.learner.recovery import Inheritance, Lending
 
@@ -137,6 +138,7 @@ class InnerStep:
             odometer=self._odometer,
             feed=self._feed,
             push=self._push,
+            begun_from=lambda p, values: begun_from(context.folder, self._fragments[p], values),
         )
         elastic = self._learner if isinstance(self._learner, ElasticLearner) else None
         self._inheritance = Inheritance(

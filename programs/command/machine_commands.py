@@ -227,6 +227,10 @@ def expel(
         str | None,
         typer.Option("--machine", metavar="NAME", help="Whose runs it leaves, where several daemons are here."),
     ] = None,
+    grace: Annotated[
+        float,
+        typer.Option("--grace", metavar="SECONDS", help="For its learners to answer once more. Default: none."),
+    ] = 0.0,
 ) -> None:
     """Remove a machine from the runs that have their home here.
 
@@ -234,4 +238,4 @@ def expel(
     """
     from isthmus.programs.engine.machine import admissions
 
-    typer.echo(admissions.expel_machine(name, machine))
+    typer.echo(admissions.expel_machine(name, machine, grace))

@@ -181,6 +181,15 @@ ResumeOrStart: TypeAlias = Annotated[
         rich_help_panel=WHERE,
     ),
 ]
+From: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="RUN|FOLDER",
+        help="Begin with the weights of a run that is over, or of a folder of safetensors.",
+        rich_help_panel=WHERE,
+    ),
+]
 Detach: TypeAlias = Annotated[
     bool,
     typer.Option("--detach", help="Return once the run has started; it goes on by itself.", rich_help_panel=WHERE),

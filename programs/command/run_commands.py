@@ -39,6 +39,7 @@ def train(
     requested: Options,
     resume: options.Resume = None,
     resume_or_start: options.ResumeOrStart = False,
+    begins_from: options.From = None,
     detach: options.Detach = False,
     grace: options.Grace = GRACE_SECONDS,
     quiet: options.Quiet = False,
@@ -53,6 +54,10 @@ def train(
 
     Without --detach the run ends with this command.
     """
+    others = {"--resume": resume, "--cluster": requested.cluster, "--transport inproc": requested.transport == "inproc"}
+    if begins_from is not None and (found := [name for name, given in others.items() if given]):
+        doing, do = "Reading --from", "Leave one of them out."
+        raise ConfigError(doing, "a new run in processes of this machine", f"{found[0]} beside it", do)
     if (
         resume is not None
         or resume_or_start
@@ -62,7 +67,7 @@ def train(
     ):
         from isthmus.programs.command import start as apart
 
-        starting = apart.Starting(is_detached=detach, quiet=quiet, grace=grace)
+        starting = apart.Starting(is_detached=detach, quiet=quiet, grace=grace, begins_from=begins_from)
         if resume_or_start:
             apart.resume_or_start(requested, resume, starting)
         elif resume is not None:

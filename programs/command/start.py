@@ -31,11 +31,13 @@ from isthmus.runtime.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """How a run is started: whether it `is_detached`, what is printed, and the `grace` at SIGTERM in seconds."""
+    """How a run is started: whether it `is_detached`, what is printed, the `grace` at SIGTERM in seconds, and where
+    its weights are, if it does not begin at random."""
 
     is_detached: bool
     quiet: bool
     grace: float
+    begins_from: Path | None = None
 
 
 def train(options: Options, starting: Starting) -> None:
@@ -45,8 +47,10 @@ def train(options: Options, starting: Starting) -> None:
         do = "Leave --transport out."
         raise ConfigError(f"Reading {option}", "a run in processes", "--transport inproc", do)
     with preparing(quiet=starting.quiet):
-        submitted = submit_in_child(lambda: options.request().to_train().with_store())
+        submitted = submit_in_child(lambda: options.request().to_train().with_store(), starting.begins_from)
     announce(submitted.chosen, submitted.warnings, quiet=starting.quiet)
+    if submitted.begins and not starting.quiet:
+        typer.echo(submitted.begins)
     _run(submitted, starting)
 
 

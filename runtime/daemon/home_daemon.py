@@ -74,7 +74,7 @@ from isthmus.runtime.supervision.messages import Report, ReportError
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system.files import Lines
-from isthmus.runtime.wire.control_messages import SET_ASIDE, Message, decode, encode
+from isthmus.runtime.wire.control_messages import LEAVE_RUN, SET_ASIDE, Message, decode, encode
 
 JOURNAL = "journal"
 TRAINING = "training"
@@ -121,6 +121,7 @@ class Daemon:
             "stop": self._stop_asked,
             "end": self._end_asked,
             SET_ASIDE: self._set_aside_asked,
+            LEAVE_RUN: self._leave_asked,
         }
         self._site = Site(
             ground,
@@ -302,6 +303,11 @@ class Daemon:
     def _set_aside_asked(self, peer: bytes, message: Message) -> None:
         self._site.endpoint_of_hosts.send(peer, {"type": "leaving"})
         self.set_aside(float(message["seconds"]))
+
+    def _leave_asked(self, peer: bytes, message: Message) -> None:
+        """Another machine is to leave: its hosts give what they have within so many seconds, and end."""
+        self._send(str(message["machine"]), {"type": LEAVE_RUN, "seconds": float(message["seconds"])})
+        self._site.endpoint_of_hosts.send(peer, {"type": "asked"})
 
     def _end_asked(self, peer: bytes, message: Message) -> None:
         self._site.endpoint_of_hosts.send(peer, {"type": "ending"})

@@ -19,6 +19,8 @@ import msgpack  # type: ignore[import-untyped]
 MESSAGE_BYTES_MAX: Final = 4 << 20
 """A status with the accounts of 64 learners and 64 fragments takes a quarter of this."""
 PROTOCOL: Final = 2
+LEAVE_RUN: Final = "leave-run"
+"""A request to a home to have a machine leave a run, and of a home to that machine."""
 SET_ASIDE: Final = "set-aside"
 """A request to set a run aside."""
 DETACH: Final = b"detach"

@@ -23,7 +23,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,12 +32,14 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.names import living, machines_folder
+from isthmus.programs.engine.run.held_run import LEAVING_SHARE
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.wire import security_keys
 from isthmus.runtime.wire.control_client import ask
-from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.control_messages import LEAVE_RUN, Message
+from isthmus.runtime.wire.daemon_notes import note_of
 from isthmus.runtime.wire.security_keys import DO_KEYS, KeyPair, Keyring
 
 LOOK_SECONDS: Final = 0.25
@@ -466,8 +468,31 @@ def admit_machine(name: str, key: str, machine: str | None, *, is_operator: bool
     return f"{here} admits {what} {'from now on' if is_living else 'from its next start'}."
 
 
-def expel_machine(name: str, machine: str | None) -> str:
+LEFT_LOOK_SECONDS: Final = 0.1
+
+
+def _ask_leave(name: str, folders: Sequence[Path], grace: float) -> None:
+    """Ask a machine to leave runs that have their home here, and wait until none of its hosts is there, or the grace is
+    over."""
+    until = time.monotonic() + grace
+    notes = [note for folder in folders if (note := note_of(folder)) is not None]
+    for note in notes:
+        message = {"type": LEAVE_RUN, "machine": name, "seconds": grace * LEAVING_SHARE}
+        ask(note.endpoint, message, ANSWER_SECONDS)
+    while time.monotonic() < until and any(_has_hosts_on(note.endpoint, name) for note in notes):
+        time.sleep(LEFT_LOOK_SECONDS)
+
+
+def _has_hosts_on(endpoint: str, name: str) -> bool:
+    """Whether a run has a living host on a machine, as its daemon says."""
+    status = ask(endpoint, {"type": "status"}, ANSWER_SECONDS)
+    return status is not None and any(host["machine"] == name and host["pid"] for host in status["hosts"])
+
+
+def expel_machine(name: str, machine: str | None, grace: float = 0.0) -> str:
     """Remove the machine `name` from the runs of a daemon on this computer, and withdraw invitations for it.
+
+    Within `grace` seconds its learners may answer once more, and leave by themselves.
 
     Returns the text to print. ConfigError if that daemon neither has it in a run nor admits it, nor invites it.
     """
@@ -475,6 +500,8 @@ def expel_machine(name: str, machine: str | None) -> str:
     here = machine_here(machine, doing)
     entry = living().get(here)
     count, was_linked = 0, False
+    if entry is not None and grace:
+        _ask_leave(name, [Path(run.folder) for run in entry.runs], grace)
     # A daemon with keys hears only those that it admits; it sees the change of its file itself.
     if entry is not None and not has_keys(here):
         answer = ask(entry.note.endpoint, {"type": "expel", "name": name}, ANSWER_SECONDS)

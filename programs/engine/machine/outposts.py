@@ -38,7 +38,7 @@ from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.system.files import write_json
-from isthmus.runtime.wire.control_messages import Message
+from isthmus.runtime.wire.control_messages import LEAVE_RUN, Message
 
 STATION: Final = "station"
 UNSTATIONED: Final = "unstationed"
@@ -113,6 +113,8 @@ class Outposts:
         self._is_operator, self._at_home = is_operator, at_home
         self._held: dict[str, HeldOutpost] = {}
         self._is_ending = False
+        self._left: set[str] = set()
+        """The runs that this daemon has left because their home has asked for it: it takes part in them no more."""
         self._keeps_texts = config.error_texts == "local"
         self._requests: Mapping[str, Callable[[HomeAddress, Message], Awaitable[Message]]] = {
             "check": self._check,
@@ -141,6 +143,8 @@ class Outposts:
                 self._station(link, message)
             elif message["type"] == ORDERS and message["run"] in self._held:
                 self._heard(link, str(message["run"])).outpost.order(link.home.name, message)
+            elif message["type"] == LEAVE_RUN and message["run"] in self._held:
+                self._leave_run(link, str(message["run"]), float(message["seconds"]))
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             self._tell(f"refused what {link.home.name} says, a {message['type']}: {type(error).__name__}: {error}")
 
@@ -190,6 +194,13 @@ class Outposts:
             held.is_to_return = True
             held.outpost.leave(seconds_max)
 
+    def _leave_run(self, link: HomeLink, run: str, seconds_max: float) -> None:
+        """Let the hosts of a run give what they have within so many seconds, because its home asks for it."""
+        held = self._heard(link, run)
+        self._left.add(run)
+        self._tell(f"leaves {run}, as its home {link.home.name} asks")
+        held.outpost.leave(seconds_max)
+
     def end(self) -> None:
         """End every host here at once, and accept no new stations."""
         self._is_ending = True
@@ -223,7 +234,7 @@ class Outposts:
     def _station(self, link: HomeLink, message: Message) -> None:
         """Have a part in a run from now on."""
         run, term = str(message["run"]), int(message["term"])
-        if self._at_home(link, run, term):
+        if self._at_home(link, run, term) or run in self._left:
             return
         if run in self._held:
             self._heard(link, run).outpost.call(link.home.name, term)

@@ -74,6 +74,7 @@ class Submitted:
     """A request whose run folder exists, with its spec: everything that a watching command needs.
 
     Of a run that is resumed, this process has the `lock` since it looked at the folder; `resumption` is of such a run.
+    `begins` says what one begins from that does not begin at random.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Submitted:
     chosen: Mapping[str, Any] = field(default_factory=dict)
     lock: RunLock | None = None
     resumption: Resumption | None = None
+    begins: str = ""
 
     def locked(self) -> RunLock:
         """The lock on the run folder, taken now if it was not; RunError if another process has it."""
@@ -92,10 +94,15 @@ class Submitted:
             raise RunError(f"expected {self.run_dir} to be this command's, found {error}") from None
 
 
-def submit(request: Request) -> Submitted:
-    """Make the run folder of a verified request, with the files that daemon and hosts read."""
+def submit(request: Request, begins_from: Path | None = None) -> Submitted:
+    """Make the run folder of a verified request, with the files that daemon and hosts read, and the weights that it
+    begins from."""
+    from isthmus.programs.engine.recorder.summary import fragments_in
     from isthmus.programs.engine.request.graph_view import as_json
+    from isthmus.programs.engine.request.weights import weights_of
 
+    fragments = fragments_in(request.graph)
+    weights = None if begins_from is None else weights_of(begins_from, fragments)
     elastic = sizes_here(request)
     private_daemon.check_loopback(f"Starting {request.name}")
     request = request.with_folder()
@@ -103,29 +110,33 @@ def submit(request: Request) -> Submitted:
     shape = as_json(request.graph, request.proof, request.fingerprint, placement)
     with new_folder.prepared(request.run_dir):
         write_json(request.run_dir / "graph.json", shape)
+        if weights is not None:
+            weights.write(request.run_dir, fragments)
     used = cpu_seconds(with_children=True)
     fields = spec.of(request, zero_ns=time.monotonic_ns(), cpu_seconds=used, elastic=elastic)
     with new_folder.prepared(request.run_dir):
         spec.write(request.run_dir, fields)
-    return Submitted(request.name, request.job, request.run_dir, request.warnings, dict(request.chosen))
+    begins = "" if weights is None else weights.words
+    return Submitted(request.name, request.job, request.run_dir, request.warnings, dict(request.chosen), begins=begins)
 
 
-def submit_in_child(make: Callable[[], Request]) -> Submitted:
+def submit_in_child(make: Callable[[], Request], begins_from: Path | None = None) -> Submitted:
     """Make a request and submit it in a child; raises what `in_child` does."""
 
     def work() -> dict[str, Any]:
-        accepted = submit(make())
+        accepted = submit(make(), begins_from)
         return {
             "folder": str(accepted.run_dir),
             "name": accepted.name,
             "warnings": accepted.warnings,
             "chosen": accepted.chosen,
+            "begins": accepted.begins,
         }
 
     answer = in_child(work)
     run = submitted(Path(answer["folder"]), answer["name"])
     warnings = tuple(Fault(*warning) for warning in answer["warnings"])
-    return replace(run, warnings=warnings, chosen=answer["chosen"])
+    return replace(run, warnings=warnings, chosen=answer["chosen"], begins=answer["begins"])
 
 
 def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -85,14 +85,20 @@ def test_one_that_joined_leaves_with_a_last_answer_and_returns_to_its_slot(place
         assert beta.wait(PATIENCE) == 75
         lives.append({"left": home.says("machine beta leaves")})
     assert home.process.poll() is None
+    with (place.folder / "beta-2.log").open("w") as log:
+        beta = place.begin("join", address, "--name", "beta", "--config", "machine.toml", stdout=log)
+    before = len(voters(folder))
+    place.wait_for(lambda: any(1 in each for each in voters(folder)[before:]))
+    assert place.call("expel", "beta", "--machine", "alpha", "--grace", "60").returncode == 0
+    assert beta.wait(PATIENCE) == 0
     joined = [each for each in incidents_in(folder, "") if isinstance(each, Joined)]
-    assert len(joined) == 2
+    assert len(joined) == 3
     assert not any(isinstance(each, Ended) and isinstance(each.end, MachineTaken) for each in incidents_in(folder, ""))
     home.process.send_signal(signal.SIGINT)
     assert home.process.wait(PATIENCE) == 0
     summary = place.summary("run")
     (row,) = [each for each in summary["per_learner"] if each["learner"] == 1]
-    assert (summary["outcome"], row["restarts"], summary["tokens_lost"]) == ("stopped", 1, 0)
+    assert (summary["outcome"], row["restarts"], summary["tokens_lost"]) == ("stopped", 2, 0)
     assert [account["difference"] for account in summary["fragment_accounts"]] == [0] * summary["fragments"]
 
 

@@ -1,0 +1,133 @@
+"""The weights that a run begins from: tensors of safetensors files, compared with the model of a request.
+
+Decides which leaves of a model come from a folder, and refuses weights of another form. Leaves are known by their
+names, those of a run's final model: row ranges of a split tensor are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+from isthmus.ops.exchange.fragments import ROWS, Fragment
+from isthmus.ops.learner.first_version import file_of
+from isthmus.runtime.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+FINAL: Final = Path("snapshots", "final")
+NAMES_MAX: Final = 4
+
+
+def tensors_in(folder: Path, doing: str) -> dict[str, npt.NDArray[np.float32]]:
+    """Every tensor in the folder's files; row ranges of a split one are joined. ConfigError for a damaged file, and for
+    missing rows."""
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    pieces: dict[str, dict[tuple[int, int], npt.NDArray[np.float32]]] = {}
+    whole: dict[str, npt.NDArray[np.float32]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            loaded = load_file(path)
+        except (OSError, SafetensorError) as error:
+            do = "The file is damaged; take the model from another copy of the run."
+            raise ConfigError(doing, f"{path.name}, whole", str(error), do) from None
+        for name, array in loaded.items():
+            rows = ROWS.fullmatch(name)
+            if rows is None:
+                whole[name] = array
+            else:
+                pieces.setdefault(rows["name"], {})[int(rows["start"]), int(rows["stop"])] = array
+    for name, parts in pieces.items():
+        _check_rows(name, sorted(parts), doing)
+        whole[name] = np.concatenate([parts[rows] for rows in sorted(parts)])
+    return whole
+
+
+def _check_rows(name: str, ranges: list[tuple[int, int]], doing: str) -> None:
+    """ConfigError if rows are missing between the pieces of a tensor, or before them."""
+    until = 0
+    for start, stop in ranges:
+        if start != until:
+            do = "A file of the final model is missing; take the model from another copy of the run."
+            raise ConfigError(doing, f"rows {until} to {start} of tensor {name!r}", "none of them", do)
+        until = stop
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names, for people."""
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return ", ".join(map(repr, names[:NAMES_MAX])) + more
+
+
+@final
+class Weights(NamedTuple):
+    """Tensors that a run begins from; `missing` leaves of the model are as `init` makes them, `more` are left out."""
+
+    where: str
+    tensors: dict[str, npt.NDArray[np.float32]]
+    missing: list[str]
+    more: list[str]
+
+    @property
+    def words(self) -> str:
+        """What comes from there, for people."""
+        parts = [f"begins from {self.where}: {len(self.tensors)} tensors"]
+        parts += [f"as the task makes them: {listed(self.missing)}"] if self.missing else []
+        parts += [f"left out: {listed(self.more)}"] if self.more else []
+        return "; ".join(parts)
+
+    def write(self, folder: Path, fragments: Sequence[Fragment]) -> None:
+        """Write the values of each fragment into a run folder. OSError of the disk."""
+        import numpy as np
+        from safetensors.numpy import save_file
+
+        for fragment in fragments:
+            path = file_of(folder, fragment.index)
+            path.parent.mkdir(exist_ok=True)
+            rows = {unit.name: self._rows(unit.tensor, unit.start, unit.stop, unit.shape) for unit in fragment.units}
+            save_file({name: np.ascontiguousarray(part) for name, part in rows.items() if part is not None}, path)
+
+    def _rows(self, tensor: str, start: int, stop: int, shape: tuple[int, ...]) -> npt.NDArray[np.float32] | None:
+        """The rows [start, stop) of a tensor of this shape, flat; None if it is not there."""
+        array = self.tensors.get(tensor)
+        if array is None:
+            return None
+        return array.reshape(shape if shape else (1,))[start:stop].astype("float32").reshape(-1)
+
+
+def weights_of(where: Path, fragments: Sequence[Fragment]) -> Weights:
+    """The weights in a run with a final model, or in a folder of safetensors, for a model of these fragments.
+
+    ConfigError, with all faults, for a tensor of another shape, for no tensor in common, and for a program that
+    exchanges no fragments.
+    """
+    doing = f"Beginning from {where}"
+    if not fragments:
+        do = "Choose decoupled-diloco, diloco or streaming-diloco."
+        raise ConfigError(doing, "a program that exchanges fragments", "one whose learners begin each for itself", do)
+    folder = where / FINAL if (where / FINAL).is_dir() else where
+    found = tensors_in(folder, doing)
+    if not found:
+        do = "Name a run that is over, or a folder of safetensors such as its snapshots/final."
+        actual = "no such folder" if not where.is_dir() else "no file *.safetensors in it"
+        raise ConfigError(doing, f"a model in {folder}", actual, do)
+    shapes = {unit.tensor: tuple(unit.shape) for fragment in fragments for unit in fragment.units}
+    common = {name: array for name, array in found.items() if name in shapes}
+    faults = [
+        Fault(doing, f"tensor {name!r} of shape {list(shapes[name])}", f"{list(array.shape)}", "Take the same sizes.")
+        for name, array in sorted(common.items())
+        if tuple(array.shape) != shapes[name]
+    ]
+    if not common:
+        expected, actual = f"tensors of the model, such as {listed(sorted(shapes))}", listed(sorted(found))
+        faults.append(Fault(doing, expected, actual, "Take weights of the same task: leaves are known by their names."))
+    if faults:
+        raise ConfigError.of(faults)
+    missing = sorted(shapes.keys() - common.keys())
+    return Weights(str(where), common, missing, sorted(found.keys() - common.keys()))
