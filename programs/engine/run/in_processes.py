@@ -32,7 +32,7 @@ from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run import private_daemon
-from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, ignore, interrupts
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, interrupts
 from isthmus.programs.engine.run.private_daemon import PrivateDaemon
 from isthmus.programs.engine.run.watch_loop import (
     DetachedError,
@@ -47,7 +47,7 @@ from isthmus.runtime.graph.template import Job
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.flows import Flows, as_used
 from isthmus.runtime.system.files import write_json
-from isthmus.runtime.system.processes import cpu_seconds, kill_session
+from isthmus.runtime.system.processes import cpu_seconds, follow_daemon, kill_session
 
 SIGNAL_SECONDS: Final = 0.05
 """Interval of checks for a signal."""
@@ -214,7 +214,7 @@ def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
         os._exit(1)
 
     os.setsid()  # The task may start processes, which end with this one.
-    ignore()  # A terminal sends them here, too; the command acts on them.
+    follow_daemon()  # A terminal sends them here, too; the command acts on them.
     threading.Thread(target=end_with_reader, daemon=True).start()
     try:
         answer = json.dumps(_answer(lambda: _on_cpu(work))).encode()

@@ -16,14 +16,13 @@ from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.graph_view import as_json
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.run.finish import leave_behind
-from isthmus.programs.engine.run.interrupts import ignore
 from isthmus.programs.study.lab.compare import request_of
 from isthmus.programs.study.lab.compare_runs import VirtualOrder
 from isthmus.programs.study.simulation.virtual_run import VirtualPace, VirtualRun
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RequestError, RunError
 from isthmus.runtime.system.files import append_bytes, write_json
-from isthmus.runtime.system.processes import unblock
+from isthmus.runtime.system.processes import follow_daemon, unblock
 from isthmus.runtime.tape.reading import FOLDER
 
 SECONDS_MAX = 1e7
@@ -60,7 +59,7 @@ def _end_with_sender() -> None:
 def main() -> None:
     """The process."""
     unblock()
-    ignore()  # A terminal sends them here, too; the process that gave the order acts on them.
+    follow_daemon()  # A terminal sends them here, too; the process that gave the order acts on them.
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=VirtualOrder)
     threading.Thread(target=_end_with_sender, daemon=True).start()
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -200,6 +202,25 @@ def test_nor_while_a_run_is_prepared(start: Callable[..., Run]) -> None:
     _, error = run.command.communicate(timeout=PATIENCE)
     assert (run.command.returncode, error) == (75, "isthmus: ended by SIGHUP.\n")
     run.wait_until_gone()
+
+
+ENDED_BY_USER_CODE = """
+import json, subprocess
+from isthmus.programs.engine.run.in_processes import in_child
+
+def work():
+    started = subprocess.Popen(["sleep", "60"])
+    started.terminate()
+    return {"status": started.wait(10)}
+
+print(json.dumps(in_child(work)))
+"""
+
+
+def test_what_user_code_starts_while_a_run_is_prepared_has_default_signals() -> None:
+    command = [sys.executable, "-c", ENDED_BY_USER_CODE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.stdout, done.stderr) == ('{"status": -15}\n', "")
 
 
 @pytest.fixture
