@@ -72,7 +72,7 @@ def resume_or_start(options: Options, where: str | None, starting: Starting) -> 
             with preparing(quiet=starting.quiet):
                 submitted = resumed(str(folder), None, lambda *asked: _again(options, *asked), ALIKE)
         except DoneError as error:
-            say(f"{folder} is done: {error.faults[0].found} tokens were to be trained")
+            say(f"{folder} is done: {error.total:,} tokens were to be trained")
             return
         _go_on(submitted, starting)
 

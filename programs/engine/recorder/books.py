@@ -221,7 +221,7 @@ class BooksMemory(msgspec.Struct):
     lives that are over. `snapshot_faults` describe damaged snapshots. `versions` are the newest merged ones, [epoch,
     count] by fragment; `publishers` the shards' lives that published a fragment last, [shard, epoch] by fragment.
     `early` are lines that wait for the first step, each with its instant; `incarnation` is that of the writer;
-    `went_on_at` are the tokens trained when a run that was over went on: an evaluation up to there is not its last.
+    `went_on_at` are the tokens trained when a run that was over went on: an evaluation of before is not its last.
     """
 
     incarnation: int = 0
@@ -397,7 +397,13 @@ class Books(BooksMemory, kw_only=True):
 
     def _last_evaluation(self) -> EvaluationLine | None:
         """That of the final model, if it is known."""
-        return next((e for e in self.evaluations if e.kind == "final" and e.tokens > self.went_on_at), None)
+        since = self.went_on_at
+        return next((e for e in reversed(self.evaluations) if e.kind == "final" and e.tokens > since), None)
+
+    def note_last(self, evaluation: EvaluationLine) -> None:
+        """An evaluator has said this now: a final one is the last, even where no token was trained since another."""
+        if evaluation.kind == "final":
+            self.went_on_at = min(self.went_on_at, evaluation.tokens - 1)
 
     def figures(self, learners: int) -> dict[str, Any]:
         """The figures of a status, from which the summary is made; the run has `learners` slots."""

@@ -381,7 +381,9 @@ class Recorder:
         ):
             self._note(ChangeRecord.made_of(change, self._books.since_zero(change["at"])), change["at"], now)
         for each in sorted(arrived["evaluation"].values(), key=lambda item: (item["tokens"], item["kind"] == "final")):
-            self._note(EvaluationLine.made_of(each), now, now)
+            line = EvaluationLine.made_of(each)
+            self._books.note_last(line)
+            self._note(line, now, now)
         for item in () if is_over else arrived["final"].values():
             self._unsaved[item["fragment"]] = item
         for request in arrived["stop"].values():

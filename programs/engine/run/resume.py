@@ -131,7 +131,9 @@ ALIKE: Final = frozenset({"run.tokens", "run.snapshots", "run.snapshot_every_sec
 
 
 class DoneError(ConfigError):
-    """A run is done, and no more tokens are asked for."""
+    """A run is done, and no more tokens are asked for than its `total`."""
+
+    total = 0
 
 
 def resumed(
@@ -175,7 +177,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
             _change(folder, files)
         spec.rebase_clock_after_reboot(folder)
         _reopen(folder)
-        _end_no_more(folder, outcome, trained)
+        _end_no_more(folder, read["total"], trained)
     except BaseException:
         lock.close()
         raise
@@ -233,7 +235,10 @@ def _check_total(former: int, total: int, trained: int, outcome: str | None, doi
     kind = DoneError if is_done else ConfigError
     do = f"Name a new total: --tokens TOTAL, above {trained:,}."
     found = f"{total:,}" + (f", and a run that is {outcome}" if outcome in ("done", "stopped") else "")
-    raise kind(doing, f"a budget above the {trained:,} tokens that are trained", found, do)
+    error = kind(doing, f"a budget above the {trained:,} tokens that are trained", found, do)
+    if isinstance(error, DoneError):
+        error.total = total
+    raise error
 
 
 def _set_final_aside(folder: Path) -> None:
@@ -255,13 +260,14 @@ def again(folder: Path, doing: str) -> None:
     kill_all(folder)
     with _lock(folder, doing):
         reopen(folder, lambda replica: False)
-        _end_no_more(folder, outcome, trained)
+        _end_no_more(folder, total, trained)
 
 
-def _end_no_more(folder: Path, outcome: str | None, trained: int) -> None:
-    """Have the files of a run that goes on tell of no end."""
-    if outcome is not None:
+def _end_no_more(folder: Path, total: int, trained: int) -> None:
+    """Have the files of a run that goes on tell of no end; where all tokens are trained it comes to its end again."""
+    if total > trained:
         books.go_on(folder, DISK, trained)
+        Snapshots(folder / FOLDER, None, DISK).go_on()
         _set_final_aside(folder)
     for name in AT_END:
         (folder / name).unlink(missing_ok=True)
@@ -292,6 +298,7 @@ def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf) 
                 path.replace(folder / path.name)
             _change(folder, files)
             _settle(folder, snapshot)
+            _end_no_more(folder, read["total"], sum(tokens for _, _, tokens in _trained(folder)))
     new_folder.point_latest_to(folder)
     taken_ns = run_spec.here.wall_ns + snapshot.head.at
     age = (time.time_ns() - taken_ns) / 1e9 if run_spec.here.wall_ns else None

@@ -212,10 +212,25 @@ class Snapshots:
         if self._is_in_place:
             self._disk.rename(self._folder / MANIFEST, self._folder / BEFORE)
             self._is_in_place = False
-        write_bytes(self._folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", self._disk)
+        self._write_manifest(MANIFEST, manifest)
         self.newest, self._before, self._is_in_place = manifest, before, True
         self._forget(before, manifest)
         return manifest
+
+    def go_on(self) -> None:
+        """Have versions that were merged at the end be such as others: a learner that took one over would end, too."""
+        for name in (MANIFEST, BEFORE):
+            with suppress(FileNotFoundError, ValueError):
+                former = self._manifest(name)
+                fragments = [
+                    msgspec.structs.replace(entry, kind="merge") if entry.kind == "final" else entry
+                    for entry in former.fragments
+                ]
+                if fragments != former.fragments:
+                    self._write_manifest(name, msgspec.structs.replace(former, fragments=fragments))
+
+    def _write_manifest(self, name: str, manifest: Manifest) -> None:
+        write_bytes(self._folder / name, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", self._disk)
 
     def _is_replaced(self) -> bool:
         try:

@@ -383,6 +383,23 @@ def test_a_real_folder(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("more", [0, 50])
+def test_a_run_that_goes_on_has_another_last_evaluation(more: int) -> None:
+    disk = SimulatedDisk("seed")
+    recorder, context = made(), Context(Mount(disk))
+    recorder.open(context)
+    recorder(evaluation={("evaluator", None): evaluated("final", 800, 2.0)})
+    recorder.close()
+    recorder_memory.go_on(FOLDER, Mount(disk), 800)
+    books = recorder_memory.Books(sizes=(300, 100))
+    recorder_memory.read_into(books, FOLDER, Mount(disk), 0)
+    assert not books.is_evaluated()
+    recorder, context = made(), Context(Mount(disk), incarnation=2)
+    recorder.open(context)
+    recorder(evaluation={("evaluator", None): evaluated("final", 800 + more, 1.0)})
+    assert context.status["tokens_final"] == 800 + more
+
+
 def test_a_life_that_was_replaced_writes_nothing_behind_what_the_next_one_has_written() -> None:
     """One that its daemon does not know of lives until it finds that out."""
     disk = SimulatedDisk("seed")

@@ -240,3 +240,16 @@ def test_learners_in_lock_step_go_on_with_the_bits_of_a_run_that_was_never_cut_o
     finally:
         calm.close()
         struck.close()
+
+
+@pytest.mark.long
+def test_a_run_that_was_stopped_goes_on_and_may_be_stopped_again_before_it_steps(start: Callable[..., Run]) -> None:
+    run = start()
+    run.wait_for_merges(20)
+    run.stop()
+    run.command = resume(run)
+    run.wait_for(lambda: run.host("learner/0").get("state") == "alive")
+    run.stop()
+    run.command = resume(run)
+    run.wait_for_merges(20)
+    run.stop()

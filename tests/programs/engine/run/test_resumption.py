@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from isthmus.programs.engine.run.in_processes import Resumption
-from isthmus.programs.engine.run.resume import resumption_of
+from isthmus.programs.engine.run.resume import DoneError, _check_total, resumption_of
 from isthmus.programs.engine.snapshots.snapshots import FORMAT, FragmentEntry, Manifest, StateEntry
 
 
@@ -39,3 +41,9 @@ def test_a_fragment_that_was_merged_and_has_no_clock_says_nothing_of_tokens() ->
     assert resumption_of(Manifest(FORMAT, 2, [fragment(0, 3, [])]), [4], TRAINED) == Resumption(2, outer_steps=3)
     fresh = resumption_of(Manifest(FORMAT, 1, [fragment(0, 0, [])]), [4], TRAINED)
     assert fresh == Resumption(1, outer_steps=0, tokens=0, tokens_undone=1850)
+
+
+def test_a_run_that_is_done_says_how_many_tokens_were_to_be_trained() -> None:
+    with pytest.raises(DoneError) as raised:
+        _check_total(4000, 4000, 4040, "done", "Resuming run")
+    assert raised.value.total == 4000

@@ -64,6 +64,17 @@ def names(disk: SimulatedDisk) -> list[str]:
     return [path.name for path in disk.files()]
 
 
+def test_a_run_that_was_over_goes_on_from_versions_that_are_not_its_end() -> None:
+    disk = SimulatedDisk("seed")
+    before = snapshots(disk)
+    for counts in ((1, 2), (2, 3)):
+        before.write({p: ShardState({**each, "kind": "final"}) for p, each in model(*counts).items()})
+    Snapshots(RUN / FOLDER, None, Mount(disk)).go_on()
+    assert same(snapshots(disk).read().held, model(2, 3))
+    Mount(disk).remove(RUN / FOLDER / MANIFEST)
+    assert same(snapshots(disk).read().held, model(1, 2))
+
+
 def test_what_is_written_is_read_by_the_next_life() -> None:
     disk = SimulatedDisk("seed")
     assert snapshots(disk).read() == Found(None, {}, [], {})
