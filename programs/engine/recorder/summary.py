@@ -170,6 +170,7 @@ class Summary(TypedDict):
     disk_error: str | None
     snapshot_faults: list[str]
     snapshot_store: Any
+    kept_bytes: int | None
     changes: int
     fragment_accounts: list[dict[str, int]]
     books: dict[str, Any]
@@ -244,6 +245,7 @@ def summarise(
         **lines_missing(status.get("files", {})),
         "snapshot_faults": status.get("snapshots", {}).get("faults", []),
         "snapshot_store": status.get("snapshots", {}).get("store"),
+        "kept_bytes": None,
         "changes": status.get("changes", {}).get("count", 0),
         "fragment_accounts": accounts,
         "books": books(status, life_tokens, merges_recorded, checked_tokens),

@@ -87,6 +87,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             is_place=True,
         ),
     ] = ""
+    keep_to_go_on: Annotated[
+        bool,
+        Setting("Whether a run that is done keeps what it takes to train it further: its snapshots, and moments."),
+    ] = True
     tape_bytes: Annotated[
         int,
         Setting(

@@ -117,6 +117,8 @@ class Absences:
         self.all: list[Absence] = []
         self._open: dict[str, int] = {}
         self._causes: dict[tuple[str, int], Incident] = {}
+        self._ended: dict[str, int] = {}
+        """Host -> its newest life that has ended."""
         for fact in facts:
             self.add(fact)
 
@@ -161,8 +163,9 @@ class Absences:
         return self._begin(Absence(fact.host, fact.life, "silent", begun, what))
 
     def _end(self, fact: Fact, what: Ended) -> Absence | None:
-        if isinstance(what.end, MachineTaken):
-            return None
+        if isinstance(what.end, MachineTaken) or fact.life <= self._ended.get(fact.host, 0):
+            return None  # In the other case a daemon tells again what the one before it has told.
+        self._ended[fact.host] = fact.life
         cause = self._causes.pop((fact.host, fact.life), what)
         absence = self.open_of(fact.host)
         if absence is None:

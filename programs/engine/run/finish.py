@@ -27,6 +27,7 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.results import tapes
 from isthmus.programs.engine.results.tapes import firings_of
 from isthmus.programs.engine.run.run_end import RunEnd
+from isthmus.programs.engine.snapshots.snapshots import FOLDER as SNAPSHOTS
 from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RequestError, RunError
@@ -102,7 +103,23 @@ def finish(folder: Path, ending: RunEnd) -> None:
     )
     gone = "" if graph is None or ending.lost is None else fragments_of(graph, Replica.parse(ending.lost))
     summary["error"] = f"{ending.error} Lost with it: {gone}." if gone else ending.error
+    if ending.outcome == "done" and not run_spec.settings.keep_to_go_on:
+        drop_kept(folder)
+    summary["kept_bytes"] = sum(path.stat().st_size for path in kept(folder))
     leave_behind(folder, summary, spans, Instant(record.get("zero") or 0))
+
+
+def kept(folder: Path) -> list[Path]:
+    """The files that a run goes on from: its snapshots, and what its learners have left for their next lives here."""
+    local = [path for path in (folder / "local").rglob("*") if path.is_file()]
+    return [path for path in (folder / SNAPSHOTS).glob("*") if path.is_file()] + local
+
+
+def drop_kept(folder: Path) -> None:
+    """Remove them; what the disk does not give up stays. The manifests go first: no snapshot is half there."""
+    for path in sorted(kept(folder), key=lambda path: path.suffix != ".json"):
+        with suppress(OSError):
+            path.unlink()
 
 
 def spans_in(folder: Path) -> list[Span]:

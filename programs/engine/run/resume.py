@@ -126,7 +126,7 @@ RequestOf = Callable[[Path, Mapping[str, Any], str], Request]
 keys where nothing else was asked for."""
 
 
-ALIKE: Final = frozenset({"run.tokens", "run.snapshots", "run.snapshot_every_seconds"})
+ALIKE: Final = frozenset({"run.tokens", "run.snapshots", "run.snapshot_every_seconds", "run.keep_to_go_on"})
 """What may differ where the command that began a run is typed again."""
 
 
@@ -522,7 +522,8 @@ def _check_startable(folder: Path, doing: str) -> None:
         do = f"Look at it: isthmus status {folder}"
         raise ConfigError(doing, "a run that was cut off", f"one that goes on there, of process {user}", do)
     if not has_snapshot(folder):
-        do = "It was cut off before the first one, or its program gives no model to keep. Start it again."
+        do = "It was cut off before the first one, its program gives no model to keep, or run.keep_to_go_on = false. "
+        do += f"Begin a new run: isthmus train --from {folder}, if it is done."
         raise ConfigError(doing, f"a snapshot in {folder / FOLDER}", "none", do)
 
 

@@ -433,16 +433,16 @@ def _clock(peer: str, answer: PeerAnswer) -> Check:
 
 
 def _ports(peer: str, answer: PeerAnswer) -> Iterator[Check]:
-    name, way, expected = f"ports of {peer}", answer.there, "any port, because hosts listen on free ones"
+    name, way, expected = f"ports of {peer}", answer.there, "any port, or what goes there is relayed at its daemon's"
     if way.seconds is None:
-        do = f"Let the firewall of {peer} admit connections from here to any port."
-        yield Check(name, FAILS, f"{way.endpoint}: {way.refusal}", expected, do)
+        do = f"Let the firewall of {peer} admit connections from here, to --ports of its daemon or to all: relays cost."
+        yield Check(name, NOTE, f"{way.endpoint}: {way.refusal}", expected, do)
     else:
         yield Check(name, OK, f"{way.endpoint} in {seconds(way.seconds)}", expected)
     name, back = f"ports from {peer}", answer.back
     if back is not None and back.seconds is None:
-        do = f"Let the firewall here admit connections from {peer} to any port."
-        yield Check(name, FAILS, f"{back.endpoint}: {back.refusal}", expected, do)
+        do = f"Let the firewall here admit connections from {peer}, to --ports of the daemon or to all: relays cost."
+        yield Check(name, NOTE, f"{back.endpoint}: {back.refusal}", expected, do)
     elif back is not None:
         yield Check(name, OK, f"{back.endpoint} in {seconds(back.seconds)}", expected)
 

@@ -296,6 +296,7 @@ _MERGES: Final = "{outer_steps} outer steps by {contributors_mean:decimal2} lear
 _MERGED: Final = f"{{merged_share:percent}} of the tokens, in {_MERGES}"
 _RESTARTS: Final = "{restarts}; {died:scaled} tokens died with learners"
 _DISK: Final = "{lines_lost line} of metrics, merges or evaluations lost: {disk_error}"
+_KEPT: Final = "{kept_bytes:size} to go on from; run.keep_to_go_on = false drops them"
 _SENT: Final = "{bytes_sent_total:size}; for evaluation and records {bytes_home_total:size}"
 
 
@@ -332,6 +333,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         ("disk", text_of(_DISK, summary.get("lines_lost"))),
         *(("snapshot", line) for line in snapshot_lines(summary.get("snapshot_faults", ()))),
         ("snapshot", store_line(summary.get("snapshot_store"))),
+        ("kept", text_of(_KEPT, summary.get("kept_bytes"))),
         ("sent", text_of(_SENT, summary.get("bytes_sent_total") is not None)),
         ("report", str(Path(folder, "report.html"))),
     ]

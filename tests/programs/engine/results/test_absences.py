@@ -48,6 +48,7 @@ from isthmus.runtime.supervision.incidents import (
     ReportRefused,
     Restarted,
     Superseded,
+    Unseen,
 )
 from tests.programs.engine.results.event_lines import KILLED, silent
 
@@ -88,6 +89,13 @@ def test_lives_that_never_work_belong_to_one_absence() -> None:
     assert (absence.begun, absence.ended, absence.lives_lost, absence.life_after) == (10, 17, 2, 3)
     told = "learner 2 failed: ValueError: no such file. Make one. (mine.py:3), 2 lives in a row;"
     assert away(absence, FREE).startswith(told)
+
+
+def test_an_end_that_a_next_daemon_tells_again_is_one() -> None:
+    """It finds a life in its ledger that had left, and was told as such."""
+    left, unseen = Ended(Exited(0)), Ended(Unseen())
+    (absence,) = fold((10, "learner/2", 1, left), (60, "learner/2", 1, unseen), (64, "learner/2", 2, WORKS))
+    assert (absence.begun, absence.cause, absence.lives_lost, absence.life_after) == (10, left, 1, 2)
 
 
 def test_a_death_after_the_return_is_another_absence() -> None:
