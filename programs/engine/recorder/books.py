@@ -163,16 +163,11 @@ class ShardBooks(msgspec.Struct):
         is_whole = all(self._is_known(*of) for of in self._claimed if of[0] == fragment and of[1] >= (epoch or 0))
         if epoch is None:
             return Counter(), is_whole
-        before, is_exact = self.before(fragment, epoch)
-        return _counted(self._newest[fragment, epoch].merged_tokens) + before, is_whole and is_exact
-
-    def before(self, fragment: int, epoch: int) -> tuple[Counter[Life], bool]:
-        """The tokens of each life that are in the version with which an epoch began, and whether none is missing."""
-        merged, is_whole = Counter[Life](), True
+        merged = _counted(self._newest[fragment, epoch].merged_tokens)
         while (origin := self._origins.get((fragment, epoch), [epoch, 0]))[0] < epoch:
             epoch = origin[0]
-            known, is_exact = self._at(fragment, epoch, origin[1])
-            merged.update(known)
+            before, is_exact = self._at(fragment, epoch, origin[1])
+            merged.update(before)
             is_whole = is_whole and is_exact
         return merged, is_whole
 

@@ -164,7 +164,7 @@ def _resumed_in(folder: Path, request_of: RequestOf, may_differ: Collection[str]
     run_spec, outcome = spec.load(folder), outcome_of(folder)
     read = in_child(lambda: _read(folder, run_spec, request_of, doing, may_differ=may_differ))
     files, resumption = read["files"], Resumption(**read["resumption"])
-    trained = _trained(folder)
+    trained = sum(tokens for _, _, tokens in _trained(folder))
     _check_total(run_spec.job.tokens, read["total"], trained, outcome, doing)
     lock = _lock(folder, doing)
     try:
@@ -254,7 +254,7 @@ def again(folder: Path, doing: str) -> None:
     was; ConfigError, with nothing changed, if it cannot."""
     _check_spec(folder, doing)
     _check_startable(folder, doing)
-    outcome, trained = outcome_of(folder), _trained(folder)
+    outcome, trained = outcome_of(folder), sum(tokens for _, _, tokens in _trained(folder))
     total = spec.load(folder).job.tokens
     _check_total(total, total, trained, outcome, doing)
     kill_all(folder)
@@ -298,7 +298,7 @@ def _resumed_from_store(text: str, run_dir: Path | None, request_of: RequestOf) 
                 path.replace(folder / path.name)
             _change(folder, files)
             _settle(folder, snapshot)
-            _end_no_more(folder, read["total"], _trained(folder))
+            _end_no_more(folder, read["total"], sum(tokens for _, _, tokens in _trained(folder)))
     new_folder.point_latest_to(folder)
     taken_ns = run_spec.here.wall_ns + snapshot.head.at
     age = (time.time_ns() - taken_ns) / 1e9 if run_spec.here.wall_ns else None
@@ -393,9 +393,7 @@ def _read(
     sizes = fragment_sizes(graph)
     examined = check_whole(folder, doing, sizes)
     assert examined.manifest is not None
-    recorded = _recorded(folder)
-    trained = [] if store else recorded.totals.rows()
-    resumption = resumption_of(examined.manifest, sizes, trained, recorded.shards)
+    resumption = resumption_of(examined.manifest, sizes, [] if store else _trained(folder))
     if store is None:
         age = time.time() - (folder / FOLDER / examined.name).stat().st_mtime
         resumption = replace(resumption, age_seconds=age if age >= 0 else None)
@@ -408,39 +406,28 @@ def _read(
     return {"files": files, "total": today.job.tokens, "resumption": asdict(resumption)}
 
 
-def _trained(folder: Path) -> int:
-    """The tokens that all lives of learners have trained."""
-    return _recorded(folder).totals.trained
-
-
-def _recorded(folder: Path) -> books.Books:
-    """What the recorder's memory and its lines say."""
+def _trained(folder: Path) -> list[tuple[int, int, int]]:
+    """(slot, incarnation, tokens) of every life of a learner, by the recorder's memory and its lines."""
     recorded = books.Books(sizes=())
     books.read_into(recorded, folder, DISK, 0)
-    return recorded
+    return [(slot, life, tokens) for slot, life, tokens in recorded.totals.rows()]
 
 
-def resumption_of(
-    manifest: Manifest, sizes: Sequence[int], trained: Sequence[Sequence[int]], merged_by: books.ShardBooks
-) -> Resumption:
+def resumption_of(manifest: Manifest, sizes: Sequence[int], trained: Sequence[tuple[int, int, int]]) -> Resumption:
     """What a run goes on from with a snapshot, where its learners have `trained` (slot, incarnation, tokens); without
-    any it is unknown what is undone. `merged_by` knows the merges of former epochs, whose lives are in no clock.
+    any it is unknown what is undone.
 
     Where learners go on from whole states, these have all their work up to their tokens; elsewhere a fragment's clock
     says how much of each life is in it. A fragment that was merged and has no clock does not say.
     """
     merged = [entry.version[1] for entry in manifest.fragments]
     states = [{(slot, life): tokens for slot, life, tokens in state.totals} for state in manifest.states]
-    clocks = [
-        {**merged_by.before(entry.fragment, entry.version[0])[0]}
-        | {(slot, life): tokens for slot, life, tokens in entry.clock}
-        for entry in manifest.fragments
-    ]
+    clocks = [{(slot, life): tokens for slot, life, tokens in entry.clock} for entry in manifest.fragments]
     reached, weights = clocks, list(sizes)
     if states:
         lives = sorted({life for state in states for life in state})
         reached, weights = [{life: max(state.get(life, 0) for state in states) for life in lives}], [1]
-    elif not weights or any(entry.version[1] and not entry.clock for entry in manifest.fragments):
+    elif not weights or any(count and not clock for count, clock in zip(merged, clocks, strict=True)):
         return Resumption(manifest.number, sum(merged) if merged else None)
 
     def mean(tokens: Sequence[int]) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.programs.engine.recorder.books import ShardBooks
-from isthmus.programs.engine.results.lines import MergeRecord
 from isthmus.programs.engine.run.in_processes import Resumption
 from isthmus.programs.engine.run.resume import DoneError, _check_total, resumption_of
 from isthmus.programs.engine.snapshots.snapshots import FORMAT, FragmentEntry, Manifest, StateEntry
@@ -25,41 +23,23 @@ CUT = Manifest(FORMAT, 7, [fragment(0, 5, [(0, 1, 900), (1, 1, 800)]), fragment(
 
 def test_tokens_count_by_fragments_in_proportion_to_their_sizes_and_a_life_at_most_as_a_whole() -> None:
     # Fragment 0 lacks 100 and the life 1#2, fragment 1 lacks 500 and that life, and has more of 1#1 than is known.
-    found = resumption_of(CUT, [3, 1], TRAINED, ShardBooks())
+    found = resumption_of(CUT, [3, 1], TRAINED)
     assert found == Resumption(7, outer_steps=9, tokens=(3 * 1700 + 1400) // 4, tokens_undone=(3 * 150 + 550) // 4)
 
 
 def test_without_books_it_is_unknown_what_is_undone() -> None:
-    assert resumption_of(CUT, [1, 1], [], ShardBooks()) == Resumption(7, outer_steps=9, tokens=1550)
+    assert resumption_of(CUT, [1, 1], []) == Resumption(7, outer_steps=9, tokens=1550)
 
 
 def test_whole_states_have_all_of_their_learners_work() -> None:
     states = [state(0, [(0, 1, 900)]), state(1, [(0, 1, 850), (1, 1, 700)])]
     manifest = Manifest(FORMAT, 3, [fragment(0, 2, [])], 1, states)
-    assert resumption_of(manifest, [4], TRAINED, ShardBooks()) == Resumption(
-        3, outer_steps=2, tokens=1600, tokens_undone=250
-    )
-
-
-def test_lives_of_former_epochs_are_in_no_clock_and_in_what_the_epoch_began_with() -> None:
-    shards = ShardBooks()
-    for epoch, origin, merged in ((1, (1, 0), [[0, 1, 900], [1, 1, 700]]), (2, (1, 1), [[1, 2, 40]])):
-        version = epoch, epoch
-        shards.add(
-            MergeRecord(
-                epoch=epoch, fragment=0, round=epoch, kind="merge", version=version, origin=origin, merged_tokens=merged
-            )
-        )
-    manifest = Manifest(FORMAT, 3, [FragmentEntry(0, (2, 2), "merge", [(1, 2, 50)], [], [], "fragment-0", 0, "")])
-    found = resumption_of(manifest, [4], TRAINED, shards)
-    assert found == Resumption(3, outer_steps=2, tokens=1650, tokens_undone=200)
+    assert resumption_of(manifest, [4], TRAINED) == Resumption(3, outer_steps=2, tokens=1600, tokens_undone=250)
 
 
 def test_a_fragment_that_was_merged_and_has_no_clock_says_nothing_of_tokens() -> None:
-    assert resumption_of(Manifest(FORMAT, 2, [fragment(0, 3, [])]), [4], TRAINED, ShardBooks()) == Resumption(
-        2, outer_steps=3
-    )
-    fresh = resumption_of(Manifest(FORMAT, 1, [fragment(0, 0, [])]), [4], TRAINED, ShardBooks())
+    assert resumption_of(Manifest(FORMAT, 2, [fragment(0, 3, [])]), [4], TRAINED) == Resumption(2, outer_steps=3)
+    fresh = resumption_of(Manifest(FORMAT, 1, [fragment(0, 0, [])]), [4], TRAINED)
     assert fresh == Resumption(1, outer_steps=0, tokens=0, tokens_undone=1850)
 
 
