@@ -418,12 +418,13 @@ def resumption_of(manifest: Manifest, sizes: Sequence[int], trained: Sequence[tu
     any it is unknown what is undone.
 
     Where learners go on from whole states, these have all their work up to their tokens; elsewhere a fragment's clock
-    says how much of each life is in it. A fragment that was merged and has no clock does not say.
+    says up to where the newest life of each slot is in it, and so are the lives before that one, as far as they were
+    merged. A fragment that was merged and has no clock does not say.
     """
     merged = [entry.version[1] for entry in manifest.fragments]
     states = [{(slot, life): tokens for slot, life, tokens in state.totals} for state in manifest.states]
-    clocks = [{(slot, life): tokens for slot, life, tokens in entry.clock} for entry in manifest.fragments]
-    reached, weights = clocks, list(sizes)
+    clocks = [{slot: (life, tokens) for slot, life, tokens in entry.clock} for entry in manifest.fragments]
+    reached, weights = [_reached(clock, trained) for clock in clocks], list(sizes)
     if states:
         lives = sorted({life for state in states for life in state})
         reached, weights = [{life: max(state.get(life, 0) for state in states) for life in lives}], [1]
@@ -440,6 +441,14 @@ def resumption_of(manifest: Manifest, sizes: Sequence[int], trained: Sequence[tu
         mean([sum(has.values()) for has in reached]),
         mean(undone) if trained else None,
     )
+
+
+def _reached(
+    clock: Mapping[int, tuple[int, int]], trained: Sequence[tuple[int, int, int]]
+) -> dict[tuple[int, int], int]:
+    """Up to which token each life of (slot, life) is in a version with this clock."""
+    former = {(slot, life): tokens for slot, life, tokens in trained if slot in clock and life < clock[slot][0]}
+    return former | {(slot, life): tokens for slot, (life, tokens) in clock.items()}
 
 
 def _files(run_spec: spec.Spec, today: Request, store: str | None) -> dict[str, Any]:

@@ -27,6 +27,13 @@ def test_tokens_count_by_fragments_in_proportion_to_their_sizes_and_a_life_at_mo
     assert found == Resumption(7, outer_steps=9, tokens=(3 * 1700 + 1400) // 4, tokens_undone=(3 * 150 + 550) // 4)
 
 
+def test_lives_before_the_one_in_the_clock_are_in_the_model_and_later_ones_undone() -> None:
+    """Of a run that was resumed before: what was undone then is not undone again."""
+    cut = Manifest(FORMAT, 9, [fragment(0, 5, [(0, 3, 20), (1, 2, 30)])])
+    trained = [(0, 1, 1000), (0, 2, 500), (0, 3, 25), (1, 1, 800), (1, 2, 50), (1, 3, 4)]
+    assert resumption_of(cut, [4], trained) == Resumption(9, outer_steps=5, tokens=2350, tokens_undone=5 + 20 + 4)
+
+
 def test_without_books_it_is_unknown_what_is_undone() -> None:
     assert resumption_of(CUT, [1, 1], []) == Resumption(7, outer_steps=9, tokens=1550)
 
