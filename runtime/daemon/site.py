@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import assert_never
 
+from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.daemon.ground import Ground, Handler
 from isthmus.runtime.daemon.host_endpoint import HostEndpoint, Shown
 from isthmus.runtime.daemon.ledger import LedgerError
@@ -120,6 +121,12 @@ class Site:
     def ask_leave(self, seconds_max: float) -> None:
         """Leave the run within so many seconds: hosts give what they have, and end."""
         self._driver.feed(LeaveAsked(max(0, round(seconds_max / BEAT_SECONDS))))
+        # Beats of a busy daemon come late, and a grace is the scheduler's.
+        self._ground.clock.call_at(Instant(self._ground.clock.now() + seconds(seconds_max)), self._end_of_grace)
+
+    def _end_of_grace(self) -> None:
+        if not self._is_closed:
+            self._driver.feed(StationLeft())
 
     def leave(self) -> None:
         """Leave the run: end every host."""

@@ -1,6 +1,6 @@
 """What the death of a run's home costs learners on another machine, and the run, until the home is back.
 
-    python -m tests.bench.bench_homes [--away 5] [--repeat 3] [--json]
+    python -m tests.bench.bench_homes [--away 5] [--repeat 3] [--notice] [--json]
 
 Two daemons on loopback: alpha is the home, with syncer, evaluator and recorder; beta has two learners. After some
 snapshots every process on alpha is killed at once (SIGKILL), as by a power failure whose disk had time to write; `away`
@@ -8,13 +8,15 @@ seconds later its daemon is started again, and goes on with the run by itself. B
 steps, which beta kept: how many would have been made in pauses that are longer than any in as long before; the longest
 pause; and, of the run's summary, the tokens that were lost, beside those that were trained in one interval, which is
 what may be under way at any time. From the start of the daemon until a fragment is merged again: the home believes
-stations before it gives orders, for 11 s where its hosts are gone.
+stations before it gives orders, for 11 s where its hosts are gone. With `--notice` the home gets SIGTERM, and is set
+aside, in place of being killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from isthmus.runtime.errors import INTERRUPTED_STATUS
 from tests.programs.engine.machine.cluster_place import Machines, accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place
 
@@ -56,7 +59,7 @@ def missed(steps: Spans, killed: float, back: float) -> tuple[float, float]:
     return sum(pause / statistics.median(usual) - 1 for pause in away if pause > max(usual)), max(away)
 
 
-def measured(folder: Path, seconds: float) -> dict[str, float]:
+def measured(folder: Path, seconds: float, *, has_notice: bool) -> dict[str, float]:
     """One run."""
     place = Place(folder)
     try:
@@ -72,7 +75,13 @@ def measured(folder: Path, seconds: float) -> dict[str, float]:
         time.sleep(seconds)
         lives = machines.steps()
         address, merges, killed = machines.daemons["alpha"].address, len(machines.merges()), time.monotonic()
-        machines.kill("alpha")
+        if has_notice:
+            home = machines.daemons["alpha"].process
+            home.send_signal(signal.SIGTERM)
+            if home.wait(60) != INTERRUPTED_STATUS:
+                raise SystemExit(f"the home ended with status {home.returncode}")
+        else:
+            machines.kill("alpha")
         time.sleep(seconds)
         started = time.monotonic()
         machines.start("alpha", address)
@@ -107,12 +116,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--away", type=float, default=5.0)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--notice", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     found: dict[str, list[float]] = {}
     for _ in range(asked.repeat):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            for name, value in measured(Path(folder), asked.away).items():
+            for name, value in measured(Path(folder), asked.away, has_notice=asked.notice).items():
                 found.setdefault(name, []).append(value)
     if asked.json:
         print(json.dumps(found))
