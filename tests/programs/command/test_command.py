@@ -312,6 +312,7 @@ def test_train_starts_what_was_asked_for(folder: Path, monkeypatch: pytest.Monke
         "tape_bytes": 64 << 20,
         "home_away_seconds": 600.0,
         "devices_min": 0,
+        "keep_to_go_on": True,
     }
     task = request.config["task"]
     assert (task["layers"], task["width"], task["context"]) == (1, 128, 16)

@@ -140,8 +140,9 @@ def test_of_a_large_item_no_frame_is_kept() -> None:
     assert [np.shares_memory(a, frame) for a, frame in zip(got, came, strict=True)] == [False, False, False, True]
 
 
-def test_memory_is_lent_again_only_when_every_view_has_gone() -> None:
+def test_memory_is_lent_again_only_when_every_view_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
+    monkeypatch.setattr(decoding, "_shelf", [])
     first = decoding.empty(8 << 20)
     address = first.ctypes.data
     view = first[5:].view(np.uint8)[1:]
