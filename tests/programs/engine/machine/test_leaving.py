@@ -22,7 +22,9 @@ from tests.programs.engine.run.process_run import FOREVER
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
-HOME = ("daemon", "--name", "alpha", "--run", "cluster.toml", "--run-dir", "run", "--until-over")
+GRACE = ("--grace", "120")
+"""So long that a busy machine answers within it."""
+HOME = ("daemon", "--name", "alpha", "--run", "cluster.toml", "--run-dir", "run", "--until-over", *GRACE)
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_one_that_joined_leaves_with_a_last_answer_and_returns_to_its_slot(place
     lives: list[dict[str, Any]] = []
     for number in range(2):
         with (place.folder / f"beta-{number}.log").open("w") as log:
-            beta = place.begin("join", address, "--name", "beta", "--config", "machine.toml", stdout=log)
+            beta = place.begin("join", address, "--name", "beta", "--config", "machine.toml", *GRACE, stdout=log)
         before = len(voters(folder))
         place.wait_for(lambda before=before: any(1 in each for each in voters(folder)[before:]))
         beta.send_signal(signal.SIGTERM)
@@ -86,7 +88,7 @@ def test_one_that_joined_leaves_with_a_last_answer_and_returns_to_its_slot(place
         lives.append({"left": home.says("machine beta leaves")})
     assert home.process.poll() is None
     with (place.folder / "beta-2.log").open("w") as log:
-        beta = place.begin("join", address, "--name", "beta", "--config", "machine.toml", stdout=log)
+        beta = place.begin("join", address, "--name", "beta", "--config", "machine.toml", *GRACE, stdout=log)
     before = len(voters(folder))
     place.wait_for(lambda: any(1 in each for each in voters(folder)[before:]))
     assert place.call("expel", "beta", "--machine", "alpha", "--grace", "60").returncode == 0
