@@ -1,8 +1,7 @@
 """The watch of a command over a run, under the run's own daemon or that of a machine: one loop, one rule for Ctrl-C.
 
 The first Ctrl-C asks the daemon to stop the run, the second to end it at once; SIGTERM asks it to set the run aside. A
-daemon that is busy, stopped or dead
-is asked again; the wait is bounded, and shorter after a third Ctrl-C.
+daemon that is busy, stopped or dead is asked again; the wait is bounded, and shorter after a third Ctrl-C.
 """
 
 from __future__ import annotations
