@@ -3,6 +3,7 @@
 # make long: what is too long for make test and is checked before each landing.
 # make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
+# make engines: launches on a real Slurm, Ray and Kubernetes of this machine; as root, and it says what is missing.
 # make mutate: small changes of the cores, which the tests must notice; MODULES="quorum_core verify" for some of them.
 # make docs: the site of the documents, in .site, with the Python API from docstrings.
 # make versions: a few tests and a short run with the newest Python at hand, and the newest jax.
@@ -12,7 +13,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test long quick check bench soak scale mutate docs versions clean
+.PHONY: help install install-test train test long quick check bench soak scale engines mutate docs versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -51,13 +52,13 @@ train: .venv/installed
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --dist
 
 test: .venv/installed-test
-	$(PYTEST) loadfile -m "not soak and not long"
+	$(PYTEST) loadfile -m "not soak and not long and not engine"
 
 long: .venv/installed-test
-	$(PYTEST) loadfile -m "long and not soak"
+	$(PYTEST) loadfile -m "long and not soak and not engine"
 
 quick: .venv/installed-test
-	$(PYTEST) worksteal -m "not process and not slow and not long and not soak"
+	$(PYTEST) worksteal -m "not process and not slow and not long and not soak and not engine"
 
 # mypy and mkdocstrings do not see an editable installation; the links show them the packages under their import name.
 .typing/isthmus: $(SOURCES)
@@ -74,7 +75,7 @@ check: .venv/installed-check .typing/isthmus
 
 # All examples and seeds, and then what takes longer than `make test` may, one at a time.
 soak: .venv/installed-test
-	TESTS_EFFORT=100 $(PYTEST) loadfile -m "not process and not soak"
+	TESTS_EFFORT=100 $(PYTEST) loadfile -m "not process and not soak and not engine"
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m tests.programs.study.simulation.mutants
 	$(BIN)/isthmus simulate world --seeds 10000 --each 20
@@ -89,6 +90,10 @@ scale: .venv/installed-test
 	$(BIN)/python tests/bench/bench_fragment.py --codes int4 --dtype bfloat16
 	$(BIN)/python tests/bench/bench_fragment.py --values 1_200_000_000 --fragments 8 --learners 1 --dtype bfloat16 --codes float32
 	$(BIN)/python tests/bench/bench_memory.py --every 15
+
+# One at a time: each starts an engine, and measures on it.
+engines: .venv/installed-test
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m engine tests/engines
 
 mutate: .venv/installed-mutate
 	$(BIN)/python tests/mutation/mutate.py $(MODULES)

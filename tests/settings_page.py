@@ -14,6 +14,7 @@ from isthmus.programs.engine.cluster.cluster_file import ClusterKeys, DeviceTabl
 from isthmus.programs.engine.cluster.machine_file import KeysTable, ProgramsTable, RunsTable
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.request.run_settings import RunSettings
+from isthmus.programs.launch.launch_file import LaunchTable
 from isthmus.programs.settings import REQUIRED, Key, Schema, describe, value
 from isthmus.programs.study.lab.chaos_plan import DrawnFaults, Planned, SlowLinks
 
@@ -37,6 +38,7 @@ def page() -> str:
         ("`[programs]` of machine.toml", "", ProgramsTable),
         ("`[keys]` of machine.toml", "", KeysTable),
         ("`[runs]` of machine.toml", "", RunsTable),
+        ("`[launch]` of the file of a launch", "", LaunchTable),
         ("`[[machine]]` of cluster.toml", "", MachineTable),
         ("`[[device]]` of cluster.toml", "", DeviceTable),
         ("`[keys]` of cluster.toml", "", ClusterKeys),

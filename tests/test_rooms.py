@@ -32,7 +32,7 @@ def imports(tree: ast.AST) -> set[str]:
     return names
 
 
-LATER = {"process", "slow", "soak", "long"}
+LATER = {"process", "slow", "soak", "long", "engine"}
 """The marks that `make quick` leaves out."""
 
 

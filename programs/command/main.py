@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.programs.command import lab_commands, machine_commands, run_commands
+from isthmus.programs.command import lab_commands, launch_commands, machine_commands, run_commands
 from isthmus.programs.command.options import Commands
 from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, leave_output, open_standard_streams
 from isthmus.runtime.system.processes import signal_masks, unblock
@@ -28,6 +28,12 @@ app.add_typer(run_commands.past_commands)
 app.add_typer(lab_commands.chaos_commands)
 app.add_typer(lab_commands.plan_commands)
 app.add_typer(machine_commands.commands)
+app.add_typer(
+    launch_commands.commands,
+    name="launch",
+    rich_help_panel=machine_commands.PANEL,
+    help="Launch a run on Slurm; scale it, show it, end it.",
+)
 app.add_typer(
     lab_commands.simulate_commands,
     name="simulate",

@@ -88,8 +88,8 @@ TEST_SECONDS_MAX: Final = 120
 """After so long a test has failed: what it tests does not end. Without a mutant the longest takes two seconds,
 of a core that it has to itself."""
 RINGS: Final = {
-    "quick": ("5", "not process and not slow and not soak"),
-    "test": ("10", "not soak"),
+    "quick": ("5", "not process and not slow and not soak and not engine"),
+    "test": ("10", "not soak and not engine"),
     "soak": ("100", ""),
 }
 """The rings of tests, the smallest first: `TESTS_EFFORT`, and which marks pytest takes, as in the Makefile."""

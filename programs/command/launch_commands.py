@@ -1,0 +1,81 @@
+"""The commands of launches: on an engine, and scale, status, down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+from isthmus.programs.command.options import WHERE, AsJson, Commands, Grace, Options, takes_options
+from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
+
+commands = typer.Typer(cls=Commands)
+
+FILE_HELP: Final = "What is trained, in [run], [program] and [task], and the engine's part, in [launch]."
+File: TypeAlias = Annotated[Path, typer.Argument(metavar="FILE.toml", help=FILE_HELP, show_default=False)]
+Of: TypeAlias = Annotated[
+    Path | None,
+    typer.Argument(metavar="[FILE.toml]", help="The file that was launched. Default: the only launch here."),
+]
+Islands: TypeAlias = Annotated[
+    int | None, typer.Option("--islands", metavar="N", help="How many learners. Default: 1.", rich_help_panel=WHERE)
+]
+Nodes: TypeAlias = Annotated[
+    int, typer.Option("--nodes-per-island", metavar="M", help="The machines of each.", rich_help_panel=WHERE)
+]
+Print: TypeAlias = Annotated[
+    bool,
+    typer.Option("--print", help="Show what would be submitted, or write it --to a folder.", rich_help_panel=WHERE),
+]
+To: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--to", metavar="DIR", help="The launch folder. Default: launches/NAME.", rich_help_panel=WHERE),
+]
+_NOT_HERE: Final = ("program", "run_dir", "transport", "cluster")
+
+
+@commands.command()
+@takes_options(*_NOT_HERE)
+def slurm(
+    requested: Options,
+    file: File,
+    islands: Islands = None,
+    nodes_per_island: Nodes = 1,
+    is_printed: Print = False,
+    to: To = None,
+    grace: Grace = GRACE_SECONDS,
+) -> None:
+    """Launch a run on Slurm: a job for the home, an element of a job array for each island."""
+    from isthmus.programs.command.launching import LaunchOptions, launch
+
+    launch("slurm", LaunchOptions(requested, file, islands, nodes_per_island, grace, is_printed, to))
+
+
+@commands.command()
+def scale(
+    islands: Annotated[int, typer.Argument(metavar="N", help="How many islands there are to be.", show_default=False)],
+    file: Of = None,
+    to: To = None,
+) -> None:
+    """Bring a launch to N islands, while it trains."""
+    from isthmus.programs.launch import folder, launching
+
+    typer.echo(launching.scale(folder.find(file, to), islands))
+
+
+@commands.command()
+def status(file: Of = None, to: To = None, as_json: AsJson = False) -> None:
+    """Show what the engine has of a launch."""
+    from isthmus.programs.command.launching import shown
+    from isthmus.programs.launch import folder
+
+    typer.echo(shown(folder.find(file, to), as_json=as_json))
+
+
+@commands.command()
+def down(file: Of = None, to: To = None) -> None:
+    """End a launch, and free all that it has; what it trained goes on with the next launch of its file."""
+    from isthmus.programs.launch import folder, launching
+
+    typer.echo(launching.down(folder.find(file, to)))

@@ -1,0 +1,75 @@
+"""What `isthmus launch` demands of an engine, and which engines there are. None of them imports another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Protocol, final
+
+from isthmus.programs.launch.folder import Launch
+from isthmus.programs.launch.launch_file import HOME, LaunchRequest
+from isthmus.runtime.errors import Fault
+
+ENGINES: Final = MappingProxyType({"slurm": "isthmus.programs.launch.slurm"})
+"""The module of each engine; its `ENGINE` is one."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PrintedFile:
+    """A file of a launch folder. A secret one has mode 0600, and is never shown."""
+
+    name: str
+    text: str
+    is_secret: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A home, or a machine of an island, as the engine has it: `home` or `island-3`, its id, state and node there."""
+
+    name: str
+    id: str
+    state: str
+    node: str = ""
+
+    @property
+    def is_home(self) -> bool:
+        return self.name == HOME
+
+
+class Engine(Protocol):
+    """An engine. Methods with a launch find whatever belongs to it by its name and folder, so that a launcher that was
+    killed half-way, and files that were submitted by hand, make no difference."""
+
+    def faults(self, request: LaunchRequest, folder: Path) -> Iterator[Fault]:
+        """What is wrong with a request here: the engine is not there, or lacks what the request names. Nothing is
+        submitted."""
+
+    def files(self, request: LaunchRequest) -> Sequence[PrintedFile]:
+        """What is submitted, in the order in which it is shown."""
+
+    def by_hand(self, request: LaunchRequest) -> str:
+        """The commands that submit the files, typed in their folder."""
+
+    def submit(self, launch: Launch) -> None:
+        """Submit the files of a launch folder; ConfigError, with nothing left, if the engine refuses any."""
+
+    def scale(self, launch: Launch, islands: int) -> None:
+        """Add or remove islands until there are so many; ConfigError if the engine refuses."""
+
+    def members(self, launch: Launch) -> list[Member]:
+        """What of a launch waits or works."""
+
+    def down(self, launch: Launch) -> None:
+        """Have all of it leave, and free what was allocated; returns when nothing is left. RunError if it stays."""
+
+
+def engine_of(name: str) -> Engine:
+    """The engine of that name, which has to be one."""
+    engine: Engine = import_module(ENGINES[name]).ENGINE
+    return engine

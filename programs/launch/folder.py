@@ -1,0 +1,96 @@
+"""The folder of a launch, `launches/NAME`: what was printed, and launch.json, by which later commands know it.
+
+launch.json is written before anything is submitted, so that a launcher that is killed half-way leaves nothing that
+`isthmus launch down` does not find.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Final, Self, final
+
+import msgspec
+
+from isthmus.programs.launch.launch_file import LaunchRequest, LaunchTable, name_of
+from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.runtime.system.files import write_json
+
+LAUNCHES: Final = Path("launches")
+NOTE: Final = "launch.json"
+RUN: Final = "run"
+"""The run folder below that of the launch, where the engine's machines share it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch as its folder has it. `table` are the keys of [launch], `ids` whatever the engine gave."""
+
+    folder: Path
+    engine: str
+    name: str
+    islands: int
+    nodes_per_island: int
+    slots_max: int
+    grace: float
+    table: LaunchTable = field(default_factory=LaunchTable)
+    ids: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, engine: str, request: LaunchRequest, folder: Path) -> Self:
+        """The launch of a request."""
+        numbers = (request.islands, request.nodes_per_island, request.slots_max, request.grace)
+        return cls(folder.absolute(), engine, request.name, *numbers, request.table)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The launch in a folder; ConfigError if there is none."""
+        doing = f"Looking for a launch in {folder}"
+        try:
+            noted = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+            return cls(folder.absolute(), **{**noted, "table": msgspec.convert(noted["table"], LaunchTable)})
+        except FileNotFoundError:
+            do = "Type it where `isthmus launch` was typed, or name the folder with --to."
+            raise ConfigError(doing, f"{NOTE}, which `isthmus launch` writes", "none", do) from None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            do = "Take the folder away, once the engine has nothing of it."
+            raise ConfigError(doing, f"{NOTE} as it was written", f"{type(error).__name__}: {error}", do) from None
+
+    def write(self) -> None:
+        """Write launch.json, whole or not at all."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
+        write_json(self.folder / NOTE, {**values, "table": msgspec.to_builtins(self.table)})
+
+    def with_islands(self, islands: int) -> Launch:
+        """The same with another number of islands, written."""
+        launch = replace(self, islands=islands)
+        launch.write()
+        return launch
+
+    def with_ids(self, **ids: str) -> Launch:
+        """The same with more ids of the engine's, written."""
+        launch = replace(self, ids={**self.ids, **ids})
+        launch.write()
+        return launch
+
+
+def folder_for(name: str, to: Path | None) -> Path:
+    """The folder of a launch of that name."""
+    return (LAUNCHES / name if to is None else to).absolute()
+
+
+def find(file: Path | None, to: Path | None) -> Launch:
+    """The launch in the folder `to`, or that of a file, or the only one here; ConfigError if there is none."""
+    if to is not None:
+        return Launch.read(to)
+    if file is not None:
+        return Launch.read(folder_for(name_of(file), None))
+    names = sorted(path.parent.name for path in LAUNCHES.glob(f"*/{NOTE}"))
+    if len(names) != 1:
+        found = f"{len(names)}: {', '.join(names)}" if names else "none"
+        do = f"Name its FILE. {nearest('', names)}" if names else "Type it where `isthmus launch` was typed."
+        raise ConfigError(f"Looking for a launch in {LAUNCHES}", "one", found, do)
+    return Launch.read(LAUNCHES / names[0])

@@ -1,0 +1,116 @@
+"""Launches, scales, shows and ends what stands in a launch folder, by whichever engine it names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from isthmus.programs.engine.run.resume import outcome_of
+from isthmus.programs.launch import engine
+from isthmus.programs.launch.engine import Engine, Member, PrintedFile
+from isthmus.programs.launch.folder import RUN, Launch, folder_for
+from isthmus.programs.launch.launch_file import LaunchRequest
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.files import write_bytes
+
+DONE: Final = "done"
+
+
+def show(name: str, request: LaunchRequest, to: Path | None) -> str:
+    """What would be submitted, as a text, or written to the folder `to`; ConfigError if it cannot be written."""
+    chosen = engine.engine_of(name)
+    files = chosen.files(request)
+    if to is None:
+        public = [f"# --- {file.name}\n{file.text}" for file in files if not file.is_secret]
+        return "\n".join([*public, f"# --- submitted in a folder with these files by\n# {chosen.by_hand(request)}"])
+    _write(files, to.absolute())
+    return f"{to}: {', '.join(file.name for file in files)}. Submit them by\n    cd {to} && {chosen.by_hand(request)}"
+
+
+def launch(name: str, request: LaunchRequest, to: Path | None) -> str:
+    """Submit a launch; returns the text to print. ConfigError with all faults, and nothing left."""
+    chosen, folder = engine.engine_of(name), folder_for(request.name, to)
+    doing = f"Launching {request.name}"
+    faults = list(chosen.faults(request, folder))
+    if faults:
+        raise ConfigError.of(faults)
+    note = Launch.of(name, request, folder)
+    if outcome_of(folder / RUN) == DONE:
+        do = "Name another folder with --to, or take that one away."
+        raise ConfigError(doing, "a run that is not over", f"{folder / RUN}, which is done", do)
+    if members := chosen.members(note):
+        do = f"End it first: isthmus launch down --to {folder}"
+        raise ConfigError(doing, "nothing of that name", ", ".join(f"{each.name} ({each.id})" for each in members), do)
+    is_new = not folder.exists()
+    try:
+        _write(chosen.files(request), folder)
+        note.write()
+        chosen.submit(note)
+    except BaseException:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shown = os.path.relpath(folder)
+    return (
+        f"{request.name} is submitted to {name}: a home and {_islands(request.islands)}, in {shown}\n"
+        f"watch it   isthmus launch status --to {shown}\n"
+        f"end it     isthmus launch down --to {shown}"
+    )
+
+
+def scale(note: Launch, islands: int) -> str:
+    """Bring a launch to so many islands; ConfigError if its run is over, or does not take so many."""
+    chosen, doing = engine.engine_of(note.engine), f"Scaling {note.name}"
+    if not 1 <= islands <= note.slots_max:
+        do = "To end it: isthmus launch down."
+        raise ConfigError(doing, f"from 1 to {note.slots_max} islands, run.slots_max", str(islands), do)
+    if not any(member.is_home for member in _members(chosen, note)):
+        do = f"Launch it again: isthmus launch {note.engine} FILE --islands {islands}"
+        found = f"one that is {outcome_of(note.folder / RUN) or 'not there'}"
+        raise ConfigError(doing, "a run that goes on", found, do)
+    chosen.scale(note, islands)
+    note.with_islands(islands)
+    return f"{note.name}: {_islands(islands)}"
+
+
+def members_of(note: Launch) -> list[Member]:
+    """What of a launch waits or works; ConfigError if the engine is not there."""
+    return _members(engine.engine_of(note.engine), note)
+
+
+def down(note: Launch) -> str:
+    """Free whatever a launch has on its engine; returns the text to print."""
+    chosen = engine.engine_of(note.engine)
+    count = len(_members(chosen, note))
+    chosen.down(note)
+    return f"{note.name}: nothing is left on {note.engine}, of {count} before; its files are in {note.folder}"
+
+
+def _members(chosen: Engine, note: Launch) -> list[Member]:
+    return sorted(chosen.members(note), key=lambda member: (not member.is_home, len(member.name), member.name))
+
+
+def _islands(count: int) -> str:
+    return f"{count} island{'' if count == 1 else 's'}"
+
+
+def _write(files: Sequence[PrintedFile], folder: Path) -> None:
+    """Write the files; a secret one is at no time readable by others. ConfigError if that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            path = folder / file.name
+            if file.is_secret:
+                with suppress(FileNotFoundError):
+                    path.unlink()
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as secret:
+                    secret.write(file.text)
+            else:
+                write_bytes(path, file.text.encode())
+    except OSError as error:
+        do = "Name another folder with --to."
+        raise ConfigError(f"Writing to {folder}", "to write", str(error), do) from None

@@ -1,0 +1,266 @@
+"""Launches on Slurm: the home is one job, the islands are elements of job arrays, a node or several each.
+
+Theory of operation. All of them share the launch folder. The home's script writes a cluster file with the node that it
+got and a free port, and an invitation; an island's waits for the invitation, and joins. Both are started by `srun`,
+because a step gets SIGTERM at the begin of a preemption's grace at every site, and a script only where the site has set
+`preempt_send_user_signal`. What leaves with the status of a notice, or died, is requeued by its script, since Slurm
+does so by itself only where the grace was too short; not while it is cancelled, which Slurm calls COMPLETING. When the
+run is over the home's script cancels what has not begun, or is just beginning again.
+
+A launch's jobs are known by their names, `NAME-home` and `NAME-island`, and by the folder in which they work.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, final
+
+from isthmus.programs.launch.engine import Engine, Member, PrintedFile
+from isthmus.programs.launch.folder import RUN, Launch
+from isthmus.programs.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest
+from isthmus.runtime.errors import ConfigError, Fault, RunError, nearest
+
+PROGRAMS: Final = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
+COMMAND_SECONDS_MAX: Final = 60.0
+LEAVE_SECONDS_MAX: Final = 180.0
+"""For jobs to be gone after they were cancelled: a site's KillWait, 30 s by default, and an epilog."""
+LOOK_SECONDS: Final = 0.5
+HOME_FILE: Final = "home.sh"
+ISLAND_FILE: Final = "island.sh"
+
+_HEAD: Final = """\
+#!/bin/bash
+#SBATCH --job-name={job} --output={log} --open-mode=append
+#SBATCH --nodes={nodes} --ntasks-per-node=1{resources}
+# A notice to leave, so many seconds before the time limit; at a preemption when its grace begins.
+#SBATCH --requeue --signal=TERM@{seconds}
+{extra}{path}export XDG_STATE_HOME=$PWD/state
+"""
+_AGAIN: Final = """\
+case $status in
+0 | 1 | 2) ;;  # Done, failed, or wrong.
+*)  # It had to leave, or died: once more, unless it is cancelled.
+    if [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then scontrol requeue "$SLURM_JOB_ID"; sleep 60; fi
+    exit "$status" ;;
+esac
+"""
+_HOME: Final = """\
+[ -e home.key ] || isthmus keygen home
+# The address by which Slurm itself knows this node.
+address=$(scontrol show node -o "$SLURMD_NODENAME" | grep -o 'NodeAddr=[^ ]*')
+endpoint=tcp://${{address#NodeAddr=}}:{port}
+cat - run.toml >cluster.toml <<END
+[keys]
+secret = "home.key"
+[[machine]]
+name = "home"
+address = "$endpoint"
+public_key = "home.pub"
+roles = ["syncer", "evaluator"]
+END
+isthmus invite --count {names} --for island- --cluster cluster.toml --to island.invite &&
+{step} isthmus daemon --name home --listen "$endpoint" --config machine.toml --run cluster.toml \\
+    --run-dir {run} --resume-or-start {leaving}
+status=$?
+{again}# The run is over, and islands end with it; those that have not begun would never learn of it.
+scancel --me --name={name}-island --state=PENDING
+for _ in 1 2 3 4 5; do [ -z "$(squeue -h --me --name={name}-island)" ] || sleep 1; done
+scancel --me --name={name}-island
+exit "$status"
+"""
+_ISLAND: Final = """\
+until [ -s island.invite ]; do  # The home writes it; without one there is nothing to wait for.
+    sleep 1
+    [ $((SECONDS % 30)) != 29 ] || [ -n "$(squeue -h --me --name={name}-home)" ] || exit 1
+done
+name=island-$SLURM_ARRAY_TASK_ID
+{step} {join} {leaving}{config}
+status=$?
+{again}exit "$status"
+"""
+_JOIN_ONE: Final = 'isthmus join --invite island.invite --name "$name"'
+_JOIN_PART: Final = (
+    'bash -c \'exec isthmus join --invite island.invite --island "$0" --name "$0-$SLURM_NODEID" "$@"\' "$name"'
+)
+_FREE_PORT: Final = """$(python -c 'import socket; s = socket.create_server(("", 0)); print(s.getsockname()[1])')"""
+
+
+@final
+class _Slurm:
+    def faults(self, request: LaunchRequest, folder: Path) -> Iterator[Fault]:
+        doing, table = f"Launching {request.name} on Slurm", request.table
+        if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
+            do = "Type it on a login node of the cluster, or install the client (Debian: apt-get install slurm-client)."
+            yield Fault(doing, "the commands of Slurm", f"no {', '.join(missing)}", do)
+            return
+        for name in ("image", "namespace"):
+            if getattr(table, name):
+                do = "Leave it out: jobs run this installation; what goes before it stands in launch.extra."
+                yield Fault(f"Reading launch.{name}", "none on Slurm", repr(getattr(table, name)), do)
+        done = _run("sinfo", "-h", "-o", "%R")
+        if done.returncode:
+            do = "Ask whether slurmctld runs, and whether this machine has its slurm.conf."
+            yield Fault(doing, "an answer of slurmctld", _words(done), do)
+            return
+        partitions = sorted(set(done.stdout.split()))
+        if table.partition and table.partition not in partitions:
+            yield Fault(
+                "Reading launch.partition", "a partition", repr(table.partition), nearest(table.partition, partitions)
+            )
+            return
+        others = [row for row in _rows(request.name) if row.folder != str(folder)]
+        if others:
+            do = f"End that one first, `isthmus launch down --to {others[0].folder}`, or rename the file."
+            found = f"job {others[0].id} of {others[0].folder}"
+            yield Fault(doing, "no other launch of that name", found, do)
+            return
+        for file in _scripts(request):
+            tried = _run("sbatch", "--test-only", text=file.text)
+            if tried.returncode:
+                do = "Change [launch]; `sinfo` shows what there is."
+                yield Fault(f"Trying {file.name}", "a job that Slurm takes", _words(tried), do)
+                return
+
+    def files(self, request: LaunchRequest) -> Sequence[PrintedFile]:
+        island = [PrintedFile("island.toml", request.machine_text)] if request.modules else []
+        texts = [PrintedFile("run.toml", request.run_text), PrintedFile("machine.toml", request.home_text)]
+        return [*_scripts(request), *texts, *island]
+
+    def by_hand(self, request: LaunchRequest) -> str:
+        return f"sbatch {HOME_FILE} && sbatch {ISLAND_FILE}"
+
+    def submit(self, launch: Launch) -> None:
+        try:
+            launch = launch.with_ids(home=_submit(launch, HOME_FILE))
+            launch.with_ids(islands=_submit(launch, ISLAND_FILE))
+        except BaseException:
+            self.down(launch)
+            raise
+
+    def scale(self, launch: Launch, islands: int) -> None:
+        members = {member.name: member for member in self.members(launch) if not member.is_home}
+        numbers = {int(name.removeprefix(ISLAND)) for name in members}
+        free = (number for number in range(launch.slots_max) if number not in numbers)
+        new = [next(free) for _ in range(islands - len(numbers))]
+        if new:
+            _submit(launch, f"--array={','.join(map(str, new))}", ISLAND_FILE)
+        if surplus := sorted(numbers)[islands:]:
+            _cancel([members[f"{ISLAND}{number}"].id for number in surplus])
+
+    def members(self, launch: Launch) -> list[Member]:
+        return [row.member for row in _rows(launch.name) if row.folder == str(launch.folder)]
+
+    def down(self, launch: Launch) -> None:
+        end = time.monotonic() + LEAVE_SECONDS_MAX
+        cancelled = set[str]()
+        while members := self.members(launch):
+            # Again for what is new: a launcher that dies may have submitted while it was looked for.
+            if new := [member.id for member in members if member.id not in cancelled]:
+                _cancel(new)
+                cancelled.update(new)
+            if time.monotonic() > end:
+                ids = ", ".join(member.id for member in members)
+                raise RunError(f"jobs {ids} are there still, {LEAVE_SECONDS_MAX:g} s after scancel")
+            time.sleep(LOOK_SECONDS)
+
+
+class _Row(NamedTuple):
+    """A job, or an element of an array, as squeue has it."""
+
+    id: str
+    job: str
+    folder: str
+    number: str
+    state: str
+    node: str
+
+    @property
+    def member(self) -> Member:
+        name = HOME if self.job.endswith(f"-{HOME}") else f"{ISLAND}{self.number}"
+        return Member(name, self.id, self.state, self.node)
+
+
+def _rows(name: str) -> list[_Row]:
+    """This user's jobs of the launches of that name; ConfigError if Slurm does not answer."""
+    done = _run("squeue", "--me", "-h", "-r", f"--name={name}-{HOME},{name}-island", "-o", "%i|%j|%Z|%K|%T|%N")
+    if done.returncode:
+        do = "Type it on a login node of the cluster, once slurmctld runs."
+        raise ConfigError("Looking for jobs on Slurm", "an answer of squeue", _words(done), do)
+    return [_Row(*line.split("|")) for line in done.stdout.splitlines() if line.count("|") == len(_Row._fields) - 1]
+
+
+def _scripts(request: LaunchRequest) -> list[PrintedFile]:
+    """The two scripts of a request."""
+    table = request.table
+    options = {"partition": table.partition, "cpus-per-task": table.cpus, "mem": table.memory, "time": table.time}
+    common = "".join(f"\n#SBATCH --{name}={value}" for name, value in options.items() if value)
+    gres = f"\n#SBATCH --gres={table.devices}" if table.devices else ""
+    seconds = math.ceil(request.grace) + AFTER_GRACE_SECONDS
+    extra = f"{table.extra.rstrip()}\n" if table.extra else ""
+    path = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH\n"
+    # Since 22.05 a step does not have its job's cores by itself.
+    step = f"srun --cpus-per-task={table.cpus}" if table.cpus else "srun"
+    leaving = f"--until-over --grace {request.grace:g}"
+
+    def head(job: str, log: str, nodes: int, resources: str) -> str:
+        return _HEAD.format(job=job, log=log, nodes=nodes, resources=resources, seconds=seconds, extra=extra, path=path)
+
+    home = head(f"{request.name}-{HOME}", "home.log", 1, common) + _HOME.format(
+        port=table.port or _FREE_PORT,
+        names=request.names,
+        step=step,
+        run=RUN,
+        leaving=leaving,
+        again=_AGAIN,
+        name=request.name,
+    )
+    nodes, array = request.nodes_per_island, f"\n#SBATCH --array=0-{request.islands - 1}"
+    join = _JOIN_ONE if nodes == 1 else _JOIN_PART
+    config = " --config island.toml" if request.modules else ""
+    island = head(f"{request.name}-island", "island-%a.log", nodes, f"{common}{gres}{array}") + _ISLAND.format(
+        name=request.name, step=step, join=join, leaving=leaving, config=config, again=_AGAIN
+    )
+    return [PrintedFile(HOME_FILE, home), PrintedFile(ISLAND_FILE, island)]
+
+
+def _submit(launch: Launch, *words: str) -> str:
+    """The id of the job that sbatch makes of a script; ConfigError if it makes none."""
+    done = _run("sbatch", "--parsable", *words, folder=launch.folder)
+    if done.returncode:
+        do = "Change [launch], or ask for what this account may submit."
+        raise ConfigError(f"Submitting {words[-1]}", "a job that Slurm takes", _words(done), do)
+    return done.stdout.strip().partition(";")[0]
+
+
+def _cancel(ids: Sequence[str]) -> None:
+    """Have jobs leave: SIGTERM, and SIGKILL after the site's KillWait. One that is over is none to cancel."""
+    _run("scancel", "--quiet", *ids)
+
+
+def _run(*words: str, text: str | None = None, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """What a command of Slurm answers; ConfigError if it is not there, or does not answer."""
+    try:
+        return subprocess.run(
+            words, input=text, cwd=folder, capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        do = "Type it on a login node of the cluster, once slurmctld runs."
+        raise ConfigError(
+            f"Calling {words[0]}", f"an answer within {COMMAND_SECONDS_MAX:g} s", str(error), do
+        ) from None
+
+
+def _words(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command of Slurm complains about, in a line."""
+    lines = [line.partition("error: ")[2] or line for line in done.stderr.splitlines() if line.strip()]
+    return "; ".join(lines)[:1000] or f"status {done.returncode}"
+
+
+ENGINE: Final[Engine] = _Slurm()
