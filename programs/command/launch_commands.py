@@ -12,11 +12,11 @@ from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 
 commands = typer.Typer(cls=Commands)
 
-FILE_HELP: Final = "What is trained, in [run], [program] and [task], and the engine's part, in [launch]."
+FILE_HELP: Final = "What is trained, as in a cluster file, and the table launch."
 File: TypeAlias = Annotated[Path, typer.Argument(metavar="FILE.toml", help=FILE_HELP, show_default=False)]
 Of: TypeAlias = Annotated[
     Path | None,
-    typer.Argument(metavar="[FILE.toml]", help="The file that was launched. Default: the only launch here."),
+    typer.Argument(metavar="FILE.toml", help="The file that was launched. Default: the only launch here."),
 ]
 Islands: TypeAlias = Annotated[
     int | None, typer.Option("--islands", metavar="N", help="How many learners. Default: 1.", rich_help_panel=WHERE)
@@ -32,24 +32,31 @@ To: TypeAlias = Annotated[
     Path | None,
     typer.Option("--to", metavar="DIR", help="The launch folder. Default: launches/NAME.", rich_help_panel=WHERE),
 ]
-_NOT_HERE: Final = ("program", "run_dir", "transport", "cluster")
 
 
-@commands.command()
-@takes_options(*_NOT_HERE)
-def slurm(
-    requested: Options,
-    file: File,
-    islands: Islands = None,
-    nodes_per_island: Nodes = 1,
-    is_printed: Print = False,
-    to: To = None,
-    grace: Grace = GRACE_SECONDS,
-) -> None:
-    """Launch a run on Slurm: a job for the home, an element of a job array for each island."""
-    from isthmus.programs.command.launching import LaunchOptions, launch
+ENGINES: Final = {"slurm": "Launch a run on Slurm: a job for the home, an element of a job array for each island."}
+"""The engines of `programs/launch/engine.py`, with the help of each one's command."""
 
-    launch("slurm", LaunchOptions(requested, file, islands, nodes_per_island, grace, is_printed, to))
+
+def _add(engine: str, about: str) -> None:
+    @commands.command(engine, help=about)
+    @takes_options("program", "run_dir", "transport", "cluster")
+    def on_engine(
+        requested: Options,
+        file: File,
+        islands: Islands = None,
+        nodes_per_island: Nodes = 1,
+        is_printed: Print = False,
+        to: To = None,
+        grace: Grace = GRACE_SECONDS,
+    ) -> None:
+        from isthmus.programs.command.launching import LaunchOptions, launch
+
+        launch(engine, LaunchOptions(requested, file, islands, nodes_per_island, grace, is_printed, to))
+
+
+for _engine, _about in ENGINES.items():
+    _add(_engine, _about)
 
 
 @commands.command()

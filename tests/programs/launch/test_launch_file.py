@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.programs.command import launch_commands
 from isthmus.programs.launch.engine import ENGINES, PrintedFile, engine_of
 from isthmus.programs.launch.folder import Launch, find, folder_for
 from isthmus.programs.launch.launch_file import LaunchFile, LaunchTable, modules_of, name_of
@@ -119,6 +120,10 @@ def test_a_secret_file_is_never_readable_by_others(tmp_path: Path) -> None:
     _write([PrintedFile("home.key", "secret", is_secret=True), PrintedFile("run.toml", "")], tmp_path)
     assert stat.S_IMODE((tmp_path / "home.key").stat().st_mode) == 0o600
     assert (tmp_path / "home.key").read_text() == "secret"
+
+
+def test_every_engine_has_a_command() -> None:
+    assert ENGINES.keys() == launch_commands.ENGINES.keys()
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
