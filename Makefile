@@ -32,6 +32,10 @@ help:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,check]'
 	touch $@
 
+.venv/installed-engines: .venv/installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,engines]'
+	touch $@
+
 .venv/installed-mutate: .venv/installed-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,mutate]'
 	touch $@
@@ -92,7 +96,7 @@ scale: .venv/installed-test
 	$(BIN)/python tests/bench/bench_memory.py --every 15
 
 # One at a time: each starts an engine, and measures on it.
-engines: .venv/installed-test
+engines: .venv/installed-engines
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m engine tests/engines
 
 mutate: .venv/installed-mutate

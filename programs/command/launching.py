@@ -101,6 +101,7 @@ def shown(note: Launch, *, as_json: bool) -> str:
     lines = [f"{note.name} on {note.engine}: {outcome or 'not running'}, in {note.folder}"]
     width = max((len(member.name) for member in members), default=0)
     lines += [f"  {each.name:{width}}  {each.state:12}  {each.id}  {each.node}".rstrip() for each in members]
+    lines += filter(None, [launching.kept_by(note)])
     return printable("\n".join(lines))
 
 

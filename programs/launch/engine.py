@@ -13,7 +13,12 @@ from isthmus.programs.launch.folder import Launch
 from isthmus.programs.launch.launch_file import HOME, LaunchRequest
 from isthmus.runtime.errors import Fault
 
-ENGINES: Final = MappingProxyType({"slurm": "isthmus.programs.launch.slurm"})
+ENGINES: Final = MappingProxyType(
+    {
+        "slurm": "isthmus.programs.launch.slurm",
+        "kubernetes": "isthmus.programs.launch.kubernetes",
+    }
+)
 """The module of each engine; its `ENGINE` is one."""
 
 
@@ -67,6 +72,9 @@ class Engine(Protocol):
 
     def down(self, launch: Launch) -> None:
         """Have all of it leave, and free what was allocated; returns when nothing is left. RunError if it stays."""
+
+    def keeps(self, launch: Launch) -> str:
+        """What to type for a run folder that stays on the engine; empty where it is the launch folder's."""
 
 
 def engine_of(name: str) -> Engine:

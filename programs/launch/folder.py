@@ -6,8 +6,10 @@ launch.json is written before anything is submitted, so that a launcher that is 
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final, Self, final
@@ -20,6 +22,7 @@ from isthmus.runtime.system.files import write_json
 
 LAUNCHES: Final = Path("launches")
 NOTE: Final = "launch.json"
+LOCK: Final = "launch.lock"
 RUN: Final = "run"
 """The run folder below that of the launch, where the engine's machines share it."""
 
@@ -63,6 +66,14 @@ class Launch:
         """Write launch.json, whole or not at all."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
         write_json(self.folder / NOTE, {**values, "table": msgspec.to_builtins(self.table)})
+
+    @contextmanager
+    def busy(self) -> Iterator[int]:
+        """For what submits or ends: waits for commands that a killed launcher has left. They hold the lock that is
+        yielded, a descriptor, as long as they live."""
+        with (self.folder / LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield lock.fileno()
 
     def with_islands(self, islands: int) -> Launch:
         """The same with another number of islands, written."""

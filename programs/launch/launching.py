@@ -82,12 +82,18 @@ def members_of(note: Launch) -> list[Member]:
     return _members(engine.engine_of(note.engine), note)
 
 
+def kept_by(note: Launch) -> str:
+    """What to type for a run folder that stays on the engine; empty where it is the launch folder's."""
+    return engine.engine_of(note.engine).keeps(note)
+
+
 def down(note: Launch) -> str:
     """Free whatever a launch has on its engine; returns the text to print."""
     chosen = engine.engine_of(note.engine)
     count = len(_members(chosen, note))
     chosen.down(note)
-    return f"{note.name}: nothing is left on {note.engine}, of {count} before; its files are in {note.folder}"
+    told = f"{note.name}: nothing is left on {note.engine}, of {count} before; its files are in {note.folder}"
+    return "\n".join(filter(None, (told, chosen.keeps(note))))
 
 
 def _members(chosen: Engine, note: Launch) -> list[Member]:

@@ -170,6 +170,9 @@ class _Slurm:
                 raise RunError(f"jobs {ids} are there still, {LEAVE_SECONDS_MAX:g} s after scancel")
             time.sleep(LOOK_SECONDS)
 
+    def keeps(self, launch: Launch) -> str:
+        return ""
+
 
 class _Row(NamedTuple):
     """A job, or an element of an array, as squeue has it."""

@@ -1,0 +1,61 @@
+"""The user's own files of a launch, on engines whose machines share no folder with the launcher: they travel by name.
+
+Decides which they are, the code of the request among them, and how sections name them where they lie beside the
+cluster file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus.programs import settings
+from isthmus.programs.launch.launch_file import LaunchRequest
+from isthmus.runtime.errors import Fault
+
+_NAME: Final = re.compile(r"[-._a-zA-Z0-9]+")
+
+
+def paths(request: LaunchRequest) -> list[Path]:
+    """The files: those of the program and the task, and `launch.files`."""
+    modules = [Path(module) for module in request.modules if Path(module).is_absolute()]
+    return list(dict.fromkeys([*modules, *map(Path, request.table.files)]))
+
+
+def moved(request: LaunchRequest, value: Any) -> Any:
+    """A value of a section: a file that travels, or something in it, by the file's name alone."""
+    if isinstance(value, str):
+        for path in paths(request):
+            if value == str(path) or value.startswith(f"{path}:"):
+                return path.name + value.removeprefix(str(path))
+    return value
+
+
+def run_text(request: LaunchRequest) -> str:
+    """The sections of the home's cluster file that say what is trained, there."""
+    sections = {
+        section: {key: moved(request, value) for key, value in values.items()}
+        for section, values in request.sections.items()
+        if values
+    }
+    return settings.document(sections)
+
+
+def faults(request: LaunchRequest, bytes_max: int, taken: Sequence[str]) -> Iterator[Fault]:
+    """Why files cannot travel as texts of at most `bytes_max` together; names that are `taken` are the launch's own."""
+    doing, names, size = "Reading launch.files", set(taken), 0
+    for path in paths(request):
+        if not path.is_file() or not _NAME.fullmatch(path.name) or path.name in names:
+            do = "Put folders and large files where the machines have them; the others travel into one folder."
+            yield Fault(doing, "files with names of their own, of letters, digits, '.', '_' and '-'", str(path), do)
+            continue
+        names.add(path.name)
+        size += path.stat().st_size
+        try:
+            path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            yield Fault(doing, "a text in UTF-8", f"{path}: {error}", "Put it where the machines have it.")
+    if size > bytes_max:
+        yield Fault(doing, f"at most {bytes_max} bytes", f"{size}", "Put large files where the machines have them.")

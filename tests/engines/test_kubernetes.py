@@ -1,0 +1,368 @@
+"""`isthmus launch kubernetes` on a real control plane: what its user sees, and what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.engines.kubernetes_rig import Cluster, cluster, wait_for
+from tests.programs.engine.machine.namespaces import Namespaces
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+
+SECONDS_MAX: Final = 300.0
+"""For anything that a test waits for, on a machine that is busy with others."""
+LEFT_SECONDS_MAX: Final = 10.0
+RATIO_MAX: Final = 1.5
+REPEATS: Final = 3
+KINDS: Final = "job,pod,service,secret,configmap"
+FILE: Final = """\
+[run]
+task = "paced.py:task"
+tokens = {tokens}
+[program]
+interval = 4
+fragments = 2
+[launch]
+image = "isthmus"
+{more}
+"""
+TASK: Final = """
+import time
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np, optax
+from isthmus import Task
+
+def init(key): return {"w": jax.random.normal(key, (32, 1)), "b": jnp.zeros(1)}
+def loss(params, batch): return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
+def batch(at):
+    time.sleep(0.004 if (Path.home() / "hurry").exists() else 0.1)
+    x = at.rng().normal(size=(64, 32)).astype(np.float32)
+    return {"x": x, "y": x.sum(1, keepdims=True)}
+
+task = Task(init, loss, batch, tokens_per_batch=64, optimizer=optax.adamw(1e-2))
+"""
+"""Ten steps a second, which cost next to nothing, until a test wants the end."""
+FOREVER: Final = 100_000_000
+SOME: Final = 64 * 6000
+"""Tokens that two islands need five minutes for, unless they hurry."""
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(Path(os.path.realpath(tmp_path_factory.mktemp("cluster", numbered=True)))) as made:
+        _open_to_pods(made.folder)
+        yield made
+
+
+def _open_to_pods(folder: Path) -> None:
+    """Pods run as another user, who has to be able to enter the folders above theirs."""
+    for path in (folder, *folder.parents):
+        if path.stat().st_uid == os.getuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o711)
+
+
+class Session:
+    """A user in a folder, with a file to launch."""
+
+    def __init__(self, rig: Cluster, folder: Path, name: str, *, tokens: int, more: str = "") -> None:
+        self.rig, self.folder, self.name = rig, folder, name
+        (folder / f"{name}.toml").write_text(FILE.format(tokens=tokens, more=more))
+        (folder / "paced.py").write_text(TASK)
+        binaries = f"{Path(sys.executable).parent}:{rig.environment['PATH']}"
+        self.environment = {**rig.environment, "PATH": binaries, "XDG_STATE_HOME": str(folder / "state")}
+
+    def isthmus(self, *words: str, status: int = 0) -> str:
+        """What a command prints; fails with another exit status."""
+        done = subprocess.run(
+            ["isthmus", *words], cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status, (words, done.stdout, done.stderr)
+        return done.stdout + done.stderr
+
+    def launch(self, *words: str) -> str:
+        return self.isthmus("launch", "kubernetes", f"{self.name}.toml", *words)
+
+    @property
+    def run(self) -> Path:
+        return self.rig.claim(self.name) / "run"
+
+    def voters(self) -> list[list[int]]:
+        """The slots that each merge so far had votes of, phases of the end apart."""
+        return [line["voters"] for line in _lines(self.run / "merges.jsonl") if line["kind"] != "final"]
+
+    def merges_with(self, slots: int, after: int = 0) -> int:
+        """How many merges there are once one behind `after` has votes of so many slots; waits for it."""
+
+        def there() -> int:
+            self.rig.check()
+            voters = self.voters()
+            return len(voters) if any(len(each) == slots for each in voters[after:]) else 0
+
+        return int(wait_for(there, SECONDS_MAX, f"a merge of {slots} behind the first {after}: {self.state()}"))
+
+    def pods(self, machine: str = "") -> list[str]:
+        """The pods of a machine, or of all, that are not leaving."""
+        selector = f"isthmus-launch={self.name}" + (f",job-name={self.name}-{machine}" if machine else "")
+        return [
+            pod["metadata"]["name"]
+            for pod in self.rig.items("pod", "-l", selector)
+            if "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    def hurry(self) -> None:
+        """Have the islands that there are take next to no time for a step."""
+        for pod in self.pods():
+            if not pod.startswith(f"{self.name}-home"):
+                (self.rig.folder / "pods" / pod / "volumes" / "work" / "hurry").touch()
+
+    def state(self) -> str:
+        return self.isthmus("launch", "status", f"{self.name}.toml")
+
+    def left(self) -> list[str]:
+        """What the cluster has of it, but for the claim."""
+        named = self.rig.items(KINDS)
+        return [
+            f"{each['kind']} {each['metadata']['name']}"
+            for each in named
+            if each["metadata"]["name"].startswith(self.name)
+        ]
+
+
+def _lines(path: Path) -> list[Any]:
+    """The whole lines of a file that may be written to just now; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def test_a_launch_is_merged_nearly_as_soon_as_the_same_commands_by_hand(rig: Cluster, tmp_path: Path) -> None:
+    """Medians of seconds to the first merge with both islands' votes, in pairs."""
+    launched, by_hand = [], []
+    for number in range(REPEATS):
+        folder = tmp_path / f"launch-{number}"
+        folder.mkdir()
+        session = Session(rig, folder, f"pace-{number}", tokens=FOREVER)
+        begun = time.monotonic()
+        session.launch("--islands", "2")
+        session.merges_with(2)
+        launched.append(time.monotonic() - begun)
+        session.isthmus("launch", "down")
+        assert session.left() == []
+        by_hand.append(_seconds_by_hand(tmp_path / f"hand-{number}", session.folder / "launches" / session.name))
+    ratio = statistics.median(launched) / statistics.median(by_hand)
+    print(f"launched {launched}, by hand {by_hand}, ratio of medians {ratio:.2f}")
+    assert ratio <= RATIO_MAX, (launched, by_hand)
+
+
+def _seconds_by_hand(folder: Path, launch: Path) -> float:
+    """Seconds to the first merge with both votes of the same commands, typed on three machines."""
+    machines = ("home", "island-0", "island-1")
+    namespaces = Namespaces(*machines, subnet="10.178.7")
+    address = f"tcp://{namespaces.addresses['home']}:7400"
+    running = list[subprocess.Popen[bytes]]()
+
+    def start(machine: str, *words: str) -> subprocess.Popen[bytes]:
+        own = folder / machine
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "JAX_", "XLA_"))},
+            "HOME": str(own),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        with (own / "log").open("ab") as log:
+            command = [*namespaces.prefix(machine), "isthmus", *words]
+            return subprocess.Popen(command, cwd=own, env=environment, stdout=log, stderr=log)
+
+    try:
+        for machine in machines:
+            (folder / machine).mkdir(parents=True)
+        home = folder / "home"
+        cluster = (launch / "cluster.toml").read_text()
+        (home / "cluster.toml").write_text(cluster.replace(f"tcp://{launch.name}-home:7400", address))
+        (home / "machine.toml").write_text((launch / "machine.toml").read_text())
+        for machine in machines:
+            for name in ("island.toml", "paced.py"):
+                (folder / machine / name).write_text((launch / name).read_text())
+        begun = time.monotonic()
+        assert start("home", "keygen", "home").wait() == 0
+        words = ("--count", "16", "--for", "island-", "--cluster", "cluster.toml", "--to", "island.invite")
+        assert start("home", "invite", *words).wait() == 0, (home / "log").read_text()
+        words = ("--config", "machine.toml", "--run", "cluster.toml", "--run-dir", "run", "--resume-or-start")
+        running.append(start("home", "daemon", "--name", "home", "--listen", address, *words, "--until-over"))
+        for machine in machines[1:]:
+            (folder / machine / "island.invite").write_bytes((home / "island.invite").read_bytes())
+            (folder / machine / "island.invite").chmod(0o600)
+            words = ("--invite", "island.invite", "--name", machine, "--config", "island.toml")
+            running.append(start(machine, "join", *words, "--until-over"))
+
+        def merged() -> bool:
+            assert all(process.poll() is None for process in running), (home / "log").read_text()
+            return any(len(line["voters"]) == 2 for line in _lines(home / "run" / "merges.jsonl"))
+
+        wait_for(merged, SECONDS_MAX, "a merge by hand")
+        return time.monotonic() - begun
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait(120)
+        namespaces.close()
+
+
+def test_preempted_islands_and_a_preempted_home_come_back_and_the_run_ends(rig: Cluster, tmp_path: Path) -> None:
+    session = Session(rig, tmp_path, "spot", tokens=SOME, more="cpus = 1")
+    session.launch("--islands", "2", "--grace", "30")
+    merges = session.merges_with(2)
+    # Deleted, as by a drain: the Job makes another pod.
+    former = session.pods("island-1")
+    rig.kubectl("delete", "pod", *former, "--wait=false")
+    wait_for(lambda: session.pods("island-1") not in ([], former), SECONDS_MAX, "another pod of island-1")
+    merges = session.merges_with(2, after=merges)
+    # Preempted by the scheduler: everything of a node is wanted by a pod of a higher priority.
+    former = session.pods("island-0")
+    _preempt(rig, former[0])
+    wait_for(lambda: former[0] not in session.pods("island-0"), SECONDS_MAX, "a preempted pod")
+    wait_for(lambda: session.pods("island-0"), SECONDS_MAX, "another pod of island-0")
+    merges = session.merges_with(2, after=len(session.voters()))
+    # The home: what it had is on the claim.
+    former = session.pods("home")
+    rig.kubectl("delete", "pod", *former, "--wait=false")
+    wait_for(lambda: session.pods("home") not in ([], former), SECONDS_MAX, "another pod of the home")
+    merges = session.merges_with(2, after=len(session.voters()))
+    assert {slot for voters in session.voters() for slot in voters} == {0, 1}
+    copy = session.state()
+    assert f"kubectl cp {session.pods('home')[0]}:/isthmus/run runs/spot" in copy
+    rig.kubectl("delete", "pod", "urgent", "--ignore-not-found")
+    run = session.run
+    session.hurry()
+    wait_for(lambda: (run / "over.json").exists(), SECONDS_MAX, "the end of the run")
+    wait_for(lambda: not session.left(), SECONDS_MAX, "an empty cluster")
+    assert [each["metadata"]["name"] for each in rig.items("pvc")].count("spot") == 1
+    assert json.loads((run / "summary.json").read_text())["outcome"] == "done"
+
+
+def test_a_run_that_is_done_leaves_nothing_but_its_claim(rig: Cluster, tmp_path: Path) -> None:
+    session = Session(rig, tmp_path, "short", tokens=64 * 400)
+    told = session.launch("--islands", "2")
+    assert "short" in told
+    session.merges_with(2)
+    run = session.run
+    wait_for(lambda: not session.pods("home"), SECONDS_MAX, "the end of the home")
+    ended = time.monotonic()
+    wait_for(lambda: not session.left(), LEFT_SECONDS_MAX, f"nothing left: {session.left()}")
+    print(f"nothing left {time.monotonic() - ended:.1f} s after the home's pod")
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["outcome"] == "done"
+    parts = ("merged", "overlapped", "refused", "lost", "pending")
+    assert summary["tokens_total"] == pytest.approx(sum(summary[f"tokens_{part}"] for part in parts))
+    # Scale of what is over is refused; status says how to get at the run folder, by a pod that works.
+    assert "that goes on" in session.isthmus("launch", "scale", "3", status=2)
+    assert "kubectl apply -f" in session.state()
+    copy = session.folder / "launches" / "short" / "copy.yaml"
+    rig.kubectl("apply", "-f", str(copy))
+    rig.kubectl("wait", "--for=condition=Ready", "pod/short-copy", "--timeout=120s")
+    session.isthmus("launch", "down")
+    assert session.left() == []
+
+
+def test_scaled_up_and_down_while_it_trains(rig: Cluster, tmp_path: Path) -> None:
+    session = Session(rig, tmp_path, "wide", tokens=FOREVER)
+    session.launch("--islands", "2")
+    merges = session.merges_with(2)
+    session.isthmus("launch", "scale", "4")
+    merges = session.merges_with(4, after=merges)
+    session.isthmus("launch", "scale", "1")
+    wait_for(lambda: len(session.pods()) == 2, SECONDS_MAX, "one island and the home")
+    wait_for(lambda: _last_learners(session) == 1, SECONDS_MAX, "merges of one island")
+    losses = [line["loss"] for line in _lines(session.run / "metrics.jsonl") if line.get("loss") is not None]
+    assert statistics.mean(losses[-20:]) < statistics.mean(losses[:20])
+    assert "17" in session.isthmus("launch", "scale", "17", status=2)
+    told = session.isthmus("launch", "down")
+    assert session.left() == []
+    assert "kubectl cp" in told
+    assert json.loads((session.run / "summary.json").read_text())["outcome"] == "interrupted"
+
+
+def _last_learners(session: Session) -> int:
+    return len(session.voters()[-1])
+
+
+@pytest.mark.parametrize("after", ["secret", "configmap", "job"])
+def test_down_frees_what_a_killed_launcher_has_left(rig: Cluster, tmp_path: Path, after: str) -> None:
+    session = Session(rig, tmp_path, f"cut-{after}", tokens=FOREVER)
+    words = ["isthmus", "launch", "kubernetes", f"{session.name}.toml"]
+    launcher = subprocess.Popen(words, cwd=tmp_path, env=session.environment)
+    wait_for(
+        lambda: [each for each in rig.items(after) if each["metadata"]["name"].startswith(session.name)],
+        SECONDS_MAX,
+        after,
+    )
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    session.isthmus("launch", "down")
+    assert session.left() == []
+
+
+def test_wrong_requests_submit_nothing(rig: Cluster, tmp_path: Path) -> None:
+    session = Session(rig, tmp_path, "wrong", tokens=FOREVER, more='devices = "gpu:1"')
+    cases = {
+        ("--set", "run.slots_max=2", "--islands", "3"): "slots_max",
+    }
+    for words, sign in cases.items():
+        assert sign in session.isthmus("launch", "kubernetes", "wrong.toml", *words, status=2)
+    for more, sign in {
+        'namespace = "nowhere"': "kubectl create namespace nowhere",
+        'devices = "example.com/abacus:1"': "example.com/abacus",
+        'partition = "high"': "launch.partition",
+        'memory = "much"': "much",
+        'extra = "nodeSelector: 1"': "nodeSelector",
+    }.items():
+        wrong = Session(rig, tmp_path, "wrong", tokens=FOREVER, more=more)
+        assert sign in wrong.isthmus("launch", "kubernetes", "wrong.toml", status=2)
+    session.environment["KUBECONFIG"] = str(rig.guest)
+    assert "launch.namespace" in session.isthmus("launch", "kubernetes", "wrong.toml", status=2)
+    session.environment["PATH"] = str(Path(sys.executable).parent)
+    assert "Install it" in session.isthmus("launch", "kubernetes", "wrong.toml", status=2)
+    assert session.left() == []
+    assert not (tmp_path / "launches").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("", ()),
+        ('devices = "gpu:1"\ncpus = 1\nmemory = "1Gi"\ntime = "2h"', ("--nodes-per-island", "2", "--islands", "3")),
+    ],
+)
+def test_the_newest_schemas_take_what_is_printed(
+    rig: Cluster, tmp_path: Path, more: str, words: tuple[str, ...]
+) -> None:
+    session = Session(rig, tmp_path, "strict", tokens=FOREVER, more=more)
+    session.launch("--print", "--to", "printed", *words)
+    items = yaml.safe_load((tmp_path / "printed" / "kubernetes.yaml").read_text())["items"]
+    assert len(items) == 3 + (6 if words else 1)
+    for item in items:
+        kubernetes_validate.validate(item, kubernetes_validate.latest_version(), strict=True)
+
+
+def _preempt(rig: Cluster, victim: str) -> None:
+    """A pod of high priority that wants the node of another pod."""
+    node = rig.api("GET", f"/api/v1/namespaces/default/pods/{victim}")["spec"]["nodeName"]
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    rig.api("POST", path, {"metadata": {"name": "high"}, "value": 1000})
+    container = {"name": "sleep", "image": "any", "command": ["sleep", "30"], "resources": {"requests": {"cpu": "2"}}}
+    spec = {"priorityClassName": "high", "containers": [container], "restartPolicy": "Never"}
+    spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    rig.api("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": "urgent"}, "spec": spec})
