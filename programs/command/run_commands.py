@@ -1,4 +1,4 @@
-"""The commands about runs: train, graph, compile, compare, status, stop, logs.
+"""The commands about runs: train, graph, compile, compare, status, dashboard, stop, logs.
 
 The commands about past events of a run: why, replay.
 """
@@ -263,6 +263,30 @@ def status(
 
 
 @commands.command(rich_help_panel=PANEL)
+def dashboard(
+    run: Run = None,
+    cluster: Cluster = None,
+    port: Annotated[int, typer.Option("--port", metavar="N", help="Where it is; 0: any port that is free.")] = 0,
+    address: Annotated[
+        str, typer.Option("--address", metavar="ADDRESS", help="Of this machine; off loopback only with a token.")
+    ] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="The password of the page; or ISTHMUS_DASHBOARD_TOKEN."),
+    ] = None,
+) -> None:
+    """Follow runs on a page in the browser.
+
+    The address is the first line of the output. The page only reads; Ctrl-C ends it, and no run.
+
+    RUN may be a folder of runs.
+    """
+    from isthmus.programs.command import dashboard as page
+
+    page.dashboard(run, cluster, address, port, token_file)
+
+
+@commands.command(rich_help_panel=PANEL)
 def stop(run: Run = None, cluster: Cluster = None) -> None:
     """End a run early, with its model and its report."""
     from isthmus.programs.study.terminal import status
@@ -337,7 +361,7 @@ def why(
 
 @past_commands.command(rich_help_panel=PANEL)
 def replay(run: Run = None, as_json: AsJson = False) -> None:
-    """Replay the tapes of a run, and check that its cores decide the same.
+    """Replay the tapes of a run, and check that cores decide the same.
 
     A tape has what a host or a daemon was told, and what its core decided.
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _PACKAGE: Final = "isthmus.programs.engine.report"
-_SCRIPTS: Final = ("uplot/uPlot.iife.min.js", "charts.js", "merges.js")
+_SCRIPTS: Final = ("uplot/uPlot.iife.min.js", "plots.js", "charts.js", "merges.js")
 _FORBIDDEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 """Control characters and halves of surrogate pairs: no document may hold them, but a JSON file may name them."""
 

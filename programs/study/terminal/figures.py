@@ -86,6 +86,34 @@ _PHASES: Final = {
 
 
 @final
+class TokenSpeed:
+    """The speed of one run, from the statuses of the last SPEED_SECONDS."""
+
+    def __init__(self) -> None:
+        self._heard: deque[tuple[float, int]] = deque()
+
+    def of(self, status: Mapping[str, Any], budget: int) -> tuple[str, str]:
+        """Tokens a second of late, and the time that is left at that speed; both may be empty."""
+        at, tokens = status.get("time", 0.0), status.get("tokens", 0)
+        heard = self._heard
+        if is_starting(status):
+            heard.clear()
+            return "", ""
+        if tokens and (not heard or at > heard[-1][0]):
+            heard.append((at, tokens))
+        while len(heard) > 2 and heard[1][0] <= at - SPEED_SECONDS:
+            heard.popleft()
+        if len(heard) < 2:
+            return "", ""
+        passed, trained = heard[-1][0] - heard[0][0], heard[-1][1] - heard[0][1]
+        if trained <= 0:
+            return "", ""
+        is_ending = status.get("phase") in ("final", "done")  # It may have been stopped: nothing is left to train.
+        left = 0.0 if is_ending else max(0, budget - tokens) * passed / trained
+        return f"{words.scaled(trained / passed)} tokens/s", f"{words.seconds(left)} left" if left else ""
+
+
+@final
 class FigureWords:
     """Turns statuses and summaries of one request's run into words; keeps past statuses for the speed."""
 
@@ -96,7 +124,7 @@ class FigureWords:
         self.run_dir = request.run_dir
         self.folder = short(request.run_dir)
         self._settings = request.job.settings
-        self._heard: deque[tuple[float, int]] = deque()
+        self._speed = TokenSpeed()
 
     def phase(self, status: Mapping[str, Any]) -> str:
         """The phase in words; before the first token is reported, the progress of the start."""
@@ -123,23 +151,7 @@ class FigureWords:
 
     def speed(self, status: Mapping[str, Any]) -> tuple[str, str]:
         """Tokens a second of late, and the time that is left at that speed; both may be empty."""
-        at, tokens = status.get("time", 0.0), status.get("tokens", 0)
-        heard = self._heard
-        if is_starting(status):
-            heard.clear()
-            return "", ""
-        if tokens and (not heard or at > heard[-1][0]):
-            heard.append((at, tokens))
-        while len(heard) > 2 and heard[1][0] <= at - SPEED_SECONDS:
-            heard.popleft()
-        if len(heard) < 2:
-            return "", ""
-        passed, trained = heard[-1][0] - heard[0][0], heard[-1][1] - heard[0][1]
-        if trained <= 0:
-            return "", ""
-        is_ending = status.get("phase") in ("final", "done")  # It may have been stopped: nothing is left to train.
-        left = 0.0 if is_ending else max(0, self.budget - tokens) * passed / trained
-        return f"{words.scaled(trained / passed)} tokens/s", f"{words.seconds(left)} left" if left else ""
+        return self._speed.of(status, self.budget)
 
     def evaluation(self, status: Mapping[str, Any]) -> str:
         """'eval loss 5.545 -> 1.812', or '' before the first evaluation."""

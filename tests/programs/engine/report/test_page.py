@@ -131,10 +131,10 @@ def test_every_section_is_there_in_its_order(reader: Reader) -> None:
 
 def test_nothing_is_loaded_and_nothing_runs_but_the_scripts_of_the_package(reader: Reader) -> None:
     package = files("isthmus.programs.engine.report")
-    names = ("uplot/uPlot.iife.min.js", "charts.js", "merges.js")
+    names = ("uplot/uPlot.iife.min.js", "plots.js", "charts.js", "merges.js")
     scripts = re.findall(r"<script>(.*?)</script>", reader.page, re.S)
     assert scripts == [(package / name).read_text() for name in names]
-    assert reader.page.count("<script") == 5, "and the data of the curves and the merges"
+    assert reader.page.count("<script") == 6, "and the data of the curves and the merges"
     allowed = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts]
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', reader.page)
     sources = " ".join(f"'sha256-{each}'" for each in allowed)
@@ -229,7 +229,7 @@ def test_texts_of_the_run_are_only_text(tmp_path: Path) -> None:
     trace = (run / "trace.json").read_text().replace('"fragment-send"', json.dumps(HOSTILE.replace("\ud800", "")))
     (run / "trace.json").write_text(trace)
     page = Reader(write_report(run))
-    assert page.page.count("<script") == 5, "curves and merges, the data of both, and uPlot"
+    assert page.page.count("<script") == 6, "plots, curves and merges, the data of both, and uPlot"
     assert "img" not in page.tags
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert page.text["h1"].startswith("<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;\ufffd\ufffd]]>")
