@@ -12,6 +12,7 @@ be sent any more, and the socket is replaced. A bound socket outlives its peers;
 high-water marks lie above what credit allows. Reaching one means that our counting is wrong.
 
 A socket may dial through a SOCKS5 proxy: the porter of the machine that it dials, or one that the environment names.
+It tries that way first, because libzmq does not survive one that is closed (`porter_trial`).
 
 With keys every socket is CURVE. A bound one looks up, for each message, the key that its connection has proved, and
 drops those of a key that is not, or no longer, admitted, before anything reads them; a dialled one accepts one key
@@ -21,8 +22,10 @@ only.
 from __future__ import annotations
 
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -31,7 +34,7 @@ import zmq
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes
 from isthmus.runtime.system.shared_loop import Loop
-from isthmus.runtime.wire import security_curve
+from isthmus.runtime.wire import porter_trial, security_curve
 from isthmus.runtime.wire.peers import PEERS_MAX, Gone, OnMessage, Purpose, Reached, Socket
 from isthmus.runtime.wire.protocol_credit import CHARGE_MIN, WINDOW_BYTES_MAX
 from isthmus.runtime.wire.protocol_messages import FRAMES_MAX, TOKEN_BYTES
@@ -114,6 +117,8 @@ class ZmqSocket:
         self._report: list[bytes] | None = None
         """The last report of the monitor, where progress is looked for."""
         self._handshakes: Handshakes | None = None
+        self._early: list[list[Any]] | None = None
+        """Messages that wait until a proxy is known to lead to the peer."""
         self._fds: list[int] = []
         self._listen(self._socket, self._read)
 
@@ -138,6 +143,33 @@ class ZmqSocket:
         Raises OSError for an invalid endpoint.
         """
         security_curve.secure_client(self._socket, self._keys, server_key)
+        if self._proxy:
+            self._early = []
+            threading.Thread(target=self._try, args=(endpoint,), name="porter trial", daemon=True).start()
+        else:
+            self._dial(endpoint)
+
+    def _try(self, endpoint: str) -> None:
+        """In a thread, because it waits: dial, if the proxy leads there."""
+        is_open = porter_trial.leads(self._proxy, endpoint, UNHEARD_MS_MAX / 1000)
+        with suppress(RuntimeError):  # The loop is closed.
+            self._loop.call_soon_threadsafe(self._on_trial, endpoint, is_open)
+
+    def _on_trial(self, endpoint: str, is_open: bool) -> None:
+        early, self._early = self._early, None
+        if self._is_closed or early is None:
+            return
+        try:
+            if not is_open:
+                raise OSError("no way")
+            self._dial(endpoint)
+        except OSError:
+            self._end()
+            return
+        for frames in early:
+            self.send(frames)
+
+    def _dial(self, endpoint: str) -> None:
         events = ENDS | security_curve.FAILURES | (0 if self._reached is None else PROGRESS)
         self._monitor = security_curve.watched(self._socket, self._context, events)
         self._listen(self._monitor, self._watch)
@@ -155,6 +187,9 @@ class ZmqSocket:
         """Hand a message to libzmq; False if it has no peer. LocalProtocolError at the high-water mark."""
         if self._is_closed:
             return False
+        if self._early is not None:
+            self._early.append(list(frames))
+            return True
         *others, last = frames
         try:
             for frame in others:

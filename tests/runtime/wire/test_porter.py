@@ -29,6 +29,7 @@ from isthmus.runtime.wire.porter_greeting import (
     Verdict,
 )
 from isthmus.runtime.wire.porter_process import Porter
+from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 from tests.patience import PATIENCE
 from tests.runtime.wire.cables import LEARNERS, MIB, PATIENT, SYNCER, End, World, floats
 from tests.runtime.wire.key_rings import keyed
@@ -393,3 +394,45 @@ def test_hosts_listen_within_a_range_of_ports(world: World) -> None:
     ports = [port_of(endpoint) for each in found for endpoint in each[:2]]
     assert len(set(ports)) == 4
     assert all(port < each <= port + 40 for each in ports)
+
+
+@pytest.mark.parametrize("answers", [None, b"", b"\x05\x00", b"\x05\x00" + FORBIDDEN])
+def test_a_proxy_that_leads_nowhere_ends_the_connection_and_not_the_process(answers: bytes | None) -> None:
+    """libzmq aborts where SOCKS fails: a proxy that is away (None), hangs up, or refuses."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    proxy = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+    def answer(data: bytes) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(100)
+                    connection.sendall(data[:2])
+                    connection.recv(100)
+                    connection.sendall(data[2:])
+
+    if answers is None:
+        listener.close()
+    else:
+        threading.Thread(target=answer, args=(answers,), daemon=True).start()
+    loop = asyncio.new_event_loop()
+    sockets, ends = ZmqSockets(loop), list[str]()
+
+    def gone(reason: str) -> None:
+        ends.append(reason)
+        loop.stop()
+
+    dialled = sockets.dealer("control", lambda *message: None, gone, porter=proxy)
+    dialled.connect("tcp://127.0.0.1:4001", "")
+    assert dialled.send([b"hello"])
+    give_up = loop.call_later(PATIENCE, loop.stop)
+    loop.run_forever()
+    give_up.cancel()
+    dialled.close()
+    sockets.close()
+    loop.close()
+    with suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    assert ends == ["disconnected"]
