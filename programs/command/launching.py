@@ -70,7 +70,8 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
             task_settings=sections.task,
             known_faults=faults,
         ).to_train()
-        return {"slots_max": request.run.slots_max, "sections": _sections(request, sections)}
+        chosen = [name for name in request.chosen if name not in _named(sections)]
+        return {"slots_max": request.run.slots_max, "sections": _sections(request, sections), "chosen": chosen}
 
     try:
         prepared = in_child(work)
@@ -85,6 +86,7 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
         options.grace,
         options.nodes_per_island,
         modules_of(sections.program_reference, sections.task_reference),
+        frozenset(prepared["chosen"]),
     )
     if numbers := list(request.faults()):
         raise ConfigError.of(numbers)
@@ -103,6 +105,11 @@ def shown(note: Launch, *, as_json: bool) -> str:
     lines += [f"  {each.name:{width}}  {each.state:12}  {each.id}  {each.node}".rstrip() for each in members]
     lines += filter(None, [launching.kept_by(note)])
     return printable("\n".join(lines))
+
+
+def _named(sections: config.Sections) -> set[str]:
+    """The keys that were requested, as section.key."""
+    return {f"{section}.{key}" for section in config.SECTIONS for key in getattr(sections, section)}
 
 
 def _sections(request: Request, requested: config.Sections) -> dict[str, dict[str, Any]]:

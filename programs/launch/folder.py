@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Final, Self, final
+from typing import Any, Final, Self, final
 
 import msgspec
 
@@ -30,7 +30,8 @@ RUN: Final = "run"
 @final
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch as its folder has it. `table` are the keys of [launch], `ids` whatever the engine gave."""
+    """A launch as its folder has it. `table` are the keys of [launch], `asked` those of the run that were asked for,
+    `ids` whatever the engine gave."""
 
     folder: Path
     engine: str
@@ -40,13 +41,14 @@ class Launch:
     slots_max: int
     grace: float
     table: LaunchTable = field(default_factory=LaunchTable)
+    asked: Mapping[str, Any] = field(default_factory=dict)
     ids: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, engine: str, request: LaunchRequest, folder: Path) -> Self:
         """The launch of a request."""
         numbers = (request.islands, request.nodes_per_island, request.slots_max, request.grace)
-        return cls(folder.absolute(), engine, request.name, *numbers, request.table)
+        return cls(folder.absolute(), engine, request.name, *numbers, request.table, request.asked)
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Self, final
 
@@ -101,8 +101,9 @@ class LaunchFile:
 class LaunchRequest:
     """What is to be launched: a home, and `islands` of `nodes_per_island` machines each.
 
-    `sections` are the keys of [run], [program] and [task] for the home, with their types and absolute paths, `modules`
-    the user's own code among them, and `slots_max` the most islands that the run takes. `grace`: seconds.
+    `sections` are the keys of [run], [program] and [task] for the home, with their types and absolute paths; those in
+    `chosen`, as section.key, nobody asked for: they follow from the others. `modules` are the user's own code,
+    `slots_max` the most islands that the run takes. `grace`: seconds.
     """
 
     name: str
@@ -112,7 +113,8 @@ class LaunchRequest:
     slots_max: int
     grace: float
     nodes_per_island: int = 1
-    modules: tuple[str, ...] = field(default=())
+    modules: tuple[str, ...] = ()
+    chosen: frozenset[str] = frozenset()
 
     @property
     def run_text(self) -> str:
@@ -131,6 +133,12 @@ class LaunchRequest:
         if self.modules:
             tables["programs"] = {"modules": self.modules}
         return settings.document(tables)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What was asked for of the run, by section.key."""
+        keys = {f"{name}.{key}": value for name, table in self.sections.items() for key, value in table.items()}
+        return {key: value for key, value in keys.items() if key not in self.chosen}
 
     @property
     def names(self) -> int:

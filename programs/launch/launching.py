@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Final
 from isthmus.programs.engine.run.resume import outcome_of
 from isthmus.programs.launch import engine
 from isthmus.programs.launch.engine import Engine, Member, PrintedFile
-from isthmus.programs.launch.folder import RUN, Launch, folder_for
+from isthmus.programs.launch.folder import NOTE, RUN, Launch, folder_for
 from isthmus.programs.launch.launch_file import LaunchRequest
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import write_bytes
@@ -42,6 +43,7 @@ def launch(name: str, request: LaunchRequest, to: Path | None) -> str:
     if outcome_of(folder / RUN) == DONE:
         do = "Name another folder with --to, or take that one away."
         raise ConfigError(doing, "a run that is not over", f"{folder / RUN}, which is done", do)
+    _check_same(note, doing)
     if members := chosen.members(note):
         do = f"End it first: isthmus launch down --to {folder}"
         raise ConfigError(doing, "nothing of that name", ", ".join(f"{each.name} ({each.id})" for each in members), do)
@@ -94,6 +96,19 @@ def down(note: Launch) -> str:
     chosen.down(note)
     told = f"{note.name}: nothing is left on {note.engine}, of {count} before; its files are in {note.folder}"
     return "\n".join(filter(None, (told, chosen.keeps(note))))
+
+
+def _check_same(note: Launch, doing: str) -> None:
+    """ConfigError if a run that is in the folder was asked for otherwise: it goes on as it was."""
+    if not (note.folder / RUN).exists() or not (note.folder / NOTE).exists():
+        return
+    # As JSON has them: what is a tuple here is a list there.
+    former, asked = Launch.read(note.folder).asked, json.loads(json.dumps(note.asked))
+    keys = [key for key in {**former, **asked} if former.get(key) != asked.get(key)]
+    if keys:
+        do = "Ask for what it was, or name another folder with --to."
+        expected = f"{keys[0]} = {former.get(keys[0])!r}, as the run in {note.folder} has it"
+        raise ConfigError(doing, expected, repr(asked.get(keys[0])), do)
 
 
 def _members(chosen: Engine, note: Launch) -> list[Member]:

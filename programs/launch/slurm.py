@@ -38,7 +38,7 @@ ISLAND_FILE: Final = "island.sh"
 _HEAD: Final = """\
 #!/bin/bash
 #SBATCH --job-name={job} --output={log} --open-mode=append
-#SBATCH --nodes={nodes} --ntasks-per-node=1{resources}
+#SBATCH {resources}
 # A notice to leave, so many seconds before the time limit; at a preemption when its grace begins.
 #SBATCH --requeue --signal=TERM@{seconds}
 {extra}{path}export XDG_STATE_HOME=$PWD/state
@@ -47,11 +47,12 @@ _AGAIN: Final = """\
 case $status in
 0 | 1 | 2) ;;  # Done, failed, or wrong.
 *)  # It had to leave, or died: once more, unless it is cancelled.
-    if [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then scontrol requeue "$SLURM_JOB_ID"; sleep 60; fi
+    if [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then scontrol requeue "$job"; sleep 60; fi
     exit "$status" ;;
 esac
 """
 _HOME: Final = """\
+job=$SLURM_JOB_ID
 [ -e home.key ] || isthmus keygen home
 # The address by which Slurm itself knows this node.
 address=$(scontrol show node -o "$SLURMD_NODENAME" | grep -o 'NodeAddr=[^ ]*')
@@ -80,7 +81,7 @@ until [ -s island.invite ]; do  # The home writes it; without one there is nothi
     sleep 1
     [ $((SECONDS % 30)) != 29 ] || [ -n "$(squeue -h --me --name={name}-home)" ] || exit 1
 done
-name=island-$SLURM_ARRAY_TASK_ID
+job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID name=island-$SLURM_ARRAY_TASK_ID
 {step} {join} {leaving}{config}
 status=$?
 {again}exit "$status"
@@ -203,8 +204,7 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
     """The two scripts of a request."""
     table = request.table
     options = {"partition": table.partition, "cpus-per-task": table.cpus, "mem": table.memory, "time": table.time}
-    common = "".join(f"\n#SBATCH --{name}={value}" for name, value in options.items() if value)
-    gres = f"\n#SBATCH --gres={table.devices}" if table.devices else ""
+    resources = [f"--{name}={value}" for name, value in options.items() if value]
     seconds = math.ceil(request.grace) + AFTER_GRACE_SECONDS
     extra = f"{table.extra.rstrip()}\n" if table.extra else ""
     path = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH\n"
@@ -212,10 +212,11 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
     step = f"srun --cpus-per-task={table.cpus}" if table.cpus else "srun"
     leaving = f"--until-over --grace {request.grace:g}"
 
-    def head(job: str, log: str, nodes: int, resources: str) -> str:
-        return _HEAD.format(job=job, log=log, nodes=nodes, resources=resources, seconds=seconds, extra=extra, path=path)
+    def head(job: str, log: str, *more: str) -> str:
+        words = " ".join(["--ntasks-per-node=1", *more, *resources])
+        return _HEAD.format(job=job, log=log, resources=words, seconds=seconds, extra=extra, path=path)
 
-    home = head(f"{request.name}-{HOME}", "home.log", 1, common) + _HOME.format(
+    home = head(f"{request.name}-{HOME}", "home.log", "--nodes=1") + _HOME.format(
         port=table.port or _FREE_PORT,
         names=request.names,
         step=step,
@@ -224,10 +225,11 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
         again=_AGAIN,
         name=request.name,
     )
-    nodes, array = request.nodes_per_island, f"\n#SBATCH --array=0-{request.islands - 1}"
-    join = _JOIN_ONE if nodes == 1 else _JOIN_PART
+    own = [f"--array=0-{request.islands - 1}", f"--nodes={request.nodes_per_island}"]
+    own += [f"--gres={table.devices}"] if table.devices else []
+    join = _JOIN_ONE if request.nodes_per_island == 1 else _JOIN_PART
     config = " --config island.toml" if request.modules else ""
-    island = head(f"{request.name}-island", "island-%a.log", nodes, f"{common}{gres}{array}") + _ISLAND.format(
+    island = head(f"{request.name}-island", "island-%a.log", *own) + _ISLAND.format(
         name=request.name, step=step, join=join, leaving=leaving, config=config, again=_AGAIN
     )
     return [PrintedFile(HOME_FILE, home), PrintedFile(ISLAND_FILE, island)]

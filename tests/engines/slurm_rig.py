@@ -52,8 +52,8 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {more}
 {nodes}
-PartitionName=low Nodes=ALL Default=YES PriorityTier=1 MaxTime=INFINITE PreemptMode=REQUEUE GraceTime={grace}
-PartitionName=high Nodes=ALL PriorityTier=10 MaxTime=INFINITE PreemptMode=OFF
+PartitionName=low Nodes=ALL Default=YES PriorityTier=1 MaxTime=INFINITE PreemptMode=REQUEUE GraceTime={grace} LLN=YES
+PartitionName=high Nodes=ALL LLN=YES PriorityTier=10 MaxTime=INFINITE PreemptMode=OFF
 """
 
 

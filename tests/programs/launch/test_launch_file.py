@@ -11,7 +11,7 @@ from isthmus.programs.command import launch_commands
 from isthmus.programs.launch.engine import ENGINES, PrintedFile, engine_of
 from isthmus.programs.launch.folder import Launch, find, folder_for
 from isthmus.programs.launch.launch_file import LaunchFile, LaunchTable, modules_of, name_of
-from isthmus.programs.launch.launching import _write
+from isthmus.programs.launch.launching import _check_same, _write
 from isthmus.runtime.errors import ConfigError
 from tests.programs.launch.launch_request import request
 
@@ -107,6 +107,18 @@ def test_a_launch_is_found_by_its_folder_its_file_or_because_it_is_alone(
     with pytest.raises(ConfigError, match="2: demo, other"):
         find(None, None)
     assert find(Path("demo.toml"), None).with_ids(home="7").ids == find(Path("demo.toml"), None).ids == {"home": "7"}
+
+
+def test_a_run_that_is_there_goes_on_as_it_was_asked_for(tmp_path: Path) -> None:
+    def launch(*data: str, lr: float) -> Launch:
+        sections = {"run": {"tokens": 5}, "task": {"lr": lr, "data": data}}
+        return Launch.of("slurm", request(sections=sections, chosen=frozenset({"task.lr"})), tmp_path)
+
+    launch("a", lr=0.1).write()
+    (tmp_path / "run").mkdir()
+    _check_same(launch("a", lr=0.2), "Launching")
+    with pytest.raises(ConfigError, match=r"expected task.data = \['a'\]"):
+        _check_same(launch("b", lr=0.1), "Launching")
 
 
 def test_a_damaged_note_is_told(tmp_path: Path) -> None:

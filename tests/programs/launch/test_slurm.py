@@ -44,7 +44,7 @@ def test_the_grace_and_ten_seconds_are_asked_for_and_jobs_are_requeued() -> None
         assert "--until-over --grace 45.5" in text
     home, island = scripts()
     assert "--array" not in home
-    assert "#SBATCH --array=0-1\n" in island
+    assert "--array=0-1" in island
 
 
 def test_resources_go_to_both_and_devices_to_islands() -> None:
@@ -52,18 +52,22 @@ def test_resources_go_to_both_and_devices_to_islands() -> None:
         partition="low", cpus=3, memory="4G", time="1:00:00", devices="gpu:a100:4", extra="module load x"
     )
     home, island = scripts(table=table)
-    for option in ("partition=low", "cpus-per-task=3", "mem=4G", "time=1:00:00"):
-        assert f"#SBATCH --{option}\n" in home
-        assert f"#SBATCH --{option}\n" in island
-    assert "gres" not in home
-    assert "#SBATCH --gres=gpu:a100:4\n" in island
+    common = "--partition=low --cpus-per-task=3 --mem=4G --time=1:00:00\n"
+    assert f"#SBATCH --ntasks-per-node=1 --nodes=1 {common}" in home
+    assert f"#SBATCH --ntasks-per-node=1 --array=0-1 --nodes=1 --gres=gpu:a100:4 {common}" in island
     assert home.index("#SBATCH --requeue") < home.index("\nmodule load x\n") < home.index("\nexport PATH")
 
 
 def test_an_island_of_several_nodes_is_one_element() -> None:
     _, island = scripts(nodes_per_island=4)
-    assert "#SBATCH --nodes=4 --ntasks-per-node=1" in island
+    assert "--array=0-1 --nodes=4\n" in island
     assert '--island "$0" --name "$0-$SLURM_NODEID"' in island
+
+
+def test_an_element_requeues_itself_alone() -> None:
+    """The id of the last element's job is that of the whole array."""
+    _, island = scripts()
+    assert "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" in island
 
 
 def test_scripts_are_sound_to_the_shell(tmp_path: Path) -> None:
