@@ -6,8 +6,8 @@
 # make engines: launches on a real Slurm, Ray and Kubernetes of this machine; as root, and it says what is missing.
 # make mutate: small changes of the cores, which the tests must notice; MODULES="quorum_core verify" for some of them.
 # make docs: the site of the documents, in .site, with the Python API from docstrings.
-# make versions: a few tests and a short run with the newest Python at hand, and the newest jax.
-# Everything is installed into .venv (make versions: .venv-3.13), once; a second call needs no network.
+# make versions: the wheel, installed and trained with every Python at hand, and a few tests with the newest.
+# Everything is installed into .venv (make versions: .venv-3.13 and so on), once; a second call needs no network.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -102,8 +102,9 @@ engines: .venv/installed-engines
 mutate: .venv/installed-mutate
 	$(BIN)/python tests/mutation/mutate.py $(MODULES)
 
+# The variable keeps its makers' news about other programs out of the output.
 docs: .venv/installed-docs .typing/isthmus
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 versions: .venv/installed
 	tests/versions.sh

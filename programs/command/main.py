@@ -14,7 +14,7 @@ import typer
 from isthmus.programs.command import lab_commands, launch_commands, machine_commands, run_commands
 from isthmus.programs.command.options import Commands
 from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, leave_output, open_standard_streams
-from isthmus.runtime.system.processes import signal_masks, unblock
+from isthmus.runtime.system.processes import check_linux, signal_masks, unblock
 
 app = typer.Typer(
     cls=Commands,
@@ -53,6 +53,8 @@ def isthmus(
         raise typer.Exit
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
+        return
+    check_linux(f"Starting `isthmus {ctx.invoked_subcommand}`")
 
 
 def main() -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from isthmus.runtime.system.processes import check_linux
+
 if TYPE_CHECKING:
     from isthmus.ops.data.batches import At, LoaderStream, Stream, Tokens
     from isthmus.ops.data.batches_node import Batches
@@ -106,6 +108,7 @@ def __getattr__(name: str) -> Any:
         return version("isthmus")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_linux(f"Importing isthmus.{name}")
     return getattr(import_module(f"isthmus.{_MODULES[name]}"), name)
 
 

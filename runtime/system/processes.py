@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Final, NamedTuple, NoReturn
 
+from isthmus.runtime.errors import ConfigError
+
 XLA_FLAGS: Final = " ".join(
     (
         "--xla_cpu_multi_thread_eigen=false",  # An operation is not split.
@@ -29,6 +31,18 @@ XLA_FLAGS: Final = " ".join(
 ONE_THREAD: Final[Mapping[str, str]] = MappingProxyType(
     {"XLA_FLAGS": XLA_FLAGS, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 )
+
+
+def check_linux(doing: str) -> None:
+    """ConfigError unless this is Linux.
+
+    Processes are watched by pidfds and told apart by /proc, die with their parent by prctl(2), and wait with epoll(7).
+    Other systems have other means for each, none of which was tried.
+    """
+    if not sys.platform.startswith("linux"):
+        expected = "Linux, for pidfd_open, prctl, epoll and /proc"
+        do = "Use a Linux machine, or a virtual machine or container of Linux here; other systems are untested."
+        raise ConfigError(doing, expected, f"the system {sys.platform!r}", do)
 
 
 _PR_SET_PDEATHSIG: Final = 1
