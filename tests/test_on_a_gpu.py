@@ -59,7 +59,7 @@ def test_what_is_needed_is_what_setup_says(machine: Any) -> None:
     needed = {each.name: each for each in machine.requirements()}
     assert {"jax", "optax", "pyzmq", "ml-dtypes", "uvloop", "setproctitle"} <= set(needed)
     assert needed["pyzmq"].module == "zmq"
-    assert needed["uvloop"].text == "uvloop>=0.21"
+    assert re.fullmatch(r"uvloop>=[\d.]+,<[\d.]+", needed["uvloop"].text)
     assert all(each.allows(metadata.version(each.name)) for each in needed.values())
 
 
@@ -465,7 +465,7 @@ def test_all_of_it_tiny_on_a_bare_python_without_a_network(tmp_path: Path, figur
 
     without = call()
     assert without.returncode == 2
-    assert "expected pyzmq>=26, msgspec>=0.19, setproctitle>=1.3 in" in without.stderr
+    assert re.search(r"expected pyzmq>=\S+, msgspec>=\S+, setproctitle>=\S+ in", without.stderr)
     assert len(without.stderr.splitlines()) == 2
     done = call("--wheels", str(tmp_path / "wheels"))
     assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "out" / "log.txt").read_text()[-3000:]
