@@ -7,7 +7,17 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from isthmus.programs.command.options import FAILED, AsJson, Commands, Grace, ResumeOrStart, RunDir
+from isthmus.programs.command.options import (
+    FAILED,
+    AsJson,
+    Commands,
+    Grace,
+    MetricsHost,
+    MetricsPort,
+    ResumeOrStart,
+    RunDir,
+    metrics_at,
+)
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.runtime.errors import ConfigError
 
@@ -78,6 +88,8 @@ def daemon(
     resume_or_start: ResumeOrStart = False,
     until_over: UntilOver = False,
     grace: Grace = GRACE_SECONDS,
+    metrics_port: MetricsPort = None,
+    metrics_address: MetricsHost = "127.0.0.1",
 ) -> None:
     """Run the daemon of this machine, which supervises its runs.
 
@@ -93,7 +105,8 @@ def daemon(
         doing, do = "Reading the command line of `isthmus daemon`", "Name the run with --run FILE.toml."
         raise ConfigError(doing, "--run beside --run-dir and --resume-or-start", "none", do)
     own = None if run is None else OwnRunRequest(run, run_dir, resume_or_start)
-    raise typer.Exit(serve(name, listen, config, grace, ports=ports, own=own, until_over=until_over))
+    metrics = metrics_at(metrics_port, metrics_address)
+    raise typer.Exit(serve(name, listen, config, grace, ports=ports, own=own, until_over=until_over, metrics=metrics))
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -166,6 +179,8 @@ def join(
     ] = None,
     until_over: UntilOver = False,
     grace: Grace = GRACE_SECONDS,
+    metrics_port: MetricsPort = None,
+    metrics_address: MetricsHost = "127.0.0.1",
 ) -> None:
     """Offer this machine's islands to the runs of another machine.
 
@@ -179,7 +194,10 @@ def join(
         do = "Name the island that this machine is a part of, with --island NAME."
         raise ConfigError("Reading --rank and --size", "--island beside them", "none", do)
     part = None if island is None else (island, rank, size)
-    request = JoinRequest(home, name, islands, server_key, config, invite, wait, until_over, cluster, grace, part)
+    metrics = metrics_at(metrics_port, metrics_address)
+    request = JoinRequest(
+        home, name, islands, server_key, config, invite, wait, until_over, cluster, grace, metrics, part
+    )
     raise typer.Exit(offer(request))
 
 

@@ -39,6 +39,7 @@ from isthmus.runtime.errors import (
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.cluster.cluster_file import Cluster as ClusterFile
+    from isthmus.programs.engine.metrics.exporter import MetricsAddress
     from isthmus.programs.engine.request.request import Request
 
 
@@ -207,11 +208,44 @@ Grace: TypeAlias = Annotated[
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", help="Only errors and the last line.", rich_help_panel=WHERE)
 ]
+MetricsPort: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="N",
+        help="Serve figures for Prometheus at http://127.0.0.1:N/metrics; 0: any port that is free.",
+        rich_help_panel=WHERE,
+        show_default=False,
+    ),
+]
+MetricsHost: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--metrics-address",
+        metavar="ADDRESS",
+        help="Of this machine, for --metrics-port; others that reach it can read the figures.",
+        rich_help_panel=WHERE,
+    ),
+]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Page: TypeAlias = Annotated[
     Path | None,
     typer.Option("--page", metavar="FILE.html", help="Write a page with a drawing, too.", show_default=False),
 ]
+
+
+def metrics_at(port: int | None, address: str) -> MetricsAddress | None:
+    """Where metrics are to be; None without --metrics-port. ConfigError if that is no port, or is missing."""
+    from isthmus.programs.engine.metrics.exporter import LOOPBACK, MetricsAddress
+
+    if port is None:
+        if address != LOOPBACK:
+            raise ConfigError("Reading --metrics-address", "--metrics-port beside it", "none", "Give a port, too.")
+        return None
+    if not 0 <= port < 1 << 16:
+        do = "As in --metrics-port 9400, or 0 for any that is free."
+        raise ConfigError("Reading --metrics-port", "a port", str(port), do)
+    return MetricsAddress(port, address)
 
 
 def whole_numbers(text: str, option: str) -> list[int]:

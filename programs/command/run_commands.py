@@ -42,6 +42,8 @@ def train(
     begins_from: options.From = None,
     detach: options.Detach = False,
     grace: options.Grace = GRACE_SECONDS,
+    metrics_port: options.MetricsPort = None,
+    metrics_address: options.MetricsHost = "127.0.0.1",
     quiet: options.Quiet = False,
 ) -> None:
     """Train a model, and watch it.
@@ -58,38 +60,40 @@ def train(
     if begins_from is not None and (found := [name for name, given in others.items() if given]):
         doing, do = "Reading --from", "Leave one of them out."
         raise ConfigError(doing, "a new run in processes of this machine", f"{found[0]} beside it", do)
-    if (
-        resume is not None
-        or resume_or_start
-        or requested.transport != "inproc"
-        or requested.cluster is not None
-        or detach
-    ):
-        from isthmus.programs.command import start as apart
+    metrics = options.metrics_at(metrics_port, metrics_address)
+    if metrics is not None and detach:
+        do = "Leave it out: the command, which would serve them, does not stay. A machine's daemon can, too."
+        raise ConfigError("Reading --metrics-port", "a command that watches its run", "--detach beside it", do)
+    from isthmus.programs.command.metered import metering, viewing
 
-        starting = apart.Starting(is_detached=detach, quiet=quiet, grace=grace, begins_from=begins_from)
-        if resume_or_start:
-            apart.resume_or_start(requested, resume, starting)
-        elif resume is not None:
-            apart.resume(resume, requested, starting)
-        elif (cluster := requested.machines) is not None and requested.transport != "inproc":
-            from isthmus.programs.command.start_there import train_there
+    is_apart = requested.transport != "inproc" or requested.cluster is not None
+    with metering(metrics, quiet=quiet) as meter:
+        if resume is not None or resume_or_start or is_apart or detach:
+            from isthmus.programs.command import start as apart
 
-            train_there(requested, cluster, is_detached=detach, quiet=quiet)
-        else:
-            apart.train(requested, starting)
-        return
+            starting = apart.Starting(detach, quiet, grace, begins_from, meter)
+            if resume_or_start:
+                apart.resume_or_start(requested, resume, starting)
+            elif resume is not None:
+                apart.resume(resume, requested, starting)
+            elif (cluster := requested.machines) is not None and requested.transport != "inproc":
+                from isthmus.programs.command.start_there import train_there
 
-    from isthmus.programs.engine.islands.claims import take_all
-    from isthmus.programs.engine.islands.sizes import check_in_process
-    from isthmus.programs.study.terminal.live import announce, watching
-    from isthmus.programs.training import start
+                train_there(requested, cluster, starting)
+            else:
+                apart.train(requested, starting)
+            return
 
-    take_all()  # Before the request is prepared: that may compute a first loss.
-    request = check_in_process(requested.request().to_train().in_one_process()).with_store().with_folder()
-    announce(request.chosen, request.warnings, quiet=quiet)
-    with watching(request, quiet=quiet) as view:
-        start(request, view)
+        from isthmus.programs.engine.islands.claims import take_all
+        from isthmus.programs.engine.islands.sizes import check_in_process
+        from isthmus.programs.study.terminal.live import announce
+        from isthmus.programs.training import start
+
+        take_all()  # Before the request is prepared: that may compute a first loss.
+        request = check_in_process(requested.request().to_train().in_one_process()).with_store().with_folder()
+        announce(request.chosen, request.warnings, quiet=quiet)
+        with viewing(meter, request, quiet=quiet) as view:
+            start(request, view)
 
 
 @commands.command(rich_help_panel=PANEL)

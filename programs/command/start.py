@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from isthmus.programs.command.metered import Meter, viewing
 from isthmus.programs.command.options import Options
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request
@@ -24,20 +25,21 @@ from isthmus.programs.engine.run.resume import (
     resumed,
 )
 from isthmus.programs.engine.run.watch_loop import DetachedError, say
-from isthmus.programs.study.terminal.live import announce, announce_resumption, preparing, watching
+from isthmus.programs.study.terminal.live import announce, announce_resumption, preparing
 from isthmus.programs.training import start_processes
 from isthmus.runtime.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """How a run is started: whether it `is_detached`, what is printed, the `grace` at SIGTERM in seconds, and where
-    its weights are, if it does not begin at random."""
+    """How a run is started: whether it `is_detached`, what is printed, the `grace` at SIGTERM in seconds, where its
+    weights are, if it does not begin at random, and what serves its figures."""
 
     is_detached: bool
     quiet: bool
     grace: float
     begins_from: Path | None = None
+    meter: Meter | None = None
 
 
 def train(options: Options, starting: Starting) -> None:
@@ -111,7 +113,8 @@ def _run(submitted: Submitted, starting: Starting) -> None:
         typer.echo(parting(submitted, "by itself", quiet=starting.quiet))
         return
     try:
-        with watching(submitted, quiet=starting.quiet, is_resumed=submitted.resumption is not None) as view:
+        is_resumed = submitted.resumption is not None
+        with viewing(starting.meter, submitted, quiet=starting.quiet, is_resumed=is_resumed) as view:
             start_processes(submitted, view, detaches=True, grace=starting.grace)
     except DetachedError:
         typer.echo(f"isthmus: standard output was closed; {parting(submitted, 'by itself', quiet=False)}", err=True)

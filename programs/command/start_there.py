@@ -12,8 +12,9 @@ from typing import Any
 
 import typer
 
+from isthmus.programs.command.metered import viewing
 from isthmus.programs.command.options import Options
-from isthmus.programs.command.start import parting
+from isthmus.programs.command.start import Starting, parting
 from isthmus.programs.engine.cluster import handover as digest
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.handover import Handover, Sites
@@ -24,15 +25,16 @@ from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run.in_processes import in_child
 from isthmus.programs.study.aot.compiling import finder
-from isthmus.programs.study.terminal.live import announce, preparing, watching
+from isthmus.programs.study.terminal.live import announce, preparing
 from isthmus.programs.training import start_on_machine
 from isthmus.runtime.errors import ConfigError, Fault, PlacementError
 from isthmus.runtime.graph.placement import Placement
 from isthmus.runtime.system.processes import cpu_seconds
 
 
-def train_there(options: Options, cluster: Cluster, *, is_detached: bool, quiet: bool) -> None:
+def train_there(options: Options, cluster: Cluster, starting: Starting) -> None:
     """Let the machines of a cluster train."""
+    is_detached, quiet = starting.is_detached, starting.quiet
     daemon = DaemonClient.of(cluster)
     folder = machine_client.folder_there(daemon, daemon.find()["root"], options.run_dir)
 
@@ -51,7 +53,7 @@ def train_there(options: Options, cluster: Cluster, *, is_detached: bool, quiet:
         submitted = machine_client.hand_over_detached(daemon, handed)
         typer.echo(parting(submitted, f"under the daemon {daemon.name}", quiet=quiet))
         return
-    start_on_machine(daemon, handed, lambda submitted: watching(submitted, quiet=quiet))
+    start_on_machine(daemon, handed, lambda submitted: viewing(starting.meter, submitted, quiet=quiet))
 
 
 def resume_elsewhere(run: str, cluster: Cluster | None, home: str | None, run_dir: Path | None) -> None:

@@ -160,6 +160,22 @@ class Outpost:
         """Host here -> the hosts that a porter relays to it."""
         return self._site.relayed()
 
+    def status(self) -> dict[str, Any]:
+        """The hosts here, with their figures, and what is not known at home alone."""
+        hosts = [
+            {
+                "name": str(member.replica),
+                "role": member.replica.role,
+                "machine": self._name,
+                "incarnation": member.incarnation,
+                "state": "alive",
+                **each["figures"],
+                "published": each["published"],
+            }
+            for member, each in self._site.shown.items()
+        ]
+        return {"run": self.run, "hosts": hosts}
+
     def order(self, home: str, message: Mapping[str, Any]) -> None:
         """Handle orders of a machine that claims to be the home; KeyError, TypeError or ValueError for invalid ones."""
         orders, keys = read_orders(message)

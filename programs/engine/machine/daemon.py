@@ -301,6 +301,11 @@ class MachineDaemon:
         self.neighbours.note(self.name, {folder: outcome})
         self._remember(folder, outcome)
 
+    def statuses(self) -> list[dict[str, Any]]:
+        """The status of each run that has its home here, and of its part in each of others, by the name of the run."""
+        own = [{**run.daemon.status(), "run": run.name} for run in self._runs.values()]
+        return [*own, *(outpost.status() for outpost in self.neighbours.outposts.outposts)]
+
     def fail(self, fault: ConfigError) -> None:
         """End, because the daemon cannot do what it was started for."""
         self.fault = fault

@@ -22,6 +22,7 @@ from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile, home_in
 from isthmus.programs.engine.machine.island_parts import IslandPart, host_towards, part_of
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
+from isthmus.programs.engine.metrics.exporter import MetricsAddress
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault
@@ -49,6 +50,7 @@ class JoinRequest:
     until_over: bool = False
     cluster: Path | None = None
     grace: float = GRACE_SECONDS
+    metrics: MetricsAddress | None = None
     part: tuple[str, int | None, int | None] | None = None
     """Island, rank and size, of which this machine is a part; None for a rank and size that the environment has."""
 
@@ -70,7 +72,7 @@ def join(request: JoinRequest) -> int:
     joining = _Joining(request, name, home, invitation, "" if permitted.pair is None else permitted.pair.public, part)
     permitted = replace(permitted, error_texts=permitted.error_texts or "local")
     try:
-        return serve.run(name, "tcp://127.0.0.1:*", permitted, joining.begin, request.grace)
+        return serve.run(name, "tcp://127.0.0.1:*", permitted, joining.begin, request.grace, request.metrics)
     finally:
         if invitation is not None and not joining.is_admitted:
             for path in new:

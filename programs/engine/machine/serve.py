@@ -30,6 +30,8 @@ from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines_folder
 from isthmus.programs.engine.machine.own_run import OwnRun
 from isthmus.programs.engine.machine.service_manager import ServiceManager
+from isthmus.programs.engine.metrics.exporter import Exporter, MetricsAddress, on_loop
+from isthmus.programs.engine.metrics.run_status import RunStatus
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS, Interrupts, handle
 from isthmus.programs.engine.run.private_daemon import check_loopback
 from isthmus.programs.settings import collecting
@@ -57,8 +59,10 @@ def serve(
     ports: str = "",
     own: OwnRunRequest | None = None,
     until_over: bool = False,
+    metrics: MetricsAddress | None = None,
 ) -> int:
-    """Serve until signals end it, or, `until_over`, its runs are over; returns the exit status. `own`: a run to begin.
+    """Serve until signals end it, or, `until_over`, its runs are over; returns the exit status. `own`: a run to begin;
+    `metrics`: where its figures are asked for.
 
     75 after SIGTERM, 1 if a second Ctrl-C ended runs, or a run has failed `until_over`, otherwise 0.
 
@@ -87,11 +91,16 @@ def serve(
         if own is not None:
             machine.later(0.0, OwnRun(machine, own.file, own.run_dir, goes_on=own.goes_on).begin)
 
-    return run(name, endpoint, permitted, begin, grace)
+    return run(name, endpoint, permitted, begin, grace, metrics)
 
 
 def run(
-    name: str, endpoint: str, permitted: MachineConfig, begin: Callable[[MachineDaemon], None], grace: float
+    name: str,
+    endpoint: str,
+    permitted: MachineConfig,
+    begin: Callable[[MachineDaemon], None],
+    grace: float,
+    metrics: MetricsAddress | None = None,
 ) -> int:
     """Run the daemon `name` until signals, or another machine, end it; returns the exit status.
 
@@ -106,12 +115,15 @@ def run(
     loop = uvloop.new_event_loop()
     try:
         machine = _open(loop, name, endpoint, permitted, claim, grace)
+        exporter = None if metrics is None else Exporter(name, metrics, on_loop(loop, lambda: _statuses(machine)))
         begin(machine)
     except BaseException:
         claim.close(forget=False)
         raise
     name_process(f"isthmus daemon {name}")
     _tell(f"daemon {name} listens at {machine.endpoint}, process id {os.getpid()}")
+    if exporter is not None:
+        _tell(f"metrics are at {exporter.url}")
     admissions = None
     if machine.keys is not None:
         who = machine.neighbours
@@ -149,6 +161,8 @@ def run(
     loop.call_soon(manager.follow, machine.later, machine.summary)
     loop.run_forever()
     manager.stop()
+    if exporter is not None:
+        exporter.close()
     machine.close()
     if admissions is not None:
         admissions.close()
@@ -159,6 +173,11 @@ def run(
     if machine.has_killed or machine.has_failed:
         return 1
     return INTERRUPTED_STATUS if machine.is_set_aside and not machine.is_over else 0
+
+
+def _statuses(machine: MachineDaemon) -> list[RunStatus]:
+    """The statuses of a daemon's runs, for metrics."""
+    return [RunStatus(each["run"], each["hosts"], each.get("training", {})) for each in machine.statuses()]
 
 
 def _open(
