@@ -139,8 +139,9 @@ class _Slurm:
 
     def submit(self, launch: Launch) -> None:
         try:
-            launch = launch.with_ids(home=_submit(launch, HOME_FILE))
-            launch.with_ids(islands=_submit(launch, ISLAND_FILE))
+            with launch.busy() as lock:
+                launch = launch.with_ids(home=_submit(launch, lock, HOME_FILE))
+                launch = launch.with_ids(islands=_submit(launch, lock, ISLAND_FILE))
         except BaseException:
             self.down(launch)
             raise
@@ -151,7 +152,8 @@ class _Slurm:
         free = (number for number in range(launch.slots_max) if number not in numbers)
         new = [next(free) for _ in range(islands - len(numbers))]
         if new:
-            _submit(launch, f"--array={','.join(map(str, new))}", ISLAND_FILE)
+            with launch.busy() as lock:
+                _submit(launch, lock, f"--array={','.join(map(str, new))}", ISLAND_FILE)
         if surplus := sorted(numbers)[islands:]:
             _cancel([members[f"{ISLAND}{number}"].id for number in surplus])
 
@@ -159,13 +161,11 @@ class _Slurm:
         return [row.member for row in _rows(launch.name) if row.folder == str(launch.folder)]
 
     def down(self, launch: Launch) -> None:
+        with launch.busy():
+            if members := self.members(launch):
+                _cancel([member.id for member in members])
         end = time.monotonic() + LEAVE_SECONDS_MAX
-        cancelled = set[str]()
         while members := self.members(launch):
-            # Again for what is new: a launcher that dies may have submitted while it was looked for.
-            if new := [member.id for member in members if member.id not in cancelled]:
-                _cancel(new)
-                cancelled.update(new)
             if time.monotonic() > end:
                 ids = ", ".join(member.id for member in members)
                 raise RunError(f"jobs {ids} are there still, {LEAVE_SECONDS_MAX:g} s after scancel")
@@ -235,9 +235,9 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
     return [PrintedFile(HOME_FILE, home), PrintedFile(ISLAND_FILE, island)]
 
 
-def _submit(launch: Launch, *words: str) -> str:
-    """The id of the job that sbatch makes of a script; ConfigError if it makes none."""
-    done = _run("sbatch", "--parsable", *words, folder=launch.folder)
+def _submit(launch: Launch, lock: int, *words: str) -> str:
+    """The id of the job that sbatch makes of a script; ConfigError if it makes none. sbatch holds `lock`."""
+    done = _run("sbatch", "--parsable", *words, folder=launch.folder, holds=(lock,))
     if done.returncode:
         do = "Change [launch], or ask for what this account may submit."
         raise ConfigError(f"Submitting {words[-1]}", "a job that Slurm takes", _words(done), do)
@@ -249,11 +249,20 @@ def _cancel(ids: Sequence[str]) -> None:
     _run("scancel", "--quiet", *ids)
 
 
-def _run(*words: str, text: str | None = None, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def _run(
+    *words: str, text: str | None = None, folder: Path | None = None, holds: Sequence[int] = ()
+) -> subprocess.CompletedProcess[str]:
     """What a command of Slurm answers; ConfigError if it is not there, or does not answer."""
     try:
         return subprocess.run(
-            words, input=text, cwd=folder, capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False
+            words,
+            input=text,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS_MAX,
+            check=False,
+            pass_fds=holds,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         do = "Type it on a login node of the cluster, once slurmctld runs."

@@ -23,15 +23,15 @@ from isthmus import Task
 def init(key): return {"w": jax.random.normal(key, (32, 1)), "b": jnp.zeros(1)}
 def loss(params, batch): return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
 def batch(at):
-    time.sleep(0.1)
+    time.sleep(0.2)
     x = at.rng().normal(size=(64, 32)).astype(np.float32)
     return {"x": x, "y": x.sum(1, keepdims=True)}
 
 task = Task(init, loss, batch, tokens_per_batch=64, optimizer=optax.adamw(1e-3))
 """
-"""A step of 100 ms that takes next to no CPU: a learner that never waits makes 10 steps a second, also while others
+"""A step of 200 ms that takes next to no CPU: a learner that never waits makes 5 steps a second, also while others
 start and compile on the same cores."""
-TOKENS_PER_SECOND: Final = 64 * 10
+TOKENS_PER_SECOND: Final = 64 * 5
 """Of each learner, at most: so long a run lasts at least."""
 FOREVER: Final = 1_000_000_000
 

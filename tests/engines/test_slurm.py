@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ class Launched:
         self.folder = folder / "launches" / self.name
         self.run = LaunchedRun(self.folder / "run")
         (folder / "paced.py").write_text(TASK)
-        text = f'[run]\ntask = "paced.py:task"\ntokens = {tokens}\n[program]\ninterval = 12\n[launch]\n{launch}'
+        text = f'[run]\ntask = "paced.py:task"\ntokens = {tokens}\n[program]\ninterval = 6\n[launch]\n{launch}'
         (folder / f"{self.name}.toml").write_text(text)
 
     def type(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -110,21 +111,25 @@ def test_an_island_and_the_home_are_preempted_and_come_back(launched: Callable[.
     slots = {each["machine"]: int(each["host"][-1]) for each in run.lines("events") if each["kind"] == "joined"}
     gone, other = slots["island-1"], slots["island-0"]
     begun = run.now()
-    wait_for(lambda: run.now() > begun + 10, launch.story)
+    wait_for(lambda: run.now() > begun + 15, launch.story)
 
     before = run.now()
     with launch.preempted("island-1"):
         run.wait_for_merges(gone, other, why=launch.story)
     rates = run.steps_per_second(other, begun, before), run.steps_per_second(other, before, run.now())
+    away = run.now()
     with launch.preempted("home"):
         run.wait_for_merges(gone, other, why=launch.story)
+    rates = (*rates, run.steps_per_second(other, away, run.now()))
+    lives = {(row["learner"], row["incarnation"]) for row in run.lines("metrics") if row["time"] > away}
 
     summary = wait_for(run.summary, launch.story, 2 * PATIENCE)
     launch.wait_for_nothing(AFTER_END_SECONDS)
-    print(f"steps a second of the other learner, before and during a preemption: {rates[0]:.1f}, {rates[1]:.1f}")
+    print(f"steps/s before, island preempted, home preempted: {', '.join(f'{each:.1f}' for each in rates)}")
     assert (summary["outcome"], len(summary["per_learner"])) == ("done", 2), summary
     assert disagreements(run.folder) == []
-    assert rates[1] / rates[0] >= STEPS_RATIO_MIN
+    assert min(rates[1:]) / rates[0] >= STEPS_RATIO_MIN
+    assert len(lives) == 2, "a learner died with the home"
 
 
 def test_it_scales_from_two_islands_to_four_to_one_and_ends(launched: Callable[..., Launched]) -> None:
@@ -168,17 +173,32 @@ def test_down_frees_all_and_the_same_launch_goes_on(launched: Callable[..., Laun
     launch.wait_for_nothing(AFTER_END_SECONDS)
 
 
+SLOW_SBATCH = """#!/bin/sh
+case $* in
+*--parsable*) touch "$(dirname "$0")/begun"; sleep 2 ;;
+esac
+exec {sbatch} "$@"
+"""
+
+
 def test_a_launcher_that_is_killed_half_way_leaves_nothing_that_down_does_not_find(
     launched: Callable[..., Launched],
 ) -> None:
+    """It is killed while sbatch has not answered yet, which goes on to submit the home."""
     launch = launched(FOREVER)
+    slow = launch.here / "sbatch"
+    slow.write_text(SLOW_SBATCH.format(sbatch=shutil.which("sbatch")))
+    slow.chmod(0o755)
+    variables = {**launch.rig.variables, "PATH": f"{launch.here}:{os.environ['PATH']}"}
     words = [*launch.rig.prefix(), str(ISTHMUS), "launch", "slurm", f"{launch.name}.toml", "--islands", "2"]
-    launcher = subprocess.Popen(words, cwd=launch.here, env=launch.rig.variables, start_new_session=True)
-    wait_for(launch.rig.jobs)
-    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher = subprocess.Popen(words, cwd=launch.here, env=variables)
+    wait_for((launch.here / "begun").exists)
+    launcher.kill()
     launcher.wait()
     launch.type("down")
     launch.wait_for_nothing(AFTER_END_SECONDS)
+    words = ("squeue", "-h", "--states=all", f"--name={launch.name}-home,{launch.name}-island", "-o", "%j %T")
+    assert launch.rig.run(*words).stdout.split() == [f"{launch.name}-home", "CANCELLED"]
 
 
 def test_what_is_printed_does_the_same_by_hand(launched: Callable[..., Launched]) -> None:
@@ -189,6 +209,18 @@ def test_what_is_printed_does_the_same_by_hand(launched: Callable[..., Launched]
     launch.run.wait_for_merges(0, 1, why=launch.story)
     launch.rig.run("scancel", *(job["id"] for job in launch.rig.jobs()))
     launch.wait_for_nothing(PATIENCE)
+
+
+def test_an_island_of_two_nodes_is_one_element_of_the_array(launched: Callable[..., Launched]) -> None:
+    launch = launched(FOREVER)
+    launch.begin("--nodes-per-island", "2", islands=1)
+    launch.run.wait_for_merges(0, why=launch.story)
+    nodes = {job["node"] for job in launch.rig.jobs() if job["name"].endswith("-island")}
+    assert [len(each.split(",")) + each.count("-") for each in nodes] == [2], nodes
+    joined = [each["machine"] for each in launch.run.lines("events") if each["kind"] == "joined"]
+    assert sorted(joined) == ["island-0-0", "island-0-1"]
+    launch.type("down")
+    launch.wait_for_nothing(AFTER_END_SECONDS)
 
 
 @pytest.mark.parametrize(

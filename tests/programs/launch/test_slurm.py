@@ -23,7 +23,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     """What commands of Slurm answer: status, standard output and error, by the first word."""
     given: Answers = {"sinfo": (0, "high\nlow\n", ""), "squeue": (0, "", ""), "sbatch": (0, "7\n", "")}
 
-    def run(*words: str, text: str | None = None, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: str, text: str | None = None, folder: Path | None = None, holds: tuple[int, ...] = ()
+    ) -> subprocess.CompletedProcess[str]:
         asked.append(words)
         return subprocess.CompletedProcess(words, *given.get(words[0], (0, "", "")))
 
