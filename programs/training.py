@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from isthmus.programs.engine.recorder.summary import Summary
     from isthmus.programs.engine.run.in_processes import Submitted
     from isthmus.programs.engine.run.watch_loop import RunOutcome, Watch
+    from isthmus.programs.study.terminal.hook import OnMetrics
 
 TRANSPORTS: Final = ("zmq", "inproc")
 """Transports between the hosts of a run: processes over ZeroMQ, or this process. The first is the default."""
@@ -55,6 +56,7 @@ def train(
     run_dir: str | Path | None = None,
     transport: str | None = None,
     quiet: bool = False,
+    on_metrics: OnMetrics | None = None,
     **run: Any,
 ) -> Result:
     """Train `task` (a Task, 'file.py:name', or None for the shipped one) by `program`, as `isthmus train` does.
@@ -65,8 +67,10 @@ def train(
     may change, and `run_dir` is the new folder of one that goes on from a store.
 
     The hosts are processes (`transport="zmq"`, the default), which import the task from its file, or are in this one
-    ("inproc"). Progress is shown unless `quiet`. Ctrl-C ends the run early, with what has been trained. ConfigError or
-    GraphError if the request is wrong, before anything is started; RunError if the run fails.
+    ("inproc"). `on_metrics` is called here with each line that the run records in its folder, as a dictionary with its
+    `file`; an error that it raises ends the run. Progress is shown unless `quiet`. Ctrl-C ends the run early, with what
+    has been trained. ConfigError or GraphError if the request is wrong, before anything is started; RunError if the run
+    fails.
     """
     try:
         check_transport(transport)
@@ -75,8 +79,8 @@ def train(
             raise ConfigError(f"Importing {module}", "a module that can be imported", "a call of train()", do)
         if resume is not None:
             _check_resume(resume, program=program, task=task, transport=transport)
-            return _resume(str(resume), run, run_dir, quiet=quiet)
-        return _train(DEFAULT if program is None else program, task, run, run_dir, transport, quiet=quiet)
+            return _resume(str(resume), run, run_dir, on_metrics, quiet=quiet)
+        return _train(DEFAULT if program is None else program, task, run, run_dir, transport, on_metrics, quiet=quiet)
     except (RequestError, RunError) as error:
         raise error.with_traceback(None) from None  # The message is complete; the frames in between are ours.
 
@@ -87,6 +91,7 @@ def _train(
     run: Mapping[str, Any],
     run_dir: str | Path | None,
     transport: str | None,
+    on_metrics: OnMetrics | None,
     *,
     quiet: bool,
 ) -> Result:
@@ -110,11 +115,11 @@ def _train(
     if transport == "inproc":
         opened = check_in_process(request.in_one_process()).with_store().with_folder()
         with watching(opened, quiet=quiet) as watch:
-            outcome = start(opened, watch)
+            outcome = start(opened, _hooked(watch, opened.run_dir, on_metrics))
     else:
         submitted = submit(request.with_store())
         with watching(submitted, quiet=quiet) as watch:
-            outcome = start_processes(submitted, watch)
+            outcome = start_processes(submitted, _hooked(watch, submitted.run_dir, on_metrics))
     return _result(outcome, read_final(replace(request, run_dir=outcome.folder)))
 
 
@@ -133,7 +138,16 @@ def _check_resume(resume: str | Path, **options: Any) -> None:
         )
 
 
-def _resume(where: str, run: Mapping[str, Any], run_dir: str | Path | None, *, quiet: bool) -> Result:
+def _hooked(view: Watch, folder: Path, on_metrics: OnMetrics | None) -> Watch:
+    """The view, beside which the user's function gets what is recorded."""
+    from isthmus.programs.study.terminal.hook import HookedView
+
+    return view if on_metrics is None else HookedView(view, folder, on_metrics)
+
+
+def _resume(
+    where: str, run: Mapping[str, Any], run_dir: str | Path | None, on_metrics: OnMetrics | None, *, quiet: bool
+) -> Result:
     from isthmus.programs import trained
     from isthmus.programs.engine.run.resume import resumed
     from isthmus.programs.study.terminal.live import announce_resumption, watching
@@ -145,7 +159,7 @@ def _resume(where: str, run: Mapping[str, Any], run_dir: str | Path | None, *, q
     if submitted.resumption is not None:
         announce_resumption(submitted.resumption, quiet=quiet)
     with watching(submitted, quiet=quiet, is_resumed=True) as watch:
-        outcome = start_processes(submitted, watch)
+        outcome = start_processes(submitted, _hooked(watch, submitted.run_dir, on_metrics))
     return _result(outcome, trained.load(outcome.folder))
 
 

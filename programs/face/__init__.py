@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         elastic_data_parallel,
         streaming_diloco,
     )
+    from isthmus.programs.study.terminal.hook import tensorboard
     from isthmus.programs.task import StepTask, Task, TaskLayout
     from isthmus.programs.trained import load
     from isthmus.programs.training import Result, train
@@ -63,6 +64,7 @@ _MODULES: Final = {
     "load": "programs.trained",
     "milliseconds": "runtime.clock",
     "streaming_diloco": "programs.engine.request.request",
+    "tensorboard": "programs.study.terminal.hook",
     "train": "programs.training",
     "tree_mean": "ops.exchange.parameter_trees",
 }
@@ -96,6 +98,7 @@ __all__ = [
     "load",
     "milliseconds",
     "streaming_diloco",
+    "tensorboard",
     "train",
     "tree_mean",
 ]

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeAlias, TypeVar, final
 
 import msgspec
 
@@ -187,3 +187,42 @@ def read(path: Path, kind: type[_T]) -> list[_T]:
         return [record for record in records(path.read_bytes(), kind) if record is not None]
     except OSError:
         return []
+
+
+READ_BYTES_MAX: Final = 1 << 22
+_L = TypeVar("_L", ReportLine, EvaluationLine, MergeRecord, ChangeRecord)
+
+
+@final
+class GrowingFile(Generic[_L]):
+    """The file of a kind of lines in a run folder."""
+
+    def __init__(self, folder: Path, kind: type[_L], *, is_new_alone: bool = False) -> None:
+        """`is_new_alone`: without what is in it by now."""
+        self._path = folder / f"{name_of(kind)}.jsonl"
+        self._kind: type[_L] = kind
+        self._place, self._offset = (0, 0), 0
+        if is_new_alone:
+            for _ in self.read():
+                pass
+
+    def read(self) -> Iterator[_L]:
+        """The lines since the last call, without those that cannot be read; of a file that took its place, all."""
+        try:
+            found = self._path.stat()
+            place = found.st_dev, found.st_ino
+            if place != self._place or found.st_size < self._offset:
+                self._place, self._offset = place, 0
+            if found.st_size == self._offset:
+                return
+            with self._path.open("rb") as file:
+                while True:
+                    file.seek(self._offset)
+                    data = file.read(READ_BYTES_MAX)
+                    whole = data[: data.rfind(b"\n") + 1]
+                    self._offset += len(whole)
+                    yield from filter(None, records(whole, self._kind))
+                    if not whole or len(data) < READ_BYTES_MAX:
+                        return
+        except OSError:
+            return

@@ -84,21 +84,38 @@ def _phase(training: Mapping[str, Any]) -> str:
 # -- who was in the last merges ----------------------------------------------------------------------------------------
 
 
-def merges(look: Look) -> Part:
-    """The last merges, a column each, and of each learner whether it was in them.
+@final
+class MergeColumns:
+    """The last merges of one run, a column each; what is said of a merge is made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int, int], tuple[Part, dict[int, str]]] = {}
+
+    def of(self, last: Sequence[MergeRecord], of: int) -> list[tuple[Part, dict[int, str]]]:
+        """The column of each merge, and the cells of learners in it."""
+        made = {}
+        for merge in last:
+            key = merge.fragment, merge.epoch, merge.round
+            made[key] = self._made.get(key) or (_column(merge, of), _cells(merge))
+        self._made = made
+        return list(made.values())
+
+
+def merges(look: Look, kept: MergeColumns) -> Part:
+    """The last merges, a column each, and of each learner whether it was in them; `kept` are those of the last look.
 
     v: voted, l: left out because it came too late, r: refused, and a space: no member.
     """
     last = list(look.merges.last)[-MERGES_SHOWN:]
-    slots = sorted({*look.newest, *(slot for merge in last for slot in (*merge.voters, *merge.left_out))})
+    slots = sorted(look.newest.keys() | {slot for merge in last for slot in (*merge.voters, *merge.left_out)})
     of = max([len(slots), *(len(merge.voters) for merge in last)])
     late, refused = look.merges.left_out, look.merges.refused
     shown = slots
     if len(slots) > LEARNERS_ONE_BY_ONE:
         missed = sorted(slots, key=lambda slot: (-late[slot] - refused[slot], slot))
         shown = [slot for slot in missed if late[slot] or refused[slot]][:STAND_OUT]
-    columns = [_column(merge, of) for merge in last]
-    cells = [_cells(merge) for merge in last]
+    made = kept.of(last, of)
+    columns, cells = [column for column, _ in made], [each for _, each in made]
     rows = [
         {
             "slot": slot,

@@ -93,6 +93,8 @@ class Feed:
         self._shown = shown
         self._run = WatchedRun(folder, shown.home)
         self._speed, self._traffic, self._list = TokenSpeed(), parts.Traffic(), parts.RunList()
+        self._columns = parts.MergeColumns()
+        self._seen: object = None
         self._drawn_at = self._listed_at = -float("inf")
         self._drawn_for: object = None
         self._changed = asyncio.Event()
@@ -144,16 +146,20 @@ class Feed:
     def _look(self, now: float) -> dict[str, bytes]:
         """The parts as they are now; those that are not due are left out."""
         look = self._run.look(now)
-        made: dict[str, Any] = {
-            "head": parts.head(look, self._speed),
-            "merges": parts.merges(look),
-            "goodput": parts.goodput(look),
-            "learners": parts.learners(look),
-            "fragments": parts.fragments(look),
-            "traffic": self._traffic.part(look),
-            "failures": parts.failures(look),
-            "settings": parts.settings(look),
-        }
+        made: dict[str, Any] = {}
+        seen = (id(look.status), look.merges.count, len(look.changes)) if look.summary is not None else None
+        if seen is None or seen != self._seen:  # A run that is over stays as it is.
+            self._seen = seen
+            made |= {
+                "head": parts.head(look, self._speed),
+                "merges": parts.merges(look, self._columns),
+                "goodput": parts.goodput(look),
+                "learners": parts.learners(look),
+                "fragments": parts.fragments(look),
+                "traffic": self._traffic.part(look),
+                "failures": parts.failures(look),
+                "settings": parts.settings(look),
+            }
         if now >= self._drawn_at and (drawn := self._draw(look)) is not None:
             made["charts"] = drawn
         if now >= self._listed_at and self._shown.home is None:

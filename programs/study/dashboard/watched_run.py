@@ -16,20 +16,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from msgspec.structs import replace
 
 from isthmus.programs.engine.recorder.books import FILE, Books, load, read_into
 from isthmus.programs.engine.results.absences import waiting_of
 from isthmus.programs.engine.results.lines import (
+    LOSS,
     ChangeRecord,
     EvaluationLine,
+    GrowingFile,
     MergeRecord,
     ReportLine,
     finite,
-    name_of,
-    records,
 )
 from isthmus.programs.engine.results.reading import read_absences
 from isthmus.programs.engine.results.record import RunRecord
@@ -41,40 +41,7 @@ from isthmus.runtime.system.disk import DISK
 if TYPE_CHECKING:
     from isthmus.programs.engine.machine.client import DaemonClient
 
-READ_BYTES_MAX: Final = 1 << 22
 _T = TypeVar("_T", ReportLine, EvaluationLine, MergeRecord, ChangeRecord)
-
-
-@final
-class GrowingFile(Generic[_T]):
-    """The file of a kind of lines in a run folder."""
-
-    def __init__(self, folder: Path, kind: type[_T]) -> None:
-        self._path = folder / f"{name_of(kind)}.jsonl"
-        self._kind: type[_T] = kind
-        self._place, self._offset = (0, 0), 0
-
-    def read(self) -> Iterator[_T]:
-        """The lines since the last call, without those that cannot be read; of a file that took its place, all."""
-        try:
-            found = self._path.stat()
-            place = found.st_dev, found.st_ino
-            if place != self._place or found.st_size < self._offset:
-                self._place, self._offset = place, 0
-            if found.st_size == self._offset:
-                return
-            with self._path.open("rb") as file:
-                while True:
-                    file.seek(self._offset)
-                    data = file.read(READ_BYTES_MAX)
-                    whole = data[: data.rfind(b"\n") + 1]
-                    self._offset += len(whole)
-                    yield from filter(None, records(whole, self._kind))
-                    if not whole or len(data) < READ_BYTES_MAX:
-                        return
-        except OSError:
-            return
-
 
 REPORTS_MAX: Final = 10_000
 """Reports of all learners that are kept: twice the places of a chart."""
@@ -83,30 +50,45 @@ REPORTS_OF_LEARNER: Final = (40, 300)
 
 
 @final
-@dataclass(slots=True)
 class _Stretch:
-    """Reports of one life in one phase that have become one; `count` of them."""
+    """Reports of one life in one phase that have become one."""
 
-    begun: float
-    line: ReportLine
-    count: int = 1
+    __slots__ = ("_sums", "begun", "last")
+
+    def __init__(self, line: ReportLine) -> None:
+        self.begun, self.last = line.time, line
+        self._sums: dict[str, tuple[float, int]] = {}
+        """Of the loss and each metric the sum of its known values, and their number."""
+        self.add(line)
 
     def takes(self, other: ReportLine, seconds: float) -> bool:
         """Whether a later report falls into it, if stretches last so long."""
-        is_alike = (self.line.incarnation, self.line.phase) == (other.incarnation, other.phase)
-        return is_alike and other.time - self.begun < seconds
+        last = self.last
+        return other.time - self.begun < seconds and (last.incarnation, last.phase) == (other.incarnation, other.phase)
 
-    def add(self, other: ReportLine, count: int) -> None:
-        """Take in a later report, which is a mean of `count`: what it has are means since the line before it."""
-        metrics = {name: self._mean(self.line.of(name), other.of(name), count) for name in other.metrics}
-        loss = self._mean(self.line.loss, other.loss, count)
-        self.line = replace(other, loss=loss, metrics={**self.line.metrics, **metrics})
-        self.count += count
+    def add(self, line: ReportLine) -> None:
+        """Take in a later report: what it has are means since the line before it."""
+        self.last = line
+        self._add(LOSS, line.loss, 1)
+        for name, value in line.metrics.items():
+            self._add(name, value, 1)
 
-    def _mean(self, before: float | None, value: float | None, count: int) -> float | None:
-        if before is None or value is None:
-            return value if before is None else before
-        return (before * self.count + value * count) / (self.count + count)
+    def join(self, other: _Stretch) -> None:
+        """Take in the stretch that follows it."""
+        self.last = other.last
+        for name, (total, count) in other._sums.items():
+            self._add(name, total, count)
+
+    @property
+    def line(self) -> ReportLine:
+        """The line that stands for all of them, with the last counters and the mean values."""
+        means = {name: total / count for name, (total, count) in self._sums.items()}
+        return replace(self.last, loss=means.pop(LOSS, None), metrics={**self.last.metrics, **means})
+
+    def _add(self, name: str, total: float | None, count: int) -> None:
+        if total is not None:
+            before, number = self._sums.get(name, (0.0, 0))
+            self._sums[name] = before + total, number + count
 
 
 @final
@@ -125,12 +107,12 @@ class CoarseReports:
         self.newest[line.learner] = line if before is None or line.loss is not None else replace(line, loss=before.loss)
         kept = self._stretches.setdefault(line.learner, [])
         if kept and kept[-1].takes(line, self._seconds):
-            kept[-1].add(line, 1)
-        else:
-            kept.append(_Stretch(line.time, line))
+            kept[-1].add(line)
+            return
+        kept.append(_Stretch(line))
         least, most = REPORTS_OF_LEARNER
         if len(kept) > max(least, min(most, REPORTS_MAX // len(self._stretches))):
-            span = max(each[-1].line.time - each[0].begun for each in self._stretches.values())
+            span = max(each[-1].last.time - each[0].begun for each in self._stretches.values())
             self._seconds = max(2 * self._seconds, span / len(kept) * 2)
             for slot, stretches in self._stretches.items():
                 self._stretches[slot] = self._joined(stretches)
@@ -138,8 +120,8 @@ class CoarseReports:
     def _joined(self, stretches: Sequence[_Stretch]) -> list[_Stretch]:
         joined: list[_Stretch] = []
         for each in stretches:
-            if joined and joined[-1].takes(each.line, self._seconds):
-                joined[-1].add(each.line, each.count)
+            if joined and joined[-1].takes(each.last, self._seconds):
+                joined[-1].join(each)
             else:
                 joined.append(each)
         return joined

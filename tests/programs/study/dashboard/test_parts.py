@@ -66,7 +66,7 @@ def test_the_head_says_how_far_a_run_is() -> None:
 
 
 def test_who_was_in_a_merge_and_who_came_too_late() -> None:
-    part = parts.merges(going_on())
+    part = parts.merges(going_on(), parts.MergeColumns())
     assert [row["cells"] for row in part["rows"]] == ["vv", "lv"]
     assert [row["late"] for row in part["rows"]] == ["", "1 late"]
     assert [(column["votes"], column["late"]) for column in part["columns"]] == [(1, 1), (2, 0)]
@@ -82,7 +82,7 @@ def test_of_many_learners_those_that_were_missed_are_listed() -> None:
             MergeRecord(fragment=0, round=number, kind="merge", version=[1, number], voters=voters, left_out=late)
         )
     newest = {slot: ReportLine(learner=slot) for slot in range(256)}
-    part = parts.merges(going_on(merges=merges, newest=newest))
+    part = parts.merges(going_on(merges=merges, newest=newest), parts.MergeColumns())
     assert [row["slot"] for row in part["rows"]] == [7, 200]
     assert not part["is_all"]
     assert len(part["columns"]) == parts.MERGES_SHOWN
@@ -166,6 +166,7 @@ def test_every_part_of_a_run_that_is_over_and_of_those_beside_it(tmp_path: Path)
 @pytest.mark.parametrize("status", [{}, {"outcome": "running"}, {"outcome": "silent", "training": {"time": 0.0}}])
 def test_a_status_may_lack_anything(status: dict[str, Any]) -> None:
     look = going_on(status=status, newest={}, merges=LastMerges(), graph={}, configuration={})
-    for part in (parts.merges, parts.goodput, parts.learners, parts.fragments, parts.failures, parts.settings):
+    for part in (parts.goodput, parts.learners, parts.fragments, parts.failures, parts.settings):
         assert msgspec.json.encode(part(look))
     assert msgspec.json.encode([parts.head(look, TokenSpeed()), parts.Traffic().part(look)])
+    assert msgspec.json.encode(parts.merges(look, parts.MergeColumns()))

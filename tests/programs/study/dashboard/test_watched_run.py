@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from isthmus.programs.engine.report.charts_lines import charts
-from isthmus.programs.engine.results.lines import MergeRecord, ReportLine
-from isthmus.programs.study.dashboard import watched_run
+from isthmus.programs.engine.results import lines
+from isthmus.programs.engine.results.lines import GrowingFile, MergeRecord, ReportLine
 from isthmus.programs.study.dashboard.watched_run import (
     SILENT,
     CoarseReports,
-    GrowingFile,
     LastMerges,
     WatchedRun,
     runs_below,
@@ -45,9 +44,9 @@ def test_a_file_is_read_as_far_as_whole_lines_go_and_anew_where_another_took_its
 
 
 def test_a_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched_run, "READ_BYTES_MAX", 50)
-    lines = [f'{{"time": {number}.0}}\n' for number in range(20)]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    monkeypatch.setattr(lines, "READ_BYTES_MAX", 50)
+    texts = [f'{{"time": {number}.0}}\n' for number in range(20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(texts))
     assert [line.time for line in GrowingFile(tmp_path, ReportLine).read()] == [float(number) for number in range(20)]
 
 
