@@ -319,6 +319,8 @@ def main() -> None:
         "page": lambda place: case_page(place, arguments.seconds, arguments.pictures),
         "scraped": lambda place: case_scraped(place, arguments.pairs),
     }
+    if arguments.pictures is not None:
+        arguments.pictures.mkdir(parents=True, exist_ok=True)
     measured: dict[str, Any] = {}
     for case in arguments.cases or cases:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
