@@ -16,7 +16,8 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,8 @@ from isthmus.runtime.wire.security_curve import CUT, KEYLESS, UNADMITTED
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 ENDING: Final = ".invite"
+VARIABLE: Final = "ISTHMUS_INVITE"
+"""Has the text of a file where machines share none."""
 COUNT_MAX: Final = 4096
 """Names that one invitation admits at most: each has a line in a file that is read as a whole."""
 DO_INVITE: Final = "Name a file that `isthmus invite` has written."
@@ -97,6 +100,20 @@ class InvitationFile:
         if (mode := stat.S_IMODE(status.st_mode)) & security_keys.OTHERS:
             do = f"Type `chmod 600 {path}`; and have a new one made if somebody may have read this one."
             raise ConfigError(doing, "a file that only its owner can read", f"one with mode {mode:04o}", do)
+        return cls._of(document, doing)
+
+    @classmethod
+    def of_variable(cls, text: str) -> InvitationFile:
+        """The contents of a file that came in the variable ISTHMUS_INVITE; ConfigError if it is none."""
+        doing = f"Reading the invitation in {VARIABLE}"
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(doing, "TOML", str(error), "Put the text of NAME.invite there.") from None
+        return cls._of(document, doing)
+
+    @classmethod
+    def _of(cls, document: Mapping[str, Any], doing: str) -> InvitationFile:
         if document.keys() != _TABLES.keys():
             raise ConfigError(doing, "the sections [home] and [invitation]", repr(list(document)), DO_INVITE)
         home, own = (Schema.of(name, table).read(document[name]) for name, table in _TABLES.items())

@@ -51,6 +51,8 @@ class JoinRequest:
     cluster: Path | None = None
     grace: float = GRACE_SECONDS
     metrics: MetricsAddress | None = None
+    invitation_text: str | None = None
+    """The text of an invitation that came in the environment; it counts where no other home is named."""
     part: tuple[str, int | None, int | None] | None = None
     """Island, rank and size, of which this machine is a part; None for a rank and size that the environment has."""
 
@@ -86,7 +88,8 @@ def _checked(request: JoinRequest) -> tuple[str, HomeAddress, MachineConfig, Inv
     with collecting(faults):
         given = {"tcp://HOME:PORT": request.address, "--invite": request.invitation, "--cluster": request.cluster}
         found = ", ".join(each for each, value in given.items() if value is not None)
-        if found not in given:
+        text = None if found else request.invitation_text
+        if found not in given and text is None:
             do = "Type `isthmus join --invite FILE`, or one of the others with --name NAME."
             raise ConfigError("Reading the command line", f"one of {', '.join(given)}", found or "none", do)
         if request.address is None and request.server_key is not None:
@@ -94,8 +97,11 @@ def _checked(request: JoinRequest) -> tuple[str, HomeAddress, MachineConfig, Inv
             raise ConfigError("Reading --server-key", f"none beside {found}", request.server_key, do)
         if request.invitation is not None:
             invitation = InvitationFile.read(request.invitation)
+        elif text is not None:
+            invitation = InvitationFile.of_variable(text)
+        if invitation is not None:
             name, home = invitation.name_for(request.name, socket.gethostname()), invitation.home
-    if request.invitation is None and not faults:
+    if invitation is None and not faults:
         with collecting(faults):
             name = cluster_file.checked_name(request.name or "", "Reading --name", "for example --name beta")
         with collecting(faults):
@@ -195,10 +201,10 @@ class _Joining:
 
     def _located(self, machine: MachineDaemon) -> str:
         """The home's address by now: what the invitation or the cluster file says, as long as that can be read."""
-        if self._request.address is not None:
+        path = self._request.invitation
+        if path is None and self._request.cluster is None:
             return self._home.address
         try:
-            path = self._request.invitation
             home = _home(self._request) if path is None else InvitationFile.read(path).home
             if home.public_key == self._home.public_key:
                 self._home = home

@@ -31,7 +31,7 @@ from isthmus.programs.engine.machine.admissions import (
     Register,
 )
 from isthmus.programs.engine.machine.daemon import MachineDaemon
-from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile
+from isthmus.programs.engine.machine.invitations import VARIABLE, InvitationClaim, InvitationFile
 from isthmus.programs.engine.machine.links import REDIAL_BEATS, HomeAddress
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
@@ -292,6 +292,44 @@ def test_a_machine_that_was_not_admitted_leaves_no_key_that_it_made(
         BETA.write(place, "beta")
     assert typed("join", "--invite", "an.invite").exit_code == 2
     assert (place / "beta.key").exists()  # It was there before.
+
+
+def test_an_invitation_in_the_environment_counts_where_no_home_is_named_and_no_child_inherits_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, Any, bool]] = []
+
+    def run(name: str, endpoint: str, permitted: MachineConfig, begin: Any, grace: float, metrics: Any) -> int:
+        joining = begin.__self__
+        seen.append((name, joining._located(None), VARIABLE in os.environ))
+        return 0
+
+    monkeypatch.setattr(serve, "run", run)
+    text = written(place, "tcp://127.0.0.1:7").read_text()
+    written(place)
+    for words in ([], ["--invite", "an.invite"], [NOWHERE, "--name", "gamma"]):
+        monkeypatch.setenv(VARIABLE, text)
+        assert typed("join", *words).exit_code == 0
+    assert seen == [
+        ("beta", "tcp://127.0.0.1:7", False),
+        ("beta", NOWHERE, False),
+        ("gamma", NOWHERE, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("", "found []"), ("beta.invite", "Expected '=' after a key"), ("home = 1", "found ['home']")]
+)
+def test_what_is_no_invitation_in_the_environment_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch, text: str, found: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    result = typed("join")
+    assert result.exit_code == 2
+    words = " ".join(result.stderr.split())
+    assert f"the invitation in {VARIABLE}" in words
+    assert found in words
+    assert os.listdir(place) == []
 
 
 def test_the_name_of_a_machine_is_that_of_its_invitation_or_given_or_its_own(place: Path) -> None:
