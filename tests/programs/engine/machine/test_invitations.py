@@ -278,7 +278,7 @@ def test_what_join_refuses_starts_and_leaves_nothing(
 def test_a_machine_that_was_not_admitted_leaves_no_key_that_it_made(
     place: Path, monkeypatch: pytest.MonkeyPatch, is_admitted: bool
 ) -> None:
-    def end(name: str, endpoint: str, permitted: MachineConfig, begin: Any, grace: float) -> int:
+    def end(name: str, endpoint: str, permitted: MachineConfig, begin: Any, grace: float, metrics: Any) -> int:
         assert admissions.keyring(name, permitted) is not None
         begin.__self__.is_admitted = is_admitted
         raise ConfigError("Joining", "an invitation", "one that is used", "Have one made.")
