@@ -18,6 +18,7 @@ from isthmus.programs.command import config
 from isthmus.programs.command.options import Options
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.request.request import Program, Request, prepare
+from isthmus.programs.engine.request.run_settings import LEARNERS
 from isthmus.programs.engine.run.in_processes import in_child
 from isthmus.programs.engine.run.resume import outcome_of
 from isthmus.programs.launch import launching
@@ -56,10 +57,10 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
     given = options.train
     known = Cluster(file.path, (), file.sections)
     sections, faults = config.read(given.config, given.model, given.keys(), given.sets or (), known)
-    if "learners" in sections.run:
+    if LEARNERS in sections.run:
         do = "Leave it out: each island is a learner."
-        faults.append(Fault("Reading run.learners", "--islands in its place", str(sections.run["learners"]), do))
-    sections.run["learners"] = islands
+        faults.append(Fault("Reading run.learners", "--islands in its place", str(sections.run[LEARNERS]), do))
+    sections.run[LEARNERS] = islands
     program = sections.program_reference or DEFAULT
 
     def work() -> dict[str, Any]:
@@ -71,7 +72,7 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
             known_faults=faults,
         ).to_train()
         chosen = [name for name in request.chosen if name not in _named(sections)]
-        return {"slots_max": request.run.slots_max, "sections": _sections(request, sections), "chosen": chosen}
+        return {"most": request.run.slots_max, "sections": _sections(request, sections), "chosen": chosen}
 
     try:
         prepared = in_child(work)
@@ -82,7 +83,7 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
         file.table,
         prepared["sections"],
         islands,
-        prepared["slots_max"],
+        prepared["most"],
         options.grace,
         options.nodes_per_island,
         modules_of(sections.program_reference, sections.task_reference),
@@ -114,7 +115,7 @@ def _named(sections: config.Sections) -> set[str]:
 
 def _sections(request: Request, requested: config.Sections) -> dict[str, dict[str, Any]]:
     """The keys that were requested, as a cluster file has them, and those that follow from the number of learners."""
-    result: dict[str, dict[str, Any]] = {"run": {"program": request.config["run"]["program"], "learners": 0}}
+    result: dict[str, dict[str, Any]] = {"run": {"program": request.config["run"]["program"], LEARNERS: 0}}
     if "task" in request.config["run"]:
         result["run"]["task"] = request.config["run"]["task"]
     chosen = [key.partition(".")[::2] for key in request.chosen]

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -349,6 +348,8 @@ def test_wrong_requests_submit_nothing(rig: Cluster, tmp_path: Path) -> None:
 def test_the_newest_schemas_take_what_is_printed(
     rig: Cluster, tmp_path: Path, more: str, words: tuple[str, ...]
 ) -> None:
+    import kubernetes_validate  # Of the extra for engines alone; this file is collected without.
+
     session = Session(rig, tmp_path, "strict", tokens=FOREVER, more=more)
     session.launch("--print", "--to", "printed", *words)
     items = yaml.safe_load((tmp_path / "printed" / "kubernetes.yaml").read_text())["items"]

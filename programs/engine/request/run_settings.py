@@ -22,6 +22,7 @@ _SEED_MAX: Final = (1 << 63) - 1
 SLOTS_MAX_DEFAULT: Final = 16
 _DAY: Final = 86400
 SNAPSHOT_SECONDS_DEFAULT: Final = 15.0
+LEARNERS: Final = "learners"
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

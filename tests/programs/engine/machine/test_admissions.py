@@ -94,7 +94,7 @@ def test_a_machine_that_joins_keeps_texts_of_errors_unless_its_file_says_home(
     place: Path, monkeypatch: pytest.MonkeyPatch, said: str, texts: str
 ) -> None:
     begun: list[MachineConfig] = []
-    monkeypatch.setattr(serve, "run", lambda name, endpoint, permitted, begin, grace: begun.append(permitted) or 0)
+    monkeypatch.setattr(serve, "run", lambda name, endpoint, permitted, *more: begun.append(permitted) or 0)
     read(place, f'[runs]\nfolder = "."\n{said}\n')
     request = JoinRequest("tcp://127.0.0.1:7400", "beta", 1, ALPHA.public, place / "machine.toml")
     assert joining.join(request) == 0
