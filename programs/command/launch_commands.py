@@ -36,6 +36,7 @@ To: TypeAlias = Annotated[
 
 ENGINES: Final = {
     "slurm": "Launch a run on Slurm: a job for the home, an element of a job array for each island.",
+    "ray": "Launch a run on Ray: an actor for the home, and for each node of an island.",
     "kubernetes": "Launch a run on Kubernetes: a Job for the home, and for each machine of an island.",
 }
 """The engines of `programs/launch/engine.py`, with the help of each one's command."""

@@ -16,6 +16,7 @@ from isthmus.runtime.errors import Fault
 ENGINES: Final = MappingProxyType(
     {
         "slurm": "isthmus.programs.launch.slurm",
+        "ray": "isthmus.programs.launch.ray",
         "kubernetes": "isthmus.programs.launch.kubernetes",
     }
 )

@@ -1,0 +1,292 @@
+"""What `isthmus launch ray` has in a cluster: an actor for each machine, and one that keeps them.
+
+Theory of operation. The launcher makes one detached actor, the `Keeper`, so it may be killed at any moment. The keeper
+compares, turn by turn, the machines that are wanted with the actors that there are. The home and each island have a
+placement group of their own: what has a place works, and waits for no other. A `Machine` is a detached actor, too,
+which Ray starts again wherever its group is; it runs one command of isthmus, which the kernel terminates with it, and
+its next life waits until that has left. Once the home's command ends with the run, or `end` is called, nothing is
+wanted any more; after the last machine the keeper goes. One that is started again finds the actors by their names.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+import ray
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+KEEPER: Final = "keeper"
+HOME: Final = "home"
+ASIDE: Final = "set aside"
+ENDS: Final = ("done", "failed", "refused")
+OVER: Final = (0, 1, 2)
+"""The exit statuses after which a command is not started again."""
+NOWHERE: Final = {"node": "", "at": "", "status": None, "state": "waits for a place"}
+DETACHED: Final[Mapping[str, Any]] = {"lifetime": "detached", "max_restarts": -1}
+OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+"""The options by which an actor reserves what has one of its own."""
+TURN_SECONDS: Final = 0.3
+LATE_SECONDS: Final = 10.0
+"""Beyond the grace, until a command is killed."""
+LINES_MAX: Final = 8
+"""Of what a command has said last, in the state of its machine."""
+ISTHMUS: Final = (sys.executable, "-m", "isthmus.programs.command")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run on Ray: `islands` of so many `nodes`; files of the machines, commands, and what actors reserve.
+
+    `folder` is the same path on every node; each machine has one below it, with copies of `files`, which lie beside the
+    printed one. `port` is the home's, 0 for a free one. In the commands stand {address}, where the home listens, and
+    {name}, {island} and {rank} of a machine.
+    """
+
+    run: str
+    islands: int
+    nodes: int
+    grace: float
+    port: int
+    folder: str
+    files: tuple[str, ...]
+    home_machine: str
+    island_machine: str
+    cluster: str
+    invite: str
+    daemon: str
+    join: str
+    home_needs: Mapping[str, float]
+    island_needs: Mapping[str, float]
+    options: Mapping[str, Any]
+
+
+@final
+class Machine:
+    """An actor that runs one command in a folder of its own."""
+
+    def __init__(self, name: str, plan: Plan) -> None:
+        self._name, self._plan, self._host = name, plan, ray.util.get_node_ip_address()
+        self._folder = Path(plan.folder).expanduser() / name
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for file in plan.files:  # As a whole: several machines may share the folder.
+            shutil.copy(file, self._folder / f".{file}")
+            (self._folder / f".{file}").rename(self._folder.parent / file)
+        self._child: subprocess.Popen[bytes] | None = None
+        os.environ["XDG_STATE_HOME"] = str(self._folder / "state")
+        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # Ray adds its copy of the files, as other modules.
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != str(Path.cwd()))
+        with suppress(OSError):  # Until the command of this actor's former life has left.
+            while Path("/proc", (self._folder / "pid").read_text(), "cwd").readlink() == self._folder:
+                time.sleep(TURN_SECONDS)
+
+    def home(self) -> dict[str, Any]:
+        """Begin the run or go on with it, unless its daemon is there; the state, and the invitation for islands."""
+        if self._is_to_start():
+            if not (self._folder / f"{HOME}.key").exists():
+                self._call(f"isthmus keygen {HOME}")
+            with socket.create_server((self._host, self._plan.port)) as server:
+                address = f"tcp://{self._host}:{server.getsockname()[1]}"
+            own = f'name = "{HOME}"\naddress = "{address}"\npublic_key = "{HOME}.pub"\nroles = ["syncer", "evaluator"]'
+            self._write("cluster.toml", f'[keys]\nsecret = "{HOME}.key"\n\n[[machine]]\n{own}\n\n{self._plan.cluster}')
+            self._write("machine.toml", self._plan.home_machine)
+            self._call(self._plan.invite)
+            self._start(self._plan.daemon.format(address=address))
+        return {**self._state(), "invitation": (self._folder / "island.invite").read_text()}
+
+    def island(self, invitation: str) -> dict[str, Any]:
+        """Join, unless it has; the invitation has another address once the home came up elsewhere. The state."""
+        self._write("island.invite", invitation)
+        if self._is_to_start():
+            self._write("machine.toml", self._plan.island_machine)
+            island, _, rank = self._name.partition(".")
+            self._start(self._plan.join.format(name=self._name, island=island, rank=rank))
+        return self._state()
+
+    def leave(self) -> None:
+        """Have the command leave; returns once it is gone."""
+        if self._child is not None:
+            self._child.terminate()
+            try:
+                self._child.wait(self._plan.grace + LATE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+
+    def _is_to_start(self) -> bool:
+        return self._child is None or self._child.poll() not in (None, *OVER)
+
+    def _write(self, name: str, text: str) -> None:
+        """Write a file as a whole, which others cannot read, unless it is so already."""
+        path, beside = self._folder / name, self._folder / f".{name}"
+        if not path.exists() or path.read_text() != text:
+            beside.touch(mode=0o600)
+            beside.write_text(text)
+            beside.rename(path)
+
+    def _call(self, command: str) -> None:
+        words = [*ISTHMUS, *command.split()[1:]]
+        done = subprocess.run(words, cwd=self._folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"`{command}` on {self._host}: {done.stderr.strip() or done.returncode}")
+
+    def _start(self, command: str) -> None:
+        """Start a command, which the kernel terminates when this process is gone."""
+        words = ["setpriv", "--pdeathsig", "TERM", *ISTHMUS, *command.split()[1:]]
+        with (self._folder / "log").open("a") as log:
+            self._child = subprocess.Popen(words, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        (self._folder / "pid").write_text(str(self._child.pid))
+
+    def _state(self) -> dict[str, Any]:
+        says = (self._folder / "log").read_text(errors="replace").splitlines()[-LINES_MAX:]
+        status = None if self._child is None else self._child.poll()
+        state = "runs" if status is None else "\n".join([ENDS[status] if status in OVER else "starts again", *says])
+        return {"node": self._host, "at": str(self._folder), "status": status, "state": state}
+
+
+@final
+class Keeper:
+    """The actor that keeps the others."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._actors = {name: ray.get_actor(name) for name in ray.util.list_named_actors() if name != KEEPER}
+        groups = {_group(name) for name in self._actors} - {HOME}
+        self._islands = len(groups) if self._actors else plan.islands
+        self._calls: dict[str, Any] = {}
+        self._states: dict[str, dict[str, Any]] = {}
+        self._leaving = set[str]()
+        self._invitation, self._end = "", "" if plan.islands else ASIDE
+        threading.Thread(target=self._keep, name="keep", daemon=True).start()
+
+    def want(self, islands: int) -> None:
+        """Have so many islands from now on; none: set the run aside, and free everything."""
+        self._islands = islands
+        self._end = self._end or ("" if islands else ASIDE)
+
+    def status(self) -> dict[str, Any]:
+        """How it ends, if it does, and the state of each machine."""
+        return {"end": self._end, "machines": {name: self._states.get(name, NOWHERE) for name in self._actors}}
+
+    def _keep(self) -> None:
+        """Keep them until the end; Ray starts this actor again after an error."""
+        try:
+            while not self._end or self._actors:
+                self._turn()
+                time.sleep(TURN_SECONDS)
+            _internal_kv_put(self._plan.run, self._end, namespace=KEEPER)
+            ray.kill(ray.get_runtime_context().current_actor)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def _turn(self) -> None:
+        parts = [""] if self._plan.nodes == 1 else [f".{rank}" for rank in range(self._plan.nodes)]
+        groups = {f"island-{number}": [f"island-{number}{part}" for part in parts] for number in range(self._islands)}
+        groups = {} if self._end else {HOME: [HOME], **groups}
+        for group, names in groups.items():
+            if not self._actors.keys() >= set(names):
+                self._place(group, names)
+        wanted = {name for names in groups.values() for name in names} - self._leaving
+        for name, actor in list(self._actors.items()):
+            if name in self._calls and ray.wait([self._calls[name]], timeout=0)[0]:
+                self._take(name, self._calls.pop(name))
+            if name not in wanted:
+                self._dismiss(name, actor)
+            elif name == HOME and name not in self._calls:
+                self._calls[name] = actor.home.remote()
+            elif self._invitation and name not in self._calls:
+                self._calls[name] = actor.island.remote(self._invitation)
+
+    def _place(self, group: str, names: Sequence[str]) -> None:
+        """Make a group's actors, on different nodes."""
+        options = dict(self._plan.options)
+        needs = {
+            **(self._plan.home_needs if group == HOME else self._plan.island_needs),
+            **options.pop("resources", {}),
+        }
+        own = {option: needs[name] for name, option in OPTIONS.items() if name in needs}
+        own["resources"] = {name: amount for name, amount in needs.items() if name not in OPTIONS}
+        try:
+            place = get_placement_group(group)
+        except ValueError:
+            place = placement_group([needs] * len(names), "STRICT_SPREAD", name=group, lifetime="detached")
+        for rank, name in enumerate(names):
+            own["scheduling_strategy"] = PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=rank)
+            machine = ray.remote(Machine).options(name=name, get_if_exists=True, **DETACHED, **own, **options)
+            self._actors[name] = machine.remote(name, self._plan)
+
+    def _take(self, name: str, call: Any) -> None:
+        """Take the answer to a call."""
+        try:
+            answer = ray.get(call)
+        except RayTaskError as error:
+            answer = {"node": "", "at": "", "status": OVER[-1], "state": f"{ENDS[-1]}\n{error.cause}"}
+        except RayError as error:  # Ray starts it again, unless somebody has killed it: then another one is made.
+            self._states.pop(name, None)
+            self._leaving.update([name] if isinstance(error, ActorDiedError) else [])
+            return
+        if name not in self._leaving:
+            self._invitation = answer.pop("invitation", self._invitation)
+            self._states[name] = answer
+            if name == HOME and answer["status"] in OVER:
+                self._end = self._end or answer["state"]
+
+    def _dismiss(self, name: str, actor: Any) -> None:
+        """Have an actor's command leave, and then free it; at once where nothing has started."""
+        if name in self._states and name not in self._leaving:
+            self._leaving.add(name)
+            self._calls[name] = actor.leave.remote()
+        elif name not in self._states or name not in self._calls:
+            ray.kill(actor)
+            for notes in (self._actors, self._calls, self._states):
+                notes.pop(name, None)
+            self._leaving.discard(name)
+            if _group(name) not in map(_group, self._actors):
+                with suppress(ValueError):
+                    remove_placement_group(get_placement_group(_group(name)))
+
+
+def _group(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def main(plan: Plan, file: str, words: Sequence[str]) -> None:
+    """Carry out what was typed behind the printed `file`: nothing, to launch; `scale N`, `status`, or `down`."""
+    # A job of `ray job submit` has its folder already.
+    has_files = not plan.files or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    env = None if has_files else {"working_dir": str(Path(file).absolute().parent)}
+    options = {"namespace": f"isthmus-{plan.run}", "log_to_driver": False, "logging_level": logging.ERROR}
+    ray.init("auto", runtime_env=env, **options)
+    new = ray.remote(Keeper).options(name=KEEPER, max_concurrency=4, num_cpus=0, **DETACHED)
+    keeper = ray.get_actor(KEEPER) if KEEPER in ray.util.list_named_actors() else None
+    if words == ["down"]:  # A keeper that is made now finds what another one has left, or nothing.
+        with suppress(RayError):  # It may have gone by now.
+            ray.get((keeper or new.remote(replace(plan, islands=0))).want.remote(0))
+        while KEEPER in ray.util.list_named_actors():
+            time.sleep(TURN_SECONDS)
+    elif words == ["status"]:
+        end = (_internal_kv_get(plan.run, namespace=KEEPER) or b"").decode()
+        print(json.dumps(ray.get(keeper.status.remote()) if keeper else {"end": end, "machines": {}}))
+    elif words and keeper:
+        ray.get(keeper.want.remote(int(words[-1])))
+    elif words:
+        sys.exit(f"{plan.run} is over, or was not launched here")
+    else:
+        new.remote(plan)
