@@ -4,8 +4,8 @@ Theory of operation. The launcher makes one detached actor, the `Keeper`, so it 
 compares, turn by turn, the machines that are wanted with the actors that there are. The home and each island have a
 placement group of their own: what has a place works, and waits for no other. A `Machine` is a detached actor, too,
 which Ray starts again wherever its group is; it runs one command of isthmus, which the kernel terminates with it, and
-its next life waits until that has left. Once the home's command ends with the run, or `end` is called, nothing is
-wanted any more; after the last machine the keeper goes. One that is started again finds the actors by their names.
+its next life waits until that has left. Once the home's command ends with the run, or no island is wanted, nothing
+is; after the last machine the keeper goes. One that is started again finds the actors by their names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -34,55 +33,21 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 KEEPER: Final = "keeper"
 HOME: Final = "home"
-ASIDE: Final = "set aside"
-ENDS: Final = ("done", "failed", "refused")
-OVER: Final = (0, 1, 2)
-"""The exit statuses after which a command is not started again."""
+OVER: Final = {0: "done", 1: "failed", 2: "refused"}  # A command with another exit status is started again.
 NOWHERE: Final = {"node": "", "at": "", "status": None, "state": "waits for a place"}
 DETACHED: Final[Mapping[str, Any]] = {"lifetime": "detached", "max_restarts": -1}
-OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-"""The options by which an actor reserves what has one of its own."""
+OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # Resources that have one of their own.
 TURN_SECONDS: Final = 0.3
-LATE_SECONDS: Final = 10.0
-"""Beyond the grace, until a command is killed."""
-LINES_MAX: Final = 8
-"""Of what a command has said last, in the state of its machine."""
+LATE_SECONDS: Final = 10.0  # Beyond the grace, until a command is killed.
+LINES_MAX: Final = 8  # Of what a command has said last, in the state of its machine.
 ISTHMUS: Final = (sys.executable, "-m", "isthmus.programs.command")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A run on Ray: `islands` of so many `nodes`; files of the machines, commands, and what actors reserve.
-
-    `folder` is the same path on every node; each machine has one below it, with copies of `files`, which lie beside the
-    printed one. `port` is the home's, 0 for a free one. In the commands stand {address}, where the home listens, and
-    {name}, {island} and {rank} of a machine.
-    """
-
-    run: str
-    islands: int
-    nodes: int
-    grace: float
-    port: int
-    folder: str
-    files: tuple[str, ...]
-    home_machine: str
-    island_machine: str
-    cluster: str
-    invite: str
-    daemon: str
-    join: str
-    home_needs: Mapping[str, float]
-    island_needs: Mapping[str, float]
-    options: Mapping[str, Any]
 
 
 @final
 class Machine:
     """An actor that runs one command in a folder of its own."""
 
-    def __init__(self, name: str, plan: Plan) -> None:
+    def __init__(self, name: str, plan: Any) -> None:
         self._name, self._plan, self._host = name, plan, ray.util.get_node_ip_address()
         self._folder = Path(plan.folder).expanduser() / name
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,10 +89,9 @@ class Machine:
         """Have the command leave; returns once it is gone."""
         if self._child is not None:
             self._child.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._child.wait(self._plan.grace + LATE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._child.kill()
+            self._child.kill()
 
     def _is_to_start(self) -> bool:
         return self._child is None or self._child.poll() not in (None, *OVER)
@@ -154,9 +118,9 @@ class Machine:
         (self._folder / "pid").write_text(str(self._child.pid))
 
     def _state(self) -> dict[str, Any]:
-        says = (self._folder / "log").read_text(errors="replace").splitlines()[-LINES_MAX:]
+        lines = (self._folder / "log").read_text(errors="replace").splitlines()
         status = None if self._child is None else self._child.poll()
-        state = "runs" if status is None else "\n".join([ENDS[status] if status in OVER else "starts again", *says])
+        state = "runs" if status is None else "\n".join([OVER.get(status, "starts again"), *lines[-LINES_MAX:]])
         return {"node": self._host, "at": str(self._folder), "status": status, "state": state}
 
 
@@ -164,21 +128,19 @@ class Machine:
 class Keeper:
     """The actor that keeps the others."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Any) -> None:
         self._plan = plan
         self._actors = {name: ray.get_actor(name) for name in ray.util.list_named_actors() if name != KEEPER}
-        groups = {_group(name) for name in self._actors} - {HOME}
-        self._islands = len(groups) if self._actors else plan.islands
-        self._calls: dict[str, Any] = {}
-        self._states: dict[str, dict[str, Any]] = {}
+        self._calls, self._states = dict[str, Any](), dict[str, dict[str, Any]]()
         self._leaving = set[str]()
-        self._invitation, self._end = "", "" if plan.islands else ASIDE
+        self._invitation = self._where = self._end = ""
+        self.want(len({name.partition(".")[0] for name in self._actors} - {HOME}) or plan.islands)
         threading.Thread(target=self._keep, name="keep", daemon=True).start()
 
     def want(self, islands: int) -> None:
         """Have so many islands from now on; none: set the run aside, and free everything."""
         self._islands = islands
-        self._end = self._end or ("" if islands else ASIDE)
+        self._end = self._end or ("" if islands else "set aside")
 
     def status(self) -> dict[str, Any]:
         """How it ends, if it does, and the state of each machine."""
@@ -190,7 +152,7 @@ class Keeper:
             while not self._end or self._actors:
                 self._turn()
                 time.sleep(TURN_SECONDS)
-            _internal_kv_put(self._plan.run, self._end, namespace=KEEPER)
+            _internal_kv_put(self._plan.run, f"{self._end}\n{self._where}", namespace=KEEPER)
             ray.kill(ray.get_runtime_context().current_actor)
         except BaseException:
             traceback.print_exc()
@@ -217,10 +179,8 @@ class Keeper:
     def _place(self, group: str, names: Sequence[str]) -> None:
         """Make a group's actors, on different nodes."""
         options = dict(self._plan.options)
-        needs = {
-            **(self._plan.home_needs if group == HOME else self._plan.island_needs),
-            **options.pop("resources", {}),
-        }
+        needs = self._plan.home_needs if group == HOME else self._plan.island_needs
+        needs = {**needs, **options.pop("resources", {})}
         own = {option: needs[name] for name, option in OPTIONS.items() if name in needs}
         own["resources"] = {name: amount for name, amount in needs.items() if name not in OPTIONS}
         try:
@@ -237,16 +197,17 @@ class Keeper:
         try:
             answer = ray.get(call)
         except RayTaskError as error:
-            answer = {"node": "", "at": "", "status": OVER[-1], "state": f"{ENDS[-1]}\n{error.cause}"}
+            answer = {**NOWHERE, "status": 2, "state": f"{OVER[2]}\n{error.cause}"}
         except RayError as error:  # Ray starts it again, unless somebody has killed it: then another one is made.
             self._states.pop(name, None)
             self._leaving.update([name] if isinstance(error, ActorDiedError) else [])
             return
         if name not in self._leaving:
-            self._invitation = answer.pop("invitation", self._invitation)
             self._states[name] = answer
-            if name == HOME and answer["status"] in OVER:
-                self._end = self._end or answer["state"]
+            if name == HOME:
+                self._invitation = answer.pop("invitation", "")
+                self._where = f"on {answer['node']}: {answer['at']}"
+                self._end = self._end or (answer["state"] if answer["status"] in OVER else "")
 
     def _dismiss(self, name: str, actor: Any) -> None:
         """Have an actor's command leave, and then free it; at once where nothing has started."""
@@ -258,27 +219,23 @@ class Keeper:
             for notes in (self._actors, self._calls, self._states):
                 notes.pop(name, None)
             self._leaving.discard(name)
-            if _group(name) not in map(_group, self._actors):
+            if (group := name.partition(".")[0]) not in {each.partition(".")[0] for each in self._actors}:
                 with suppress(ValueError):
-                    remove_placement_group(get_placement_group(_group(name)))
+                    remove_placement_group(get_placement_group(group))
 
 
-def _group(name: str) -> str:
-    return name.partition(".")[0]
-
-
-def main(plan: Plan, file: str, words: Sequence[str]) -> None:
+def main(plan: Any, file: str, words: Sequence[str]) -> None:
     """Carry out what was typed behind the printed `file`: nothing, to launch; `scale N`, `status`, or `down`."""
     # A job of `ray job submit` has its folder already.
     has_files = not plan.files or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     env = None if has_files else {"working_dir": str(Path(file).absolute().parent)}
-    options = {"namespace": f"isthmus-{plan.run}", "log_to_driver": False, "logging_level": logging.ERROR}
-    ray.init("auto", runtime_env=env, **options)
+    ray.init("auto", namespace=f"isthmus-{plan.run}", runtime_env=env, log_to_driver=False, logging_level=logging.ERROR)
     new = ray.remote(Keeper).options(name=KEEPER, max_concurrency=4, num_cpus=0, **DETACHED)
     keeper = ray.get_actor(KEEPER) if KEEPER in ray.util.list_named_actors() else None
     if words == ["down"]:  # A keeper that is made now finds what another one has left, or nothing.
         with suppress(RayError):  # It may have gone by now.
-            ray.get((keeper or new.remote(replace(plan, islands=0))).want.remote(0))
+            plan.islands = 0
+            ray.get((keeper or new.remote(plan)).want.remote(0))
         while KEEPER in ray.util.list_named_actors():
             time.sleep(TURN_SECONDS)
     elif words == ["status"]:

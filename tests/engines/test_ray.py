@@ -215,8 +215,8 @@ def test_what_this_cluster_does_not_have_is_refused(launched: Callable[..., Laun
         ('devices = "gpu:1"', "1 with 1 CPU, 1 GPU, found 0 of 3", {}),
         ("cpus = 3", "1 with 3 CPU, found 0 of 3", {}),
         ('partition = "high"', "none on Ray", {}),
-        ("extra = 'num_retries'", "Reading launch.extra", {}),
-        ("", "a Ray cluster", {"RAY_ADDRESS": nowhere}),
+        ("extra = 'num retries'", "SyntaxError", {}),
+        ("", "expected an answer", {"RAY_ADDRESS": nowhere}),
     ):
         launch = launched(FOREVER, launch=table)
         refused = launch.type("ray", f"{launch.name}.toml", check=False, **more)

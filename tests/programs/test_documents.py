@@ -39,6 +39,7 @@ APART = {
     "docs/how-to/islands.md": "devices that are not here: tests/programs/engine/islands, tests/programs/study/aot",
     "docs/how-to/snapshots-and-resume.md": "a server: tests/programs/engine/run/test_stored.py",
     "docs/how-to/slurm.md": "a cluster: tests/engines/test_slurm.py",
+    "docs/how-to/ray.md": "a cluster: tests/engines/test_ray.py",
     "docs/how-to/kubernetes.md": "a cluster: tests/engines/test_kubernetes.py",
     "docs/how-to/watch-a-run.md": "it goes on until Ctrl-C: tests/programs/study/dashboard",
     "docs/how-to/keys.md": "addresses: tests/programs/engine/machine/test_daemon_keys.py, test_machine_keys.py",
