@@ -20,8 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, final
 
-CPUS: Final = 2
-"""Of each node, as Ray counts: what is really there, nodes share."""
+CPUS: Final = 1
+"""Of each node, as Ray counts, so that each actor has a node of its own; what is really there, nodes share."""
 NODES: Final = 3
 
 
@@ -35,7 +35,7 @@ def why_not() -> str:
 
 @final
 class RayRig:
-    """Three nodes with two CPUs each; `environment` is that of commands which are to reach them."""
+    """Three nodes; `environment` is that of commands which are to reach them, `head` the node that stays."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -60,11 +60,13 @@ class RayRig:
                 start_new_session=True,
             )
         found = self._answer()
-        self.environment["RAY_ADDRESS"], self.dashboard = found["address"], found["dashboard"]
+        self.environment["RAY_ADDRESS"], self.dashboard, self.head = (
+            found[key] for key in ("address", "dashboard", "head")
+        )
 
-    def add(self) -> None:
-        """Another node."""
-        self._ask("add")
+    def add(self) -> str:
+        """Another node; its id."""
+        return str(self._ask("add")["node"])
 
     def remove(self, node: str) -> None:
         """A node is gone without notice: its raylet is killed, and its workers with it."""
@@ -131,13 +133,15 @@ def serve() -> None:
     # A node's store is a file below /dev/shm; the smallest that Ray takes will do.
     options = {"num_cpus": CPUS, "object_store_memory": 80 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": True, "dashboard_port": 0})
-    nodes = [cluster.head_node, *(cluster.add_node(**options) for _ in range(NODES - 1))]
+    # Before there are others: the node to which this process is connected cannot be removed.
     ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    nodes = [cluster.add_node(**options) for _ in range(NODES - 1)]
 
     def answer(word: str, *more: str) -> dict[str, Any]:
         if word == "add":
             nodes.append(cluster.add_node(**options))
-        elif word == "remove":
+            return {"node": nodes[-1].node_id}
+        if word == "remove":
             (node,) = [each for each in nodes if each.node_id == more[0]]
             nodes.remove(node)
             cluster.remove_node(node, allow_graceful=False)
@@ -150,7 +154,8 @@ def serve() -> None:
             return {"places": [{"name": each["name"], "node": each["bundles_to_node_id"].get(0, "")} for each in table]}
         return {}
 
-    print(json.dumps({"address": cluster.address, "dashboard": f"http://{cluster.webui_url}"}), flush=True)
+    found = {"address": cluster.address, "dashboard": f"http://{cluster.webui_url}", "head": cluster.head_node.node_id}
+    print(json.dumps(found), flush=True)
     try:
         for line in sys.stdin:
             print(json.dumps(answer(*line.split())), flush=True)
