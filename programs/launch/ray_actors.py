@@ -147,12 +147,12 @@ class Keeper:
         return {"end": self._end, "machines": {name: self._states.get(name, NOWHERE) for name in self._actors}}
 
     def _keep(self) -> None:
-        """Keep them until the end; Ray starts this actor again after an error."""
+        """Keep them until the end, and note it if the run had begun; Ray starts this actor again after an error."""
         try:
             while not self._end or self._actors:
                 self._turn()
                 time.sleep(TURN_SECONDS)
-            _internal_kv_put(self._plan.run, f"{self._end}\n{self._where}", namespace=KEEPER)
+            _internal_kv_put(self._plan.run, f"{self._end}\n{self._where}", bool(self._where), namespace=KEEPER)
             ray.kill(ray.get_runtime_context().current_actor)
         except BaseException:
             traceback.print_exc()
