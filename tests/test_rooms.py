@@ -52,6 +52,7 @@ def is_quick(tree: ast.Module) -> bool:
     return any(not marks(each.decorator_list) & LATER for each in named)
 
 
+@pytest.mark.long
 def test_every_room_has_a_quick_test() -> None:
     """A room is touched by a test that imports something of it, and starts no process."""
     trees = [ast.parse(file.read_text()) for file in (ROOT / "tests").rglob("test_*.py")]

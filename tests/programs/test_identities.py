@@ -98,7 +98,7 @@ def test_another_overlap_is_another_algorithm(world: Worlds) -> None:
     assert first.updates[0][2] != second.updates[0][2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("merge", ["average", "rda"])
 def test_streaming_in_one_fragment_is_diloco(world: Worlds, merge: str) -> None:
     with recorded() as streaming:

@@ -48,7 +48,7 @@ def trained_by_hand(slot: int, steps: int) -> int:
     return sum([count for count in counts if count][:steps])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [

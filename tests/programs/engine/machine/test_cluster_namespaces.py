@@ -72,6 +72,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.close()
 
 
+@pytest.mark.long
 def test_learners_behind_nat_train_under_keys(net: Namespaces, place: Place) -> None:
     address, folder = f"tcp://{net.addresses['alpha']}:7400", place.folder
     for name in ("alpha", "beta"):

@@ -16,6 +16,7 @@ LEADER = "learner/0"
 LIFE = f"{LEADER}#1"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", [FOLLOWER, soaked(LEADER)])
 def test_an_elastic_island_of_two_processes_goes_on(start: Callable[..., Run], killed: str) -> None:
     run = start("--set", "run.processes=[2]", "--set", "run.devices_min=1", "--set", "program.fragments=2")

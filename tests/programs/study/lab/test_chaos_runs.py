@@ -101,6 +101,7 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Struck:
     return Struck(json.loads(done.stdout), folder / "out")
 
 
+@pytest.mark.long
 @pytest.mark.process
 class TestStruck:
     """One plan, two real runs."""

@@ -71,14 +71,14 @@ def test_another_machine_becomes_the_home_and_the_lost_one_finds_it(machine: str
     assert outcome.guards["orders of a former home"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_seeds_of_deaths_are_passed() -> None:
     for seed in range(examples(5, least=2)):
         outcome = run_deadly(seed)
         assert outcome.violation is None, (seed, outcome.violation, outcome.story)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "ends"), [(12_200_152, "done"), (12_210_230, "failed"), (13_000_532, "done")])
 def test_what_searches_have_found_stays_mended(seed: int, ends: str) -> None:
     """12,200,152: everything died after the final model was written and before the first snapshot was.

@@ -59,7 +59,7 @@ def test_the_others_outlive_their_leader() -> None:
     assert_exact(outcome)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(5), *map(soaked, range(5, 60))])
 def test_elastic_islands_survive_what_happens_to_their_processes_daemons_and_machines(seed: int) -> None:
     outcome = outcome_of(

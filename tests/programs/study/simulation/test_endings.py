@@ -8,7 +8,7 @@ from isthmus.runtime.sim.faults import Kill, Stop
 from tests.programs.study.simulation.scenarios import Witness, assert_exact, survive
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("later", [0.0, 0.005, 0.02, 0.05])
 def test_a_learner_and_a_shard_die_in_the_final_phase(later: float) -> None:
     hosts = ("learner/0", "syncer/0")
@@ -18,7 +18,7 @@ def test_a_learner_and_a_shard_die_in_the_final_phase(later: float) -> None:
     assert {"learner/0#2", "syncer/0#2"} <= set(outcome.lives)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("later", [0.0, 0.05, 0.15, 0.3])
 def test_recorder_and_evaluator_die_in_the_final_phase(later: float) -> None:
     """A recorder that died with the final evaluation on its way once left a run without an end."""

@@ -54,7 +54,7 @@ def with_a_liar(*faults: Any, steps: int = STEPS) -> tuple[Outcome, Books]:
     return outcome, books
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("port", "field", "value", "how", "where"),
     [

@@ -107,7 +107,7 @@ def faults(rng: random.Random) -> tuple[Fault, ...]:
     return tuple(made)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "seeds"),
     [

@@ -54,6 +54,7 @@ def test_after_a_lost_ledger_a_machine_has_the_lives_that_it_may_have_and_no_oth
     assert (done.violation, done.faults["lost ledger"]) == (None, 1)
 
 
+@pytest.mark.long
 def test_seeds_of_lies_lose_no_token_of_the_others() -> None:
     for seed in seeds(100, least=6):
         done = run_lying(seed)

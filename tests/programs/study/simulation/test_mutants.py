@@ -77,7 +77,7 @@ def is_sound(seed: int, program: str) -> bool:
     return outcome(seed, program).violation is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("broken", "program"), VARIANTS)
 def test_what_is_broken_is_caught(broken: mutants.Break, program: str) -> None:
     seed, told = CAUGHT[broken.__name__]

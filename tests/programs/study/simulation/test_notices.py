@@ -72,7 +72,7 @@ def test_one_that_does_not_answer_is_ended_within_the_grace() -> None:
     assert 0 < seen.seconds[f"{LEARNER}#1"] - seen.noticed < 1.2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [range(6), soaked(range(6, 200))], ids=str)
 def test_notices_of_seeds_break_nothing(seeds: range) -> None:
     for seed in seeds:

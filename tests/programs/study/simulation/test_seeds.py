@@ -23,7 +23,7 @@ SEEDS = 15
 """In a block, so that all cores have some. That every kind of fault happens in every phase is for `make soak`."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)  # 10 s of CPU, on cores that may be busy with something else.
 @pytest.mark.parametrize("first", seeds(150, least=SEEDS)[::SEEDS])
 def test_nothing_is_broken_in_any_universe(first: int) -> None:

@@ -83,7 +83,7 @@ class StoreChecker(Checker):
         return 0 if found is None else found.head.manifest.number
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("chosen", [(3, 8, 16, 30), soaked(tuple(range(60)))], ids=["some", "many"])
 def test_what_is_stored_is_whole_in_every_universe(chosen: tuple[int, ...]) -> None:
     checker = StoreChecker()
