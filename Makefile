@@ -4,6 +4,7 @@
 # make soak: variants of the code that are broken on purpose, 10,000 simulated clusters with faults, and 200 real runs with kills: about two hours.
 # make scale: large fragments and models, one at a time, with 24 GiB of memory that nothing else wants: about 20 minutes.
 # make engines: launches on a real Slurm, Ray and Kubernetes of this machine; as root, and it says what is missing.
+# make test-torch: the tests of tasks in PyTorch, in an environment of their own, .venv-torch.
 # make mutate: small changes of the cores, which the tests must notice; MODULES="quorum_core verify" for some of them.
 # make docs: the site of the documents, in .site, with the Python API from docstrings.
 # make versions: the wheel, installed and trained with every Python at hand, and a few tests with the newest.
@@ -13,7 +14,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := setup.cfg pyproject.toml
 
-.PHONY: help install install-test train test long quick check bench soak scale engines mutate docs versions clean
+.PHONY: help install install-test train test long quick check bench soak scale engines test-torch mutate docs versions clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'
@@ -56,19 +57,19 @@ train: .venv/installed
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --dist
 
 test: .venv/installed-test
-	$(PYTEST) loadfile -m "not soak and not long and not engine"
+	$(PYTEST) loadfile -m "not soak and not long and not engine and not torch"
 
 long: .venv/installed-test
-	$(PYTEST) loadfile -m "long and not soak and not engine"
+	$(PYTEST) loadfile -m "long and not soak and not engine and not torch"
 
 quick: .venv/installed-test
-	$(PYTEST) worksteal -m "not process and not slow and not long and not soak and not engine"
+	$(PYTEST) worksteal -m "not process and not slow and not long and not soak and not engine and not torch"
 
 # mypy and mkdocstrings do not see an editable installation; the links show them the packages under their import name.
 .typing/isthmus: $(SOURCES)
 	mkdir -p $@
 	for part in runtime ops programs; do ln -sfn ../../$$part $@/$$part; done
-	for part in __init__.py testing.py py.typed; do ln -sfn ../../programs/face/$$part $@/$$part; done
+	for part in __init__.py testing.py torch.py py.typed; do ln -sfn ../../programs/face/$$part $@/$$part; done
 	touch $@
 
 check: .venv/installed-check .typing/isthmus
@@ -79,7 +80,7 @@ check: .venv/installed-check .typing/isthmus
 
 # All examples and seeds, and then what takes longer than `make test` may, one at a time.
 soak: .venv/installed-test
-	TESTS_EFFORT=100 $(PYTEST) loadfile -m "not process and not soak and not engine"
+	TESTS_EFFORT=100 $(PYTEST) loadfile -m "not process and not soak and not engine and not torch"
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m tests.programs.study.simulation.mutants
 	$(BIN)/isthmus simulate world --seeds 10000 --each 20
@@ -98,6 +99,19 @@ scale: .venv/installed-test
 # One at a time: each starts an engine, and measures on it.
 engines: .venv/installed-engines
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m engine tests/engines
+
+# PyTorch for CPUs, which has no gigabytes of libraries for GPUs.
+TORCH ?= torch ==2.13.0+cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.venv-torch/installed: $(SOURCES)
+	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[torch,pytest]'
+	touch $@
+
+test-torch: .venv-torch/installed
+	env -u PYTHONDONTWRITEBYTECODE .venv-torch/bin/python -m pytest -n 2 --no-loadscope-reorder --dist loadfile -m torch tests/torch_tasks
 
 mutate: .venv/installed-mutate
 	$(BIN)/python tests/mutation/mutate.py $(MODULES)

@@ -1,42 +1,61 @@
 """The object of training: a model, its data, and how it learns, as plain functions.
 
-A task knows nothing of graphs and hosts: every program trains every task that it can. There are two kinds:
+A task knows nothing of graphs and hosts: every program trains every task that it can. There are two kinds in jax:
 `Task(init, loss, batch, ...)` has a loss and an optimizer, `Task.of_step(init, step, evaluate, data, ...)` makes a
 `StepTask`, which has a step of its own, on a state of any form. Both share a `TaskLayout`, and `recipe()` is the form
-that a learner uses of either. Checked here is what can be
-seen without calling anything; `layout` runs the task on shapes and finds the rest. Importing this module imports no
-jax.
+that a learner uses of either. A task of another framework is an `OwnTask`: it brings its learner, and answers all that
+is asked of a task itself. All share `TaskTerms`. Checked here is what can be seen without calling anything; `layout`
+runs the task on shapes and finds the rest. Importing this module imports no jax.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch, of_slot
-from isthmus.ops.exchange.merge_rules import DEFAULT, RULES
+from isthmus.ops.exchange.merge_rules import DEFAULT, LOCAL, RULES
 from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED
 from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     import optax
 
+    from isthmus.ops.exchange.fragments import Fragment
     from isthmus.ops.exchange.parameter_trees import Rules
     from isthmus.ops.gang.mesh_sharding import Axes, Shard
+    from isthmus.ops.island.contract import Evaluating, SoleLearning
+    from isthmus.ops.island.life import LearnerLife, Tensors
     from isthmus.ops.island.recipe import Kind, Recipe
 
 __all__ = ["EVALUATION_BATCHES", "AnyTask", "At", "Split", "StepTask", "Task", "Tokens"]
 
 EVALUATION_BATCHES = 16
 """Default number of batches of the evaluation."""
-KINDS: Final = (*RULES, "local")
-"""Rules for a leaf between islands."""
+KINDS: Final = (*RULES, LOCAL)
+"""What may happen to a leaf between islands."""
+METRICS_MAX: Final = 32
+"""Scalars of a step: each is read, reported and written separately."""
+
+
+class ModelLeaf(NamedTuple):
+    """A leaf of a model: its path, shape and dtype, and what happens to it between islands, None if no rule covers it.
+
+    `is_stacked`: each of its rows is a unit of its own.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str | None
+    is_stacked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class TaskLayout:
-    """What all tasks say of their batches, and of how their leaves are merged and lie on devices.
+class TaskTerms(ABC):
+    """What every task says of its batches, and of how its leaves are merged.
 
     - `tokens_per_batch`: the tokens of one batch in the token budget and in the accounts. A tuple has the number of
       each slot, where slots have batches of their own sizes; slots beyond its end have the last. `Tokens(count,
@@ -45,15 +64,9 @@ class TaskLayout:
     - `merge`: the rule for each parameter between islands, by path patterns, of which the first that matches holds:
       "rda" (radial-directional averaging), "average" (of outer gradients, for embeddings and heads), "mean" (of values,
       for statistics), or "local": it never leaves its learner.
-    - `load(path, shape)`: the first value of a merged leaf, from a checkpoint for example; None leaves it to `init`. It
-      is called outside of jit, leaf by leaf; `shape` has `shape` and `dtype`.
     - `stream(slot, slots, seed)`: an object with `__next__`, `get_state` and `set_state`, from which the learner in
       this slot (of at most `slots`) trains in the place of `batch`; `batch` is then called for the evaluation only. A
       new one for the same arguments gives the same batches.
-    - `mesh`: how the devices of an island are arranged, name -> size, -1 for all that are left; the first axis is that
-      of data, along which batches are cut. `shard`: how leaves lie on them, by path patterns: "automatic" (cut along
-      the largest axis that the first axis of the mesh divides), "replicated", or a tuple with the name of an axis of
-      the mesh, or None, for each axis of the leaf.
     - `stacked`: path patterns of leaves that stack layers along their first axis: each row is merged separately.
     """
 
@@ -61,34 +74,35 @@ class TaskLayout:
     tokens_per_batch: TokensPerBatch
     evaluation: int | None = None
     merge: Mapping[str, str] | Rules[Kind] = (("**", DEFAULT),)
-    load: Callable[[str, Any], Any] | None = None
     stream: Callable[[int, int, int], Stream] | None = None
-    mesh: Mapping[str, int] | Axes = AXES_DEFAULT
-    shard: Mapping[str, Shard] | Rules[Shard] = ()
     stacked: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("merge", "mesh", "shard"):
+        for name in self._rule_fields():
             if isinstance(rules := getattr(self, name), Mapping):
                 object.__setattr__(self, name, tuple(rules.items()))
-        if faults := [*self._function_faults(), *_layout_faults(self)]:
+        if faults := [*self._function_faults(), *_terms_faults(self), *self._more_faults()]:
             raise ConfigError.of(faults)
         if not isinstance(self.tokens_per_batch, int | Tokens):
             object.__setattr__(self, "tokens_per_batch", tuple(self.tokens_per_batch))
 
+    @abstractmethod
     def _function_faults(self) -> Iterator[Fault]:
         """Faults of the functions of this kind of task."""
-        raise NotImplementedError
+
+    def _more_faults(self) -> Iterator[Fault]:
+        """Faults of what only this kind of task says."""
+        yield from ()
+
+    def _rule_fields(self) -> tuple[str, ...]:
+        """The fields that may be a Mapping, and become pairs."""
+        return ("merge",)
 
     @property
-    def axes(self) -> Axes:
-        """`mesh`, as pairs of a name and a size."""
-        return tuple(self.mesh)  # type: ignore[arg-type]  # A Mapping became pairs as the task was made.
-
-    @property
-    def layout(self) -> Rules[Shard]:
-        """`shard`, as pairs of a pattern and how a leaf lies."""
-        return tuple(self.shard)  # type: ignore[arg-type]
+    def functions(self) -> tuple[Any, ...]:
+        """The user's functions, which lie in the file that the task is from."""
+        values = [getattr(self, each.name) for each in fields(self)]
+        return tuple(value for value in values if callable(value))
 
     @property
     def rules(self) -> Rules[Any]:
@@ -108,6 +122,43 @@ class TaskLayout:
     def _evaluation(self, batch: Callable[[At], Any], seed: int) -> Iterator[Any]:
         count = EVALUATION_BATCHES if self.evaluation is None else self.evaluation
         return (batch(At(seed, 0, position, "evaluation")) for position in range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLayout(TaskTerms):
+    """What all tasks in jax say beside `TaskTerms`: how leaves lie on devices, and where their first values are from.
+
+    - `load(path, shape)`: the first value of a merged leaf, from a checkpoint for example; None leaves it to `init`. It
+      is called outside of jit, leaf by leaf; `shape` has `shape` and `dtype`.
+    - `mesh`: how the devices of an island are arranged, name -> size, -1 for all that are left; the first axis is that
+      of data, along which batches are cut. `shard`: how leaves lie on them, by path patterns: "automatic" (cut along
+      the largest axis that the first axis of the mesh divides), "replicated", or a tuple with the name of an axis of
+      the mesh, or None, for each axis of the leaf.
+    """
+
+    _: KW_ONLY
+    load: Callable[[str, Any], Any] | None = None
+    mesh: Mapping[str, int] | Axes = AXES_DEFAULT
+    shard: Mapping[str, Shard] | Rules[Shard] = ()
+
+    def _rule_fields(self) -> tuple[str, ...]:
+        return ("merge", "mesh", "shard")
+
+    def _more_faults(self) -> Iterator[Fault]:
+        if self.load is not None:
+            yield from call_faults(self, load="load(path, shape)")
+        yield from _mesh_faults(self.mesh)
+        yield from _shard_faults(self.shard, self.mesh)
+
+    @property
+    def axes(self) -> Axes:
+        """`mesh`, as pairs of a name and a size."""
+        return tuple(self.mesh)  # type: ignore[arg-type]  # A Mapping became pairs as the task was made.
+
+    @property
+    def layout(self) -> Rules[Shard]:
+        """`shard`, as pairs of a pattern and how a leaf lies."""
+        return tuple(self.shard)  # type: ignore[arg-type]
 
 
 @final
@@ -134,7 +185,7 @@ class Task(TaskLayout):
     optimizer: optax.GradientTransformation | None = None
 
     def _function_faults(self) -> Iterator[Fault]:
-        yield from _call_faults(self, init="init(key)", loss="loss(params, batch)", batch="batch(at)")
+        yield from call_faults(self, init="init(key)", loss="loss(params, batch)", batch="batch(at)")
         if not all(callable(getattr(self.optimizer, name, None)) for name in ("init", "update")):
             do = "Pass for example optimizer=optax.adamw(1e-3)."
             yield Fault(_MAKING, "optimizer= an optax gradient transformation", repr(self.optimizer), do)
@@ -202,7 +253,7 @@ class StepTask(TaskLayout):
     def _function_faults(self) -> Iterator[Fault]:
         called = {"init": "init(key)", "step": "step(state, batch, now)", "evaluate": "evaluate(state, batch)"}
         optional = {} if self.restart is None else {"restart": "restart(state, key)"}
-        yield from _call_faults(self, **called, batch="data(at)", **optional)
+        yield from call_faults(self, **called, batch="data(at)", **optional)
 
     def recipe(self) -> Recipe:
         """The learner's view of this task. Imports jax."""
@@ -216,11 +267,67 @@ class StepTask(TaskLayout):
         return self._evaluation(self.batch, seed)
 
 
-AnyTask: TypeAlias = Task | StepTask
+@dataclass(frozen=True, slots=True)
+class OwnTask(TaskTerms):
+    """A task that brings its learner, and with it all that depends on the framework of its model.
+
+    Beside this it has `batch(at)`, as every task. What it raises for a fault of the user's is a ConfigError.
+    """
+
+    if TYPE_CHECKING:  # A field here would come before those of the subclass in its `__init__`.
+
+        @property
+        def batch(self) -> Callable[[At], Any]: ...
+
+    @abstractmethod
+    def evaluation_batches(self, seed: int) -> Iterator[Any]:
+        """The batches of the evaluation, in order and made one at a time: slot 0, positions from 0."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Import what learners and evaluations need, for processes that are forked from this one.
+
+        It starts no thread and no device: no process with threads is forked.
+        """
+
+    @abstractmethod
+    def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> SoleLearning:
+        """A learner, created in the thread that will call it."""
+
+    @abstractmethod
+    def evaluator(self, seed: int) -> Evaluating:
+        """An evaluation of merged leaves."""
+
+    @abstractmethod
+    def leaves(self, seed: int) -> list[ModelLeaf]:
+        """All leaves of the model, local ones, too."""
+
+    @abstractmethod
+    def check_first_step(self, batch: Any, seed: int, *, computes: bool) -> tuple[Fault, ...]:
+        """Warnings about the task; ConfigError if it cannot train on a batch, as far as that is quickly known.
+
+        Nothing is to be computed unless `computes`.
+        """
+
+    @abstractmethod
+    def learner_bytes(self) -> int:
+        """The least bytes of a learner on its island: its state, and a gradient of the merged leaves."""
+
+    @abstractmethod
+    def digests(self, seed: int) -> Mapping[str, Any]:
+        """What its functions compute, by the names of its arguments: tasks with equal ones train alike."""
+
+    @abstractmethod
+    def model(self, tensors: Tensors, seed: int) -> Any:
+        """The model of merged leaves, in NumPy arrays by name; its local leaves are as a life begins."""
+
+
+JaxTask: TypeAlias = Task | StepTask
+AnyTask: TypeAlias = Task | StepTask | OwnTask
 _MAKING: Final = "Making a Task"
 
 
-def _layout_faults(task: TaskLayout) -> Iterator[Fault]:
+def _terms_faults(task: TaskTerms) -> Iterator[Fault]:
     tokens = task.tokens_per_batch
     counts = tokens if isinstance(tokens, tuple | list) else (task.tokens_most,)
     if not counts or not all(map(_is_count, counts)):
@@ -233,20 +340,15 @@ def _layout_faults(task: TaskLayout) -> Iterator[Fault]:
     if not (task.evaluation is None or _is_count(task.evaluation)):
         do = f"Say how many batches to evaluate on, or leave it out for {EVALUATION_BATCHES}."
         yield Fault(_MAKING, "evaluation= an integer of at least 1, or None", repr(task.evaluation), do)
-    optional = {
-        "load": "load(path, shape)",
-        "stream": "stream(slot, slots, seed), which each learner calls for a stream of its own",
-    }
-    yield from _call_faults(task, **{name: call for name, call in optional.items() if getattr(task, name) is not None})
+    if task.stream is not None:
+        yield from call_faults(task, stream="stream(slot, slots, seed), which each learner calls for one of its own")
     yield from _merge_faults(task.merge)
-    yield from _mesh_faults(task.mesh)
-    yield from _shard_faults(task.shard, task.mesh)
     if not isinstance(task.stacked, tuple) or not all(isinstance(each, str) and each for each in task.stacked):
         do = 'Write for example stacked=("layers/**",).'
         yield Fault(_MAKING, "stacked= a tuple of path patterns", repr(task.stacked), do)
 
 
-def _call_faults(task: TaskLayout, **calls: str) -> Iterator[Fault]:
+def call_faults(task: TaskTerms, **calls: str) -> Iterator[Fault]:
     """Faults of arguments that are no functions; `calls` says how each is called."""
     for name, call in calls.items():
         value = getattr(task, name)

@@ -1,4 +1,5 @@
-"""The trained model of a run, read back from its run folder: a pytree like the one of its task's `init`.
+"""The trained model of a run, read back from its run folder: a pytree like the one of its task's `init`, or what
+another kind of task makes of it.
 
 Merged leaves are as trained, in the dtype of the task; local ones, which no folder has, are as `init` makes them.
 
@@ -15,10 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from isthmus.ops.exchange.merge_rules import LOCAL
 from isthmus.programs.engine.request.new_folder import CONFIG
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.weights import FINAL, listed, tensors_in
-from isthmus.programs.task import AnyTask
+from isthmus.programs.task import AnyTask, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 def load(run_dir: str | Path, task: AnyTask | str | None = None) -> Any:
     """The trained model of a run: a pytree like the one of the task's `init`, whose local leaves are as `init` makes
-    them for the run's seed.
+    them for the run's seed; of a task in PyTorch the module.
 
     `run_dir` is a run folder, `task` the task that was trained: a Task, 'file.py:name', or None for the one that its
     config.toml names, which is the shipped one with the run's settings if it names none. ConfigError if the folder has
@@ -46,10 +48,10 @@ def load(run_dir: str | Path, task: AnyTask | str | None = None) -> Any:
 
 def read(folder: Path, task: Any, doing: str) -> Any:
     """The model in a folder that has one; ConfigError if its tensors are not those of the task."""
+    if isinstance(task, OwnTask):
+        return _own_model(folder, task, doing)
     import jax
     import jax.numpy as jnp
-
-    from isthmus.ops.island.recipe import LOCAL
 
     try:
         recipe = task.recipe()
@@ -68,6 +70,16 @@ def read(folder: Path, task: Any, doing: str) -> Any:
     return jax.tree.unflatten(
         treedef, [trained[leaf.name] if leaf.kind != LOCAL else local[i] for i, leaf in enumerate(leaves)]
     )
+
+
+def _own_model(folder: Path, task: OwnTask, doing: str) -> Any:
+    """The model of a task that makes it itself."""
+    seed = _seed(folder)
+    shapes = {leaf.name: leaf.shape for leaf in task.leaves(seed) if leaf.kind != LOCAL}
+    tensors = tensors_in(folder / FINAL, doing)
+    if faults := _faults(doing, tensors, shapes):
+        raise ConfigError.of(faults)
+    return task.model({name: tensors[name].reshape(shape) for name, shape in shapes.items()}, seed)
 
 
 def _local(folder: Path, recipe: Any, places: list[int]) -> dict[int, Any]:

@@ -49,14 +49,17 @@ def _radial(weights: Float64, lengths: Float64, mean_length: Float64) -> Float64
 
 # The weighted average of outer gradients, for embeddings and output heads, and for directions that nearly cancel.
 AVERAGE: Final = MergeRule("average", cuts_rows=True)
+# The weighted mean of values, for statistics.
+MEAN: Final = MergeRule("mean", steps=False)
 _ENTRIES: Final = (
     # Radial-directional averaging of outer gradients (arXiv 2604.21428).
     MergeRule("rda", coefficients=_radial, keeps_length=True, follows_method=True),
     AVERAGE,
-    # The weighted mean of values, for statistics.
-    MergeRule("mean", steps=False),
+    MEAN,
 )
 RULES: Final[Mapping[str, MergeRule]] = {rule.name: rule for rule in _ENTRIES}
+LOCAL: Final = "local"
+"""In the place of a rule: the leaf never leaves its learner."""
 DEFAULT: Final = next(rule.name for rule in _ENTRIES if rule.follows_method)
 """The rule of a unit for which none is given."""
 METHODS: Final = tuple(rule.name for rule in _ENTRIES if rule.steps)

@@ -14,7 +14,9 @@ A rule that holds for no leaf is a mistake: a misspelt name, or a rule after one
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -26,10 +28,49 @@ def named_leaves(tree: Any, root: str = "parameters") -> list[tuple[str, Any]]:
 
     A name is the path of keys, indices and attributes, joined by '/'; a tree that is one array is called `root`.
     """
-    import jax
+    if "jax" not in sys.modules:  # Then no class can be registered with it: a tree is dicts, lists and tuples.
+        return [("/".join(path) or root, leaf) for path, leaf in _plain_leaves(tree, ())]
+    import jax  # Waits for a thread that imports it now.
 
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(jax.tree_util.keystr(path, simple=True, separator="/") or root, leaf) for path, leaf in leaves]
+
+
+def structure_of(tree: Any) -> str:
+    """The structure of a tree in words, the same for trees that differ in their leaves alone."""
+    if "jax" in sys.modules:
+        import jax
+
+        return str(jax.tree.structure(tree))
+    if tree is None:
+        return "None"
+    branches = _branches(tree)
+    if branches is None:
+        return "*"
+    return f"{type(tree).__name__}({', '.join(f'{name}: {structure_of(branch)}' for name, branch in branches)})"
+
+
+def _plain_leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The leaves of a tree as jax walks it, where jax is not imported."""
+    branches = () if tree is None else _branches(tree)
+    if branches is None:
+        yield path, tree
+        return
+    for name, branch in branches:
+        yield from _plain_leaves(branch, (*path, name))
+
+
+def _branches(tree: Any) -> list[tuple[str, Any]] | None:
+    """The branches of a node in order, by name; None for a leaf. Keys of dicts are sorted, but for OrderedDict."""
+    if type(tree) is OrderedDict:
+        return [(str(key), value) for key, value in tree.items()]
+    if type(tree) in (dict, defaultdict):
+        return [(str(key), tree[key]) for key in sorted(tree)]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return list(zip(tree._fields, tree, strict=True))
+    if type(tree) in (list, tuple):
+        return [(str(index), each) for index, each in enumerate(tree)]
+    return None
 
 
 def tree_mean(*trees: Any, weights: list[float] | None = None) -> Any:

@@ -1,9 +1,8 @@
 """The interfaces of learners and evaluators: what inner-step and evaluation nodes require of the device side.
 
 A learner holds merged leaves, which have names, travel in fragments, and are evaluated and saved; and local leaves,
-which never leave it. A task may bring its own learner, by functions `learner(fragments, *, life, alpha)`,
-`gradient_learner(seed)` and `evaluator(seed)`; every other task gets the learner in jax (`jax_learner`), which is
-imported only then.
+which never leave it. A task may bring its own learner (`LearnerSource`, and for programs that average gradients
+`GradientSource`); every other task gets the learner in jax (`jax_learner`), which is imported only then.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from isthmus.ops.data.batches import Step
+from isthmus.ops.data.batches import Step, first_batch
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.gang.mesh_island import IslandDevices
@@ -119,6 +118,31 @@ class SoleLearning(LastingLearning, Protocol):
         """A copy as a tree whose leaves have the names of the merged ones, in NumPy arrays of its own."""
 
 
+@runtime_checkable
+class LearnerSource(Protocol):
+    """A task that brings its learner."""
+
+    def prepare(self) -> None:
+        """Import what learners and evaluations need; starts no thread and no device, so that processes can be forked.
+
+        A fork server calls it, once.
+        """
+
+    def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> SoleLearning:
+        """A learner on an island of one process; created in the thread that will call it."""
+
+    def evaluator(self, seed: int) -> Evaluating:
+        """An evaluation of merged leaves."""
+
+
+@runtime_checkable
+class GradientSource(LearnerSource, Protocol):
+    """A task that brings learners for programs that average gradients, too."""
+
+    def gradient_learner(self, seed: int) -> GradientLearning:
+        """A learner that has begun; created in the thread that will call it."""
+
+
 class GradientLearning(Protocol):
     """The state of one learner of a program that averages gradients at every step."""
 
@@ -152,6 +176,36 @@ class Evaluating(Protocol):
         """The merged leaves that the fragments make up, in NumPy arrays."""
 
 
+def prepare_learner(task: Any, fragments: Sequence[Fragment], alpha: float) -> None:
+    """Do all that learners of a task need and that needs no device: import its framework, or trace every function."""
+    if isinstance(task, LearnerSource):
+        task.prepare()
+        return
+    from isthmus.ops.island.functions import functions_of
+
+    functions_of(task, tuple(fragments), alpha).trace(first_batch(task, 0))
+
+
+def prepare_gradient_learner(task: Any) -> None:
+    """As `prepare_learner`, for learners that average gradients."""
+    if isinstance(task, LearnerSource):
+        task.prepare()
+        return
+    from isthmus.ops.island.jax_gradients import trace
+
+    trace(task, first_batch(task, 0))
+
+
+def prepare_evaluation(task: Any) -> None:
+    """As `prepare_learner`, for the evaluation of a task."""
+    if isinstance(task, LearnerSource):
+        task.prepare()
+        return
+    from isthmus.ops.island.jax_evaluation import trace_evaluation
+
+    trace_evaluation(task)
+
+
 def sole_learner_of(
     task: Any,
     fragments: Sequence[Fragment],
@@ -165,9 +219,8 @@ def sole_learner_of(
 
     `pushes`: the formats, other than float32, in which its outer gradients may leave.
     """
-    if hasattr(task, "learner"):
-        own: SoleLearning = task.learner(fragments, life=life, alpha=alpha)
-        return own
+    if isinstance(task, LearnerSource):
+        return task.learner(fragments, life=life, alpha=alpha)
     from isthmus.ops.island.life import lower_priority
 
     lower_priority()  # Before jax makes its threads, which inherit it.
@@ -222,9 +275,8 @@ def follower_of(
 
 def gradient_learner_of(task: Any, seed: int, batch: Any, island: IslandDevices | None) -> GradientLearning:
     """The gradient learner of a task, created in the thread that will call it, for batches of the shape of `batch`."""
-    if hasattr(task, "gradient_learner"):
-        own: GradientLearning = task.gradient_learner(seed)
-        return own
+    if isinstance(task, GradientSource):
+        return task.gradient_learner(seed)
     from isthmus.ops.island.life import lower_priority
 
     lower_priority()  # Before jax makes its threads, which inherit it.
@@ -235,9 +287,8 @@ def gradient_learner_of(task: Any, seed: int, batch: Any, island: IslandDevices 
 
 def evaluation_of(task: Any, seed: int) -> Evaluating:
     """The evaluation of a task."""
-    if hasattr(task, "evaluator"):
-        own: Evaluating = task.evaluator(seed)
-        return own
+    if isinstance(task, LearnerSource):
+        return task.evaluator(seed)
     from isthmus.ops.island.jax_evaluation import Evaluation
 
     return Evaluation(task, seed)
@@ -245,8 +296,8 @@ def evaluation_of(task: Any, seed: int) -> Evaluating:
 
 def first_tensors_of(task: Any, seed: int) -> Tensors:
     """The merged leaves with which `begin` starts every learner of the task."""
-    if hasattr(task, "learner"):
-        own: SoleLearning = task.learner((), life=LearnerLife(seed, 0, 1), alpha=0.0)
+    if isinstance(task, LearnerSource):
+        own = task.learner((), life=LearnerLife(seed, 0, 1), alpha=0.0)
         own.begin()
         tensors: Tensors = own.tree(own.copy())
         return tensors

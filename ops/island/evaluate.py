@@ -12,7 +12,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Control, Count, Metrics, Update, Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves, tree_mean
 from isthmus.ops.exchange.token_accounts import Totals
-from isthmus.ops.island.contract import evaluation_of, first_tensors_of
+from isthmus.ops.island.contract import evaluation_of, first_tensors_of, prepare_evaluation
 
 EvaluationKind: TypeAlias = Literal["initial", "during", "final"]
 
@@ -74,10 +74,8 @@ class Evaluate:
         self.is_finished = False
 
     def prepare(self) -> None:
-        """Trace the loss."""
-        from isthmus.ops.island.jax_evaluation import trace_evaluation
-
-        trace_evaluation(self._task)
+        """Do what needs no device: trace the loss, or import the task's framework."""
+        prepare_evaluation(self._task)
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
@@ -127,10 +125,8 @@ class EvaluateMean:
         self.is_finished = False
 
     def prepare(self) -> None:
-        """Trace the loss."""
-        from isthmus.ops.island.jax_evaluation import trace_evaluation
-
-        trace_evaluation(self._task)
+        """Do what needs no device: trace the loss, or import the task's framework."""
+        prepare_evaluation(self._task)
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""
@@ -196,10 +192,8 @@ class EvaluateModel:
         self.is_finished = False
 
     def prepare(self) -> None:
-        """Trace the loss."""
-        from isthmus.ops.island.jax_evaluation import trace_evaluation
-
-        trace_evaluation(self._task)
+        """Do what needs no device: trace the loss, or import the task's framework."""
+        prepare_evaluation(self._task)
 
     def open(self, context: Any) -> None:
         """Make the evaluation batches."""

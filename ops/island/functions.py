@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.exchange.merge_rules import LOCAL
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang import mesh_layout
 from isthmus.ops.gang.mesh_devices import LEVELS, coded, levels_of
 from isthmus.ops.gang.mesh_layout import Crossing, StateLayout, lying
 from isthmus.ops.island.life import DeviceCall, LearnerLife
-from isthmus.ops.island.recipe import LOCAL, Leaf, Now, Recipe, abstract_key, counters, is_integer, is_key, lent
+from isthmus.ops.island.recipe import Leaf, Now, Recipe, abstract_key, counters, is_integer, is_key, lent
 
 
 @final

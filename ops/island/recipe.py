@@ -14,19 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from isthmus.ops.exchange.merge_rules import DEFAULT, RULES
+from isthmus.ops.exchange.merge_rules import DEFAULT, LOCAL, RULES
 from isthmus.ops.exchange.parameter_trees import Rules, first_match, matches, named_leaves
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, Axes, Shard
 
 Kind: TypeAlias = str
-LOCAL: Final = "local"
-KINDS: Final[tuple[str, ...]] = (*RULES, LOCAL)
 
 
 class Now(NamedTuple):

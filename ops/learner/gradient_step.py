@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from isthmus.ops.data.batches import Cursor, Place, by_slot, first_batch, position_of, tokens_in
 from isthmus.ops.exchange.messages import SECONDS, Call, Control, Due, StepReport, Vector, Vote, WholeState, newest
 from isthmus.ops.exchange.ring import START, Mean, parts
-from isthmus.ops.island.contract import gradient_learner_of
+from isthmus.ops.island.contract import gradient_learner_of, prepare_gradient_learner
 from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.answers import Feed
 from isthmus.ops.learner.inner_step import REPORT_NS, STEP_TIME_DECAY
@@ -135,10 +135,8 @@ class ElasticStep:
         self.is_finished = False
 
     def prepare(self) -> None:
-        """Trace every function, which needs no device."""
-        from isthmus.ops.island.jax_gradients import trace
-
-        trace(self._task, first_batch(self._task, 0))
+        """Do what needs no device: trace every function, or import the task's framework."""
+        prepare_gradient_learner(self._task)
 
     def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
         """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""
@@ -282,10 +280,8 @@ class GradientStep:
         self.is_finished = False
 
     def prepare(self) -> None:
-        """Trace every function, which needs no device."""
-        from isthmus.ops.island.jax_gradients import trace
-
-        trace(self._task, first_batch(self._task, 0))
+        """Do what needs no device: trace every function, or import the task's framework."""
+        prepare_gradient_learner(self._task)
 
     def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
         """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""

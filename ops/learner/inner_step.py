@@ -31,7 +31,13 @@ from isthmus.ops.exchange.messages import (
     is_withdrawn,
 )
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
-from isthmus.ops.island.contract import LastingLearning, SoleLearning, led_learner_of, sole_learner_of
+from isthmus.ops.island.contract import (
+    LastingLearning,
+    SoleLearning,
+    led_learner_of,
+    prepare_learner,
+    sole_learner_of,
+)
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.learner.answers import Answers, Feed, HeldFragment, StepMetrics
 from isthmus.ops.learner.first_version import begun_from
@@ -110,10 +116,8 @@ class InnerStep:
         self._sole: SoleLearning | None = None
 
     def prepare(self) -> None:
-        """Trace every function, which needs no device."""
-        from isthmus.ops.island.functions import functions_of
-
-        functions_of(self._task, self._fragments, self._alpha).trace(first_batch(self._task, 0))
+        """Do what needs no device: trace every function, or import the task's framework."""
+        prepare_learner(self._task, self._fragments, self._alpha)
 
     def calls_on(self, devices: tuple[Any, ...] | None, seed: int, slot: int) -> Iterator[DeviceCall]:
         """Every function that a learner in this slot calls on these devices, for compilation ahead of time."""

@@ -15,6 +15,7 @@ from isthmus.programs.engine.run.in_processes import in_child
 from isthmus.programs.study.aot.compiling import check_compiler, compiled_for, keep, lines_of
 from isthmus.programs.study.aot.figures import Target, target
 from isthmus.programs.study.terminal.figures import ProgressLine
+from isthmus.programs.task import OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
 
 _READING_ISLANDS: Final = "Reading --island"
@@ -66,6 +67,9 @@ def _spec_of(options: Options, targets: Sequence[Target]) -> dict[str, Any]:
     from isthmus.programs.engine.request.faults import mesh_faults
 
     request = options.request()
+    if isinstance(request.task, OwnTask):
+        do = "Name a task in jax, or the shipped one: other frameworks compile, if at all, in their first step."
+        raise ConfigError("Compiling ahead of time", "a task in jax", f"a {type(request.task).__name__}", do)
     faults = [
         fault
         for slot, each in enumerate(targets)

@@ -42,6 +42,7 @@ APART = {
     "docs/how-to/ray.md": "a cluster: tests/engines/test_ray.py",
     "docs/how-to/kubernetes.md": "a cluster: tests/engines/test_kubernetes.py",
     "docs/how-to/watch-a-run.md": "it goes on until Ctrl-C: tests/programs/study/dashboard",
+    "docs/how-to/pytorch.md": "an extra: tests/torch_tasks",
     "docs/how-to/keys.md": "addresses: tests/programs/engine/machine/test_daemon_keys.py, test_machine_keys.py",
 }
 SECONDS_MAX = 300

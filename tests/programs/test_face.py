@@ -17,7 +17,7 @@ from isthmus.testing import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 FACE = ROOT / "programs" / "face"
-PUBLIC = ("isthmus", "isthmus.testing")
+PUBLIC = ("isthmus", "isthmus.testing", "isthmus.torch")
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:

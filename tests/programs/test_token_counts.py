@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from isthmus import At, Program, Tokens
-from isthmus.programs.engine.request.layout import tokens_mean
+from isthmus.programs.engine.request.batch_checks import tokens_mean
 from isthmus.programs.study.simulation.pytest_plugin import Worlds
 from isthmus.runtime.errors import ConfigError
 from isthmus.testing import Kill

@@ -4,8 +4,8 @@ By shapes alone, P being the merged values in float32. On its machine a learner 
 (P), and its whole state where its island is of CPU cores; a shard its part of the values, the momentum and the
 published values (3 P / shards), and the answers of all learners to the rounds that it may have in flight; the evaluator
 the model that it holds, and the one that it evaluates (2 P); the recorder the model that it holds (P). Processes,
-batches and buffers come on top. It runs the task's optimizer on shapes, so it imports jax. For islands there may be
-better figures, from a compiler.
+batches and buffers come on top. Of a task in jax it runs the optimizer on shapes, any other says its own figure. For
+islands there may be better figures, from a compiler.
 
 The placement of a request on the machines of a cluster, with the needs of its task.
 
@@ -29,6 +29,7 @@ from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import mesh_faults, process_faults
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import size
+from isthmus.programs.task import OwnTask
 from isthmus.runtime.errors import Fault, PlacementError
 from isthmus.runtime.graph.placement import Machine, Placement, Topology, place
 from isthmus.runtime.ids import LEARNER, SYNCER, Replica, leader
@@ -67,6 +68,8 @@ def not_asked(machine: Machine, slot: int) -> None:
 
 def learner_bytes(request: Request) -> int:
     """Minimum bytes of a learner on its island: its state, and a gradient of the merged leaves. No activations."""
+    if isinstance(request.task, OwnTask):
+        return request.task.learner_bytes()
     import jax
 
     recipe = request.task.recipe()

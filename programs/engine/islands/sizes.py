@@ -19,6 +19,7 @@ from isthmus.programs.engine.islands.environment import islands_of
 from isthmus.programs.engine.request.faults import mesh_faults
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.request.spec import Here
+from isthmus.programs.task import TaskLayout
 from isthmus.runtime.errors import ConfigError, Fault
 
 _CPU_COUNT: Final = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
@@ -51,7 +52,7 @@ def check_islands(request: Request, devices: Sequence[int]) -> None:
     if faults := [
         fault
         for (count, _), slot in sorted(different.items(), key=lambda each: each[1])
-        if count > 1 or request.task.axes != AXES_DEFAULT
+        if count > 1 or (isinstance(request.task, TaskLayout) and request.task.axes != AXES_DEFAULT)
         for fault in _faults(request, count, slot)
     ]:
         raise ConfigError.of(faults)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from isthmus.runtime.system.files import is_text, user_folder
 from isthmus.runtime.system.processes import ONE_THREAD
@@ -29,6 +32,40 @@ def prepare_environment(learners: int) -> None:
             jax_persistent_cache_min_compile_time_secs=0.0,
             jax_persistent_cache_min_entry_size_bytes=-1,
         )
+
+
+def compute_on_cpu() -> None:
+    """Have jax start no accelerator in this process, now or when it is imported.
+
+    The environment stays the user's: it bounds the accelerators that hosts will find.
+    """
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
+        sys.meta_path.insert(0, _JaxFinder())
+    else:
+        jax.config.update("jax_platforms", "cpu")
+
+
+@final
+class _JaxFinder(MetaPathFinder):
+    """Finds jax at its first import, and configures it: a task of another framework imports none."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        """The spec of jax, whose loader then configures what it has loaded; None for other modules."""
+        if fullname != "jax":
+            return None
+        sys.meta_path.remove(self)
+        found = find_spec(fullname)
+        loader: Any = None if found is None else found.loader
+        if loader is not None:
+            run = loader.exec_module
+
+            def configured(module: Any) -> None:
+                run(module)
+                compute_on_cpu()
+
+            loader.exec_module = configured
+        return found
 
 
 def has_backend() -> bool:

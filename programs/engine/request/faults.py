@@ -24,8 +24,9 @@ from isthmus.ops.data.batches import first_batch
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_sharding import MeshShape, ShardingError
+from isthmus.ops.island.contract import LearnerSource
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.programs.task import AnyTask
+from isthmus.programs.task import AnyTask, OwnTask
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.body import trait
 from isthmus.runtime.graph.plans import NodePlan, Plan
@@ -58,6 +59,11 @@ def item_faults(graph: Template) -> Iterator[Fault]:
 
 def mesh_faults(task: AnyTask, devices: int, seed: int, slot: int, where: str) -> Iterator[Fault]:
     """Why mesh, leaves or batches do not fit so many devices, for this slot's learner; `where`: the island in words."""
+    if isinstance(task, OwnTask):
+        if devices > 1:
+            do = "Give the island one device, or train a task in jax."
+            yield Fault(f"Giving {where} to the task", "one device, which its learner uses", f"{devices}", do)
+        return
     recipe = task.recipe()
     try:
         mesh = MeshShape.of(recipe.mesh, devices)
@@ -84,7 +90,7 @@ def process_faults(plans: Mapping[str, Plan], task: Any, processes: Sequence[int
         yield Fault(
             "Reading run.processes", f"at most one number for each of {learners} learners", str(len(processes)), do
         )
-    if max(processes, default=1) > 1 and hasattr(task, "learner"):
+    if max(processes, default=1) > 1 and isinstance(task, LearnerSource):
         do = "Give the task a loss or a step, or leave run.processes out."
         yield Fault("Reading run.processes", "a task that isthmus trains in jax", "one with a learner of its own", do)
     if max(processes, default=1) > 1 and followed(plans.get(LEARNER)) is None:

@@ -1,10 +1,8 @@
-"""Calls of a user's functions, whose errors are reported with the file and line that they come from.
+"""Whether a task in jax can train, and the tensors of its model.
 
 Whether loss and optimizer, or step and evaluate, fit the result of `init` and each other: run on shapes alone.
 
 Loaded leaves have to be requested: leaf by leaf, and one at a time in memory.
-
-The leaves of a task's model: their names, and whether each is covered by a rule and can follow it.
 
 Checks of a task's first step, for faults that shapes do not show.
 
@@ -25,14 +23,10 @@ process of the submitting command only.
 
 from __future__ import annotations
 
-import inspect
 import math
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
-from types import CodeType
 from typing import Any, Final
 
 import jax
@@ -40,78 +34,32 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from isthmus.ops.data.batches import EMPTY_MAX, At, Tokens, first_batch, next_batch, nothing_in, opened, tokens_in
-from isthmus.ops.data.corpus import DataError
-from isthmus.ops.exchange.fragments import ROWS
-from isthmus.ops.exchange.parameter_trees import idle_rules, named_leaves
-from isthmus.ops.island.recipe import LOCAL, Leaf, Now, abstract_key, with_scalars
-from isthmus.programs.task import AnyTask, StepTask, Task
-from isthmus.runtime.errors import ConfigError, Fault, nearest
+from isthmus.ops.data.batches import first_batch
+from isthmus.ops.exchange.merge_rules import LOCAL
+from isthmus.ops.exchange.parameter_trees import named_leaves
+from isthmus.ops.island.recipe import Leaf, Now, abstract_key, with_scalars
+from isthmus.programs.engine.request.batch_checks import check_data
+from isthmus.programs.engine.request.leaf_checks import form, leaf_faults, rule_faults, stacked_faults, unmatched
+from isthmus.programs.task import METRICS_MAX, JaxTask, ModelLeaf, StepTask, Task
+from isthmus.programs.user_calls import call
+from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import TensorSpec
-from isthmus.runtime.system.files import is_text
-
-_MESSAGE_LENGTH_MAX: Final = 300
 
 
-def call(
-    name: str, function: Callable[..., Any], run: Callable[[], Any], expected_errors: type[Exception] | tuple[()] = ()
-) -> Any:
-    """The result of `run`, which calls the user's `function`; ConfigError with file and line for its errors.
-
-    Errors of types `expected_errors`, which have a clear message already, are raised as they are.
-    """
-    try:
-        return run()
-    except expected_errors:
-        raise
-    except Exception as error:
-        message = " ".join(str(error).split())[:_MESSAGE_LENGTH_MAX]
-        error_text = f"{type(error).__name__}: {message} ({_place(function, error)})"
-        raise ConfigError(f"Running {name}", "a result", error_text, "Correct the function there.") from error
-
-
-def _place(function: Callable[..., Any], error: Exception) -> str:
-    """file:line of the error in the user's function, else of its definition, else of the last line that was run."""
-    frames = traceback.extract_tb(error.__traceback__)
-    code = _code(function)
-    if code is None:
-        return f"{frames[-1].filename}:{frames[-1].lineno}"
-    inside = [frame.lineno for frame in frames if Path(frame.filename) == Path(code.co_filename)]
-    return f"{code.co_filename}:{inside[-1] if inside else code.co_firstlineno}"
-
-
-def _code(function: Any) -> CodeType | None:
-    """The code of a function, behind decorators, `partial`, methods and callable objects; None if it is not Python."""
-    function = inspect.unwrap(function)
-    while isinstance(function, partial):
-        function = inspect.unwrap(function.func)
-    for holder in (getattr(function, "__func__", function), type(function).__call__):
-        if isinstance(code := getattr(holder, "__code__", None), CodeType):
-            return code
-    return None
-
-
-MERGED_DTYPES: Final = ("float32", "bfloat16", "float16")
-_NAMES_MAX: Final = 4
-_DOING: Final = "Running task.init(key)"
-_READING: Final = "Reading merge= of the task"
-
-
-def merged_leaves(task: AnyTask) -> list[Leaf]:
+def merged_leaves(task: JaxTask) -> list[Leaf]:
     """All leaves of the model, with their kinds; ConfigError, with every fault, if leaves and rules do not match."""
     model = call("task.init(key)", task.init, partial(jax.eval_shape, task.init, abstract_key()))
     leaves = task.recipe().leaves() if named_leaves(model) else []
-    faults = [*_leaf_faults(leaves), *_rule_faults(task, leaves), *_mesh_faults(task, leaves)]
+    plain = [ModelLeaf(name, shape.shape, str(shape.dtype), kind, stacked) for name, shape, kind, stacked in leaves]
+    faults = [
+        *leaf_faults(plain, "task.init(key)"),
+        *rule_faults(task, plain),
+        *unmatched("shard", task.layout, plain),
+        *stacked_faults(task, plain),
+    ]
     if faults:
         raise ConfigError.of(faults)
     return leaves
-
-
-def form(leaf: Any) -> str:
-    """A leaf in words: 'float32[4, 2]'; 'absent' for None."""
-    if leaf is None:
-        return "absent"
-    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
 
 
 def forms(tree: Any) -> list[str]:
@@ -119,75 +67,6 @@ def forms(tree: Any) -> list[str]:
     return [f"{name} {form(leaf)}" for name, leaf in named_leaves(tree)]
 
 
-def _leaf_faults(leaves: Sequence[Leaf]) -> Iterator[Fault]:
-    if not leaves:
-        yield Fault(_DOING, "a pytree with at least one array", "no array", "Return the parameters from init.")
-    seen = set()
-    for name, shape, kind, _ in leaves:
-        if kind is not None and kind != LOCAL and str(shape.dtype) not in MERGED_DTYPES:
-            do = f"Merge floating-point leaves only, and keep this one local: merge={{{name!r}: 'local', ...}}."
-            yield Fault(_DOING, f"{_listed(MERGED_DTYPES)} in {name!r}, which is merged", str(shape.dtype), do)
-        if kind != LOCAL and not shape.size:
-            yield Fault(_DOING, f"elements in tensor {name!r}", f"shape {shape.shape}", "Leave the empty tensor out.")
-        if kind != LOCAL and (why := _unstorable(name)):
-            do = "Rename it, or keep it local: the files of the model have tensors by name."
-            yield Fault(_DOING, "a name with which a tensor can be stored and read back", f"{name!r}, {why}", do)
-        if name in seen:
-            yield Fault(_DOING, "a name of its own for each tensor", f"two named {name!r}", "Avoid '/' in dict keys.")
-        seen.add(name)
-
-
-def _unstorable(name: str) -> str:
-    """Why a model with a tensor of this name could not be read back; empty if it could."""
-    if name == "__metadata__":
-        return "which safetensors has for itself"
-    if ROWS.fullmatch(name):
-        return "which would be rows of another tensor"
-    return "" if is_text(name) else "which is not Unicode text"
-
-
-def _rule_faults(task: AnyTask, leaves: Sequence[Leaf]) -> Iterator[Fault]:
-    names = [leaf.name for leaf in leaves]
-    folders = {f"{name[:end]}/**" for name in names for end, letter in enumerate(name) if letter == "/"}
-    for pattern, before in idle_rules(task.rules, names):
-        if before is None:
-            yield Fault(_READING, "patterns that match leaves", repr(pattern), nearest(pattern, folders.union(names)))
-        else:
-            order_text = f"{before!r} before {pattern!r}, which takes all that it matches"
-            yield Fault(_READING, "rules in the order in which they hold", order_text, f"Put {pattern!r} first.")
-    bare = [leaf.name for leaf in leaves if leaf.kind is None]
-    if bare:
-        more = f" and {len(bare) - _NAMES_MAX} more" if len(bare) > _NAMES_MAX else ""
-        do = 'Say what happens to them: end with "**": "local", for example.'
-        order_text = f"none for {_listed(tuple(map(repr, bare[:_NAMES_MAX])))}{more}"
-        yield Fault(_READING, "a rule for every leaf", order_text, do)
-    elif leaves and all(leaf.kind == LOCAL for leaf in leaves):
-        do = 'Merge what is trained: "params/**": "rda", for example. Without that every learner trains alone.'
-        yield Fault(_READING, "at least one leaf that is merged", "all of them local", do)
-
-
-def _mesh_faults(task: AnyTask, leaves: Sequence[Leaf]) -> Iterator[Fault]:
-    """Faults of rules in `shard` and `stacked` that match no leaf, or an unsuitable one."""
-    names = [leaf.name for leaf in leaves]
-    recipe = task.recipe()
-    stacked = tuple((pattern, True) for pattern in recipe.stacked)
-    for what, rules in (("shard", recipe.shard), ("stacked", stacked)):
-        for pattern, before in idle_rules(rules, names):
-            if before is None:
-                doing = f"Reading {what}= of the task"
-                yield Fault(doing, "patterns that match leaves", repr(pattern), nearest(pattern, names))
-    for leaf in leaves:
-        if leaf.is_stacked and len(leaf.shape.shape) < 2:
-            do = "Leave it out of stacked=: it has no rows."
-            yield Fault("Reading stacked= of the task", f"at least 2 axes in {leaf.name!r}", form(leaf.shape), do)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
-
-
-METRICS_MAX: Final = 32
-"""Scalars of a step: each is read, reported and written separately."""
 _STEP: Final = "task.step(state, batch, now)"
 _EVALUATE: Final = "task.evaluate(state, batch)"
 _RESTART: Final = "task.restart(state, key)"
@@ -286,7 +165,7 @@ def _is_real(dtype: Any) -> bool:
     return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer)) or dtype == np.bool_
 
 
-def check_load(task: AnyTask, leaves: Sequence[Leaf]) -> None:
+def check_load(task: JaxTask, leaves: Sequence[Leaf]) -> None:
     """ConfigError, with every fault, for arrays from `load` that do not fit their leaves."""
     if task.load is None:
         return
@@ -317,7 +196,7 @@ _OPTIONS: Final = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expens
 """It runs once: half of the compile time would go into its speed."""
 
 
-def warnings(task: AnyTask, seed: int) -> tuple[Fault, ...]:
+def warnings(task: JaxTask, seed: int) -> tuple[Fault, ...]:
     """Oddities of a task that can train."""
     names = without_gradient(task, seed) if isinstance(task, Task) else untouched(task, seed)
     if not names:
@@ -364,7 +243,7 @@ def _is_zero(variable: Any, equations: dict[Any, Any]) -> bool:
     return bool(np.all(np.asarray(variable.val) == 0))
 
 
-def check_first_loss(task: AnyTask, seed: int) -> None:
+def check_first_loss(task: JaxTask, seed: int) -> None:
     """ConfigError if the loss of the first parameters on the first batch is not finite."""
     batch = first_batch(task, seed)
 
@@ -419,10 +298,7 @@ def _operations(traced: Any) -> int:
     return count
 
 
-_NUMBERS = "a list of numbers"
-
-
-def layout(task: AnyTask, seed: int = 0) -> tuple[TensorSpec, ...]:
+def layout(task: JaxTask, seed: int = 0) -> tuple[TensorSpec, ...]:
     """The merged leaves of `task.init`, in the order of `jax.tree.leaves`; ConfigError for a task that cannot train.
 
     A name is the path of keys, indices and attributes, joined by '/'. Checks: `init` gives leaves with distinct names,
@@ -430,7 +306,7 @@ def layout(task: AnyTask, seed: int = 0) -> tuple[TensorSpec, ...]:
     `at`, and the same structure, shapes and dtypes at another position, slot and split; loss and optimizer, or step and
     evaluate, fit the result of `init`, and each other; leaves from `load` fit.
     """
-    batch = _check_batches(task, seed) if task.stream is None else _check_stream(task, seed)
+    batch = check_data(task, seed)
     leaves = merged_leaves(task)
     if isinstance(task, Task):
         check_loss(task, batch)
@@ -440,145 +316,5 @@ def layout(task: AnyTask, seed: int = 0) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(name, tuple(shape.shape), str(shape.dtype), kind, is_stacked)
         for name, shape, kind, is_stacked in leaves
-        if kind is not None and kind != "local"
+        if kind is not None and kind != LOCAL
     )
-
-
-_COUNTED_BATCHES: Final = 8
-"""Batches with which the tokens of a counted batch are estimated, for the number of steps of a run."""
-
-
-def tokens_mean(task: AnyTask, learners: int, seed: int) -> int:
-    """The tokens of a step, in whole tokens, on average over `learners` learners or, where they are counted, over the
-    first batches of slot 0 that have any. ConfigError if none has, or a count is not valid."""
-    tokens = task.tokens_per_batch
-    if not isinstance(tokens, Tokens):
-        return task.tokens_mean(learners)
-    try:
-        return _counted_mean(task, tokens, seed)
-    except DataError as error:
-        raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
-
-
-def _counted_mean(task: AnyTask, tokens: Tokens, seed: int) -> int:
-    stream = None if task.stream is None else opened(task, 0, 1, seed)
-    counts: list[int] = []
-    for position in range(EMPTY_MAX):
-        batch = task.batch(At(seed, 0, position)) if stream is None else next_batch(stream, position)
-        doing = f"count(batch) of Tokens, on batch {position} of slot 0"
-        counts.append(call(doing, tokens.count, partial(tokens_in, batch, tokens, 0), DataError))
-        if len(counts) >= _COUNTED_BATCHES and any(counts):
-            return max(1, round(sum(counts) / sum(map(bool, counts))))
-    raise nothing_in(EMPTY_MAX, 0)
-
-
-def _check_batches(task: AnyTask, seed: int) -> Any:
-    """The batch at the beginning; ConfigError if batches elsewhere are not like it."""
-    first = At(seed, 0, 0)
-    others = [At(seed, 0, 1), At(seed, 0, 0, "evaluation")]
-    if not isinstance(task.tokens_per_batch, tuple):
-        others.append(At(seed, 1, 0))
-
-    def make(at: At) -> Any:
-        return call(f"task.batch({at})", task.batch, partial(task.batch, at))
-
-    batch, again, rest = make(first), make(first), [make(at) for at in others]
-    faults = list(_array_faults(batch))
-    if not faults:
-        for at, other in zip(others, rest, strict=True):
-            faults += _difference_faults(first, batch, at, other)
-        faults += _purity_faults(first, batch, again)
-    if isinstance(task.tokens_per_batch, tuple):
-        for slot in range(1, len(task.tokens_per_batch)):
-            at, later = At(seed, slot, 0), At(seed, slot, 1)
-            faults += _difference_faults(at, make(at), later, make(later))
-    if faults:
-        raise ConfigError.of(faults)
-    return batch
-
-
-def _check_stream(task: AnyTask, seed: int) -> Any:
-    """The first batch of a stream; ConfigError if it has no state, if that does not bring it back, or if batches differ
-    in form."""
-    assert task.stream is not None
-    doing, held_out = "Reading task.stream(0, 1, seed)", At(seed, 0, 0, "evaluation")
-    try:
-        stream = call("task.stream(0, 1, seed)", task.stream, lambda: opened(task, 0, 1, seed), DataError)
-        batch = call("next() of task.stream", task.stream, lambda: next_batch(stream, 0), DataError)
-        state = call("get_state() of task.stream", task.stream, stream.get_state)
-        later = call("next() of task.stream", task.stream, lambda: next_batch(stream, 1), DataError)
-        call("set_state(state) of task.stream", task.stream, lambda: stream.set_state(state))
-        again = call("next() of task.stream", task.stream, lambda: next_batch(stream, 1), DataError)
-        anew = call("task.stream(0, 1, seed)", task.stream, lambda: next_batch(opened(task, 0, 1, seed), 0), DataError)
-    except DataError as error:
-        raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
-    faults = list(_array_faults(batch, doing))
-    if not faults:
-        evaluated = call(f"task.batch({held_out})", task.batch, partial(task.batch, held_out))
-        faults += _difference_faults(At(seed, 0, 0), batch, At(seed, 0, 1), later, doing)
-        faults += _difference_faults(At(seed, 0, 0), batch, held_out, evaluated)
-    if not faults:
-        faults += _same_faults(f"{doing} after set_state(get_state())", later, again, "Keep all that matters in it.")
-        faults += _same_faults(f"{doing}, made anew", batch, anew, "Let its order follow from slot, slots and seed.")
-    if faults:
-        raise ConfigError.of(faults)
-    return batch
-
-
-def _array_faults(batch: Any, doing: str = "Running task.batch(at)") -> Iterator[Fault]:
-    named = named_leaves(_with_lists_named(batch), "batch")
-    if not named:
-        yield Fault(doing, "a pytree with at least one array", repr(batch), "Return the arrays that the loss reads.")
-    do = "Return numpy arrays, made with np.asarray."
-    for name, leaf in named:
-        if not isinstance(leaf, np.ndarray | np.generic | jax.Array) or not _is_numeric(leaf.dtype):
-            leaf_text = f"dtype {leaf.dtype}" if hasattr(leaf, "dtype") else f"{type(leaf).__name__} {str(leaf)[:40]}"
-            yield Fault(doing, f"a numeric array at {name!r}", _NUMBERS if leaf is _NUMBERS else leaf_text, do)
-
-
-def _with_lists_named(batch: Any) -> Any:
-    """A batch in which each list of numbers is one leaf, so that messages name it as one."""
-    return jax.tree.map(lambda leaf: _NUMBERS if _is_numbers(leaf) else leaf, batch, is_leaf=_is_numbers)
-
-
-def _is_numbers(value: Any) -> bool:
-    """Whether this is a list of numbers, or of such lists: to jax a tree of scalars, and to its author an array."""
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    return all(isinstance(item, bool | int | float | complex) or _is_numbers(item) for item in value)
-
-
-def _is_numeric(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_
-
-
-def _difference_faults(first: At, batch: Any, at: At, other: Any, doing: str = "") -> Iterator[Fault]:
-    doing = doing or f"Running task.batch({at})"
-    do = "Return the same shapes for every at: pad or drop what does not fit."
-    expected, actual = dict(named_leaves(batch, "batch")), dict(named_leaves(other, "batch"))
-    same = True
-    for name in sorted({*expected, *actual}):
-        here, there = form(expected.get(name)), form(actual.get(name))
-        if here != there:
-            same = False
-            yield Fault(doing, f"{name!r} as at {first}, {here}", there, do)
-    structures = [str(jax.tree.structure(tree)) for tree in (batch, other)]
-    if same and structures[0] != structures[1]:
-        yield Fault(doing, structures[0], structures[1], do)
-
-
-def _purity_faults(first: At, batch: Any, again: Any) -> Iterator[Fault]:
-    doing, do = f"Running task.batch({first}) twice", "Draw random numbers from at.rng() only, and keep no state."
-    if [form(leaf) for _, leaf in named_leaves(again, "batch")] != [
-        form(leaf) for _, leaf in named_leaves(batch, "batch")
-    ]:
-        yield Fault(doing, "the same batch", "arrays of other shapes", do)
-        return
-    yield from _same_faults(doing, batch, again, do, ", because batch is a pure function of at")
-
-
-def _same_faults(doing: str, batch: Any, again: Any, do: str, why: str = "") -> Iterator[Fault]:
-    """Faults of arrays with different values in two batches of one form."""
-    for (name, one), (_, two) in zip(named_leaves(batch, "batch"), named_leaves(again, "batch"), strict=True):
-        if np.asarray(one).tobytes() != np.asarray(two).tobytes():
-            yield Fault(doing, f"the same {name!r}{why}", "other values", do)

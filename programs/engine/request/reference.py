@@ -227,7 +227,15 @@ def explained(doing: str, expected: str, file: str | None = None) -> Iterator[No
     except (Exception, SystemExit) as error:
         message = " ".join(str(error).split())[:_MESSAGE_LENGTH_MAX]
         error_text = f"{type(error).__name__}: {message} ({place(error, file)})"
-        raise ConfigError(doing, expected, error_text, "Correct the code there.") from error
+        raise ConfigError(doing, expected, error_text, _remedy(error)) from error
+
+
+def _remedy(error: BaseException) -> str:
+    """What to do about an error of foreign code."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return "Correct the code there."
+    library = error.name.partition(".")[0]
+    return f"Install {library!r} for {sys.executable}, or correct its name there."
 
 
 def file_of(function: Any) -> str | None:

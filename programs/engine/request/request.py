@@ -39,13 +39,15 @@ from isthmus import ops
 from isthmus.programs import DEFAULT, SHIPPED, language_model
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request import new_folder, reference
+from isthmus.programs.engine.request.batch_checks import tokens_mean
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.request.faults import item_faults, process_faults
 from isthmus.programs.engine.request.run_settings import RunSettings
+from isthmus.programs.engine.request.task_checks import first_step_warnings, has_gradients, layout_of
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
-from isthmus.programs.task import AnyTask, Task, Tokens
+from isthmus.programs.task import AnyTask, Tokens
 from isthmus.programs.update_settings import derived, interval_of
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, nearest
 from isthmus.runtime.graph.plans import Plan, lower
@@ -518,23 +520,21 @@ def find_task(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunS
     doing = f"Loading the task {text!r}"
     loaded = reference.load(text, doing)
     if not isinstance(loaded, AnyTask):
-        do = "Name a Task, made with isthmus.Task(init, loss, batch, ...)."
+        do = "Name a Task, made with isthmus.Task(init, loss, batch, ...), or with isthmus.torch.Task."
         raise ConfigError(doing, "a Task", reference.kind(loaded), do)
     return Subject(Reference(text), loaded, {})
 
 
 def _name_of(task: AnyTask) -> Reference:
     """The reference by which other processes could find a task object: the file and the name it is bound to."""
-    text = reference.name_of(task, near=(task.init, task.loss if isinstance(task, Task) else task.step, task.batch))
+    text = reference.name_of(task, near=task.functions)
     reference.check_text(text or "")
     return Reference(text if text is not None else NAMELESS_TASK)
 
 
 def _job(program: Program, parts: _Parts) -> Job:
-    from isthmus.programs.engine.request.layout import layout, tokens_mean
-
     task = parts.subject.task
-    tensors = layout(task, parts.run.seed)
+    tensors = layout_of(task, parts.run.seed)
     mean = tokens_mean(task, parts.run.learners_expected, parts.run.seed)
     _check_budget(mean, parts.run)
     return Job(
@@ -545,7 +545,7 @@ def _job(program: Program, parts: _Parts) -> Job:
         settings=MappingProxyType(dict(parts.settings)),
         tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
         tokens_at_most=task.tokens_per_batch.at_most if isinstance(task.tokens_per_batch, Tokens) else 0,
-        has_gradients=isinstance(task, Task) and len(tensors) == len(task.recipe().leaves()),
+        has_gradients=has_gradients(task, tensors),
         **parts.run.of_job(),
     )
 
@@ -567,12 +567,7 @@ def _few_sweeps(graph: Template, job: Job) -> Iterator[Fault]:
 
 def _first_step(parts: _Parts, *, computes: bool) -> tuple[Fault, ...]:
     """Warnings about a user's task; ConfigError if its loss is not valid. The shipped one needs no check."""
-    from isthmus.programs.engine.request import layout
-
-    task, seed = parts.subject.task, parts.run.seed
-    if computes:
-        layout.check_first_loss(task, seed)
-    return layout.warnings(task, seed)
+    return first_step_warnings(parts.subject.task, parts.run.seed, computes=computes)
 
 
 def _nearest_learners(graph: Template, count: int) -> int:

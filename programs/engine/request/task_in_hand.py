@@ -4,28 +4,26 @@ Processes import a task by its reference: a file and a name there. They would no
 function, in a loop or under `if __name__ == "__main__":`, or of something else than its files and arguments. So the
 file is imported here once more, as they import it, and its task is compared with the task in hand: the traced programs
 of its functions, with every constant in them, its first batches, and its plain settings. Two tasks that are alike in
-these train alike; the results of `load` are not compared. Imports jax.
+these train alike; the results of `load` are not compared. A task that brings its learner says what its functions
+compute; for every other one jax is imported.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from isthmus.ops.data.batches import At, Tokens, first_batch, tokens_in
 from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.ops.island.recipe import Now, abstract_key
 from isthmus.programs.engine.request import reference
-from isthmus.programs.task import AnyTask, StepTask
+from isthmus.programs.task import AnyTask, JaxTask, OwnTask, StepTask
 from isthmus.runtime.errors import ConfigError
 
 _DOING: Final = "Starting processes, which import the task"
@@ -62,12 +60,12 @@ def differences(one: AnyTask, other: AnyTask, seed: int) -> Iterator[str]:
     if _counts(one, seed) != _counts(other, seed):
         yield "tokens_per_batch"
     for name in ("evaluation", "merge", "mesh", "shard", "stacked"):
-        if getattr(one, name) != getattr(other, name):
+        if getattr(one, name, None) != getattr(other, name, None):
             yield name
     if type(one) is not type(other):
         yield "step"
         return
-    first, second = _traced(one, seed), _traced(other, seed)
+    first, second = _computed(one, seed), _computed(other, seed)
     yield from (name for name in {**first, **second} if first.get(name) != second.get(name))
 
 
@@ -79,13 +77,24 @@ def _counts(task: AnyTask, seed: int) -> Any:
     return tokens.at_most, tokens_in(first_batch(task, seed), tokens, 0)
 
 
-def _traced(task: AnyTask, seed: int) -> dict[str, Any]:
-    """The traced programs of a task's functions, by the names of its arguments."""
-    key = abstract_key()
+def _computed(task: AnyTask, seed: int) -> dict[str, Any]:
+    """What a task's functions compute, by the names of its arguments."""
     batch, held_out = first_batch(task, seed), task.batch(At(seed, 0, 0, "evaluation"))
-    first = jax.eval_shape(task.init, key)
     batches = [_content(leaf) for tree in (batch, held_out) for _, leaf in named_leaves(tree, "batch")]
-    traced = {"init": _program(task.init, key), "batch": batches}
+    functions = task.digests(seed) if isinstance(task, OwnTask) else _traced(task, batch)
+    return {"batch": batches, **functions}
+
+
+def _traced(task: JaxTask, batch: Any) -> dict[str, Any]:
+    """The traced programs of a task's functions, by the names of its arguments."""
+    import jax
+    import optax
+
+    from isthmus.ops.island.recipe import Now, abstract_key
+
+    key = abstract_key()
+    first = jax.eval_shape(task.init, key)
+    traced: dict[str, Any] = {"init": _program(task.init, key)}
     if isinstance(task, StepTask):
         now = Now(key, np.zeros((), np.float32))
         traced |= {"step": _program(task.step, first, batch, now), "evaluate": _program(task.evaluate, first, batch)}
@@ -99,6 +108,8 @@ def _traced(task: AnyTask, seed: int) -> dict[str, Any]:
 
 def _program(function: Callable[..., Any], *arguments: Any) -> list[str]:
     """A function as jax traces it: its text, and every array that it closes over."""
+    import jax
+
     closed = jax.make_jaxpr(function)(*arguments)
     return [_ADDRESS.sub("", str(closed.jaxpr)), *_constants(closed)]
 
@@ -116,7 +127,10 @@ def _constants(closed: Any) -> Iterator[str]:
 
 def _content(leaf: Any) -> str:
     """The dtype, shape and bytes of an array, as a digest."""
-    if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
+    if "jax" in sys.modules and hasattr(leaf, "dtype"):
+        import jax
+
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
     return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"

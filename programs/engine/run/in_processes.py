@@ -28,7 +28,7 @@ import msgspec
 
 from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.request import new_folder, spec
-from isthmus.programs.engine.request.environment import has_backend
+from isthmus.programs.engine.request.environment import compute_on_cpu, has_backend
 from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run import private_daemon
@@ -227,14 +227,8 @@ def _prepare(work: Callable[[], dict[str, Any]], writer: int) -> NoReturn:
 
 
 def _on_cpu(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of `work`, with a jax that starts no accelerator.
-
-    The environment stays the user's: it bounds the accelerators that hosts will find.
-    """
-    import jax
-
-    config: Any = jax.config
-    config.update("jax_platforms", "cpu")
+    """The result of `work`, with a jax that starts no accelerator."""
+    compute_on_cpu()
     return work()
 
 

@@ -60,6 +60,9 @@ class Toy:
         """The disturbance of one step."""
         return {"noise": np.float32(0.05) * at.rng().standard_normal(4, np.float32)}
 
+    def prepare(self) -> None:
+        """No-op: everything is imported."""
+
     def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> ToyLearner:
         """The learner of this task."""
         return ToyLearner(self.layout, tuple(fragments), life.seed, np.float32(alpha))

@@ -10,10 +10,11 @@ import numpy as np
 import optax
 import pytest
 
+from isthmus.ops.exchange.merge_rules import LOCAL
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
-from isthmus.ops.island.recipe import LOCAL, Recipe, counters, of_loss, of_step
+from isthmus.ops.island.recipe import Recipe, counters, of_loss, of_step
 from tests.ops.bodies import SmallTask, fragments_of
 
 RATE = optax.linear_schedule(0.5, 0.0, 10)

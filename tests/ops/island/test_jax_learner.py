@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from isthmus.ops.exchange.fragments import partition
+from isthmus.ops.exchange.merge_rules import LOCAL
 from isthmus.ops.exchange.messages import Capture
 from isthmus.ops.island.functions import functions_of
 from isthmus.ops.island.jax_evaluation import Evaluation
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
-from isthmus.ops.island.recipe import LOCAL, Recipe, of_step
+from isthmus.ops.island.recipe import Recipe, of_step
 from isthmus.ops.learner.fragment_send import FragmentSend
 from tests.ops.bodies import Spec
 

@@ -11,9 +11,10 @@ import optax
 import pytest
 
 from isthmus.ops.exchange.fragments import partition
+from isthmus.ops.exchange.merge_rules import LOCAL
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
-from isthmus.ops.island.recipe import LOCAL, Recipe, of_loss
+from isthmus.ops.island.recipe import Recipe, of_loss
 from isthmus.ops.learner.recovery import BORROW_STEPS
 from isthmus.ops.recovery.hold import packed, unpacked
 from tests.ops.bodies import Context, SmallTask, Spec, fragments_of, update

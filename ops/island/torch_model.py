@@ -1,0 +1,321 @@
+"""A module of PyTorch as a learner and an evaluation use it: its leaves by path, and arrays in and out.
+
+A leaf is a parameter or a buffer. Its path is its name with `/` for `.`, without the segments that `torch.compile`
+adds; a tied weight is one leaf, under its first name. A parameter has the kind that the task's rules say. A buffer that
+is saved with the module and is floating-point is a `mean`, unless a rule says that it is local; all other buffers are
+local.
+
+Random numbers come from torch's own generators, of which a process has one for each device. So what draws does it in a
+`drawing` block: it seeds them first, and no other thread draws from them meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, Protocol, final
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from isthmus.ops.exchange.merge_rules import LOCAL, MEAN
+from isthmus.ops.exchange.parameter_trees import Rules, first_match, matches
+
+_COMPILED: Final = "_orig_mod"
+"""The name under which a compiled module has the module that it was made of."""
+_SEED_MAX: Final = (1 << 64) - 1
+_DRAWING: Final = threading.Lock()
+"""Held by the thread that draws from the generators of this process."""
+
+
+@contextmanager
+def drawing(seed: int) -> Iterator[None]:
+    """Let this thread alone draw from torch's generators, which begin at `seed`, of which they take 64 bits."""
+    with _DRAWING:
+        torch.manual_seed(seed & _SEED_MAX)
+        yield
+
+
+class ModuleTask(Protocol):
+    """What is used here of a task."""
+
+    @property
+    def build(self) -> Callable[[], Any]:
+        """Makes the module, with first values from torch's generator."""
+
+    @property
+    def loss(self) -> Callable[[Any, Any], Any]:
+        """(module, batch) -> the scalar to minimise, or a pair of it and other scalars by name."""
+
+    @property
+    def optimizer(self) -> Any:
+        """(module) -> its optimizer."""
+
+    @property
+    def rate(self) -> Callable[[float], float] | None:
+        """(progress) -> the factor of the learning rate."""
+
+    @property
+    def rules(self) -> Rules[Any]:
+        """Patterns and kinds, of parameters."""
+
+    def evaluation_batches(self, seed: int) -> Iterator[Any]:
+        """The batches of the evaluation."""
+
+
+@final
+class Model:
+    """A module with its leaves by path: `merged` ones, in the module's order, and `local` ones."""
+
+    def __init__(self, task: ModuleTask, seed: int, device: torch.device) -> None:
+        """Build the module on the CPU, with the same first values on every device, and move it to `device`.
+
+        TypeError if the task builds something else.
+        """
+        with drawing(seed):
+            module = task.build()
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"build() returns a torch.nn.Module, not a {type(module).__name__}")
+        self.module: Any = module.to(device)
+        self.device = device
+        kinds = dict(_kinds(self.module, task.rules))
+        self.leaves: dict[str, Any] = {path: tensor for path, tensor, _ in _named(self.module)}
+        self.kinds: dict[str, str | None] = kinds
+        self.merged = {path: tensor for path, tensor in self.leaves.items() if kinds[path] != LOCAL}
+        self.local = {path: tensor for path, tensor in self.leaves.items() if kinds[path] == LOCAL}
+        self.paths = {id(tensor): path for path, tensor in self.leaves.items()}
+
+    def write(self, tensors: Mapping[str, Any]) -> None:
+        """Replace all merged leaves by arrays, where they lie."""
+        with torch.no_grad():
+            for path, leaf in self.merged.items():
+                leaf.copy_(tensor_of(tensors[path]).reshape(leaf.shape))
+
+
+def _named(module: Any) -> Iterator[tuple[str, Any, bool]]:
+    """(path, tensor, whether it is a parameter) of every leaf of a module, each once."""
+    for name, parameter in module.named_parameters():
+        yield _path(name), parameter, True
+    for name, buffer in module.named_buffers():
+        yield _path(name), buffer, False
+
+
+def _path(name: str) -> str:
+    return "/".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def _kinds(module: Any, rules: Rules[Any]) -> Iterator[tuple[str, str | None]]:
+    """(path, kind) of every leaf."""
+    saved = {_path(name) for name in module.state_dict()}
+    for path, tensor, is_parameter in _named(module):
+        if is_parameter:
+            yield path, first_match(rules, path)
+        elif path in saved and tensor.dtype.is_floating_point:
+            ruled = (kind for pattern, kind in rules if kind in (MEAN.name, LOCAL) and matches(pattern, path))
+            yield path, next(ruled, MEAN.name)
+        else:
+            yield path, LOCAL
+
+
+def device_of(slot: int) -> torch.device:
+    """The device of the learner in a slot: of several GPUs that this process sees, one after the other."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", slot % torch.cuda.device_count())
+
+
+def dtype_name(tensor: Any) -> str:
+    """The name of a tensor's dtype, as NumPy and ml_dtypes have it."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+class ArrayForm(NamedTuple):
+    """Shape and NumPy dtype of an array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def form_of(value: Any) -> ArrayForm:
+    """The form of the array that has the values of a tensor, or a number; no values are read."""
+    if not isinstance(value, torch.Tensor):
+        return ArrayForm((), np.array(value).dtype)
+    return ArrayForm(tuple(value.shape), array_of(torch.empty(0, dtype=value.dtype)).dtype)
+
+
+def tensor_of(array: Any) -> torch.Tensor:
+    """A tensor in the memory of a NumPy array, which must only be read: the array may be read-only.
+
+    Torch has no read-only tensors, and warns where it makes a tensor of such an array.
+    """
+    array = np.require(array, requirements="C")
+    if array.dtype == ml_dtypes.bfloat16:
+        return tensor_of(array.view(np.int16)).view(torch.bfloat16)
+    if not array.flags.writeable:
+        array = np.asarray(_Writeable(array))
+    return torch.from_numpy(array)
+
+
+@final
+class _Writeable:
+    """The memory of an array, as if it could be written."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array  # Keeps the memory.
+        described = array.__array_interface__
+        self.__array_interface__ = {**described, "data": (described["data"][0], False)}
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The values of a tensor, in a NumPy array of its own."""
+    copied = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    copied.copy_(tensor.detach())
+    if copied.dtype == torch.bfloat16:
+        copied = copied.view(torch.int16)
+        return np.asarray(copied.numpy()).view(ml_dtypes.bfloat16)
+    return np.asarray(copied.numpy())
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    """A batch of dicts, lists and tuples with each NumPy array as a tensor of its own on a device."""
+    if isinstance(batch, Mapping):
+        return {name: on_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        values = [on_device(value, device) for value in batch]
+        return values if isinstance(batch, list) else tuple(values)
+    if isinstance(batch, np.ndarray | np.generic):
+        return tensor_of(np.array(batch)).to(device)
+    return batch
+
+
+def with_scalars(loss: Callable[[Any, Any], Any], module: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+    """The value that a loss minimises, and its scalars by name: 'loss' is the value, unless one has that name."""
+    result = loss(module, batch)
+    value, scalars = result if isinstance(result, tuple) else (result, {})
+    return value, {"loss": value, **scalars}
+
+
+@final
+class Moments:
+    """The state of an optimizer as arrays.
+
+    Optimizers make their state in the step that first needs it. So its form is found by a step along zeros, after which
+    the optimizer is made anew: `optimizer` has made no step. Of each parameter it is told whether it has a state yet,
+    because that is not zeros in every optimizer (NAdam's begins with ones).
+    """
+
+    def __init__(self, task: ModuleTask, model: Model) -> None:
+        """TypeError if the task makes something else than an optimizer over parameters of the module, or if it keeps
+        what is neither a tensor nor a number."""
+        self._task, self._model = task, model
+        self._forms = self._forms_kept_by(self._new_optimizer())
+        self.begin()
+
+    def begin(self) -> None:
+        """Make the optimizer anew, at the present parameters."""
+        self.optimizer: Any = self._new_optimizer()
+        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def set_rate(self, progress: float) -> None:
+        """Set the learning rate of every group for this share of the budget."""
+        if self._task.rate is None:
+            return
+        factor = float(self._task.rate(progress))
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate * factor)
+            else:
+                group["lr"] = rate * factor
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the state, once it is made."""
+        tensors = [each for form in self._forms.values() for each in form.values() if isinstance(each, torch.Tensor)]
+        return sum(each.numel() * each.element_size() for each in tensors)
+
+    def arrays(self, *, of_merged: bool = False) -> Iterator[np.ndarray[Any, Any]]:
+        """For each parameter 1 where it has a state, uint8[n]; then the states, in NumPy arrays of their own.
+
+        None at all where the optimizer keeps nothing. `of_merged`: of merged parameters only.
+        """
+        parameters = self._parameters(of_merged=of_merged)
+        if not parameters:
+            return
+        yield np.array([bool(self.optimizer.state.get(each)) for _, each in parameters], np.uint8)
+        for path, parameter in parameters:
+            state = self.optimizer.state.get(parameter) or {}
+            for key, form in self._forms[path].items():
+                yield _array(state.get(key, form))
+
+    def forms(self, *, of_merged: bool = False) -> list[ArrayForm]:
+        """Shapes and dtypes of `arrays`."""
+        parameters = self._parameters(of_merged=of_merged)
+        forms = [form_of(each) for path, _ in parameters for each in self._forms[path].values()]
+        return [ArrayForm((len(parameters),), np.dtype(np.uint8)), *forms] if parameters else []
+
+    def take(self, arrays: list[Any], *, of_merged: bool = False) -> None:
+        """Replace the states by such arrays, which have these forms."""
+        left = iter(arrays)
+        parameters = self._parameters(of_merged=of_merged)
+        for (path, parameter), has_state in zip(parameters, next(left, ()), strict=True):
+            taken = {key: next(left) for key in self._forms[path]}
+            self.optimizer.state.pop(parameter, None)
+            if has_state:
+                state = {key: _value_like(form, taken[key]) for key, form in self._forms[path].items()}
+                self.optimizer.state[parameter] = state
+
+    def _parameters(self, *, of_merged: bool) -> list[tuple[str, Any]]:
+        """(path, parameter) of those with a state, in the order of the optimizer's groups."""
+        every = [each for group in self.optimizer.param_groups for each in group["params"]]
+        named = [(self._model.paths[id(each)], each) for each in every]
+        return [(path, each) for path, each in named if self._forms[path] and not (of_merged and self._is_local(path))]
+
+    def _is_local(self, path: str) -> bool:
+        return self._model.kinds[path] == LOCAL
+
+    def _new_optimizer(self) -> Any:
+        optimizer = self._task.optimizer(self._model.module)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer(module) returns a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+        if any(id(each) not in self._model.paths for group in optimizer.param_groups for each in group["params"]):
+            raise TypeError("optimizer(module) returns an optimizer of this module's parameters, not of others")
+        return optimizer
+
+    def _forms_kept_by(self, optimizer: Any) -> dict[str, dict[str, Any]]:
+        """By path and key what an optimizer keeps: zeros of the form of a tensor, or a number."""
+        forms: dict[str, dict[str, Any]] = {}
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        for group in optimizer.param_groups:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+            state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if value is not None}
+            odd = [key for key, value in state.items() if not isinstance(value, torch.Tensor | bool | int | float)]
+            if odd:
+                raise TypeError(f"the optimizer keeps {odd[0]!r}, which is neither a tensor nor a number")
+            forms[self._model.paths[id(parameter)]] = {key: _empty(state[key]) for key in sorted(state)}
+        return forms
+
+
+def _empty(value: Any) -> Any:
+    """Zeros of the form of a value, without memory of their own."""
+    if not isinstance(value, torch.Tensor):
+        return type(value)()
+    return torch.zeros((), dtype=value.dtype, device=value.device).expand(value.shape)
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    return array_of(value) if isinstance(value, torch.Tensor) else np.array(value)
+
+
+def _value_like(form: Any, array: Any) -> Any:
+    """A value of an optimizer's state of this form, from an array, in memory of its own."""
+    if not isinstance(form, torch.Tensor):
+        return type(form)(np.asarray(array).item())
+    value = torch.empty(form.shape, dtype=form.dtype, device=form.device)
+    return value.copy_(tensor_of(array).reshape(form.shape))

@@ -1,0 +1,64 @@
+"""Whether a task can train, and the tensors of its model: asked of the task itself where it brings its learner, of jax
+for every other task.
+
+Imports no framework: jax is imported for tasks in jax only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from isthmus.ops.data.batches import first_batch
+from isthmus.ops.exchange.merge_rules import LOCAL
+from isthmus.ops.island.contract import GradientSource
+from isthmus.programs.engine.request.batch_checks import check_data
+from isthmus.programs.engine.request.leaf_checks import leaf_faults, rule_faults, stacked_faults
+from isthmus.programs.task import AnyTask, ModelLeaf, OwnTask, Task
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.template import TensorSpec
+
+
+def layout_of(task: AnyTask, seed: int) -> tuple[TensorSpec, ...]:
+    """The merged leaves of a task's model; ConfigError, with every fault, for a task that cannot train."""
+    if not isinstance(task, OwnTask):
+        from isthmus.programs.engine.request.layout import layout
+
+        return layout(task, seed)
+    check_data(task, seed)
+    return _merged(task, task.leaves(seed))
+
+
+def _merged(task: OwnTask, leaves: Sequence[ModelLeaf]) -> tuple[TensorSpec, ...]:
+    faults = [
+        *leaf_faults(leaves, "the function that makes the model"),
+        *rule_faults(task, leaves),
+        *stacked_faults(task, leaves),
+    ]
+    if faults:
+        raise ConfigError.of(faults)
+    return tuple(
+        TensorSpec(name, shape, dtype, kind, is_stacked)
+        for name, shape, dtype, kind, is_stacked in leaves
+        if kind is not None and kind != LOCAL
+    )
+
+
+def has_gradients(task: AnyTask, merged: Sequence[TensorSpec]) -> bool:
+    """Whether gradients of a task can be averaged: it has a loss, and all its parameters are `merged`."""
+    if isinstance(task, OwnTask):
+        return isinstance(task, GradientSource)
+    return isinstance(task, Task) and len(merged) == len(task.recipe().leaves())
+
+
+def first_step_warnings(task: AnyTask, seed: int, *, computes: bool) -> tuple[Fault, ...]:
+    """Oddities of a task that can train; ConfigError if its first step shows that it cannot.
+
+    A loss is computed only if this process `computes`.
+    """
+    if isinstance(task, OwnTask):
+        return task.check_first_step(first_batch(task, seed), seed, computes=computes)
+    from isthmus.programs.engine.request import layout
+
+    if computes:
+        layout.check_first_loss(task, seed)
+    return layout.warnings(task, seed)
