@@ -1,12 +1,14 @@
 """What the runtime costs a learner: its steps a second and CPU a step inside a run, against the bare loop.
 
-    python tests/bench/bench_learner.py [--pairs 20] [--seconds 2] [--batch 8] [--own-step] [--json]
+    python tests/bench/bench_learner.py [--pairs 20] [--seconds 2] [--batch 8] [--model own-step] [--json]
 
 One learner of a real run (daemon, syncer, evaluator, recorder, fragments 8, interval 24) is pinned to core 0 and
 everything else to core 1. The bare loop calls the same jitted function, with the same flags, on the same batches, and
 is pinned to core 0 as well. They take turns: whoever is not measured is stopped with SIGSTOP. A pair is one turn of
-each; figures are medians over pairs. `--batch 32` makes steps of 30 to 60 ms. With `--own-step` the same model is a
+each; figures are medians over pairs. `--batch 32` makes steps of 30 to 60 ms. `--model own-step`: the same model as a
 task that brings its step (`own_step.py`), and the bare loop is that step under `jax.jit`, without anything of ours.
+`--model torch`, where PyTorch is installed (`.venv-torch`): the same model in PyTorch (`torch_tasks.py`), and the bare
+loop is the one that a script in PyTorch has. `--model adamw`: the shipped task with that loop's optimizer.
 
 CPU a step comes from /proc (all threads of the process). `cpu_added_ms` is the difference, itemised by thread.
 """
@@ -25,6 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,14 +64,21 @@ class Window(NamedTuple):
         return Turn(rate, sum(self.threads.values()) / made, {name: cpu / made for name, cpu in self.threads.items()})
 
 
-def bare(batch: int, *, is_own_step: bool) -> None:
+class Side(NamedTuple):
+    """One of the models: the options of its run, and the bare loop's step, with its batches, for a batch size."""
+
+    options: Callable[[int], tuple[str, ...]]
+    bare: Callable[[int], tuple[Callable[[Any], Any], Callable[[Any], Any]]]
+
+
+def bare(model: str, batch: int) -> None:
     """The loop without a runtime: prints the instant at which each step ended, until it is killed."""
     os.environ.update(ONE_THREAD, NPROC="1")
     from isthmus.ops.data.batches import At
     from isthmus.programs.engine.request.environment import prepare_environment
 
     prepare_environment(1)
-    dispatch, batches = _own_step(batch) if is_own_step else _learner(batch)
+    dispatch, batches = MODELS[model].bare(batch)
     pending, step, ends = None, 0, []
     while True:
         loss = dispatch(batches(At(0, 0, step)))
@@ -81,14 +91,14 @@ def bare(batch: int, *, is_own_step: bool) -> None:
             ends.clear()
 
 
-def _learner(batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _learner(batch: int, **settings: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """A step of the shipped task as a learner dispatches it, and its batches."""
     from isthmus.ops.data.batches import At
     from isthmus.ops.island.jax_learner import Learner
     from isthmus.ops.island.life import LearnerLife
     from isthmus.programs.language_model import task
 
-    nano = task(batch=batch)
+    nano = task(batch=batch, **settings)
     learner = Learner(nano, (), life=LearnerLife(0, 0, 1))
     learner.compile(nano.batch(At(0, 0, 0)))
     learner.begin()
@@ -117,6 +127,44 @@ def _own_step(batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     return dispatch, task.batch
 
 
+def _torch(batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """A step as a script in PyTorch has it, and its batches."""
+    import torch
+    from torch_tasks import nano
+
+    task = nano(batch=batch)
+    torch.manual_seed(0)
+    module = task.build()
+    optimizer = task.optimizer(module)
+
+    def dispatch(each: Any) -> Any:
+        loss = task.loss(module, {name: torch.from_numpy(array) for name, array in each.items()})
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.detach()}
+
+    return dispatch, task.batch
+
+
+def _shipped_options(batch: int, *more: str) -> tuple[str, ...]:
+    return ("--set", f"task.batch={batch}", *more)
+
+
+def _task_options(file: str, batch: int) -> tuple[str, ...]:
+    return ("--task", f"{Path(__file__).with_name(file)}:nano(batch = {batch})")
+
+
+MODELS = {
+    "shipped": Side(_shipped_options, _learner),
+    "adamw": Side(
+        lambda batch: _shipped_options(batch, "--set", "task.optimizer=adamw"), partial(_learner, optimizer="adamw")
+    ),
+    "own-step": Side(partial(_task_options, "own_step.py"), _own_step),
+    "torch": Side(partial(_task_options, "torch_tasks.py"), _torch),
+}
+
+
 def take_turn(pid: int, seconds: float, others: list[int]) -> Window:
     """Let a process run for a while, with those that it needs."""
     signal_all((pid, *others), signal.SIGCONT)
@@ -129,10 +177,10 @@ def take_turn(pid: int, seconds: float, others: list[int]) -> Window:
 
 
 @contextmanager
-def bare_loop(here: Path, batch: int, *, is_own_step: bool) -> Iterator[int]:
+def bare_loop(here: Path, model: str, batch: int) -> Iterator[int]:
     """The bare loop in a process of its own."""
     with (here / "bare.txt").open("w") as lines:
-        command = [sys.executable, __file__, "--bare", "--batch", str(batch), *(["--own-step"] if is_own_step else [])]
+        command = [sys.executable, __file__, "--bare", "--batch", str(batch), "--model", model]
         loop = subprocess.Popen(command, stdout=lines)
     try:
         until = time.monotonic() + START_SECONDS_MAX
@@ -147,18 +195,16 @@ def bare_loop(here: Path, batch: int, *, is_own_step: bool) -> Iterator[int]:
         loop.wait()
 
 
-def measure(pairs: int, seconds: float, batch: int, *, is_own_step: bool) -> list[tuple[Turn, Turn]]:
+def measure(model: str, pairs: int, seconds: float, batch: int) -> list[tuple[Turn, Turn]]:
     """Turns of the bare loop and of the learner, in alternating order; steps by the clock of whoever made them."""
     alone: list[Window] = []
     inside: list[Window] = []
-    own_step = Path(__file__).with_name("own_step.py")
-    task = ["--task", f"{own_step}:nano(batch = {batch})"] if is_own_step else ["--set", f"task.batch={batch}"]
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        bare_loop(Path(folder), batch, is_own_step=is_own_step) as loop,
+        bare_loop(Path(folder), model, batch) as loop,
     ):
         os.kill(loop, signal.SIGSTOP)
-        with training(Path(folder, "run"), *task, learners=1) as run:
+        with training(Path(folder, "run"), *MODELS[model].options(batch), learners=1) as run:
             learner, others = run.pids["learner/0"], run.others("learner/0")
             pin(others, 1)
             pin([learner], 0)
@@ -197,14 +243,14 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--own-step", action="store_true", help="the model as a task that brings its step")
+    parser.add_argument("--model", choices=MODELS, default="shipped")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if asked.bare:
-        bare(asked.batch, is_own_step=asked.own_step)
+        bare(asked.model, asked.batch)
         return
-    pairs = measure(asked.pairs, asked.seconds, asked.batch, is_own_step=asked.own_step)
+    pairs = measure(asked.model, asked.pairs, asked.seconds, asked.batch)
     ratios = [inside.rate / alone.rate for alone, inside in pairs]
     added = [1e3 * (inside.cpu - alone.cpu) for alone, inside in pairs]
     threads = {
@@ -212,13 +258,26 @@ def main() -> None:
         "learner": by_thread([inside for _, inside in pairs]),
     }
     if asked.json:
-        print(json.dumps({"batch": asked.batch, "ratios": ratios, "cpu_added_ms": added, "threads_ms": threads}))
+        print(
+            json.dumps(
+                {
+                    "model": asked.model,
+                    "batch": asked.batch,
+                    "ratios": ratios,
+                    "cpu_added_ms": added,
+                    "threads_ms": threads,
+                }
+            )
+        )
         return
-    print(f"{len(pairs)} pairs of {asked.seconds} s, batch {asked.batch}; medians and quartiles over pairs")
+    print(
+        f"{len(pairs)} pairs of {asked.seconds} s, {asked.model}, batch {asked.batch}; medians and quartiles over pairs"
+    )
     print(f"bare loop, steps/s              {spread([alone.rate for alone, _ in pairs])}")
     print(f"learner, steps/s                {spread([inside.rate for _, inside in pairs])}")
     print(f"learner / bare loop             {spread(ratios)}, bar {BARS.get(asked.batch, BARS[8])}")
     print(f"bare loop, CPU ms a step        {spread([1e3 * alone.cpu for alone, _ in pairs])}")
+    print(f"learner, CPU ms a step          {spread([1e3 * inside.cpu for _, inside in pairs])}")
     print(f"CPU ms that the runtime adds    {spread(added)}, bar {BAR_CPU_MS}")
     for side, items in threads.items():
         for thread, cpu in sorted(items.items(), key=lambda item: -item[1]):

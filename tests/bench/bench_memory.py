@@ -1,12 +1,13 @@
 """What the hosts of a large run take of memory at most, in sizes of its parameters; with snapshots and without.
 
-    python tests/bench/bench_memory.py [--steps 24] [--every 15 86400] [--json]
+    python tests/bench/bench_memory.py [--steps 24] [--every 15 86400] [--task TASK] [--json]
 
 gpt-124m by AdamW, two learners, contexts of 128, one sequence a batch, H = 4, 8 fragments, float32 on the wire,
 processes on this machine: 17 GB and two to five minutes for each value of `--every`, the seconds between two snapshots.
 Of each host its peak resident memory (VmHWM), which counts pages of libraries and of files it has mapped; of learners
 and evaluator a CPU device's memory is in it: parameters, moments, gradients and what the step computes. Of merges the
 longest time from the last answer to the published version, which a snapshot would lengthen if a merge waited for it.
+`--task torch_tasks.py:GPT_124M`, where PyTorch is installed (`.venv-torch`): as large a model in PyTorch.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ def _peak(pid: int) -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
-def run(seconds: float, steps: int, folder: Path) -> dict[str, Any]:
+def run(task: str, seconds: float, steps: int, folder: Path) -> dict[str, Any]:
     """What one run takes."""
     command = [ISTHMUS, "train"]
-    command += ["--task", f"{HERE}/memory/large.py:GPT_124M", "--learners", "2", "--tokens", str(steps * TOKENS)]
+    command += ["--task", task, "--learners", "2", "--tokens", str(steps * TOKENS)]
     command += ["--set", "program.interval=4", "--set", "program.fragments=8", "--run-dir", str(folder)]
     command += ["--set", f"run.snapshot_every_seconds={seconds}", "--set", "program.push=float32"]
     found = peaks(command, folder)
@@ -84,10 +85,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=float, nargs="+", default=[15.0, 86400.0])
+    parser.add_argument("--task", default=f"{HERE}/memory/large.py:GPT_124M")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = [run(seconds, asked.steps, Path(folder) / f"run-{n}") for n, seconds in enumerate(asked.every)]
+        found = [
+            run(asked.task, seconds, asked.steps, Path(folder) / f"run-{n}") for n, seconds in enumerate(asked.every)
+        ]
     if asked.json:
         print(json.dumps(found))
         return

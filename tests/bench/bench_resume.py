@@ -1,6 +1,6 @@
 """How long it takes until training goes on: after a learner was killed, and after everything was.
 
-    python tests/bench/bench_resume.py [learner] [everything] [--kills 5] [--json]
+    python tests/bench/bench_resume.py [learner] [everything] [--kills 5] [--task TASK] [--json]
 
 learner     a run of 2 learners on nano, one of which is killed (SIGKILL), again and again. From the start of its next
             process to its first inner step, and from there to the first fragment that is merged with a vote of it. The
@@ -8,7 +8,8 @@ learner     a run of 2 learners on nano, one of which is killed (SIGKILL), again
 everything  a run of 4 learners on nano, of which every process is killed at once after a snapshot. From the call of
             `isthmus train --resume` to the first inner step of any learner, and to the first merge.
 
-The compilation cache is warm in both. Instants are those of the hosts' own tapes and lines, on the monotonic clock.
+`--task` trains another task, such as torch_tasks.py:nano(batch=8). The compilation cache is warm in both. Instants are
+those of the hosts' own tapes and lines, on the monotonic clock.
 """
 
 from __future__ import annotations
@@ -85,10 +86,10 @@ def merges_after(run: Run, seconds: float, slot: int) -> list[float]:
     return sorted(each for each in times if each >= seconds)
 
 
-def kill_learner(folder: Path) -> dict[str, float]:
+def kill_learner(folder: Path, *task: str) -> dict[str, float]:
     """One run, one kill: spans are those of the last life of a host, whose first ones are there as long as it is
     short."""
-    with training(folder, learners=2) as run:
+    with training(folder, *task, learners=2) as run:
         daemon, victim = run.pids["daemon"], run.pids["learner/0"]
         if len(os.sched_getaffinity(0)) > 1:
             pin([daemon, *children_of(daemon)], 1)
@@ -116,10 +117,10 @@ def _pid(folder: Path, name: str) -> int:
     return next((host["pid"] or 0 for host in status(folder)["hosts"] if host["name"] == name), 0)
 
 
-def kill_everything(folder: Path) -> dict[str, float]:
+def kill_everything(folder: Path, *task: str) -> dict[str, float]:
     """One run, all of it killed, and resumed."""
     settings = ("--set", "run.snapshot_every_seconds=1")
-    with training(folder, *settings, learners=4) as run:
+    with training(folder, *task, *settings, learners=4) as run:
         wait_for((folder / "snapshots" / "manifest.json").exists, "a snapshot")
         time.sleep(CALM_SECONDS)
         all_of_it = [run.pids["daemon"], *children_of(run.pids["daemon"]), run.pids["command"]]
@@ -142,7 +143,7 @@ def kill_everything(folder: Path) -> dict[str, float]:
     }
 
 
-PARTS: dict[str, Callable[[Path], dict[str, float]]] = {"learner": kill_learner, "everything": kill_everything}
+PARTS: dict[str, Callable[..., dict[str, float]]] = {"learner": kill_learner, "everything": kill_everything}
 
 
 def main() -> None:
@@ -150,13 +151,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], default=[])
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--task")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    task = ("--task", asked.task) if asked.task else ()
     found: dict[str, list[float]] = {}
     for part in asked.parts or PARTS:
         for _ in range(asked.kills):
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-                for name, value in PARTS[part](Path(folder) / "run").items():
+                for name, value in PARTS[part](Path(folder) / "run", *task).items():
                     found.setdefault(name, []).append(value)
     if asked.json:
         print(json.dumps(found))
