@@ -69,7 +69,6 @@ class Cluster:
     def start(self) -> None:
         """Start everything, and wait until its nodes are ready."""
         folder, (etcd, peers, api) = self.folder, _free_ports(3)
-        folder.chmod(0o755)  # Pods of other users have their files below.
         subprocess.run(["openssl", "genrsa", "-out", folder / "accounts.key", "2048"], check=True, capture_output=True)
         (folder / "tokens.csv").write_text("owner,owner,owner,system:masters\nguest,guest,guest\n")
         for path, user in ((self.config, "owner"), (self.guest, "guest")):
@@ -120,9 +119,10 @@ class Cluster:
             raise RuntimeError(f"kubectl {' '.join(words)}: {done.stderr}")
         return done.stdout
 
-    def items(self, kinds: str, *words: str) -> list[Any]:
-        """The objects of these kinds in the namespace."""
-        return list(json.loads(self.kubectl("get", kinds, "-o", "json", *words))["items"])
+    def items(self, kind: str) -> list[Any]:
+        """The objects of a kind, as `pods`, in the namespace."""
+        group = "apis/batch/v1" if kind == "jobs" else "api/v1"
+        return list(self.api("GET", f"/{group}/namespaces/default/{kind}")["items"])
 
     def log(self, pod: str) -> str:
         """What the container of a pod has printed."""
@@ -130,7 +130,10 @@ class Cluster:
 
     def claim(self, name: str) -> Path:
         """The folder behind a claim."""
-        volume = self.api("GET", f"/api/v1/namespaces/default/persistentvolumeclaims/{name}")["spec"]["volumeName"]
+        claim = self.api("GET", f"/api/v1/namespaces/default/persistentvolumeclaims/{name}")
+        if claim is None or "volumeName" not in claim["spec"]:
+            raise RuntimeError(f"no volume for the claim {name} so far")
+        volume = claim["spec"]["volumeName"]
         return Path(self.api("GET", f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
 
     def check(self) -> None:
