@@ -38,6 +38,7 @@ LABEL: Final = "isthmus-launch"
 PORT: Final = 7400
 CLAIM_SIZE: Final = "20Gi"  # Of the run folder: editable in what is printed, as everything is.
 FILES_BYTES_MAX: Final = 1 << 20  # A ConfigMap takes no more.
+WORDS_MAX: Final = 400
 COMMAND_SECONDS_MAX: Final = 60.0
 SUBMIT_SECONDS_MAX: Final = 600.0
 LEAVE_SECONDS_MAX: Final = 60.0  # Beyond the grace, until pods are gone that were deleted.
@@ -390,9 +391,10 @@ _REMEDIES: Final[Mapping[str, str]] = {
 
 
 def _words(done: subprocess.CompletedProcess[str]) -> str:
-    """What kubectl complains about, in a line; the same thing once."""
-    lines = [re.sub("^(Error from server |error: )", "", line) for line in done.stderr.splitlines() if line]
-    return "; ".join(dict.fromkeys(lines))[:1000] or f"status {done.returncode}"
+    """What kubectl complains about, in a line; the same thing once, and no more than three."""
+    noise = r'^(Error from server( \(\w+\))?: |error: )(error when creating "\w+": )?'
+    lines = [re.sub(noise, "", line)[:WORDS_MAX] for line in done.stderr.splitlines() if line]
+    return "; ".join([*dict.fromkeys(lines)][:3]) or f"status {done.returncode}"
 
 
 ENGINE: Final[Engine] = _Kubernetes()

@@ -19,7 +19,7 @@ import yaml
 from tests.engines.kubernetes_rig import Cluster, cluster, wait_for
 from tests.programs.engine.machine.namespaces import Namespaces
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(1500)]
 
 SECONDS_MAX: Final = 300.0
 """For anything that a test waits for, on a machine that is busy with others."""
@@ -342,7 +342,7 @@ def test_wrong_requests_submit_nothing(rig: Cluster, tmp_path: Path) -> None:
     for words, sign in cases.items():
         assert sign in session.isthmus("launch", "kubernetes", "wrong.toml", *words, status=2)
     for more, sign in {
-        'namespace = "nowhere"': "kubectl create namespace nowhere",
+        'namespace = "nowhere"': "kubectl create namespace NAME",
         'devices = "example.com/abacus:1"': "example.com/abacus",
         'partition = "high"': "launch.partition",
         'memory = "much"': "much",
