@@ -65,19 +65,16 @@ items:
       metadata: {{labels: *launch}}
       spec:
         <<: &pod {{restartPolicy: OnFailure, terminationGracePeriodSeconds: {seconds},
-          automountServiceAccountToken: false, securityContext: {user}}}{extra}
+          automountServiceAccountToken: false,
+          securityContext: {user}}}{extra}
         hostname: {name}-home
-        volumes:
-        - {{name: work, persistentVolumeClaim: {{claimName: {name}}}}}
-        - {{name: launch, projected: {{defaultMode: 0440, sources: [{home_sources}]}}}}
+        volumes: [{{name: work, persistentVolumeClaim: {{claimName: {name}}}}},
+          {{name: launch, projected: {{defaultMode: 0440, sources: [{home_sources}]}}}}]
         containers:
-        - <<: &container
-            name: isthmus
-            image: {image}
-            securityContext: {rights}
-            command: [sh, -ec]
-            env: [{{name: HOME, value: /isthmus}}, {{name: JOB, valueFrom: {{fieldRef: {{fieldPath: "{job_label}"}}}}}}]
-            volumeMounts: [{{name: work, mountPath: /isthmus}}, {{name: launch, mountPath: /launch}}]
+        - <<: &container {{name: isthmus, image: {image}, command: [sh, -ec],
+            env: [{{name: HOME, value: /isthmus}}, {{name: JOB, valueFrom: {{fieldRef: {{fieldPath: "{job_label}"}}}}}}],
+            volumeMounts: [{{name: work, mountPath: /isthmus}}, {{name: launch, mountPath: /launch}}],
+            securityContext: {rights}}}
 {home_needs}          args:
           - |
             umask 077; cd /isthmus; daemons=.local/state/isthmus/daemons/machines; mkdir -p $daemons
@@ -95,9 +92,8 @@ items:
       metadata: {{labels: *launch}}
       spec:
         <<: *pod{extra}
-        volumes:
-        - {{name: work, emptyDir: {{}}}}
-        - {{name: launch, projected: {{defaultMode: 0440, sources: [{sources}]}}}}
+        volumes: [{{name: work, emptyDir: {{}}}},
+          {{name: launch, projected: {{defaultMode: 0440, sources: [{sources}]}}}}]
         containers:
         - <<: *container
 {needs}          args:
@@ -232,20 +228,23 @@ class _Kubernetes:
             _ask(launch, "delete", "job", *surplus)
 
     def members(self, launch: Launch) -> list[Member]:
-        members = [_member(launch, pod["metadata"]["labels"].get("job-name", ""), pod) for pod in _items(launch, "pod")]
-        waiting = [_member(launch, job["metadata"]["name"], None) for job in _items(launch, "job")]
+        found = _items(launch, "job,pod")
+        pods = [each for each in found if each["kind"] == "Pod"]
+        members = [_member(launch, pod["metadata"]["labels"].get("job-name", ""), pod) for pod in pods]
+        waiting = [_member(launch, each["metadata"]["name"], None) for each in found if each["kind"] == "Job"]
         names = {member.name for member in members}
         return [*members, *(member for member in waiting if member.name not in names)]
 
     def down(self, launch: Launch) -> None:
-        seconds = math.ceil(launch.grace) + AFTER_GRACE_SECONDS + LEAVE_SECONDS_MAX
+        seconds, stayed = math.ceil(launch.grace) + AFTER_GRACE_SECONDS + LEAVE_SECONDS_MAX, list[str]()
         with launch.busy():
             for words in (("job,pod", "-l", f"{LABEL}={launch.name}"), _others(launch.name)):
                 # kubectl waits until they are gone.
-                words = ("delete", *words, "--ignore-not-found")
-                done = _kubectl(launch.table.namespace, *words, seconds_max=seconds)
-                if done.returncode:
-                    raise RunError(f"{launch.name} is not freed: {_words(done)}")
+                words = ("delete", *words, "--ignore-not-found", f"--timeout={seconds}s")
+                done = _kubectl(launch.table.namespace, *words, seconds_max=seconds + COMMAND_SECONDS_MAX)
+                stayed += [_words(done)] * (done.returncode != 0)
+        if stayed:
+            raise RunError(f"{launch.name} is not freed: {'; '.join(stayed)}")
 
     def keeps(self, launch: Launch) -> str:
         """What to type for the run folder, which stays on the claim."""

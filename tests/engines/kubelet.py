@@ -6,6 +6,9 @@ exit codes, restarts with back-off, node leases.  Not: images (each is this mach
 only), limits, probes, logs and exec over the API, several containers.
 
     python kubelet.py KUBECONFIG FOLDER NODES       # FOLDER: what the pods write; ends its pods with itself
+
+A node whose name is that of a file in FOLDER/lost has lost its power: its processes are killed, and nobody hears of it
+but the reader of that file, which is no longer empty then.
 """
 
 from __future__ import annotations
@@ -224,6 +227,14 @@ class Pod:
     def code(status: int | None) -> int:
         return 0 if status is None else status if status >= 0 else 128 - status
 
+    def end(self) -> None:
+        """Kill what runs, and take the network away."""
+        if self.process is not None:
+            self.signal(signal.SIGKILL)  # A change of user has taken unshare's --kill-child back.
+            self.process.kill()
+            self.process.wait()
+        ip("netns", "delete", self.net)
+
     def report(self, state: Any, phase: str, last: Any = None) -> None:
         self.phase, is_ready = phase, "running" in state
         container = self.spec["containers"][0]
@@ -246,8 +257,8 @@ class Kubelet:
         ip("netns", "add", self.mark)
         ip("-n", self.mark, "link", "add", "br0", "type", "bridge")
         ip("-n", self.mark, "link", "set", "br0", "up")
-        for node in self.nodes:
-            self.api("POST", "/api/v1/nodes", {"metadata": {"name": node, "labels": {"kubernetes.io/hostname": node}}})
+        self.lost = self.folder / "lost"
+        self.lost.mkdir()
         self.leased_at = float("-inf")
 
     def renew(self) -> None:
@@ -255,6 +266,10 @@ class Kubelet:
         self.leased_at = time.monotonic()
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now()}
         for node in self.nodes:
+            if (self.lost / node).exists():
+                continue
+            meta = {"name": node, "labels": {"kubernetes.io/hostname": node}}
+            self.api("POST", "/api/v1/nodes", {"metadata": meta})  # It is there already, but for the first time.
             status = {"capacity": CAPACITY, "allocatable": CAPACITY, "conditions": [ready]}
             self.api("PATCH", f"/api/v1/nodes/{node}/status", {"status": status})
             leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -266,8 +281,13 @@ class Kubelet:
         """One round: what the API server says now, and what follows."""
         if time.monotonic() - self.leased_at > LEASE_SECONDS:
             self.renew()
-        found = self.api("GET", "/api/v1/pods")["items"]
-        manifests = {each["metadata"]["uid"]: each for each in found if each["spec"].get("nodeName")}
+        found, lost = self.api("GET", "/api/v1/pods")["items"], {path.name for path in self.lost.iterdir()}
+        placed = {each["metadata"]["uid"]: each for each in found if each["spec"].get("nodeName")}
+        for uid in [uid for uid, pod in self.pods.items() if pod.spec["nodeName"] in lost]:
+            self.pods.pop(uid).end()
+        for node in lost:
+            (self.lost / node).write_text("lost")
+        manifests = {uid: each for uid, each in placed.items() if each["spec"]["nodeName"] not in lost}
         services = {
             (each["metadata"]["namespace"], each["metadata"]["name"]): [
                 address["ip"] for subset in each.get("subsets") or [] for address in subset.get("addresses") or []
@@ -289,10 +309,7 @@ class Kubelet:
     def close(self) -> None:
         """End all pods, and take their networks away."""
         for pod in self.pods.values():
-            pod.signal(signal.SIGKILL)
-            if pod.process is not None:
-                pod.process.wait()
-            ip("netns", "delete", pod.net)
+            pod.end()
         ip("netns", "delete", self.mark)
 
 

@@ -124,6 +124,10 @@ class Cluster:
         group = "apis/batch/v1" if kind == "jobs" else "api/v1"
         return list(self.api("GET", f"/{group}/namespaces/default/{kind}")["items"])
 
+    def node(self, pod: str) -> str:
+        """The node that a pod is on."""
+        return str(self.api("GET", f"/api/v1/namespaces/default/pods/{pod}")["spec"]["nodeName"])
+
     def log(self, pod: str) -> str:
         """What the container of a pod has printed."""
         return (self.folder / "pods" / pod / "log").read_text()

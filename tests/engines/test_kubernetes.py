@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -181,20 +182,24 @@ def _seconds_by_hand(folder: Path, launch: Path) -> float:
     address = f"tcp://{namespaces.addresses['home']}:7400"
     running = list[subprocess.Popen[bytes]]()
 
+    here = folder / "here"  # As in pods, the folder of each machine has the same name there.
+
     def start(machine: str, *words: str) -> subprocess.Popen[bytes]:
-        own = folder / machine
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "JAX_", "XLA_"))},
-            "HOME": str(own),
+            "HOME": str(here),
+            "NUMBA_CACHE_DIR": str(here / "numba"),  # An image cannot be written to, and has nothing compiled either.
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
-        with (own / "log").open("ab") as log:
-            command = [*namespaces.prefix(machine), "isthmus", *words]
-            return subprocess.Popen(command, cwd=own, env=environment, stdout=log, stderr=log)
+        script = f'mount --bind {folder / machine} {here}; cd {here}; exec isthmus "$@"'
+        with (folder / machine / "log").open("ab") as log:
+            command = [*namespaces.prefix(machine), "unshare", "--mount", "sh", "-ec", script, "sh", *words]
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     try:
+        here.mkdir(parents=True)
         for machine in machines:
-            (folder / machine).mkdir(parents=True)
+            (folder / machine).mkdir()
         home = folder / "home"
         cluster = (launch / "cluster.toml").read_text()
         (home / "cluster.toml").write_text(cluster.replace(f"tcp://{launch.name}-home:7400", address))
@@ -246,6 +251,15 @@ def test_preempted_islands_and_a_preempted_home_come_back_and_the_run_ends(rig: 
     wait_for(lambda: former[0] not in session.pods("island-0"), SECONDS_MAX, "a preempted pod")
     wait_for(lambda: session.pods("island-0"), SECONDS_MAX, "another pod of island-0")
     session.merges_with(2, after=len(session.voters()))
+    # Lost with its node: the cluster takes it off its list, as a cloud's controller does, and collects what was there.
+    former, node = session.pods("island-1"), rig.node(session.pods("island-1")[0])
+    lost = rig.folder / "lost" / node
+    lost.touch()
+    wait_for(lost.read_text, SECONDS_MAX, "a node without power")
+    rig.kubectl("delete", "node", node)
+    wait_for(lambda: session.pods("island-1") not in ([], former), SECONDS_MAX, "another pod of island-1")
+    session.merges_with(2, after=len(session.voters()))
+    lost.unlink()
     # The home: what it had is on the claim.
     former = session.pods("home")
     rig.kubectl("delete", "pod", *former, "--wait=false")
@@ -350,6 +364,11 @@ def test_wrong_requests_submit_nothing(rig: Cluster, tmp_path: Path) -> None:
     }.items():
         wrong = Session(rig, tmp_path, "wrong", tokens=FOREVER, more=more)
         assert sign in wrong.isthmus("launch", "kubernetes", "wrong.toml", status=2)
+    session = Session(rig, tmp_path, "wrong", tokens=FOREVER)
+    nowhere = tmp_path / "nowhere.json"
+    nowhere.write_text(re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:1", rig.config.read_text()))
+    session.environment["KUBECONFIG"] = str(nowhere)
+    assert "use-context" in session.isthmus("launch", "kubernetes", "wrong.toml", status=2)
     session.environment["KUBECONFIG"] = str(rig.guest)
     assert "launch.namespace" in session.isthmus("launch", "kubernetes", "wrong.toml", status=2)
     session.environment["PATH"] = str(Path(sys.executable).parent)
@@ -380,10 +399,9 @@ def test_the_newest_schemas_take_what_is_printed(
 
 def _preempt(rig: Cluster, victim: str) -> None:
     """A pod of high priority that wants the node of another pod."""
-    node = rig.api("GET", f"/api/v1/namespaces/default/pods/{victim}")["spec"]["nodeName"]
     path = "/apis/scheduling.k8s.io/v1/priorityclasses"
     rig.api("POST", path, {"metadata": {"name": "high"}, "value": 1000})
     container = {"name": "sleep", "image": "any", "command": ["sleep", "30"], "resources": {"requests": {"cpu": "2"}}}
     spec = {"priorityClassName": "high", "containers": [container], "restartPolicy": "Never"}
-    spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    spec["nodeSelector"] = {"kubernetes.io/hostname": rig.node(victim)}
     rig.api("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": "urgent"}, "spec": spec})

@@ -221,6 +221,7 @@ def test_members_are_pods_and_jobs_without_one(monkeypatch: pytest.MonkeyPatch, 
     def pod(name: str, status: dict[str, Any], **meta: str) -> dict[str, Any]:
         labels = {"job-name": f"demo-{name}"}
         return {
+            "kind": "Pod",
             "metadata": {"name": f"pod-{name}", "labels": labels, **meta},
             "spec": {"nodeName": "n1"},
             "status": status,
@@ -234,8 +235,8 @@ def test_members_are_pods_and_jobs_without_one(monkeypatch: pytest.MonkeyPatch, 
         pod("island-1", {"phase": "Pending", "conditions": [reason]}),
         pod("island-2", {"phase": "Running"}, deletionTimestamp="now"),
     ]
-    jobs = [{"metadata": {"name": f"demo-island-{number}"}} for number in range(4)]
-    answers(monkeypatch, lambda words: (0, json.dumps({"items": jobs if "job" in words else pods}), ""))
+    jobs = [{"kind": "Job", "metadata": {"name": f"demo-island-{number}"}} for number in range(4)]
+    answers(monkeypatch, lambda words: (0, json.dumps({"items": [*jobs, *pods]}), ""))
     members = kubernetes.ENGINE.members(launch(tmp_path))
     assert [(member.name, member.state) for member in members] == [
         ("home", "Running"),
