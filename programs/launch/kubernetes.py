@@ -71,8 +71,8 @@ items:
         volumes: [{{name: work, persistentVolumeClaim: {{claimName: {name}}}}},
           {{name: launch, projected: {{defaultMode: 0440, sources: [{home_sources}]}}}}]
         containers:
-        - <<: &container {{name: isthmus, image: {image}, command: [sh, -ec],
-            env: [{{name: HOME, value: /isthmus}}, {{name: JOB, valueFrom: {{fieldRef: {{fieldPath: "{job_label}"}}}}}}],
+        - <<: &container {{name: isthmus, image: {image}, command: [sh, -ec], env: [
+            {{name: HOME, value: /isthmus}}, {{name: JOB, valueFrom: {{fieldRef: {{fieldPath: "{job_label}"}}}}}}],
             volumeMounts: [{{name: work, mountPath: /isthmus}}, {{name: launch, mountPath: /launch}}],
             securityContext: {rights}}}
 {home_needs}          args:
