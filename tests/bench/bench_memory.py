@@ -1,9 +1,9 @@
 """What the hosts of a large run take of memory at most, in sizes of its parameters; with snapshots and without.
 
-    python tests/bench/bench_memory.py [--steps 24] [--every 15 86400] [--task TASK] [--json]
+    python tests/bench/bench_memory.py [--steps 24] [--every 15 86400] [--task TASK] [--learners 2] [--json]
 
-gpt-124m by AdamW, two learners, contexts of 128, one sequence a batch, H = 4, 8 fragments, float32 on the wire,
-processes on this machine: 17 GB and two to five minutes for each value of `--every`, the seconds between two snapshots.
+gpt-124m by AdamW, contexts of 128, one sequence a batch, H = 4, 8 fragments, float32 on the wire, processes on this
+machine: with two learners 17 GB and two to five minutes for each value of `--every`, the seconds between two snapshots.
 Of each host its peak resident memory (VmHWM), which counts pages of libraries and of files it has mapped; of learners
 and evaluator a CPU device's memory is in it: parameters, moments, gradients and what the step computes. Of merges the
 longest time from the last answer to the published version, which a snapshot would lengthen if a merge waited for it.
@@ -25,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ISTHMUS = str(Path(sys.executable).with_name("isthmus"))
 PARAMETERS = 124_475_904
-TOKENS = 2 * 128
+CONTEXT = 128
 
 
 def peaks(command: list[str], folder: Path) -> dict[str, int]:
@@ -61,10 +61,11 @@ def _peak(pid: int) -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
-def run(task: str, seconds: float, steps: int, folder: Path) -> dict[str, Any]:
+def run(task: str, learners: int, seconds: float, steps: int, folder: Path) -> dict[str, Any]:
     """What one run takes."""
     command = [ISTHMUS, "train"]
-    command += ["--task", task, "--learners", "2", "--tokens", str(steps * TOKENS)]
+    command += ["--task", task, "--learners", str(learners)]
+    command += ["--tokens", str(steps * learners * CONTEXT)]
     command += ["--set", "program.interval=4", "--set", "program.fragments=8", "--run-dir", str(folder)]
     command += ["--set", f"run.snapshot_every_seconds={seconds}", "--set", "program.push=float32"]
     found = peaks(command, folder)
@@ -86,11 +87,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=float, nargs="+", default=[15.0, 86400.0])
     parser.add_argument("--task", default=f"{HERE}/memory/large.py:GPT_124M")
+    parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = [
-            run(asked.task, seconds, asked.steps, Path(folder) / f"run-{n}") for n, seconds in enumerate(asked.every)
+            run(asked.task, asked.learners, seconds, asked.steps, Path(folder) / f"run-{n}")
+            for n, seconds in enumerate(asked.every)
         ]
     if asked.json:
         print(json.dumps(found))
