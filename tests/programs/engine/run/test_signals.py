@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -246,7 +247,12 @@ def test_sighup_stays_ignored_and_sigint_does_not(start: Callable[..., Run]) -> 
 
 def test_every_process_of_ours_undoes_a_mask_at_its_start() -> None:
     """Those that are started as modules: each has to say so itself."""
-    started = [path for path in PROGRAMS.rglob("*.py") if '\nif __name__ == "__main__"' in path.read_text()]
+    statements = {path: ast.parse(path.read_text()).body for path in PROGRAMS.rglob("*.py")}
+    started = [
+        path
+        for path, body in statements.items()
+        if any(isinstance(each, ast.If) and "__name__" in ast.unparse(each.test) for each in body)
+    ]
     assert {path.stem for path in started} >= {"host_process", "fork_server", "daemon_process", "finish"}
     undone = ("    unblock()\n", "    follow_daemon()\n")
     assert [path.name for path in started if not any(each in path.read_text() for each in undone)] == []
