@@ -279,9 +279,13 @@ class OwnTask(TaskTerms):
         @property
         def batch(self) -> Callable[[At], Any]: ...
 
-    @abstractmethod
+    def _function_faults(self) -> Iterator[Fault]:
+        """Faults of arguments that only this kind of task has; none unless overridden."""
+        yield from ()
+
     def evaluation_batches(self, seed: int) -> Iterator[Any]:
         """The batches of the evaluation, in order and made one at a time: slot 0, positions from 0."""
+        return self._evaluation(self.batch, seed)
 
     @abstractmethod
     def prepare(self) -> None:

@@ -74,10 +74,6 @@ class TorchTask(OwnTask):
         optional = {} if self.rate is None else {"rate": "rate(progress)"}
         yield from call_faults(self, **calls, optimizer="optimizer(module)", **optional)
 
-    def evaluation_batches(self, seed: int) -> Iterator[Any]:
-        """The batches of the evaluation, in order and made one at a time: slot 0, positions from 0."""
-        return self._evaluation(self.batch, seed)
-
     # -- what learners are made of -------------------------------------------------------------------------------------
 
     def prepare(self) -> None:

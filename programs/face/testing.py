@@ -1,16 +1,17 @@
-"""What tests of yours import beside the `world` fixture: the faults that it injects, and the suite for a channel.
+"""What tests of yours import beside the `world` fixture: the faults that it injects, and the suites for a channel
+and for a learner.
 
     def test_a_learner_that_dies_comes_back(world):
         world.run(..., faults=[Kill("learner/1", at=0.5)])
 
-`channel_conformance` is the suite that every transport passes: derive from its `ChannelConformance`. It imports pytest,
-at its first use.
+`channel_conformance` is the suite that every transport passes: derive from its `ChannelConformance`;
+`learner_conformance` with its `LearnerConformance` is that of every learner. They import pytest, at their first use.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.runtime.sim.faults import (
     Blackout,
@@ -47,6 +48,7 @@ from isthmus.runtime.sim.faults import (
 )
 
 if TYPE_CHECKING:
+    from isthmus.ops.island import learner_conformance
     from isthmus.runtime.channels import conformance as channel_conformance
 
 __all__ = [
@@ -82,10 +84,15 @@ __all__ = [
     "Stop",
     "Throttle",
     "channel_conformance",
+    "learner_conformance",
 ]
+_SUITES: Final = {
+    "channel_conformance": "isthmus.runtime.channels.conformance",
+    "learner_conformance": "isthmus.ops.island.learner_conformance",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "channel_conformance":
+    if name not in _SUITES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("isthmus.runtime.channels.conformance")
+    return import_module(_SUITES[name])

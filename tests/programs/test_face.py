@@ -17,7 +17,7 @@ from isthmus.testing import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 FACE = ROOT / "programs" / "face"
-PUBLIC = ("isthmus", "isthmus.testing", "isthmus.torch")
+PUBLIC = ("isthmus", "isthmus.learners", "isthmus.testing", "isthmus.torch")
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -70,9 +70,10 @@ def test_examples_use_the_face_and_nothing_deeper(name: str, source: str) -> Non
     assert set(re.findall(pattern, source, re.MULTILINE)) <= set(PUBLIC)
 
 
-def test_every_fault_and_the_suite_for_channels_are_there_for_tests() -> None:
+def test_every_fault_and_the_suites_are_there_for_tests() -> None:
     kinds = {kind.__name__ for kind in get_args(Fault)}
-    assert {*testing.__all__} == {*kinds, "Fault", "channel_conformance"}
+    assert {*testing.__all__} == {*kinds, "Fault", "channel_conformance", "learner_conformance"}
     assert testing.channel_conformance.ChannelConformance.__name__ == "ChannelConformance"
+    assert testing.learner_conformance.LearnerConformance.__name__ == "LearnerConformance"
     with pytest.raises(AttributeError, match="has no attribute 'Krill'"):
         _ = testing.Krill

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,14 +33,8 @@ class Plain(OwnTask):
     asked: list[str] = field(default_factory=list, compare=False, hash=False)
     rate: float = 0.1
 
-    def _function_faults(self) -> Iterator[Fault]:
-        yield from ()
-
     def batch(self, at: At) -> Any:
         return {"noise": np.float32(0.05) * at.rng().standard_normal(4, np.float32)}
-
-    def evaluation_batches(self, seed: int) -> Iterator[Any]:
-        return self._evaluation(self.batch, seed)
 
     def prepare(self) -> None:
         self.asked.append("prepare")

@@ -14,9 +14,9 @@ from torch import nn
 
 from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.island.learner_conformance import FIRST, LearnerConformance, Specimen, assert_equal, forms
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.torch_model import array_of, tensor_of
-from tests.ops.island.learner_conformance import FIRST, LearnerConformance, Specimen, assert_equal, forms
 from tests.torch_tasks.torch_models import SHAPES, Net, batch, squares, task_of
 
 pytestmark = pytest.mark.torch

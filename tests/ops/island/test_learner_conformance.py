@@ -1,7 +1,8 @@
-"""The learner in jax, and that of the simulator, by the suite for learners."""
+"""The learners in jax, of the simulator, and of the example in NumPy, by the suite for learners."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 from isthmus.ops.data.batches import At
 from isthmus.ops.island.contract import evaluation_of
 from isthmus.ops.island.jax_learner import Learner
+from isthmus.ops.island.learner_conformance import LearnerConformance, Specimen
+from isthmus.programs.engine.request import reference
 from isthmus.programs.study.simulation.toy_task import TOY
 from tests.ops.bodies import SmallTask
-from tests.ops.island.learner_conformance import LearnerConformance, Specimen
 
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "numpy_task.py"
 SMALL = SmallTask()
 SHAPES: dict[str, tuple[int, ...]] = {"w": (4, 3), "inner/b": (3,), "inner/s": ()}
 
@@ -39,3 +42,16 @@ class TestToy(LearnerConformance):
 
         shapes = {tensor.name: tensor.shape for tensor in TOY.layout}
         return Specimen(make, shapes, TOY.batch, {"noise": np.full(4, np.nan, np.float32)}, TOY.evaluator)
+
+
+class TestExample(LearnerConformance):
+    @pytest.fixture
+    def specimen(self) -> Specimen:
+        task = reference.load(f"{EXAMPLE}:task", "Loading the example")
+
+        def make(fragments: Any, life: Any, alpha: float) -> Any:
+            return task.learner(fragments, life=life, alpha=alpha)
+
+        first = task.batch(At(0, 0, 0))
+        spoilt = {name: np.full_like(array, np.nan) for name, array in first.items()}
+        return Specimen(make, {leaf.name: leaf.shape for leaf in task.leaves(0)}, task.batch, spoilt, task.evaluator)
