@@ -235,7 +235,8 @@ def table(told: Mapping[str, Any]) -> str:
 
 def draw(path: Path) -> None:
     """The page beside gpu.json."""
-    from isthmus.programs.engine.report.page import PageSection, Sheet, write_sheet
+    from isthmus.programs.engine.report.page import write_sheet
+    from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 
     told = read(path)
     ran = [
@@ -244,12 +245,10 @@ def draw(path: Path) -> None:
     ]
     small = " Small models on a CPU: they say that it works, and nothing of a GPU." if told["is_tiny"] else ""
     parts = [
-        PageSection(
-            "Figures", columns=("figure", "bar", "measured"), rows=list(rows(told)), notes=["Medians, and ranges."]
-        ),
-        PageSection("Steps", columns=("step", "state", "time", "why"), rows=ran),
+        PageSection("Figures", [table(("figure", "bar", "measured"), list(rows(told)))], ["Medians, and ranges."]),
+        PageSection("Steps", [table(("step", "state", "time", "why"), ran)]),
     ]
-    write_sheet(path.with_name(PAGE), Sheet("Measured on a GPU", f"{words_of_machine(told)}.{small}", parts))
+    write_sheet(path.with_name(PAGE), Sheet("Measured on a GPU", f"{words_of_machine(told)}.{small}", parts, told))
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -31,6 +31,11 @@ PAGES = (
     "docs/how-to/bring-a-flax-or-equinox-model.md",
     "docs/how-to/mixture-of-experts.md",
     "docs/how-to/test-in-virtual-time.md",
+    "docs/how-to/install.md",
+    "docs/how-to/gpu.md",
+    "docs/how-to/it-is-slow.md",
+    "docs/how-to/it-does-not-learn.md",
+    "docs/how-to/choosing-settings.md",
 )
 APART = {
     "docs/how-to/bring-your-own-step.md": "parts of an example: tests/programs/test_step_tasks.py",
@@ -43,6 +48,8 @@ APART = {
     "docs/how-to/kubernetes.md": "a cluster: tests/engines/test_kubernetes.py",
     "docs/how-to/watch-a-run.md": "it goes on until Ctrl-C: tests/programs/study/dashboard",
     "docs/how-to/pytorch.md": "an extra: tests/torch_tasks",
+    "docs/how-to/systemd.md": "a service manager: tests/programs/engine/machine/test_service_manager.py",
+    "docs/how-to/ports-and-firewalls.md": "addresses: tests/programs/engine/machine/test_cluster_namespaces.py",
     "docs/how-to/keys.md": "addresses: tests/programs/engine/machine/test_daemon_keys.py, test_machine_keys.py",
 }
 SECONDS_MAX = 300

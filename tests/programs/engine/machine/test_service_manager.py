@@ -19,7 +19,8 @@ from isthmus.runtime.errors import INTERRUPTED_STATUS
 from tests.patience import PATIENCE
 from tests.programs.engine.machine.daemon_place import MachineDaemon, Place
 
-UNIT = Path(__file__).parents[4] / "docs" / "examples" / "isthmus-daemon.service"
+EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
+UNITS = [EXAMPLES / f"isthmus-{name}.service" for name in ("daemon", "join")]
 
 
 class Manager:
@@ -83,12 +84,13 @@ def test_without_a_manager_nothing_is_said_and_one_that_is_gone_costs_nothing(tm
     assert len(later) == 1
 
 
-def keys_of_unit() -> dict[str, str]:
-    return dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
+def keys_of(unit: Path) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE))
 
 
-def test_the_unit_starts_an_interrupted_run_again_and_waits_longer_than_the_grace() -> None:
-    keys = keys_of_unit()
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_unit_starts_what_was_interrupted_again_and_waits_longer_than_the_grace(unit: Path) -> None:
+    keys = keys_of(unit)
     assert keys["Type"] == "notify"
     assert keys["Restart"] == "on-failure"
     assert keys["SuccessExitStatus"] == keys["RestartForceExitStatus"] == str(INTERRUPTED_STATUS)
@@ -98,11 +100,12 @@ def test_the_unit_starts_an_interrupted_run_again_and_waits_longer_than_the_grac
 
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze verifies a unit, and is not here")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / UNIT.name
-    command = keys_of_unit()["ExecStart"].split()[0]
-    unit.write_text(UNIT.read_text().replace(command, str(shutil.which("true"))))
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    units = [tmp_path / unit.name for unit in UNITS]
+    for unit, copy in zip(UNITS, units, strict=True):
+        command = keys_of(unit)["ExecStart"].split()[0]
+        copy.write_text(unit.read_text().replace(command, str(shutil.which("true"))))
+    done = subprocess.run(["systemd-analyze", "verify", *map(str, units)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
