@@ -1,11 +1,12 @@
 """Launches on Ray: a Python file with the plan of a run, which makes its actors, shows, scales and ends them.
 
-What the file does is in `ray_actors`. Ray is asked by processes of their own, so that only these load it.
+What the file does is in `ray_actors`. It runs in processes of its own, so that only these load Ray.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,9 +22,8 @@ from isthmus.runtime.errors import ConfigError, Fault
 
 SECONDS_MAX: Final = 120.0  # For Ray to answer, beside the grace.
 FILES_BYTES_MAX: Final = 100 * 2**20  # Of what travels with a run: Ray refuses 500 MiB.
+PYTHON: Final = ("env", "RAY_NUM_REDIS_GET_RETRIES=1", sys.executable)  # Where no cluster answers, 40 s are enough.
 NAME: Final = "{}-on-ray.py"  # Of the printed file: one that nothing can import by mistake.
-_NODES: Final = """import json, ray; ray.init("auto", log_to_driver=False, logging_level=40)
-print(json.dumps([node["Resources"] for node in ray.nodes() if node["Alive"]]))"""
 _FILE: Final = '''\
 """The run {name} on Ray: launches it, or, with these words behind the file, `status`, `scale N` or `down`."""
 
@@ -50,14 +50,6 @@ class _Ray:
                 do = "Leave it out: options of actors, such as runtime_env, stand in launch.extra."
                 yield Fault(f"Reading launch.{name}", "none on Ray", repr(getattr(request.table, name)), do)
         yield from user_files.faults(request, FILES_BYTES_MAX, [NAME.format(request.name)])
-        nodes = _ask(["-c", _NODES])
-        for machine, count in ((HOME, 1), ("each island", request.nodes_per_island)):
-            needs = _needs(request, is_home=machine == HOME)
-            fitting = sum(all(node.get(name, 0) >= needs[name] for name in needs) for node in nodes)
-            if fitting < count:
-                do = "Change [launch], or add nodes; `ray status` shows what there is."
-                expected = f"{count} with {', '.join(f'{amount} {name}' for name, amount in needs.items())}"
-                yield Fault(f"Looking for nodes for {machine}", expected, f"{fitting} of {len(nodes)}", do)
 
     def files(self, request: LaunchRequest) -> Sequence[PrintedFile]:
         texts, paths = [request.home_text, request.machine_text, request.run_text], user_files.paths(request)
@@ -116,8 +108,7 @@ class _Ray:
 
 def _literal(field: Any) -> str:
     """A value in Python, a text of several lines as it stands in a file."""
-    is_raw = isinstance(field, str) and "\n" in field and '"""' not in field
-    return f'r"""{field}"""' if is_raw else repr(field)
+    return f'r"""{field}"""' if isinstance(field, str) and "\n" in field and '"""' not in field else repr(field)
 
 
 def _needs(request: LaunchRequest, *, is_home: bool) -> dict[str, int]:
@@ -131,20 +122,17 @@ def _needs(request: LaunchRequest, *, is_home: bool) -> dict[str, int]:
 
 
 def _say(launch: Launch, *words: str) -> Any:
-    """What the printed file answers."""
-    return _ask([NAME.format(launch.name), *words], launch.folder, SECONDS_MAX + 2 * launch.grace)
-
-
-def _ask(words: Sequence[str], folder: Path | None = None, seconds_max: float = SECONDS_MAX) -> Any:
-    """What a process of Python says last, which speaks with Ray; ConfigError if it fails, or takes too long."""
-    doing, command = f"Speaking with Ray by {words[0]}", [sys.executable, *words]
-    do = "Type it on a machine of the cluster, or set RAY_ADDRESS=HOST:6379; for ray: pip install 'isthmus[ray]'."
+    """What the printed file says last; ConfigError if it fails, or takes too long."""
+    doing, command = "Speaking with Ray", [*PYTHON, NAME.format(launch.name), *words]
+    do = "`ray status` shows the cluster; another one: RAY_ADDRESS=HOST:6379; ray itself: pip install 'isthmus[ray]'."
+    seconds_max = SECONDS_MAX + 2 * launch.grace
     try:
-        done = run(command, cwd=folder, timeout=seconds_max, capture_output=True, text=True, check=False)
+        done = run(command, cwd=launch.folder, timeout=seconds_max, capture_output=True, text=True, check=False)
     except TimeoutExpired:
         raise ConfigError(doing, "an answer", f"none for {seconds_max:g} s", do) from None
     if done.returncode:
-        raise ConfigError(doing, "an answer", (done.stderr.strip() or f"status {done.returncode}")[-1000:], do)
+        error = re.sub(r"(?ms)\A.*Traceback .*\n  [^\n]*\n|^\[[^\n]*\n", "", done.stderr).strip()  # No places, no log.
+        raise ConfigError(doing, "an answer", (error or f"status {done.returncode}")[-1000:], do)
     return json.loads((done.stdout.splitlines() or ["null"])[-1])
 
 

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
@@ -35,7 +35,6 @@ KEEPER: Final = "keeper"
 HOME: Final = "home"
 OVER: Final = {0: "done", 1: "failed", 2: "refused"}  # A command with another exit status is started again.
 NOWHERE: Final = {"node": "", "at": "", "status": None, "state": "waits for a place"}
-DETACHED: Final[Mapping[str, Any]] = {"lifetime": "detached", "max_restarts": -1}
 OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # Resources that have one of their own.
 TURN_SECONDS: Final = 0.3
 LATE_SECONDS: Final = 10.0  # Beyond the grace, until a command is killed.
@@ -105,8 +104,7 @@ class Machine:
             beside.rename(path)
 
     def _call(self, command: str) -> None:
-        words = [*ISTHMUS, *command.split()[1:]]
-        done = subprocess.run(words, cwd=self._folder, capture_output=True, text=True, check=False)
+        done = subprocess.run([*ISTHMUS, *command.split()[1:]], cwd=self._folder, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"`{command}` on {self._host}: {done.stderr.strip() or done.returncode}")
 
@@ -131,8 +129,7 @@ class Keeper:
     def __init__(self, plan: Any) -> None:
         self._plan = plan
         self._actors = {name: ray.get_actor(name) for name in ray.util.list_named_actors() if name != KEEPER}
-        self._calls, self._states = dict[str, Any](), dict[str, dict[str, Any]]()
-        self._leaving = set[str]()
+        self._calls, self._states, self._leaving = dict[str, Any](), dict[str, dict[str, Any]](), set[str]()
         self._invitation = self._where = self._end = ""
         self.want(len({name.partition(".")[0] for name in self._actors} - {HOME}) or plan.islands)
         threading.Thread(target=self._keep, name="keep", daemon=True).start()
@@ -178,19 +175,15 @@ class Keeper:
 
     def _place(self, group: str, names: Sequence[str]) -> None:
         """Make a group's actors, on different nodes."""
-        options = dict(self._plan.options)
-        needs = self._plan.home_needs if group == HOME else self._plan.island_needs
-        needs = {**needs, **options.pop("resources", {})}
-        own = {option: needs[name] for name, option in OPTIONS.items() if name in needs}
-        own["resources"] = {name: amount for name, amount in needs.items() if name not in OPTIONS}
+        needs, machine = machine_of(self._plan, is_home=group == HOME)
         try:
             place = get_placement_group(group)
         except ValueError:
             place = placement_group([needs] * len(names), "STRICT_SPREAD", name=group, lifetime="detached")
         for rank, name in enumerate(names):
-            own["scheduling_strategy"] = PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=rank)
-            machine = ray.remote(Machine).options(name=name, get_if_exists=True, **DETACHED, **own, **options)
-            self._actors[name] = machine.remote(name, self._plan)
+            there = PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=rank)
+            named = machine.options(name=name, get_if_exists=True, lifetime="detached", scheduling_strategy=there)
+            self._actors[name] = named.remote(name, self._plan)
 
     def _take(self, name: str, call: Any) -> None:
         """Take the answer to a call."""
@@ -224,13 +217,31 @@ class Keeper:
                     remove_placement_group(get_placement_group(group))
 
 
+def machine_of(plan: Any, *, is_home: bool) -> tuple[dict[str, float], Any]:
+    """What a machine needs of its node, and the class of its actor; ValueError or TypeError by wrong options."""
+    options = dict(plan.options)
+    needs = {**(plan.home_needs if is_home else plan.island_needs), **options.pop("resources", {})}
+    own = {option: needs[name] for name, option in OPTIONS.items() if name in needs}
+    others = {name: amount for name, amount in needs.items() if name not in OPTIONS}
+    return needs, ray.remote(max_restarts=-1, resources=others, **own, **options)(Machine)
+
+
+def check(plan: Any) -> None:
+    """SystemExit if there are no nodes with what machines need, free or not."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for name, count in ((HOME, 1), ("each island", plan.nodes)):
+        needs, _ = machine_of(plan, is_home=name == HOME)
+        fitting = sum(all(node.get(need, 0) >= needs[need] for need in needs) for node in nodes)
+        if fitting < count:
+            sys.exit(f"{name}: {count} node{'s'[: count - 1]} with {needs}; {fitting} of {len(nodes)} have that")
+
+
 def main(plan: Any, file: str, words: Sequence[str]) -> None:
     """Carry out what was typed behind the printed `file`: nothing, to launch; `scale N`, `status`, or `down`."""
-    # A job of `ray job submit` has its folder already.
-    has_files = not plan.files or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    has_files = not plan.files or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # A job has its folder already.
     env = None if has_files else {"working_dir": str(Path(file).absolute().parent)}
     ray.init("auto", namespace=f"isthmus-{plan.run}", runtime_env=env, log_to_driver=False, logging_level=logging.ERROR)
-    new = ray.remote(Keeper).options(name=KEEPER, max_concurrency=4, num_cpus=0, **DETACHED)
+    new = ray.remote(Keeper).options(name=KEEPER, lifetime="detached", max_restarts=-1, max_concurrency=4, num_cpus=0)
     keeper = ray.get_actor(KEEPER) if KEEPER in ray.util.list_named_actors() else None
     if words == ["down"]:  # A keeper that is made now finds what another one has left, or nothing.
         with suppress(RayError):  # It may have gone by now.
@@ -246,4 +257,5 @@ def main(plan: Any, file: str, words: Sequence[str]) -> None:
     elif words:
         sys.exit(f"{plan.run} is over, or was not launched here")
     else:
+        check(plan)
         new.remote(plan)

@@ -221,8 +221,11 @@ def test_what_this_cluster_does_not_have_is_refused(launched: Callable[..., Laun
     with socket.create_server(("127.0.0.1", 0)) as server:
         nowhere = f"127.0.0.1:{server.getsockname()[1]}"
     for table, found, more in (
-        ('devices = "gpu:1"', "1 with 1 CPU, 1 GPU, found 0 of ", {}),
-        ("cpus = 2", "1 with 2 CPU, found 0 of ", {}),
+        ('devices = "gpu:1"', "found each island: 1 node with {'CPU': 1, 'GPU': 1}; 0 of ", {}),
+        ("cpus = 2", "found home: 1 node with {'CPU': 2}; 0 of ", {}),
+        ("""extra = 'resources={"tape": 1},'""", "found home: 1 node with {'CPU': 1, 'tape': 1}; 0 of ", {}),
+        ("extra = 'num_cpus=3,'", "found TypeError: ", {}),
+        ("extra = 'patience=3,'", "found ValueError: ", {}),
         ('partition = "high"', "none on Ray", {}),
         ("extra = 'num retries'", "SyntaxError", {}),
         ("", "expected an answer", {"RAY_ADDRESS": nowhere}),

@@ -28,7 +28,7 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Say:
 
     def answer(out: str = "", status: int = 0, error: str = "") -> list[tuple[str, ...]]:
         def run(words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-            asked.append(tuple(words[1:]))
+            asked.append(tuple(words[len(ray.PYTHON) :]))
             return subprocess.CompletedProcess(words, status, out, error)
 
         monkeypatch.setattr(ray, "run", run)
@@ -108,36 +108,28 @@ def test_the_file_is_short_and_sound_whatever_stands_in_it() -> None:
     assert file.name in ray.ENGINE.by_hand(request())
 
 
-def test_a_cluster_that_has_what_is_asked_for_is_no_fault(say: Say) -> None:
-    say(json.dumps([{"CPU": 1.0}, {"CPU": 16.0, "GPU": 4.0, "memory": 1e9}]))
+def test_what_ray_does_not_know_is_refused(tmp_path: Path) -> None:
     assert not faults()
-    assert not faults(table=LaunchTable(cpus=16, devices="gpu:4"))
-    (fault,) = faults(table=LaunchTable(cpus=2), nodes_per_island=2)
-    assert (fault.expected, fault.found) == ("2 with 2 CPU", "1 of 2")
-    (fault,) = faults(table=LaunchTable(devices="gpu:8"))
-    assert (fault.action, fault.expected) == ("Looking for nodes for each island", "1 with 1 CPU, 8 GPU")
-
-
-def test_what_ray_does_not_know_is_refused(say: Say, tmp_path: Path) -> None:
-    say("[]")
     for name in ("image", "partition", "namespace", "time"):
         assert faults(table=LaunchTable(**{name: "x"}))[0].action == f"Reading launch.{name}"
     with pytest.raises(ConfigError, match=r"launch\.memory"):
-        faults(table=LaunchTable(memory="much"))
+        plan(table=LaunchTable(memory="much"))
     (tmp_path / "image.bin").write_bytes(b"\xff\xfe\xfd")
     assert "UTF-8" in faults(table=LaunchTable(files=(str(tmp_path / "image.bin"),)))[0].expected
 
 
-def test_ray_that_is_not_there_is_named(say: Say) -> None:
+def test_ray_that_is_not_there_is_named(say: Say, tmp_path: Path) -> None:
+    traced = 'Traceback (most recent call last):\n  File "<string>", line 1\n'
     for error in (
         "ConnectionError: Could not find any running Ray instance",
         "ModuleNotFoundError: No module named 'ray'",
     ):
-        say(status=1, error=f"Traceback ...\n{error}\n")
+        say(status=1, error=f"[a log]\nE: {traced}TimedOut\n\nThe above\n\n{traced}{error}\n")
         with pytest.raises(ConfigError, match=error) as caught:
-            faults()
-        assert "RAY_ADDRESS=HOST:6379" in caught.value.faults[0].remedy
-        assert "pip install 'isthmus[ray]'" in caught.value.faults[0].remedy
+            ray.ENGINE.submit(Launch.of("ray", request(), tmp_path))
+        assert caught.value.faults[0].found == error
+        for do in ("`ray status`", "RAY_ADDRESS=HOST:6379", "pip install 'isthmus[ray]'"):
+            assert do in caught.value.faults[0].remedy
 
 
 def test_a_launch_is_what_its_file_says(say: Say, tmp_path: Path) -> None:
