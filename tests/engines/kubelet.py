@@ -141,7 +141,13 @@ class Pod:
         """Start the container; False while a volume is missing."""
         container, root = self.spec["containers"][0], self.folder / "root"
         root.mkdir(exist_ok=True)
-        lines = ["set -e", f"mount -t tmpfs -o mode=755 pod {root}", f"cd {root}", "mkdir -p -m 755 proc dev tmp"]
+        lines = [
+            "set -e",
+            f"hostname {self.spec.get('hostname', self.name)}",
+            f"mount -t tmpfs -o mode=755 pod {root}",
+            f"cd {root}",
+            "mkdir -p -m 755 proc dev tmp",
+        ]
         lines += ["chmod 1777 tmp", "mount -t proc proc proc", "mount --rbind /dev dev"]
         links = ("bin", "sbin", "lib", "lib64")
         lines += [f"ln -s usr/{link} {link}" for link in links if Path("/", link).is_symlink()]
@@ -168,7 +174,7 @@ class Pod:
         words = ["chroot", f"--userspec={user}:{group}", f"--groups={rights.get('fsGroup', group)}", ".", "env", "-i"]
         words += ["-C", container.get("workingDir", "/"), *(f"{name}={value}" for name, value in environment.items())]
         lines.append("exec " + shlex.join([*words, *container["command"], *container.get("args", [])]))
-        command = ["ip", "netns", "exec", self.net, "unshare", "--mount", "--pid", "--fork", "--kill-child"]
+        command = ["ip", "netns", "exec", self.net, "unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child"]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "bash", "-c", "\n".join(lines)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -11,14 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import yaml
 
 from tests.engines.kubernetes_rig import Cluster, cluster, wait_for
+from tests.engines.launched_run import FOREVER, TASK, TOKENS_PER_SECOND, LaunchedRun
 from tests.programs.engine.machine.namespaces import Namespaces
+from tests.programs.engine.run.agreement import disagreements
 
 pytestmark = [pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(1500)]
 
@@ -27,8 +29,9 @@ SECONDS_MAX: Final = 300.0
 LEFT_SECONDS_MAX: Final = 10.0
 RATIO_MAX: Final = 1.5
 REPEATS: Final = 3
-CALM_SECONDS: Final = 10.0
+CALM_SECONDS: Final = 15.0
 """Of training before a preemption, to compare with."""
+STEPS_RATIO_MIN: Final = 0.95
 KINDS: Final = ("jobs", "pods", "services", "secrets", "configmaps")
 FILE: Final = """\
 [run]
@@ -41,25 +44,13 @@ fragments = 2
 image = "isthmus"
 {more}
 """
-TASK: Final = """
-import time
-from pathlib import Path
-import jax, jax.numpy as jnp, numpy as np, optax
-from isthmus import Task
-
-def init(key): return {"w": jax.random.normal(key, (32, 1)), "b": jnp.zeros(1)}
-def loss(params, batch): return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
-def batch(at):
-    time.sleep(0.004 if (Path.home() / "hurry").exists() else 0.1)
-    x = at.rng().normal(size=(64, 32)).astype(np.float32)
-    return {"x": x, "y": x.sum(1, keepdims=True)}
-
-task = Task(init, loss, batch, tokens_per_batch=64, optimizer=optax.adamw(1e-2))
-"""
-"""Ten steps a second, which cost next to nothing, until a test wants the end."""
-FOREVER: Final = 100_000_000
-SOME: Final = 64 * 6000
-"""Tokens that two islands need five minutes for, unless they hurry."""
+PACED: Final = TASK.replace("1e-3", "1e-2").replace(
+    "time.sleep(0.2)", "time.sleep(0.004 if Path('/isthmus/hurry').exists() else 0.2 - time.time() % 0.2)"
+)
+"""Five steps a second, by the clock, so that what a busy machine is late by does not add up; until a test wants the
+end."""
+SOME: Final = 600 * 2 * TOKENS_PER_SECOND
+"""Tokens that two islands need ten minutes for, unless they hurry."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +65,7 @@ class Session:
     def __init__(self, rig: Cluster, folder: Path, name: str, *, tokens: int, more: str = "") -> None:
         self.rig, self.folder, self.name = rig, folder, name
         (folder / f"{name}.toml").write_text(FILE.format(tokens=tokens, more=more))
-        (folder / "paced.py").write_text(TASK)
+        (folder / "paced.py").write_text(f"from pathlib import Path\n{PACED}")
         binaries = f"{Path(sys.executable).parent}:{rig.environment['PATH']}"
         self.environment = {**rig.environment, "PATH": binaries, "XDG_STATE_HOME": str(folder / "state")}
 
@@ -90,12 +81,12 @@ class Session:
         return self.isthmus("launch", "kubernetes", f"{self.name}.toml", *words)
 
     @property
-    def run(self) -> Path:
-        return self.rig.claim(self.name) / "run"
+    def run(self) -> LaunchedRun:
+        return LaunchedRun(self.rig.claim(self.name) / "run")
 
     def voters(self) -> list[list[int]]:
         """The slots that each merge so far had votes of, phases of the end apart."""
-        return [line["voters"] for line in _lines(self.run / "merges.jsonl") if line["kind"] != "final"]
+        return [line["voters"] for line in self.run.lines("merges") if line["kind"] != "final"]
 
     def merges_with(self, slots: int, after: int = 0) -> int:
         """How many merges there are once one behind `after` has votes of so many slots; waits for it."""
@@ -107,6 +98,24 @@ class Session:
 
         return int(wait_for(there, SECONDS_MAX, f"a merge of {slots} behind the first {after}"))
 
+    @contextmanager
+    def comes_back(self, machine: str, what: str) -> Iterator[str]:
+        """The pod of a machine, which something is to take away; waits for another one, and merges of all with it."""
+        (pod,), lives, begun = self.pods(machine), self.lives(machine), time.monotonic()
+        yield pod
+        wait_for(lambda: self.pods(machine) not in ([], [pod]), SECONDS_MAX, f"another pod of {machine}")
+        wait_for(lambda: f"pods {pod}" not in self.left(), SECONDS_MAX, f"an end of {pod}")
+        if machine != "home":
+            wait_for(lambda: self.lives(machine) > lives, SECONDS_MAX, f"another life of {machine}")
+        self.merges_with(2, after=len(self.voters()))
+        print(f"{machine} {what}: merged again {time.monotonic() - begun:.1f} s later")
+
+    def lives(self, machine: str) -> int:
+        """How often the learner of an island has been started again."""
+        events = self.run.lines("events")
+        hosts = {each["host"] for each in events if each["kind"] == "joined" and each["machine"] == machine}
+        return sum(each["kind"] == "restarted" and each["host"] in hosts for each in events)
+
     def pods(self, machine: str = "") -> list[str]:
         """The pods of a machine, or of all, that are not leaving."""
         jobs = f"{self.name}-{machine}"
@@ -116,18 +125,6 @@ class Session:
             if "deletionTimestamp" not in pod["metadata"]
             and _is_of(jobs, pod["metadata"].get("labels", {}).get("job-name", ""))
         ]
-
-    def clock(self) -> float:
-        """Seconds of the run so far."""
-        return float(_lines(self.run / "metrics.jsonl")[-1]["time"])
-
-    def pace(self, begin: float, end: float) -> float:
-        """Steps a second of the island that made the most of them within these seconds of the run."""
-        lines = [line for line in _lines(self.run / "metrics.jsonl") if begin <= line["time"] <= end]
-        of = [[line for line in lines if line["learner"] == slot] for slot in (0, 1)]
-        return max(
-            (each[-1]["step"] - each[0]["step"]) / (each[-1]["time"] - each[0]["time"]) for each in of if each[1:]
-        )
 
     def hurry(self) -> None:
         """Have the islands that there are take next to no time for a step."""
@@ -149,13 +146,6 @@ def _is_of(jobs: str, job: str) -> bool:
     return job.startswith(jobs) if jobs.endswith("-") else job == jobs
 
 
-def _lines(path: Path) -> list[Any]:
-    """The whole lines of a file that may be written to just now; none where there is no file."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
 def test_a_launch_is_merged_nearly_as_soon_as_the_same_commands_by_hand(rig: Cluster, tmp_path: Path) -> None:
     """Medians of seconds to the first merge with both islands' votes, in pairs."""
     launched, by_hand = [], []
@@ -167,8 +157,9 @@ def test_a_launch_is_merged_nearly_as_soon_as_the_same_commands_by_hand(rig: Clu
         session.launch("--islands", "2")
         session.merges_with(2)
         launched.append(time.monotonic() - begun)
-        session.isthmus("launch", "down")
+        assert "kubectl cp" in session.isthmus("launch", "down")
         assert session.left() == []
+        assert session.run.summary()["outcome"] == "interrupted"
         by_hand.append(_seconds_by_hand(tmp_path / f"hand-{number}", session.folder / "launches" / session.name))
     ratio = statistics.median(launched) / statistics.median(by_hand)
     print(f"launched {launched}, by hand {by_hand}, ratio of medians {ratio:.2f}")
@@ -221,7 +212,7 @@ def _seconds_by_hand(folder: Path, launch: Path) -> float:
 
         def merged() -> bool:
             assert all(process.poll() is None for process in running), (home / "log").read_text()
-            return any(len(line["voters"]) == 2 for line in _lines(home / "run" / "merges.jsonl"))
+            return any(len(line["voters"]) == 2 for line in LaunchedRun(home / "run").lines("merges"))
 
         wait_for(merged, SECONDS_MAX, "a merge by hand")
         return time.monotonic() - begun
@@ -237,45 +228,39 @@ def test_preempted_islands_and_a_preempted_home_come_back_and_the_run_ends(rig: 
     session = Session(rig, tmp_path, "spot", tokens=SOME, more="cpus = 1")
     session.launch("--islands", "2", "--grace", "30")
     session.merges_with(2)
-    calm = wait_for(lambda: max(0.0, session.clock() - CALM_SECONDS), SECONDS_MAX, "some seconds of training")
-    # Deleted, as by a drain: the Job makes another pod.
-    former, begun, merges = session.pods("island-1"), session.clock(), len(session.voters())
-    rig.kubectl("delete", "pod", *former, "--wait=false")
-    wait_for(lambda: session.pods("island-1") not in ([], former), SECONDS_MAX, "another pod of island-1")
-    session.merges_with(2, after=merges + 3)
-    ratio = session.pace(begun, session.clock()) / session.pace(calm, begun)
-    print(f"steps of the other island per second, while one is away / before: {ratio:.2f}")
-    # Preempted by the scheduler: everything of a node is wanted by a pod of a higher priority.
-    former = session.pods("island-0")
-    _preempt(rig, former[0])
-    wait_for(lambda: former[0] not in session.pods("island-0"), SECONDS_MAX, "a preempted pod")
-    wait_for(lambda: session.pods("island-0"), SECONDS_MAX, "another pod of island-0")
-    session.merges_with(2, after=len(session.voters()))
-    # Lost with its node: the cluster takes it off its list, as a cloud's controller does, and collects what was there.
-    former, node = session.pods("island-1"), rig.node(session.pods("island-1")[0])
-    lost = rig.folder / "lost" / node
-    lost.touch()
-    wait_for(lost.read_text, SECONDS_MAX, "a node without power")
-    rig.kubectl("delete", "node", node)
-    wait_for(lambda: session.pods("island-1") not in ([], former), SECONDS_MAX, "another pod of island-1")
-    session.merges_with(2, after=len(session.voters()))
+    run = session.run
+    begun = run.now()
+    slots = {each["machine"]: int(each["host"][-1]) for each in run.lines("events") if each["kind"] == "joined"}
+    other = slots["island-0"]
+    wait_for(lambda: run.now() > begun + CALM_SECONDS, SECONDS_MAX, "some seconds of training")
+    before = run.now()
+    with session.comes_back("island-1", "is deleted, as by a drain") as pod:
+        rig.kubectl("delete", "pod", pod, "--wait=false")
+    rates = [run.steps_per_second(other, begun, before), run.steps_per_second(other, before, run.now())]
+    with session.comes_back("island-0", "is preempted by the scheduler") as pod:
+        _preempt(rig, pod)
+    with session.comes_back("island-1", "is lost with its node") as pod:
+        lost = rig.folder / "lost" / rig.node(pod)
+        lost.touch()
+        wait_for(lost.read_text, SECONDS_MAX, "a node without power")
+        rig.kubectl("delete", "node", lost.name)  # As the controller of a cloud does it.
     lost.unlink()
-    # The home: what it had is on the claim.
-    former = session.pods("home")
-    rig.kubectl("delete", "pod", *former, "--wait=false")
-    wait_for(lambda: f"pods {former[0]}" not in session.left(), SECONDS_MAX, "the former pod of the home is gone")
-    wait_for(lambda: session.pods("home"), SECONDS_MAX, "another pod of the home")
-    session.merges_with(2, after=len(session.voters()))
+    away = run.now()
+    with session.comes_back("home", "is deleted") as pod:
+        rig.kubectl("delete", "pod", pod, "--wait=false")
+    rates.append(run.steps_per_second(other, away, run.now()))
+    print(f"steps/s before, island away, home away: {', '.join(f'{each:.2f}' for each in rates)}")
     assert {slot for voters in session.voters() for slot in voters} == {0, 1}
     copy = session.state()
     assert f"kubectl cp {session.pods('home')[0]}:/isthmus/run runs/spot" in copy
     rig.kubectl("delete", "pod", "urgent", "--ignore-not-found")
-    run = session.run
     session.hurry()
-    wait_for(lambda: (run / "over.json").exists(), SECONDS_MAX, "the end of the run")
+    wait_for(lambda: (run.folder / "over.json").exists(), SECONDS_MAX, "the end of the run")
     wait_for(lambda: not session.left(), SECONDS_MAX, "an empty cluster")
     assert "spot" in [each["metadata"]["name"] for each in rig.items("persistentvolumeclaims")]
-    assert json.loads((run / "summary.json").read_text())["outcome"] == "done"
+    assert (run.summary()["outcome"], len(run.summary()["per_learner"])) == ("done", 2)
+    assert disagreements(run.folder) == []
+    assert min(rates[1:]) / rates[0] >= STEPS_RATIO_MIN
 
 
 @pytest.mark.parametrize("is_by_hand", [False, True])
@@ -284,6 +269,8 @@ def test_a_run_that_is_done_leaves_nothing_but_its_claim(rig: Cluster, tmp_path:
     if is_by_hand:
         session.launch("--islands", "2", "--print", "--to", "printed")
         subprocess.run(["sh", "submit.sh"], cwd=tmp_path / "printed", env=session.environment, check=True)
+        for secret in ("home.key", "island.invite"):
+            assert (tmp_path / "printed" / secret).stat().st_mode & 0o777 == 0o600
     else:
         session.launch("--islands", "2")
     wait_for(lambda: session.pods("home"), SECONDS_MAX, "a pod of the home")
@@ -294,10 +281,8 @@ def test_a_run_that_is_done_leaves_nothing_but_its_claim(rig: Cluster, tmp_path:
     ended = time.monotonic()
     wait_for(lambda: not session.left(), LEFT_SECONDS_MAX, "nothing left")
     print(f"nothing left {time.monotonic() - ended:.1f} s after the home's pod")
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["outcome"] == "done"
-    parts = ("merged", "overlapped", "refused", "lost", "pending")
-    assert summary["tokens_total"] == pytest.approx(sum(summary[f"tokens_{part}"] for part in parts))
+    assert run.summary()["outcome"] == "done"
+    assert disagreements(run.folder) == []
     if is_by_hand:
         return
     # Scale of what is over is refused; status says how to get at the run folder, by a pod that works.
@@ -311,7 +296,7 @@ def test_a_run_that_is_done_leaves_nothing_but_its_claim(rig: Cluster, tmp_path:
 
 
 def test_scaled_up_and_down_while_it_trains(rig: Cluster, tmp_path: Path) -> None:
-    session = Session(rig, tmp_path, "wide", tokens=FOREVER)
+    session = Session(rig, tmp_path, "wide", tokens=SOME)
     session.launch("--islands", "2")
     merges = session.merges_with(2)
     session.isthmus("launch", "scale", "4")
@@ -319,13 +304,15 @@ def test_scaled_up_and_down_while_it_trains(rig: Cluster, tmp_path: Path) -> Non
     session.isthmus("launch", "scale", "1")
     wait_for(lambda: len(session.pods()) == 2, SECONDS_MAX, "one island and the home")
     wait_for(lambda: _last_learners(session) == 1, SECONDS_MAX, "merges of one island")
-    losses = [line["loss"] for line in _lines(session.run / "metrics.jsonl") if line.get("loss") is not None]
+    losses = [line["loss"] for line in session.run.lines("metrics") if line.get("loss") is not None]
     assert statistics.mean(losses[-20:]) < statistics.mean(losses[:20])
     assert "17" in session.isthmus("launch", "scale", "17", status=2)
-    told = session.isthmus("launch", "down")
-    assert session.left() == []
-    assert "kubectl cp" in told
-    assert json.loads((session.run / "summary.json").read_text())["outcome"] == "interrupted"
+    run = session.run
+    session.hurry()
+    wait_for(lambda: not session.pods("home"), SECONDS_MAX, "the end of the home")
+    wait_for(lambda: not session.left(), LEFT_SECONDS_MAX, "nothing left")
+    assert run.summary()["outcome"] == "done"
+    assert disagreements(run.folder) == []
 
 
 def _last_learners(session: Session) -> int:
