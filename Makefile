@@ -66,7 +66,7 @@ quick: .venv/installed-test
 	$(PYTEST) worksteal -m "not process and not slow and not long and not soak and not engine and not torch"
 
 # mypy and mkdocstrings do not see an editable installation; the links show them the packages under their import name.
-.typing/isthmus: $(SOURCES)
+.typing/isthmus: $(SOURCES) Makefile
 	mkdir -p $@
 	for part in runtime ops programs; do ln -sfn ../../$$part $@/$$part; done
 	for part in __init__.py learners.py testing.py torch.py py.typed; do ln -sfn ../../programs/face/$$part $@/$$part; done
