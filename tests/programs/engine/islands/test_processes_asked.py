@@ -35,7 +35,7 @@ def test_only_what_can_be_followed_may_have_several(program: str, processes: tup
 
 def test_a_task_with_a_learner_of_its_own_has_one_process() -> None:
     plans = lower(Program("decoupled-diloco", fragments=1).build(JOB).freeze())
-    task = SimpleNamespace(learner=None)
+    task = SimpleNamespace(prepare=list, learner=list, evaluator=list)
     assert [fault.found for fault in process_faults(plans, task, (2,), 2)] == ["one with a learner of its own"]
     assert list(process_faults(plans, task, (1, 1), 2)) == []
 
