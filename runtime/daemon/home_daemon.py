@@ -192,9 +192,9 @@ class Daemon:
 
     def join_island(self, machines: tuple[str, ...]) -> list[Replica]:
         """Admit machines that are one island together; returns its processes, none without a free slot."""
-        before = set(self.home.fleet.learners_on(machines[0]))
+        before = set(self.home.fleet.taken_on(machines[0]))
         self._driver.feed(IslandJoined(machines))
-        return [each for each in self.home.fleet.learners_on(machines[0]) if each not in before]
+        return [each for each in self.home.fleet.taken_on(machines[0]) if each not in before]
 
     def take_away(self, machine: str, how: Taken) -> None:
         """Remove a machine: its hosts end, and its learners' slots with them."""
