@@ -535,6 +535,7 @@ class MachineDaemon:
         self.neighbours.note(self.name, {run.name: outcome})
         if run.is_set_aside:  # Its command, if it had one, has the same notice.
             self._later_runs.append(DaemonRun(str(run.folder), is_watched=False))
+            self.neighbours.set_aside.add(run.name)
         self._remember(str(run.folder), run.daemon.outcome)
         self._changed()
 

@@ -73,6 +73,8 @@ class Neighbours:
         self.followed: FollowedRuns | None = None
         """Set in a daemon that ends with its runs."""
         self.former = FormerRuns(FORMER_MAX)
+        self.set_aside: set[str] = set()
+        """The runs of this home with which its next daemon goes on."""
         self._joined = ""
         """The identity of the home that this machine has joined."""
         self.outposts = Outposts(
@@ -314,8 +316,8 @@ class Neighbours:
     def _reported(self, peer: bytes, message: Message) -> None:
         name = self._name_of(peer)
         run = next((run for run in self._runs() if run.name == message["run"]), None)
-        if name is None:
-            return  # Its next announcement identifies it.
+        if name is None or message["run"] in self.set_aside:
+            return  # Its next announcement identifies it. Of what is set aside the next daemon speaks: hosts work on.
         if run is None or name in run.daemon.home.fleet.away:
             term = read_report(message)[0].obeyed.term if run is None else run.daemon.home.term
             self._send(peer, {**over(self._name, term), "run": message["run"]})

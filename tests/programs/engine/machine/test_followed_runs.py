@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
-from isthmus.programs.engine.machine import daemon, links
+from isthmus.programs.engine.machine import daemon, links, neighbours
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.followed_runs import FOLLOWED_MAX, FollowedRuns, FormerRuns
 from isthmus.programs.engine.machine.links import HomeAddress
@@ -136,6 +136,24 @@ def test_a_machine_ends_with_the_runs_of_its_home(
     run_until(alpha.loop, lambda: bool(ended))
     assert ended[0] == has_failed
     assert followed.words == f"run: {outcome}"
+
+
+@pytest.mark.parametrize("is_set_aside", [True, False])
+def test_hosts_elsewhere_of_a_run_that_is_set_aside_are_not_told_that_it_is_over(
+    start: Callable[[str], MachineDaemon], monkeypatch: pytest.MonkeyPatch, is_set_aside: bool
+) -> None:
+    """They report while its daemon leaves, and work on for the next one."""
+    alpha, run, sent = start("alpha"), going_on("run"), list[Any]()
+    run.folder, run.is_set_aside, run.log = Path("run"), is_set_aside, print
+    run.daemon.failure, run.daemon.outcome = None, "interrupted"
+    alpha._runs[str(run.folder)] = run
+    alpha._over(run)
+    monkeypatch.setattr(alpha.neighbours, "_name_of", lambda peer: "beta")
+    monkeypatch.setattr(alpha.neighbours, "_send", lambda peer, message: sent.append(message["run"]))
+    obeyed = SimpleNamespace(obeyed=SimpleNamespace(term=1))
+    monkeypatch.setattr(neighbours, "read_report", lambda message: (obeyed, {}))
+    alpha.neighbours._reported(b"", {"run": "run"})
+    assert sent == ([] if is_set_aside else ["run"])
 
 
 def test_a_machine_that_has_left_announces_itself_no_more(start: Callable[[str], MachineDaemon]) -> None:
