@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PATH = re.compile(r"`((?:runtime|ops|programs|tests|docs)/[\w/.-]+\.\w+)`")
+PATH = re.compile(r"(?<![\w/.-])((?:runtime|ops|programs|tests|docs)/[\w/.-]+\.(?:py|sh|md|toml|json|service|yml))\b")
 
 
 def anchors(page: Path) -> set[str]:
@@ -44,5 +44,7 @@ def test_everything_that_a_page_leads_to_is_there(page: Path) -> None:
 
 def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# One (`thing`)\n[a](#one-thing) [b](#two) [c](no.md) [d](page.md#one-thing) `ops/no.py`\n")
-    assert list(broken(page)) == ["#two", "no.md", "ops/no.py"]
+    page.write_text(
+        "# One (`thing`)\n[a](#one-thing) [b](#two) [c](no.md) [d](page.md#one-thing) `ops/no.py`\n<!-- tests/no.py a/docs/no.md -->\n"
+    )
+    assert list(broken(page)) == ["#two", "no.md", "ops/no.py", "tests/no.py"]
