@@ -100,13 +100,13 @@ scale: .venv/installed-test
 engines: .venv/installed-engines
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m engine tests/engines
 
-# PyTorch for CPUs, which has no gigabytes of libraries for GPUs.
-TORCH ?= torch ==2.13.0+cpu
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Whichever build pip finds. One for CPUs has no gigabytes of libraries for GPUs: TORCH="torch ==2.13.0+cpu", where pip
+# is configured to find it.
+TORCH ?= torch
 
 .venv-torch/installed: $(SOURCES)
 	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
-	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
 	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[torch,pytest]'
 	touch $@
 
