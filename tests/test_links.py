@@ -45,6 +45,7 @@ def test_everything_that_a_page_leads_to_is_there(page: Path) -> None:
 def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "# One (`thing`)\n[a](#one-thing) [b](#two) [c](no.md) [d](page.md#one-thing) `ops/no.py`\n<!-- tests/no.py a/docs/no.md -->\n"
+        "# One (`thing`)\n[a](#one-thing) [b](#two) [c](no.md) [d](page.md#one-thing) `ops/no.py`\n"
+        "<!-- tests/no.py a/docs/no.md -->\n"
     )
     assert list(broken(page)) == ["#two", "no.md", "ops/no.py", "tests/no.py"]
