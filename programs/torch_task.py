@@ -24,7 +24,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.parameter_trees import matches, named_leaves
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.ops.island.torch_learner import TorchEvaluation, TorchLearner
-from isthmus.ops.island.torch_model import Model, Moments, array_of, drawing, dtype_name, on_device, with_scalars
+from isthmus.ops.island.torch_model import Model, OptimizerState, array_of, drawing, dtype_name, on_device, with_scalars
 from isthmus.programs.task import METRICS_MAX, ModelLeaf, OwnTask, call_faults
 from isthmus.programs.user_calls import call
 from isthmus.runtime.errors import ConfigError, Fault
@@ -143,9 +143,9 @@ class TorchTask(OwnTask):
         names = ", ".join(map(repr, bare))
         return (Fault(f"Running the gradient of {_LOSS}", "one for every parameter", f"none for {names}", do),)
 
-    def _moments(self, model: Model) -> Moments:
+    def _moments(self, model: Model) -> OptimizerState:
         assert self.optimizer is not None
-        return call(_OPTIMIZER, self.optimizer, partial(Moments, self, model))  # type: ignore[no-any-return]
+        return call(_OPTIMIZER, self.optimizer, partial(OptimizerState, self, model))  # type: ignore[no-any-return]
 
     def _check_rate(self) -> None:
         for progress in (0.0, 1.0) if self.rate is not None else ():

@@ -26,7 +26,7 @@ from isthmus.ops.island.torch_model import (
     ArrayForm,
     Model,
     ModuleTask,
-    Moments,
+    OptimizerState,
     array_of,
     device_of,
     drawing,
@@ -52,7 +52,7 @@ class TorchLearner:
         self._model = Model(task, life.seed, device_of(life.slot))
         self._model.module.train()
         self._first_local = {path: tensor.detach().clone() for path, tensor in self._model.local.items()}
-        self._moments = Moments(task, self._model)
+        self._moments = OptimizerState(task, self._model)
         self._words = [life.seed & _WORD, life.seed >> 32, life.slot, life.incarnation]
         self._step_number = 0
         self._under_way: Any = None

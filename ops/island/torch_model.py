@@ -205,7 +205,7 @@ def with_scalars(loss: Callable[[Any, Any], Any], module: Any, batch: Any) -> tu
 
 
 @final
-class Moments:
+class OptimizerState:
     """The state of an optimizer as arrays.
 
     Optimizers make their state in the step that first needs it. So its form is found by a step along zeros, after which

@@ -37,7 +37,7 @@ OnEnd: TypeAlias = Callable[[Member, Exited, float | None], None]
 """(member, how, CPU seconds); the seconds are None where only a parent could know."""
 
 
-class Launch(Protocol):
+class HostLaunching(Protocol):
     """Starts host processes, as children of this one."""
 
     def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
@@ -86,7 +86,7 @@ class Ground(ABC):
     """One run on one machine, in `folder`, as the shells of its daemon see it."""
 
     def __init__(
-        self, folder: Path, disk: Disk, clock: Clock, ledger: Ledger, processes: Processes, launch: Launch
+        self, folder: Path, disk: Disk, clock: Clock, ledger: Ledger, processes: Processes, launch: HostLaunching
     ) -> None:
         self.folder, self.disk, self.clock, self.ledger = folder, disk, clock, ledger
         self.processes, self.launch = processes, launch
@@ -129,7 +129,7 @@ class LocalGround(Ground):
         folder: Path,
         *,
         name: str,
-        launch: Launch,
+        launch: HostLaunching,
         tape_bytes: int = TAPE_BYTES,
     ) -> None:
         """OSError or sqlite3.Error if the ledger cannot be opened. Tapes of each core have at most `tape_bytes`."""

@@ -281,7 +281,7 @@ class Blackout(_Moment):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice(_Moment):
+class PreemptionNotice(_Moment):
     """A machine is told to leave, as by SIGTERM: its home is set aside, its other hosts leave the run.
 
     It has a `grace`, and is started again after `seconds`; where it has not left by then, all of it is killed.
@@ -384,7 +384,7 @@ HostFault: TypeAlias = Kill | Pause | Hang | Stick | Crash | Slow | Skew | Forge
 """Faults of one live host."""
 LurkingFault: TypeAlias = FillDisk | BreakDisk | RefuseStarts | SlowStarts | Lie | DieAll
 """Faults that lurk until they strike."""
-PromptFault: TypeAlias = HostFault | WayFault | TalkFault | Blackout | MoveHome | Notice | Join | Stop | End
+PromptFault: TypeAlias = HostFault | WayFault | TalkFault | Blackout | MoveHome | PreemptionNotice | Join | Stop | End
 """Faults that happen at once, or not yet."""
 Fault: TypeAlias = PromptFault | LurkingFault
 

@@ -137,7 +137,7 @@ class Acts:
                 return self._black_out(fault)
             case faults.MoveHome():
                 return self._move_home(fault)
-            case faults.Notice():
+            case faults.PreemptionNotice():
                 return self._notify(fault)
             case faults.Join():
                 return self._universe.join(Replica.parse(fault.host))
@@ -361,7 +361,7 @@ class Acts:
         self._last(fault.after, partial(self._universe.move_home, fault.machine))
         return True
 
-    def _notify(self, fault: faults.Notice) -> bool:
+    def _notify(self, fault: faults.PreemptionNotice) -> bool:
         """Tell a machine to leave; False where nobody is there to be told."""
         machine = self._universe.machines[fault.machine]
         daemon = machine.daemon

@@ -55,7 +55,7 @@ class TurnDown(NamedTuple):
 Verdict: TypeAlias = AskMore | ToDaemon | ToHost | TurnDown
 
 
-class Greeting:
+class SocksGreeting:
     """The beginning of one connection. `permits(host, port)`: whether a host of this machine listens there."""
 
     def __init__(self, permits: Callable[[str, int], bool]) -> None:

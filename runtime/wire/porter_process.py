@@ -37,7 +37,7 @@ from isthmus.runtime.wire.porter_greeting import (
     GREETING_BYTES_MAX,
     UNREACHABLE,
     AskMore,
-    Greeting,
+    SocksGreeting,
     ToDaemon,
     ToHost,
     TurnDown,
@@ -59,15 +59,15 @@ SOURCES: Final = 1 << 16
 """Addresses 127.1.0.0 to 127.1.255.255, from which connections reach the daemon, in turns."""
 
 
-class End:
+class RelaySocket:
     """One socket of a way: `held` are bytes for it that it has not taken; `other` is the far end."""
 
     __slots__ = ("connecting", "greeting", "greeting_until", "held", "is_closing", "other", "peer", "socket", "watched")
 
     def __init__(self, made: socket.socket, peer: str = "") -> None:
         self.socket, self.peer = made, peer
-        self.other: End | None = None
-        self.greeting: Greeting | None = None
+        self.other: RelaySocket | None = None
+        self.greeting: SocksGreeting | None = None
         self.greeting_until = 0.0
         self.held = memoryview(b"")
         self.connecting = b""
@@ -76,14 +76,14 @@ class End:
         self.watched = 0
 
 
-class Porter:
+class PorterProcess:
     """Serves `listener`; the daemon listens at `port` on loopback, and has the other end of `line`."""
 
     def __init__(self, listener: socket.socket, line: socket.socket, port: int) -> None:
         self._listener, self._line, self._port = listener, line, port
         self._selector = selectors.DefaultSelector()
         self._open: set[tuple[str, int]] = set()
-        self._greeting: OrderedDict[End, None] = OrderedDict()
+        self._greeting: OrderedDict[RelaySocket, None] = OrderedDict()
         self._piece = memoryview(bytearray(PIECE_BYTES))
         self._ways = self._sources = 0
         self._crowded_until = 0.0
@@ -115,15 +115,15 @@ class Porter:
                 self._crowded_until = time.monotonic() + CROWDED_SECONDS
                 self._selector.unregister(self._listener)
             return
-        end = End(_prepared(made), address[0].removeprefix("::ffff:"))
-        end.greeting = Greeting(lambda host, port: (host, port) in self._open)
+        end = RelaySocket(_prepared(made), address[0].removeprefix("::ffff:"))
+        end.greeting = SocksGreeting(lambda host, port: (host, port) in self._open)
         end.greeting_until = time.monotonic() + GREETING_SECONDS_MAX
         self._greeting[end] = None
         self._watch(end, selectors.EVENT_READ)
         if len(self._greeting) > GREETINGS_MAX:
             self._close(next(iter(self._greeting)))
 
-    def _greet(self, end: End) -> None:
+    def _greet(self, end: RelaySocket) -> None:
         """Bytes of a connection that has not said yet where it leads."""
         assert end.greeting is not None
         try:
@@ -147,7 +147,7 @@ class Porter:
         else:
             assert isinstance(verdict, AskMore)
 
-    def _lead(self, end: End, host: str, port: int, word: bytes, received: bytes) -> None:
+    def _lead(self, end: RelaySocket, host: str, port: int, word: bytes, received: bytes) -> None:
         """Dial for a connection; `word` tells it that its far end is there."""
         del self._greeting[end]
         end.greeting = None
@@ -156,7 +156,7 @@ class Porter:
             self._close(end)
             return
         try:
-            far = End(_prepared(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)))
+            far = RelaySocket(_prepared(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)))
         except OSError:
             self._close(end)
             return
@@ -180,14 +180,14 @@ class Porter:
             made.bind((source, 0))
             self._line.send(f"{source} {peer}".encode())
 
-    def _fail(self, far: End) -> None:
+    def _fail(self, far: RelaySocket) -> None:
         """The far end cannot be reached."""
         assert far.other is not None
         if far.connecting == CONNECTED:
             _sent(far.other.socket, UNREACHABLE)
         self._close(far)
 
-    def _connected(self, far: End) -> None:
+    def _connected(self, far: RelaySocket) -> None:
         assert far.other is not None
         if far.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._fail(far)
@@ -202,7 +202,7 @@ class Porter:
 
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
-    def _turn(self, end: End, ready: int) -> None:
+    def _turn(self, end: RelaySocket, ready: int) -> None:
         if end.greeting is not None:
             self._greet(end)
         elif end.connecting:
@@ -213,7 +213,7 @@ class Porter:
             if ready & selectors.EVENT_READ and end.watched & selectors.EVENT_READ:
                 self._pass_on(end)
 
-    def _pass_on(self, end: End) -> None:
+    def _pass_on(self, end: RelaySocket) -> None:
         """Read a piece, and write it to the other end."""
         other = end.other
         assert other is not None
@@ -234,7 +234,7 @@ class Porter:
             self._watch(end, end.watched & ~selectors.EVENT_READ)
             self._watch(other, other.watched | selectors.EVENT_WRITE)
 
-    def _flush(self, end: End) -> None:
+    def _flush(self, end: RelaySocket) -> None:
         """Write what waits for an end; then the other one is read again."""
         if not end.held:
             return
@@ -252,7 +252,7 @@ class Porter:
         elif end.other is not None:
             self._watch(end.other, end.other.watched | selectors.EVENT_READ)
 
-    def _watch(self, end: End, events: int) -> None:
+    def _watch(self, end: RelaySocket, events: int) -> None:
         """Have the selector report these events of an end; 0 for none."""
         if events == end.watched:
             return
@@ -264,7 +264,7 @@ class Porter:
             self._selector.register(end.socket, events, end)
         end.watched = events
 
-    def _close(self, end: End) -> None:
+    def _close(self, end: RelaySocket) -> None:
         """An end has gone: so does the way, once the other end has what was read for it."""
         other, end.other = end.other, None
         self._greeting.pop(end, None)
@@ -349,7 +349,7 @@ def main(arguments: list[str]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * WAYS_MAX + 2 * GREETINGS_MAX)), hard))
     listener, line = (socket.socket(fileno=int(number)) for number in arguments[:2])
-    Porter(listener, line, int(arguments[2])).serve()
+    PorterProcess(listener, line, int(arguments[2])).serve()
 
 
 if __name__ == "__main__":

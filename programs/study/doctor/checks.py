@@ -111,7 +111,7 @@ class NeedFacts:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Way:
+class TriedConnection:
     """A TCP connection that was tried: to where, and the result; `is_refused`: the way is open, and nothing listens."""
 
     endpoint: str
@@ -136,8 +136,8 @@ class PeerAnswer:
 
     skew_seconds: float
     error_seconds: float
-    there: Way
-    back: Way | None = None
+    there: TriedConnection
+    back: TriedConnection | None = None
 
 
 @final
@@ -152,7 +152,7 @@ class PeerFacts:
     name: str
     endpoint: str
     unresolved: str = ""
-    way: Way | None = None
+    way: TriedConnection | None = None
     is_here: bool = False
     answer: PeerAnswer | None = None
     fault: tuple[str, str, str] | None = None

@@ -18,7 +18,7 @@ from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.machine.client import ANSWER_SECONDS, DaemonClient
 from isthmus.programs.engine.machine.links import HomeAddress
 from isthmus.programs.engine.machine.trial_ports import DIAL, OPEN
-from isthmus.programs.study.doctor.checks import PeerAnswer, PeerFacts, Way
+from isthmus.programs.study.doctor.checks import PeerAnswer, PeerFacts, TriedConnection
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.placement import Machine
 from isthmus.runtime.system import addresses
@@ -56,18 +56,18 @@ def resolved(host: str) -> tuple[tuple[str, ...], str]:
         pool.shutdown(wait=False)
 
 
-def way_to(host: str, port: int) -> Way:
+def way_to(host: str, port: int) -> TriedConnection:
     """A TCP connection to a port, made and closed again, within DIAL_SECONDS_MAX."""
     endpoint, began = f"tcp://{addresses.text_of(host, port)}", time.monotonic()
     try:
         addresses.connect(endpoint, DIAL_SECONDS_MAX).close()
     except ConnectionRefusedError:
-        return Way(endpoint, is_refused=True, refusal="nothing listens there")
+        return TriedConnection(endpoint, is_refused=True, refusal="nothing listens there")
     except TimeoutError:
-        return Way(endpoint, refusal=f"no answer within {DIAL_SECONDS_MAX:.0f} s")
+        return TriedConnection(endpoint, refusal=f"no answer within {DIAL_SECONDS_MAX:.0f} s")
     except OSError as error:
-        return Way(endpoint, refusal=error.strerror or str(error))
-    return Way(endpoint, seconds=time.monotonic() - began)
+        return TriedConnection(endpoint, refusal=error.strerror or str(error))
+    return TriedConnection(endpoint, seconds=time.monotonic() - began)
 
 
 def is_own(address: str) -> bool:
@@ -135,7 +135,7 @@ def _answer(daemon: DaemonClient, message: Message) -> Message:
     return answer
 
 
-def _dialled(daemon: DaemonClient, own_address: str) -> Way | None:
+def _dialled(daemon: DaemonClient, own_address: str) -> TriedConnection | None:
     """The way from a daemon to a port that is opened here; None if it does not dial for this key, or not from here."""
     host, _ = addresses.host_and_port(own_address)
     try:
@@ -143,6 +143,6 @@ def _dialled(daemon: DaemonClient, own_address: str) -> Way | None:
             endpoint = f"tcp://{addresses.text_of(host, server.getsockname()[1])}"
             answer = _answer(daemon, {"type": DIAL, "endpoint": endpoint})
             taken = answer["seconds"]
-            return Way(endpoint, None if taken is None else float(taken), refusal=str(answer["refusal"]))
+            return TriedConnection(endpoint, None if taken is None else float(taken), refusal=str(answer["refusal"]))
     except (ConfigError, OSError, LookupError, TypeError, ValueError):
         return None

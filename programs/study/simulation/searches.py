@@ -46,8 +46,8 @@ from isthmus.runtime.sim.faults import (
     Kill,
     KillDaemon,
     MoveHome,
-    Notice,
     Pause,
+    PreemptionNotice,
     SlowStarts,
 )
 from isthmus.runtime.sim.universe import HOME, machine_of
@@ -243,7 +243,7 @@ def noticed(seed: int, program: str = DEFAULT) -> Shape:
     shape, rng = shape_of(seed, program), random.Random(f"isthmus {seed} notices")
     machines = sorted({HOME, *map(machine_of, hosts_of(shape.program, shape.learners))})
     notices = [
-        Notice(
+        PreemptionNotice(
             HOME if rng.random() < HOME_SHARE else rng.choice(machines),
             rng.choice((1.0, 5.0, 14.0)),
             rng.choice((0.5, 3.0, 10.0, 25.0)),

@@ -20,8 +20,8 @@ from isthmus.programs.study.doctor.checks import (
     NeedFacts,
     PeerAnswer,
     PeerFacts,
+    TriedConnection,
     UserFacts,
-    Way,
     judge,
     text_of,
 )
@@ -50,8 +50,10 @@ SOUND = Facts(
     disk=DiskFacts("/runs", 1 << 40, 1e8),
     need=NeedFacts("7 hosts", 7, 4, 1 << 30, 1 << 30, 15.0),
 )
-HOME = PeerFacts("alpha", "tcp://10.0.0.1:7400", way=Way("tcp://10.0.0.1:7400", 0.01))
-ANSWER = PeerAnswer(0.2, 0.01, Way("tcp://10.0.0.1:4000", 0.01), Way("tcp://10.0.0.2:4000", 0.02))
+HOME = PeerFacts("alpha", "tcp://10.0.0.1:7400", way=TriedConnection("tcp://10.0.0.1:7400", 0.01))
+ANSWER = PeerAnswer(
+    0.2, 0.01, TriedConnection("tcp://10.0.0.1:4000", 0.01), TriedConnection("tcp://10.0.0.2:4000", 0.02)
+)
 GPUS = JaxFacts("gpu", ("NVIDIA H100",) * 4, 2.0)
 
 
@@ -119,17 +121,23 @@ def states(facts: Facts) -> dict[str, str]:
         ),
         ({"misplaced": "10.0.0.9 is none of this machine"}, {"--for": FAILS}),
         (peer(unresolved="'home': Name or service not known"), {"alpha": FAILS}),
-        (peer(way=Way("tcp://10.0.0.1:7400", refusal="no answer within 3 s")), {"alpha": FAILS}),
-        (peer(way=Way("tcp://10.0.0.1:7400", is_refused=True)), {"alpha": NOTE}),
+        (peer(way=TriedConnection("tcp://10.0.0.1:7400", refusal="no answer within 3 s")), {"alpha": FAILS}),
+        (peer(way=TriedConnection("tcp://10.0.0.1:7400", is_refused=True)), {"alpha": NOTE}),
         (peer(fault=("to be admitted", "that this key is not", "Admit it.")), {"alpha": FAILS}),
         (peer(), {}),
         (answered(), {}),
         (answered(skew_seconds=-1.02), {"clock of alpha": NOTE}),
         (answered(skew_seconds=1.005), {}),
         (answered(skew_seconds=901.0), {"clock of alpha": FAILS}),
-        (answered(there=Way("tcp://10.0.0.1:4000", refusal="no answer within 3 s")), {"ports of alpha": NOTE}),
-        (answered(there=Way("tcp://10.0.0.1:4000", is_refused=True)), {"ports of alpha": NOTE}),
-        (answered(back=Way("tcp://10.0.0.2:4000", refusal="no answer within 3 s")), {"ports from alpha": NOTE}),
+        (
+            answered(there=TriedConnection("tcp://10.0.0.1:4000", refusal="no answer within 3 s")),
+            {"ports of alpha": NOTE},
+        ),
+        (answered(there=TriedConnection("tcp://10.0.0.1:4000", is_refused=True)), {"ports of alpha": NOTE}),
+        (
+            answered(back=TriedConnection("tcp://10.0.0.2:4000", refusal="no answer within 3 s")),
+            {"ports from alpha": NOTE},
+        ),
         (answered(back=None), {}),
     ],
 )
@@ -151,7 +159,11 @@ def test_the_machine_that_the_command_runs_on_has_no_clock_and_no_ports_of_anoth
 
 
 def test_what_is_not_ok_comes_with_what_to_do_and_nothing_is_wider_than_the_terminal() -> None:
-    changed = {"blocked": ("SIGTERM",), "memory_bytes": 1, **answered(there=Way("tcp://10.0.0.1:4000", refusal="no"))}
+    changed = {
+        "blocked": ("SIGTERM",),
+        "memory_bytes": 1,
+        **answered(there=TriedConnection("tcp://10.0.0.1:4000", refusal="no")),
+    }
     checks = judge(replace(SOUND, **changed))
     text = text_of(checks, 80)
     assert max(map(len, text.splitlines())) <= 80

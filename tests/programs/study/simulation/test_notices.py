@@ -11,7 +11,7 @@ from isthmus.programs.study.simulation.seeds import shape_of
 from isthmus.programs.study.simulation.universe import outcome_of
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.sim.checkers import Checker
-from isthmus.runtime.sim.faults import Fault, Notice, Pause
+from isthmus.runtime.sim.faults import Fault, Pause, PreemptionNotice
 from isthmus.runtime.sim.universe import HOME, Universe, machine_of
 from isthmus.runtime.supervision.incidents import Ended, Exited, Happened, HomeSetAside, MachineTaken
 from tests.effort import soaked
@@ -30,7 +30,7 @@ class Left(Checker):
         self.noticed = 0.0
 
     def polled(self, universe: Universe) -> None:
-        story = [at for at, fault in universe.injector.story if "Notice" in fault]
+        story = [at for at, fault in universe.injector.story if "PreemptionNotice" in fault]
         self.noticed = story[0] / 1e9 if story else 0.0
 
     def happened(self, universe: Universe, happened: Happened) -> None:
@@ -49,24 +49,24 @@ def left(*faults: Fault) -> Left:
 
 
 def test_a_learner_that_is_told_to_leave_exits_by_itself_and_returns_to_its_slot() -> None:
-    seen = left(Notice(LEAVES, 14.0, 20.0, at_step=8))
+    seen = left(PreemptionNotice(LEAVES, 14.0, 20.0, at_step=8))
     assert seen.ends[0] == (f"{LEARNER}#1", Exited(0))
     assert not seen.is_set_aside
 
 
 def test_a_home_that_is_told_to_leave_ends_with_its_hosts_and_goes_on_with_the_next_daemon() -> None:
-    seen = left(Notice(HOME, 14.0, 20.0, at_step=8))
+    seen = left(PreemptionNotice(HOME, 14.0, 20.0, at_step=8))
     assert seen.is_set_aside
     assert ("recorder/0#1", Exited(0)) in seen.ends
     assert not any(isinstance(end, MachineTaken) for _, end in seen.ends)
 
 
 def test_one_that_is_killed_before_it_has_left_is_as_one_that_was_killed() -> None:
-    left(Notice(LEAVES, 14.0, 0.02, at_step=8), Notice(HOME, 14.0, 0.02, at_step=16))
+    left(PreemptionNotice(LEAVES, 14.0, 0.02, at_step=8), PreemptionNotice(HOME, 14.0, 0.02, at_step=16))
 
 
 def test_one_that_does_not_answer_is_ended_within_the_grace() -> None:
-    seen = left(Pause(str(LEARNER), 30.0, at=2.4), Notice(LEAVES, 1.0, 25.0, at=2.6))
+    seen = left(Pause(str(LEARNER), 30.0, at=2.4), PreemptionNotice(LEAVES, 1.0, 25.0, at=2.6))
     ends = [(who, end) for who, end in seen.ends if who == f"{LEARNER}#1"]
     assert ends == [(f"{LEARNER}#1", Exited(signal="SIGKILL"))]
     assert 0 < seen.seconds[f"{LEARNER}#1"] - seen.noticed < 1.2
