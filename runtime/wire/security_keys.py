@@ -253,6 +253,18 @@ def is_loopback(endpoint: str) -> bool:
         return False
 
 
+_LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether the Host header of an HTTP request names this machine by loopback.
+
+    One that does not comes from a page of elsewhere whose name leads here, and is to be refused by a server that is on
+    loopback only.
+    """
+    return re.sub(r":\d*$", "", host).lower() in _LOOPBACK_NAMES
+
+
 def check_open(endpoint: str, keys: Keyring | None, doing: str) -> None:
     """ConfigError if an endpoint is off loopback, and there are no keys."""
     if keys is None and not is_loopback(endpoint):

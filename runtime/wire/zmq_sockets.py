@@ -103,7 +103,7 @@ class ZmqSocket:
         self._gone = gone
         self._keys = keys
         self._counts, self._domain = counts, domain
-        self._proxy, self._reached = proxy, reached
+        self._proxy, self._reached, self._mark = proxy, reached, mark
         self._is_closed = self._is_scheduled = False
         self._is_router = kind == zmq.ROUTER
         self._socket = context.socket(kind)
@@ -118,7 +118,7 @@ class ZmqSocket:
         """The last report of the monitor, where progress is looked for."""
         self._handshakes: Handshakes | None = None
         self._early: list[list[Any]] | None = None
-        """Messages that wait until a proxy is known to lead to the peer."""
+        """Messages that wait until a proxy is known to lead to the peer: up to the high-water mark, as in libzmq."""
         self._fds: list[int] = []
         self._listen(self._socket, self._read)
 
@@ -188,6 +188,8 @@ class ZmqSocket:
         if self._is_closed:
             return False
         if self._early is not None:
+            if len(self._early) == self._mark:
+                return False
             self._early.append(list(frames))
             return True
         *others, last = frames

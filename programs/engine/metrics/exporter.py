@@ -7,7 +7,6 @@ SECONDS_MAX the answer is 503, a failed scrape.
 
 from __future__ import annotations
 
-import re
 import socketserver
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.wire.security_keys import is_loopback
+from isthmus.runtime.wire.security_keys import is_loopback, is_loopback_name
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -29,10 +28,8 @@ if TYPE_CHECKING:
 SECONDS_MAX: Final = 5.0
 PATH: Final = "/metrics"
 LOOPBACK: Final = "127.0.0.1"
-_NAMES: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
-@final
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     """A thread for each scrape, which ends with the process."""
 
@@ -40,11 +37,10 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 
 @final
-class _ServerOfSix(socketserver.ThreadingMixIn, WSGIServer):
+class _ServerOfSix(_Server):
     """The same at an address of IPv6."""
 
     address_family = AF_INET6
-    daemon_threads = True
 
 
 @final
@@ -114,12 +110,11 @@ class Exporter:
             start_response(status, [("Content-Type", "text/plain")])
             return [f"{status}\n".encode()]
 
-        host = re.sub(r":\d*$", "", environ.get("HTTP_HOST", "")).lower()
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return refuse("405 Method Not Allowed")
         if environ["PATH_INFO"] != PATH:
             return refuse("404 Not Found")
-        if self._is_local and host not in _NAMES:  # A page from elsewhere whose name leads here.
+        if self._is_local and not is_loopback_name(environ.get("HTTP_HOST", "")):
             return refuse("421 Misdirected Request")
         try:
             return self._app(environ, start_response)

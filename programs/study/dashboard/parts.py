@@ -316,7 +316,7 @@ RATE_SECONDS: Final = 8.0
 
 
 @final
-class Traffic:
+class TrafficRates:
     """What moved on the edges of one run; keeps past totals for the rates."""
 
     def __init__(self) -> None:
@@ -419,7 +419,7 @@ def _tone(change: ChangeRecord) -> str:
 
 def steps_of_settings(look: Look) -> list[Chart]:
     """Interval and overlap over time, as they changed; no chart if they did not."""
-    program, curves = look.configuration.get("program", {}), []
+    curves = []
     for index, name in enumerate(("interval", "overlap")):
         changes = [change for change in look.changes if change.setting == name and change.after.isdecimal()]
         if not changes:
@@ -431,7 +431,6 @@ def steps_of_settings(look: Look) -> list[Chart]:
         points.append((end, points[-1][1]))
         times, values = [time for time, _ in points], [value for _, value in points]
         curves.append(Curve(name, learner_class(index), times, times, [*values]))
-    assert program is not None
     return [Chart("settings", "Interval and overlap, inner steps", curves, [])] if curves else []
 
 

@@ -14,7 +14,6 @@ import gzip
 import hashlib
 import hmac
 import os
-import re
 import socket
 import time
 import traceback
@@ -39,7 +38,7 @@ from isthmus.programs.study.dashboard import parts
 from isthmus.programs.study.dashboard.watched_run import Look, WatchedRun, place_of, runs_below
 from isthmus.programs.study.terminal.figures import TokenSpeed
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.wire.security_keys import OTHERS, is_loopback
+from isthmus.runtime.wire.security_keys import OTHERS, is_loopback, is_loopback_name
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -84,7 +83,7 @@ class Shown:
 
 
 @final
-class Feed:
+class LiveParts:
     """The parts of the page of one run, as JSON, each with a number that changes with it."""
 
     def __init__(self, shown: Shown, folder: Path) -> None:
@@ -92,7 +91,7 @@ class Feed:
         self.viewers = 0
         self._shown = shown
         self._run = WatchedRun(folder, shown.home)
-        self._speed, self._traffic, self._list = TokenSpeed(), parts.Traffic(), parts.RunList()
+        self._speed, self._traffic, self._list = TokenSpeed(), parts.TrafficRates(), parts.RunList()
         self._columns = parts.MergeColumns()
         self._seen: object = None
         self._drawn_at = self._listed_at = -float("inf")
@@ -182,7 +181,6 @@ class Feed:
 # -- who is answered ---------------------------------------------------------------------------------------------------
 
 _ALLOWED: Final = ("GET", "HEAD")
-_LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -218,8 +216,7 @@ class Guard:
             return PlainTextResponse("only GET and HEAD\n", 405, {**_HEADERS, "allow": ", ".join(_ALLOWED)})
         if len(scope["raw_path"]) + len(scope["query_string"]) > PATH_LENGTH_MAX:
             return refuse("no page has so long an address\n", 414)
-        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
-        if self._is_local and host not in _LOOPBACK_NAMES:
+        if self._is_local and not is_loopback_name(headers.get("host", "")):
             return refuse("this page is at 127.0.0.1 alone\n", 421)
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             return refuse("no other page may read this one\n", 403)
@@ -321,7 +318,7 @@ class Pages:
 
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: dict[str, LiveParts] = {}
         self._viewers = 0
         self.is_ending = asyncio.Event()
         self.routes = [
@@ -356,15 +353,15 @@ class Pages:
             headers["content-encoding"], body = "gzip", _packed(body)
         return StreamingResponse(body, media_type="text/event-stream", headers=headers)
 
-    def _feed(self, name: str, folder: Path) -> Feed:
+    def _feed(self, name: str, folder: Path) -> LiveParts:
         idle = [each for each, feed in self._feeds.items() if not feed.viewers and each != name]
         for each in idle[: max(0, len(self._feeds) - FEEDS_MAX)]:
             del self._feeds[each]
         if name not in self._feeds or self._feeds[name].has_failed:
-            self._feeds[name] = Feed(self._shown, folder)
+            self._feeds[name] = LiveParts(self._shown, folder)
         return self._feeds[name]
 
-    async def _stream(self, feed: Feed) -> AsyncIterator[bytes]:
+    async def _stream(self, feed: LiveParts) -> AsyncIterator[bytes]:
         """The parts of a run, each whenever it has changed."""
         sent: dict[str, int] = {}
         self._viewers += 1

@@ -22,14 +22,14 @@ from isthmus.runtime.wire.porter_greeting import (
     UNACCEPTABLE,
     UNREACHABLE,
     AskMore,
-    Greeting,
+    SocksGreeting,
     ToDaemon,
     ToHost,
     TurnDown,
     Verdict,
 )
-from isthmus.runtime.wire.porter_process import Porter
-from isthmus.runtime.wire.zmq_sockets import ZmqSockets
+from isthmus.runtime.wire.porter_process import PorterProcess
+from isthmus.runtime.wire.zmq_sockets import MARKS, ZmqSockets
 from tests.patience import PATIENCE
 from tests.runtime.wire.cables import LEARNERS, MIB, PATIENT, SYNCER, End, World, floats
 from tests.runtime.wire.key_rings import keyed
@@ -48,7 +48,7 @@ def connect(host: str, port: int) -> bytes:
 
 def judged(data: bytes, step: int) -> tuple[bytes, Verdict]:
     """(answers so far, the last verdict) where so many bytes come at a time."""
-    greeting, answers = Greeting(lambda *endpoint: endpoint in (INSIDE, ("::1", 4001), ("alpha", 4001))), b""
+    greeting, answers = SocksGreeting(lambda *endpoint: endpoint in (INSIDE, ("::1", 4001), ("alpha", 4001))), b""
     for begin in range(0, len(data), step):
         verdict = greeting.receive(data[begin : begin + step])
         answers += getattr(verdict, "answer", b"")
@@ -100,7 +100,7 @@ class Served:
         self.line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.line.settimeout(PATIENCE)
         self.address = listener.getsockname()
-        self.porter = Porter(listener, far, self.daemon.getsockname()[1])
+        self.porter = PorterProcess(listener, far, self.daemon.getsockname()[1])
         self._sockets = [self.daemon, listener, self.line, far]
         self._thread = threading.Thread(target=self.porter.serve)
         self._thread.start()
@@ -267,7 +267,7 @@ class Carrier(asyncio.Protocol):
 
     def __init__(self, made: list[Carrier], port: int = 0, places: Mapping[int, int] = MappingProxyType({})) -> None:
         self._made, self._port, self._places = made, port, places
-        self._greeting = Greeting(lambda host, port: port in places)
+        self._greeting = SocksGreeting(lambda host, port: port in places)
         self._early = b""
         self.other: Carrier | None = None
         self.transport: Any = None
@@ -394,6 +394,20 @@ def test_hosts_listen_within_a_range_of_ports(world: World) -> None:
     ports = [port_of(endpoint) for each in found for endpoint in each[:2]]
     assert len(set(ports)) == 4
     assert all(port < each <= port + 40 for each in ports)
+
+
+def test_as_many_messages_as_in_libzmq_wait_for_the_trial_of_a_proxy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        loop = asyncio.new_event_loop()
+        proxy = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        sockets = ZmqSockets(loop)
+        dialled = sockets.dealer("control", lambda *message: None, lambda reason: None, porter=proxy)
+        dialled.connect("tcp://127.0.0.1:4001", "")
+        mark = MARKS["control"]
+        assert [dialled.send([b"hello"]) for _ in range(mark + 1)] == [True] * mark + [False]
+        dialled.close()
+        sockets.close()
+        loop.close()
 
 
 @pytest.mark.parametrize("answers", [None, b"", b"\x05\x00", b"\x05\x00" + FORBIDDEN])

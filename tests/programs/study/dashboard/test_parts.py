@@ -116,7 +116,7 @@ def test_ages_of_fragments_count_from_their_last_merge() -> None:
 
 
 def test_traffic_has_names_and_rates() -> None:
-    traffic = parts.Traffic()
+    traffic = parts.TrafficRates()
     traffic.part(going_on())
     look = going_on(at=2.0)
     for each in look.status["hosts"]:
@@ -168,5 +168,5 @@ def test_a_status_may_lack_anything(status: dict[str, Any]) -> None:
     look = going_on(status=status, newest={}, merges=LastMerges(), graph={}, configuration={})
     for part in (parts.goodput, parts.learners, parts.fragments, parts.failures, parts.settings):
         assert msgspec.json.encode(part(look))
-    assert msgspec.json.encode([parts.head(look, TokenSpeed()), parts.Traffic().part(look)])
+    assert msgspec.json.encode([parts.head(look, TokenSpeed()), parts.TrafficRates().part(look)])
     assert msgspec.json.encode(parts.merges(look, parts.MergeColumns()))
