@@ -54,7 +54,7 @@ def _add(engine: str, about: str) -> None:
         to: To = None,
         grace: Grace = GRACE_SECONDS,
     ) -> None:
-        from isthmus.programs.command.launching import LaunchOptions, launch
+        from isthmus.programs.command.launch_options import LaunchOptions, launch
 
         launch(engine, LaunchOptions(requested, file, islands, nodes_per_island, grace, is_printed, to))
 
@@ -78,7 +78,7 @@ def scale(
 @commands.command()
 def status(file: Of = None, to: To = None, as_json: AsJson = False) -> None:
     """Show what the engine has of a launch."""
-    from isthmus.programs.command.launching import shown
+    from isthmus.programs.command.launch_options import shown
     from isthmus.programs.launch import folder
 
     typer.echo(shown(folder.find(file, to), as_json=as_json))

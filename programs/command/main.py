@@ -32,7 +32,7 @@ app.add_typer(
     launch_commands.commands,
     name="launch",
     rich_help_panel=machine_commands.PANEL,
-    help="Launch a run on Slurm; scale it, show it, end it.",
+    help="Launch a run on Slurm, Ray or Kubernetes; scale it, end it.",
 )
 app.add_typer(
     lab_commands.simulate_commands,

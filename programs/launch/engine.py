@@ -35,7 +35,7 @@ class PrintedFile:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Member:
+class LaunchedMachine:
     """A home, or a machine of an island, as the engine has it: `home` or `island-3`, its id, state and node there."""
 
     name: str
@@ -68,7 +68,7 @@ class Engine(Protocol):
     def scale(self, launch: Launch, islands: int) -> None:
         """Add or remove islands until there are so many; ConfigError if the engine refuses."""
 
-    def members(self, launch: Launch) -> list[Member]:
+    def members(self, launch: Launch) -> list[LaunchedMachine]:
         """What of a launch waits or works."""
 
     def down(self, launch: Launch) -> None:

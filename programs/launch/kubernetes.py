@@ -25,12 +25,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
-from isthmus.programs import settings
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.launch import user_files
-from isthmus.programs.launch.engine import Engine, Member, PrintedFile
+from isthmus.programs.launch.engine import Engine, LaunchedMachine, PrintedFile
 from isthmus.programs.launch.folder import RUN, Launch
-from isthmus.programs.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest
+from isthmus.programs.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest, home_table
 from isthmus.programs.settings import collecting
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 
@@ -130,15 +129,6 @@ spec:
    volumes: [{{name: work, persistentVolumeClaim: {{claimName: {name}}}}}], containers: [{{name: copy, image: {image},
    command: [sleep, "3600"], securityContext: {rights}, volumeMounts: [{{name: work, mountPath: /isthmus}}]}}]}}
 """
-_CLUSTER: Final = """\
-[keys]
-secret = "home.key"
-[[machine]]
-name = "home"
-address = "tcp://{name}-home:{port}"
-public_key = "home.pub"
-roles = ["syncer", "evaluator"]
-"""
 
 
 @final
@@ -227,7 +217,7 @@ class _Kubernetes:
         if surplus := sorted(there.difference(wanted)):
             _ask(launch, "delete", "job", *surplus)
 
-    def members(self, launch: Launch) -> list[Member]:
+    def members(self, launch: Launch) -> list[LaunchedMachine]:
         found = _items(launch, "job,pod")
         pods = [each for each in found if each["kind"] == "Pod"]
         members = [_member(launch, pod["metadata"]["labels"].get("job-name", ""), pod) for pod in pods]
@@ -295,13 +285,10 @@ def _jobs(name: str, islands: int, size: int) -> list[str]:
 
 def _sent(request: LaunchRequest) -> list[PrintedFile]:
     """The files of the ConfigMap; the user's own lie beside the others there, by their names."""
-    modules = [user_files.moved(request, module) for module in request.modules]
-    cluster = _CLUSTER.format(name=request.name, port=request.table.port or PORT)
-    programs = {"programs": {"modules": modules}} if modules else {}
-    machine = settings.document({"keys": {"secret": f"{HOME}.key"}, **programs})
-    own = [PrintedFile(path.name, path.read_text(encoding="utf-8")) for path in user_files.paths(request)]
-    join = [PrintedFile(JOIN, settings.document(programs))] if modules else []
-    return [PrintedFile(CLUSTER, cluster + user_files.run_text(request)), PrintedFile(MACHINE, machine), *join, *own]
+    there, address = user_files.placed(request), f"tcp://{request.name}-{HOME}:{request.table.port or PORT}"
+    join = [PrintedFile(JOIN, there.machine_text)] if there.modules else []
+    cluster = PrintedFile(CLUSTER, home_table(address) + there.run_text)
+    return [cluster, PrintedFile(MACHINE, there.home_text), *join, *user_files.copies(request)]
 
 
 def _limits(request: LaunchRequest) -> dict[str, int]:
@@ -316,9 +303,8 @@ def _own_faults(request: LaunchRequest) -> Iterator[Fault]:
     if not table.image:
         do = "Name an image with isthmus and sh, flock and tar: docs/how-to/kubernetes.md."
         yield Fault("Reading launch.image", "an image", "none", do)
-    if table.partition:
-        do = "Leave it out; what queues of the cluster need stands in launch.extra."
-        yield Fault("Reading launch.partition", "none on Kubernetes", repr(table.partition), do)
+    do = "Leave it out; what queues of the cluster need stands in launch.extra."
+    yield from request.useless("Kubernetes", do, "partition")
     if table.devices.count(":") > 1:
         do = "Write gpu:8, and the nodeSelector of such nodes in launch.extra."
         yield Fault("Reading launch.devices", "KIND:NUMBER on Kubernetes", repr(table.devices), do)
@@ -329,10 +315,10 @@ def _own_faults(request: LaunchRequest) -> Iterator[Fault]:
     yield from user_files.faults(request, FILES_BYTES_MAX, (CLUSTER, MACHINE, JOIN))
 
 
-def _member(launch: Launch, job: str, pod: Any) -> Member:
+def _member(launch: Launch, job: str, pod: Any) -> LaunchedMachine:
     name = job.removeprefix(f"{launch.name}-")
     if pod is None:
-        return Member(name, job, "no pod")
+        return LaunchedMachine(name, job, "no pod")
     status, meta = pod.get("status", {}), pod["metadata"]
     state = status.get("phase", "")
     for container in status.get("containerStatuses", ()):
@@ -341,7 +327,7 @@ def _member(launch: Launch, job: str, pod: Any) -> Member:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             state = f"{condition.get('reason', state)}: {condition.get('message', '')}"
     state = "leaving" if "deletionTimestamp" in meta else state
-    return Member(name, meta["name"], state, pod["spec"].get("nodeName", ""))
+    return LaunchedMachine(name, meta["name"], state, pod["spec"].get("nodeName", ""))
 
 
 def _items(launch: Launch, kind: str) -> list[Any]:

@@ -145,6 +145,12 @@ class LaunchRequest:
         """How many machines an invitation has to admit."""
         return self.slots_max * self.nodes_per_island
 
+    def useless(self, engine: str, do: str, *names: str) -> Iterator[Fault]:
+        """Faults of keys of [launch] with these names, of which an engine has no use."""
+        for name in names:
+            if given := getattr(self.table, name):
+                yield Fault(f"Reading launch.{name}", f"none on {engine}", repr(given), do)
+
     def faults(self) -> Iterator[Fault]:
         """What is wrong with the numbers."""
         if not 1 <= self.islands <= self.slots_max:
@@ -155,6 +161,14 @@ class LaunchRequest:
         if not 1 <= self.nodes_per_island <= SIZE_MAX:
             do = "It is the number of machines of each island."
             yield Fault("Reading --nodes-per-island", f"from 1 to {SIZE_MAX}", f"{self.nodes_per_island}", do)
+
+
+def home_table(address: str) -> str:
+    """The beginning of the cluster file of a home whose daemon listens at `address`, with its keys beside it."""
+    return (
+        f'[keys]\nsecret = "{HOME}.key"\n[[machine]]\nname = "{HOME}"\naddress = "{address}"\n'
+        f'public_key = "{HOME}.pub"\nroles = ["syncer", "evaluator"]\n'
+    )
 
 
 def name_of(path: Path) -> str:

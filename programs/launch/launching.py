@@ -12,7 +12,7 @@ from typing import Final
 
 from isthmus.programs.engine.run.resume import outcome_of
 from isthmus.programs.launch import engine
-from isthmus.programs.launch.engine import Engine, Member, PrintedFile
+from isthmus.programs.launch.engine import Engine, LaunchedMachine, PrintedFile
 from isthmus.programs.launch.folder import NOTE, RUN, Launch, folder_for
 from isthmus.programs.launch.launch_file import LaunchRequest
 from isthmus.runtime.errors import ConfigError
@@ -79,7 +79,7 @@ def scale(note: Launch, islands: int) -> str:
     return f"{note.name}: {_islands(islands)}"
 
 
-def members_of(note: Launch) -> list[Member]:
+def members_of(note: Launch) -> list[LaunchedMachine]:
     """What of a launch waits or works; ConfigError if the engine is not there."""
     return _members(engine.engine_of(note.engine), note)
 
@@ -111,7 +111,7 @@ def _check_same(note: Launch, doing: str) -> None:
         raise ConfigError(doing, expected, repr(asked.get(keys[0])), do)
 
 
-def _members(chosen: Engine, note: Launch) -> list[Member]:
+def _members(chosen: Engine, note: Launch) -> list[LaunchedMachine]:
     return sorted(chosen.members(note), key=lambda member: (not member.is_home, len(member.name), member.name))
 
 

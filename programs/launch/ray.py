@@ -15,9 +15,9 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster.cluster_file import size_bytes
 from isthmus.programs.launch import user_files
-from isthmus.programs.launch.engine import Engine, Member, PrintedFile
+from isthmus.programs.launch.engine import Engine, LaunchedMachine, PrintedFile
 from isthmus.programs.launch.folder import RUN, Launch
-from isthmus.programs.launch.launch_file import HOME, ISLAND, LaunchRequest
+from isthmus.programs.launch.launch_file import HOME, ISLAND, LaunchRequest, home_table
 from isthmus.runtime.errors import ConfigError, Fault
 
 SECONDS_MAX: Final = 120.0  # For Ray to answer, beside the grace.
@@ -45,16 +45,12 @@ if __name__ == "__main__":
 @final
 class _Ray:
     def faults(self, request: LaunchRequest, folder: Path) -> Iterator[Fault]:
-        for name in ("image", "partition", "namespace", "time"):
-            if getattr(request.table, name):
-                do = "Leave it out: options of actors, such as runtime_env, stand in launch.extra."
-                yield Fault(f"Reading launch.{name}", "none on Ray", repr(getattr(request.table, name)), do)
+        do = "Leave it out: options of actors, such as runtime_env, stand in launch.extra."
+        yield from request.useless("Ray", do, "image", "partition", "namespace", "time")
         yield from user_files.faults(request, FILES_BYTES_MAX, [NAME.format(request.name)])
 
     def files(self, request: LaunchRequest) -> Sequence[PrintedFile]:
-        texts, paths = [request.home_text, request.machine_text, request.run_text], user_files.paths(request)
-        for path in paths:  # They come to lie above the folders of machines, where they have one path on all nodes.
-            texts = [text.replace(f'"{path}', f'"../{path.name}') for text in texts]
+        there, paths = user_files.placed(request, "../"), user_files.paths(request)  # Above the folders of machines.
         # In the commands stand {address}, where the home listens, and {name}, {island} and {rank} of a machine.
         nodes, leaving = request.nodes_per_island, f"--until-over --grace {request.grace:g}"
         plan = {
@@ -65,7 +61,9 @@ class _Ray:
             "port": request.table.port,
             "folder": f"~/isthmus/{request.name}",
             "files": tuple(path.name for path in paths),
-            **dict(zip(("home_machine", "island_machine", "cluster"), texts, strict=True)),
+            "home_machine": there.home_text,
+            "island_machine": there.machine_text,
+            "cluster": home_table("{address}") + there.run_text,
             "invite": f"isthmus invite --count {request.names} --for {ISLAND} --cluster cluster.toml"
             " --to island.invite",
             "daemon": f"isthmus daemon --name {HOME} --listen {{address}} --config machine.toml --run cluster.toml"
@@ -81,8 +79,7 @@ class _Ray:
             plan="".join(f"    {name}={_literal(field)},\n" for name, field in plan.items()),
             options="".join(f"        {line}\n" for line in request.table.extra.splitlines()),
         )
-        copies = [PrintedFile(path.name, path.read_text(encoding="utf-8")) for path in paths]
-        return [PrintedFile(NAME.format(request.name), text), *copies]
+        return [PrintedFile(NAME.format(request.name), text), *user_files.copies(request)]
 
     def by_hand(self, request: LaunchRequest) -> str:
         command = f"python {NAME.format(request.name)}"
@@ -94,9 +91,9 @@ class _Ray:
     def scale(self, launch: Launch, islands: int) -> None:
         _say(launch, "scale", str(islands))
 
-    def members(self, launch: Launch) -> list[Member]:
+    def members(self, launch: Launch) -> list[LaunchedMachine]:
         machines = _say(launch, "status")["machines"] if (launch.folder / NAME.format(launch.name)).exists() else {}
-        return [Member(name, state["at"], state["state"], state["node"]) for name, state in machines.items()]
+        return [LaunchedMachine(name, state["at"], state["state"], state["node"]) for name, state in machines.items()]
 
     def down(self, launch: Launch) -> None:
         _say(launch, "down")

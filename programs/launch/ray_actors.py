@@ -1,11 +1,11 @@
-"""What `isthmus launch ray` has in a cluster: an actor for each machine, and one that keeps them.
+"""What `isthmus launch ray` has in a cluster: an actor for each machine, and one for all of them.
 
-Theory of operation. The launcher makes one detached actor, the `Keeper`, so it may be killed at any moment. The keeper
-compares, turn by turn, the machines that are wanted with the actors that there are. The home and each island have a
-placement group of their own: what has a place works, and waits for no other. A `Machine` is a detached actor, too,
-which Ray starts again wherever its group is; it runs one command of isthmus, which the kernel terminates with it, and
-its next life waits until that has left. Once the home's command ends with the run, or no island is wanted, nothing
-is; after the last machine the keeper goes. One that is started again finds the actors by their names.
+Theory of operation. The launcher makes one detached actor, the `Controller`, so it may be killed at any moment. The
+controller compares, turn by turn, the machines that are wanted with the actors that there are. The home and each island
+have a placement group of their own: what has a place works, and waits for no other. A `MachineActor` is a detached
+actor, too, which Ray starts again wherever its group is; it runs one command of isthmus, which the kernel terminates
+with it, and its next life waits until that has left. Once the home's command ends with the run, or no island is wanted,
+nothing is; after the last machine the controller goes. One that is started again finds the actors by their names.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-KEEPER: Final = "keeper"
+NAME: Final = "controller"  # Of the actor that makes the others.
 HOME: Final = "home"
 OVER: Final = {0: "done", 1: "failed", 2: "refused"}  # A command with another exit status is started again.
 NOWHERE: Final = {"node": "", "at": "", "status": None, "state": "waits for a place"}
@@ -43,7 +44,7 @@ ISTHMUS: Final = (sys.executable, "-m", "isthmus.programs.command")
 
 
 @final
-class Machine:
+class MachineActor:
     """An actor that runs one command in a folder of its own."""
 
     def __init__(self, name: str, plan: Any) -> None:
@@ -57,8 +58,11 @@ class Machine:
         os.environ["XDG_STATE_HOME"] = str(self._folder / "state")
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # Ray adds its copy of the files, as other modules.
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != str(Path.cwd()))
+        late = time.monotonic() + plan.grace + LATE_SECONDS
         with suppress(OSError):  # Until the command of this actor's former life has left.
-            while Path("/proc", (self._folder / "pid").read_text(), "cwd").readlink() == self._folder:
+            while Path("/proc", pid := (self._folder / "pid").read_text(), "cwd").readlink() == self._folder:
+                if time.monotonic() > late:
+                    os.kill(int(pid), signal.SIGKILL)
                 time.sleep(TURN_SECONDS)
 
     def home(self) -> dict[str, Any]:
@@ -68,8 +72,7 @@ class Machine:
                 self._call(f"isthmus keygen {HOME}")
             with socket.create_server((self._host, self._plan.port)) as server:
                 address = f"tcp://{self._host}:{server.getsockname()[1]}"
-            own = f'name = "{HOME}"\naddress = "{address}"\npublic_key = "{HOME}.pub"\nroles = ["syncer", "evaluator"]'
-            self._write("cluster.toml", f'[keys]\nsecret = "{HOME}.key"\n\n[[machine]]\n{own}\n\n{self._plan.cluster}')
+            self._write("cluster.toml", self._plan.cluster.replace("{address}", address))
             self._write("machine.toml", self._plan.home_machine)
             self._call(self._plan.invite)
             self._start(self._plan.daemon.format(address=address))
@@ -123,12 +126,12 @@ class Machine:
 
 
 @final
-class Keeper:
+class Controller:
     """The actor that keeps the others."""
 
     def __init__(self, plan: Any) -> None:
         self._plan = plan
-        self._actors = {name: ray.get_actor(name) for name in ray.util.list_named_actors() if name != KEEPER}
+        self._actors = {name: ray.get_actor(name) for name in ray.util.list_named_actors() if name != NAME}
         self._calls, self._states, self._leaving = dict[str, Any](), dict[str, dict[str, Any]](), set[str]()
         self._invitation = self._where = self._end = ""
         self.want(len({name.partition(".")[0] for name in self._actors} - {HOME}) or plan.islands)
@@ -149,7 +152,7 @@ class Keeper:
             while not self._end or self._actors:
                 self._turn()
                 time.sleep(TURN_SECONDS)
-            _internal_kv_put(self._plan.run, f"{self._end}\n{self._where}", bool(self._where), namespace=KEEPER)
+            _internal_kv_put(self._plan.run, f"{self._end}\n{self._where}", bool(self._where), namespace=NAME)
             ray.kill(ray.get_runtime_context().current_actor)
         except BaseException:
             traceback.print_exc()
@@ -223,7 +226,7 @@ def machine_of(plan: Any, *, is_home: bool) -> tuple[dict[str, float], Any]:
     needs = {**(plan.home_needs if is_home else plan.island_needs), **options.pop("resources", {})}
     own = {option: needs[name] for name, option in OPTIONS.items() if name in needs}
     others = {name: amount for name, amount in needs.items() if name not in OPTIONS}
-    return needs, ray.remote(max_restarts=-1, resources=others, **own, **options)(Machine)
+    return needs, ray.remote(max_restarts=-1, resources=others, **own, **options)(MachineActor)
 
 
 def check(plan: Any) -> None:
@@ -241,19 +244,19 @@ def main(plan: Any, file: str, words: Sequence[str]) -> None:
     has_files = not plan.files or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # A job has its folder already.
     env = None if has_files else {"working_dir": str(Path(file).absolute().parent)}
     ray.init("auto", namespace=f"isthmus-{plan.run}", runtime_env=env, log_to_driver=False, logging_level=logging.ERROR)
-    new = ray.remote(Keeper).options(name=KEEPER, lifetime="detached", max_restarts=-1, max_concurrency=4, num_cpus=0)
-    keeper = ray.get_actor(KEEPER) if KEEPER in ray.util.list_named_actors() else None
-    if words == ["down"]:  # A keeper that is made now finds what another one has left, or nothing.
+    new = ray.remote(Controller).options(name=NAME, lifetime="detached", max_restarts=-1, max_concurrency=4, num_cpus=0)
+    controller = ray.get_actor(NAME) if NAME in ray.util.list_named_actors() else None
+    if words == ["down"]:  # A controller that is made now finds what another one has left, or nothing.
         with suppress(RayError):  # It may have gone by now.
             plan.islands = 0
-            ray.get((keeper or new.remote(plan)).want.remote(0))
-        while KEEPER in ray.util.list_named_actors():
+            ray.get((controller or new.remote(plan)).want.remote(0))
+        while NAME in ray.util.list_named_actors():
             time.sleep(TURN_SECONDS)
     elif words == ["status"]:
-        end = (_internal_kv_get(plan.run, namespace=KEEPER) or b"").decode()
-        print(json.dumps(ray.get(keeper.status.remote()) if keeper else {"end": end, "machines": {}}))
-    elif words and keeper:
-        ray.get(keeper.want.remote(int(words[-1])))
+        end = (_internal_kv_get(plan.run, namespace=NAME) or b"").decode()
+        print(json.dumps(ray.get(controller.status.remote()) if controller else {"end": end, "machines": {}}))
+    elif words and controller:
+        ray.get(controller.want.remote(int(words[-1])))
     elif words:
         sys.exit(f"{plan.run} is over, or was not launched here")
     else:

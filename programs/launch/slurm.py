@@ -22,9 +22,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
-from isthmus.programs.launch.engine import Engine, Member, PrintedFile
+from isthmus.programs.launch.engine import Engine, LaunchedMachine, PrintedFile
 from isthmus.programs.launch.folder import RUN, Launch
-from isthmus.programs.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest
+from isthmus.programs.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest, home_table
 from isthmus.runtime.errors import ConfigError, Fault, RunError, nearest
 
 PROGRAMS: Final = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
@@ -58,14 +58,7 @@ job=$SLURM_JOB_ID
 address=$(scontrol show node -o "$SLURMD_NODENAME" | grep -o 'NodeAddr=[^ ]*')
 endpoint=tcp://${{address#NodeAddr=}}:{port}
 cat - run.toml >cluster.toml <<END
-[keys]
-secret = "home.key"
-[[machine]]
-name = "home"
-address = "$endpoint"
-public_key = "home.pub"
-roles = ["syncer", "evaluator"]
-END
+{table}END
 isthmus invite --count {names} --for island- --cluster cluster.toml --to island.invite &&
 {step} isthmus daemon --name home --listen "$endpoint" --config machine.toml --run cluster.toml \\
     --run-dir {run} --resume-or-start {leaving}
@@ -101,10 +94,8 @@ class _Slurm:
             do = "Type it on a login node of the cluster, or install the client (Debian: apt-get install slurm-client)."
             yield Fault(doing, "the commands of Slurm", f"no {', '.join(missing)}", do)
             return
-        for name in ("image", "namespace"):
-            if getattr(table, name):
-                do = "Leave it out: jobs run this installation; what goes before it stands in launch.extra."
-                yield Fault(f"Reading launch.{name}", "none on Slurm", repr(getattr(table, name)), do)
+        do = "Leave it out: jobs run this installation; what goes before it stands in launch.extra."
+        yield from request.useless("Slurm", do, "image", "namespace")
         done = _run("sinfo", "-h", "-o", "%R")
         if done.returncode:
             do = "Ask whether slurmctld runs, and whether this machine has its slurm.conf."
@@ -157,7 +148,7 @@ class _Slurm:
         if surplus := sorted(numbers)[islands:]:
             _cancel([members[f"{ISLAND}{number}"].id for number in surplus])
 
-    def members(self, launch: Launch) -> list[Member]:
+    def members(self, launch: Launch) -> list[LaunchedMachine]:
         return [row.member for row in _rows(launch.name) if row.folder == str(launch.folder)]
 
     def down(self, launch: Launch) -> None:
@@ -186,9 +177,9 @@ class _Row(NamedTuple):
     node: str
 
     @property
-    def member(self) -> Member:
+    def member(self) -> LaunchedMachine:
         name = HOME if self.job.endswith(f"-{HOME}") else f"{ISLAND}{self.number}"
-        return Member(name, self.id, self.state, self.node)
+        return LaunchedMachine(name, self.id, self.state, self.node)
 
 
 def _rows(name: str) -> list[_Row]:
@@ -218,6 +209,7 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
 
     home = head(f"{request.name}-{HOME}", "home.log", "--nodes=1") + _HOME.format(
         port=table.port or _FREE_PORT,
+        table=home_table("$endpoint"),
         names=request.names,
         step=step,
         run=RUN,

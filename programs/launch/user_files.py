@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from isthmus.programs import settings
+from isthmus.programs.launch.engine import PrintedFile
 from isthmus.programs.launch.launch_file import LaunchRequest
 from isthmus.runtime.errors import Fault
 
@@ -24,23 +25,25 @@ def paths(request: LaunchRequest) -> list[Path]:
     return list(dict.fromkeys([*modules, *map(Path, request.table.files)]))
 
 
-def moved(request: LaunchRequest, value: Any) -> Any:
-    """A value of a section: a file that travels, or something in it, by the file's name alone."""
-    if isinstance(value, str):
-        for path in paths(request):
-            if value == str(path) or value.startswith(f"{path}:"):
-                return path.name + value.removeprefix(str(path))
-    return value
+def placed(request: LaunchRequest, folder: str = "") -> LaunchRequest:
+    """The request as machines have it that have the files in `folder`, which is empty or ends with a slash."""
+    there = {str(path): f"{folder}{path.name}" for path in paths(request)}
 
+    def moved(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [moved(each) for each in value]
+        path = next((path for path in there if value == path or str(value).startswith(f"{path}:")), None)
+        return value if path is None else there[path] + value.removeprefix(path)
 
-def run_text(request: LaunchRequest) -> str:
-    """The sections of the home's cluster file that say what is trained, there."""
     sections = {
-        section: {key: moved(request, value) for key, value in values.items()}
-        for section, values in request.sections.items()
-        if values
+        section: {key: moved(value) for key, value in table.items()} for section, table in request.sections.items()
     }
-    return settings.document(sections)
+    return replace(request, sections=sections, modules=tuple(map(moved, request.modules)))
+
+
+def copies(request: LaunchRequest) -> list[PrintedFile]:
+    """The files, to be printed."""
+    return [PrintedFile(path.name, path.read_text(encoding="utf-8")) for path in paths(request)]
 
 
 def faults(request: LaunchRequest, bytes_max: int, taken: Sequence[str]) -> Iterator[Fault]:

@@ -13,7 +13,7 @@ import pytest
 
 from isthmus.programs.launch import ray
 from isthmus.programs.launch.folder import Launch
-from isthmus.programs.launch.launch_file import LaunchTable
+from isthmus.programs.launch.launch_file import LaunchTable, home_table
 from isthmus.runtime.errors import ConfigError, Fault
 from tests.programs.launch.launch_request import request
 
@@ -56,7 +56,7 @@ def faults(**changes: object) -> list[Fault]:
 def test_the_plan_has_the_request_and_todays_commands() -> None:
     found = plan(grace=45.5, table=LaunchTable(port=7400))
     assert (found["run"], found["islands"], found["nodes"], found["grace"], found["port"]) == ("demo", 2, 1, 45.5, 7400)
-    assert found["cluster"] == request().run_text
+    assert found["cluster"] == home_table("{address}") + request().run_text
     assert (found["home_machine"], found["island_machine"]) == (request().home_text, "")
     assert found["daemon"].endswith("--run-dir run --resume-or-start --until-over --grace 45.5")
     assert found["join"].endswith("--name {name} --until-over --grace 45.5")
@@ -104,7 +104,7 @@ def test_the_file_is_short_and_sound_whatever_stands_in_it() -> None:
         (file,) = ray.ENGINE.files(request(**changes))
         assert file.text.count("\n") <= LINES_MAX
         assert not file.is_secret
-    assert plan(sections=odd)["cluster"] == request(sections=odd).run_text
+    assert plan(sections=odd)["cluster"] == home_table("{address}") + request(sections=odd).run_text
     assert file.name in ray.ENGINE.by_hand(request())
 
 
