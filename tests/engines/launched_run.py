@@ -1,17 +1,30 @@
-"""A run that was launched on an engine of this machine, by the files of its run folder."""
+"""Launches on an engine of this machine, and their runs, by the files of the run folder."""
 
 from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from tests.patience import PATIENCE
+from tests.programs.engine.run.agreement import disagreements
+
+ISTHMUS: Final = Path(sys.executable).with_name("isthmus")
+AFTER_END_SECONDS: Final = 10.0
+"""Until an engine has nothing of a launch any more."""
+RATIO_MAX: Final = 1.5
+"""Of the time to the first merge of two islands: launched, over the same commands by hand."""
+STEPS_RATIO_MIN: Final = 0.95
+"""Of an island's steps a second: while another host is away, over before."""
+REPEATS: Final = 3
 
 PAUSE: Final = threading.Event()
 """Never set: to look again, after a moment, whether something has come about."""
@@ -86,5 +99,95 @@ class LaunchedRun:
         return (rows[-1]["step"] - rows[0]["step"]) / (rows[-1]["time"] - rows[0]["time"])
 
 
-def median(values: list[float]) -> float:
-    return statistics.median(values)
+class Launch(ABC):
+    """A launch of a paced task on an engine, in a folder of its own; `run` is its run."""
+
+    engine: str
+    run: LaunchedRun
+
+    def __init__(self, folder: Path, name: str, tokens: int, more: str) -> None:
+        self.here, self.name = folder, name.lower().replace("_", "-")[:40].rstrip("-")
+        self.file, self.folder = f"{self.name}.toml", folder / "launches" / self.name
+        folder.mkdir(exist_ok=True)
+        (folder / "paced.py").write_text(TASK)
+        (folder / self.file).write_text(f'[run]\ntask = "paced.py:task"\ntokens = {tokens}\n{more}')
+
+    @abstractmethod
+    def type(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Type `isthmus launch` with words on the cluster; AssertionError if it fails, unless `check` is False."""
+
+    @abstractmethod
+    def is_gone(self) -> bool:
+        """Whether the engine has nothing of any launch, and no process is left."""
+
+    @abstractmethod
+    def story(self) -> str:
+        """The ends of its logs, and what the engine has of it."""
+
+    def begin(self, *more: str, islands: int = 2) -> None:
+        """Launch it."""
+        self.type(self.engine, self.file, "--islands", str(islands), *more)
+
+    def refuse(self, found: str, *words: str) -> None:
+        """Type what is to be refused, with a message that has `found` in it."""
+        refused = self.type(*words, check=False)
+        assert (refused.returncode, found in refused.stderr) == (2, True), refused.stderr
+
+    def members(self) -> dict[str, dict[str, str]]:
+        """What is not over, by name."""
+        return {each["name"]: each for each in json.loads(self.type("status", "--json").stdout)["members"]}
+
+    def set_aside(self) -> None:
+        """End it; nothing is left then."""
+        self.type("down")
+        self.wait_for_nothing()
+
+    def wait_for_nothing(self, seconds: float = AFTER_END_SECONDS) -> None:
+        """Nothing of it is left after so long."""
+        wait_for(self.is_gone, self.story, seconds)
+
+    def slots(self) -> dict[str, int]:
+        """The slot of each machine that has joined."""
+        return {each["machine"]: int(each["host"][-1]) for each in self.run.lines("events") if each["kind"] == "joined"}
+
+    def wait_for_done(self) -> dict[str, Any]:
+        """The summary, once it is done, its books agree, and nothing is left."""
+        summary: dict[str, Any] = wait_for(
+            lambda: self.run.summary().get("outcome") != "interrupted" and self.run.summary(), self.story, 2 * PATIENCE
+        )
+        self.wait_for_nothing()
+        assert summary["outcome"] == "done", summary
+        assert disagreements(self.run.folder) == []
+        return summary
+
+    def check_steps(self, rates: tuple[float, ...]) -> None:
+        """AssertionError if an island made fewer steps a second at any time than at first."""
+        print(f"steps a second before, island away, home away: {', '.join(f'{each:.2f}' for each in rates)}")
+        assert min(rates[1:]) / rates[0] >= STEPS_RATIO_MIN, rates
+
+    def check_losses(self) -> None:
+        """AssertionError if the losses of evaluation do not go on falling."""
+        losses = [line["eval_loss"] for line in self.run.lines("evaluations")]
+        assert losses[-1] < losses[len(losses) // 2] < losses[0], losses
+
+
+def compare_with_hands(launched: Callable[[int], float], by_hand: Callable[[int], float]) -> None:
+    """AssertionError if launches take longer than the same commands by hand: medians, one after the other."""
+    pairs = [(launched(number), by_hand(number)) for number in range(REPEATS)]
+    print(json.dumps({"launched, by hand": pairs}))
+    medians = [statistics.median(column) for column in zip(*pairs, strict=True)]
+    assert medians[0] / medians[1] <= RATIO_MAX, pairs
+
+
+def hands(commands: list[list[str]], run: LaunchedRun, folder: Path, variables: dict[str, str]) -> None:
+    """Have commands go on in a folder until their run has a merge of two islands."""
+    log = folder / "log"
+    with log.open("wb") as file:
+        processes = [subprocess.Popen(words, cwd=folder, env=variables, stdout=file, stderr=file) for words in commands]
+    try:
+        wait_for(lambda: run.merges_of(0, 1), log.read_text)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(PATIENCE)

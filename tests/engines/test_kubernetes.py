@@ -18,7 +18,15 @@ import pytest
 import yaml
 
 from tests.engines.kubernetes_rig import Cluster, cluster, wait_for
-from tests.engines.launched_run import FOREVER, TASK, TOKENS_PER_SECOND, LaunchedRun
+from tests.engines.launched_run import (
+    FOREVER,
+    RATIO_MAX,
+    REPEATS,
+    STEPS_RATIO_MIN,
+    TASK,
+    TOKENS_PER_SECOND,
+    LaunchedRun,
+)
 from tests.programs.engine.machine.namespaces import Namespaces
 from tests.programs.engine.run.agreement import disagreements
 
@@ -27,11 +35,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(1500)
 SECONDS_MAX: Final = 300.0
 """For anything that a test waits for, on a machine that is busy with others."""
 LEFT_SECONDS_MAX: Final = 10.0
-RATIO_MAX: Final = 1.5
-REPEATS: Final = 3
 CALM_SECONDS: Final = 15.0
 """Of training before a preemption, to compare with."""
-STEPS_RATIO_MIN: Final = 0.95
 KINDS: Final = ("jobs", "pods", "services", "secrets", "configmaps")
 FILE: Final = """\
 [run]

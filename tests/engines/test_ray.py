@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,18 +16,19 @@ from typing import Any
 
 import pytest
 
-from tests.engines.launched_run import FOREVER, TASK, TOKENS_PER_SECOND, LaunchedRun, median, wait_for
+from tests.engines.launched_run import (
+    FOREVER,
+    ISTHMUS,
+    TOKENS_PER_SECOND,
+    Launch,
+    LaunchedRun,
+    compare_with_hands,
+    hands,
+    wait_for,
+)
 from tests.engines.ray_rig import RayRig, why_not
-from tests.patience import PATIENCE
-from tests.programs.engine.run.agreement import disagreements
 
 pytestmark = [pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(1500)]
-
-ISTHMUS = Path(sys.executable).with_name("isthmus")
-AFTER_END_SECONDS = 10.0
-RATIO_MAX = 1.5
-STEPS_RATIO_MIN = 0.95
-REPEATS = 3
 
 
 @pytest.fixture(scope="module")
@@ -40,39 +40,26 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayRig]:
     ray.close()
 
 
-class Launched:
-    """A launch in a folder of its own."""
+class Launched(Launch):
+    """A launch on Ray; its machines have their folders in `there`."""
+
+    engine = "ray"
 
     def __init__(self, rig: RayRig, folder: Path, tokens: int, launch: str = "") -> None:
-        self.rig, self.here, self.name = rig, folder, folder.name.lower().replace("_", "-")[:40].rstrip("-")
-        folder.mkdir(exist_ok=True)
-        self.folder = folder / "launches" / self.name
-        self.there = rig.home / "isthmus" / self.name
-        self.run = LaunchedRun(self.there / "home" / "run")
-        (folder / "paced.py").write_text(TASK)
-        text = f'[run]\ntask = "paced.py:task"\ntokens = {tokens}\n[launch]\n{launch}'
-        (folder / f"{self.name}.toml").write_text(text)
+        super().__init__(folder, folder.name, tokens, f"[launch]\n{launch}")
+        self.rig, self.there = rig, rig.home / "isthmus" / self.name
+        self.run, self.variables = LaunchedRun(self.there / "home" / "run"), dict[str, str]()
 
-    def type(self, *words: str, check: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
-        """Type `isthmus launch` with words on the cluster; `more` are variables of its environment."""
-        command, env = [str(ISTHMUS), "launch", *words], {**self.rig.environment, **more}
+    def type(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command, env = [str(ISTHMUS), "launch", *words], {**self.rig.environment, **self.variables}
         done = subprocess.run(command, cwd=self.here, env=env, capture_output=True, text=True, check=False)
         assert not check or done.returncode == 0, (words, done.stdout, done.stderr)
         return done
 
-    def begin(self, *more: str, islands: int = 2) -> None:
-        self.type("ray", f"{self.name}.toml", "--islands", str(islands), *more)
-
-    def members(self) -> dict[str, dict[str, str]]:
-        """What is not over, by name."""
-        return {each["name"]: each for each in json.loads(self.type("status", "--json").stdout)["members"]}
-
-    def wait_for_nothing(self, seconds: float) -> None:
-        """No actor, no placement group and no process is left, after so long."""
-        wait_for(self.rig.is_empty, self.story, seconds)
+    def is_gone(self) -> bool:
+        return self.rig.is_empty()
 
     def story(self) -> str:
-        """The ends of its logs, and what there is of it."""
         logs = {str(path.parent.name): path.read_text()[-1500:] for path in sorted(self.there.glob("*/log"))}
         found = {"actors": self.rig.actors(), "places": self.rig.places(), "pids": self.rig.pids()}
         return json.dumps({**found, **logs}, indent=1).replace("\\n", "\n")
@@ -97,7 +84,7 @@ def test_a_node_and_the_actor_of_the_home_are_lost_and_both_come_back(launched: 
     launch.begin()
     run, rig = launch.run, launch.rig
     run.wait_for_merges(0, 1, why=launch.story)
-    slots = {each["machine"]: int(each["host"][-1]) for each in run.lines("events") if each["kind"] == "joined"}
+    slots = launch.slots()
     places = rig.places()
     lost = next(name for name in ("island-1", "island-0") if places[name] != rig.head)
     gone, other = slots[lost], 1 - slots[lost]
@@ -119,14 +106,8 @@ def test_a_node_and_the_actor_of_the_home_are_lost_and_both_come_back(launched: 
     run.wait_for_merges(gone, other, why=launch.story)
     rates = (*rates, run.steps_per_second(other, away, run.now()))
 
-    summary = wait_for(
-        lambda: run.summary().get("outcome") != "interrupted" and run.summary(), launch.story, 2 * PATIENCE
-    )
-    launch.wait_for_nothing(AFTER_END_SECONDS)
-    print(f"steps a second before, island lost, home lost: {', '.join(f'{each:.2f}' for each in rates)}")
-    assert (summary["outcome"], len(summary["per_learner"])) == ("done", 2), summary
-    assert disagreements(run.folder) == []
-    assert min(rates[1:]) / rates[0] >= STEPS_RATIO_MIN
+    assert len(launch.wait_for_done()["per_learner"]) == 2
+    launch.check_steps(rates)
 
 
 def test_it_scales_from_two_islands_to_four_to_one_and_ends(launched: Callable[..., Launched]) -> None:
@@ -144,56 +125,47 @@ def test_it_scales_from_two_islands_to_four_to_one_and_ends(launched: Callable[.
     for node in more:  # If it is free: the next test has as many nodes as there were, at least.
         if node not in stays:
             launch.rig.remove(node)
-    left = next(int(each["host"][-1]) for each in run.lines("events") if each.get("machine") == "island-0")
-    run.wait_for_merges(left, why=launch.story)
-
-    summary = wait_for(run.summary, launch.story, 2 * PATIENCE)
-    launch.wait_for_nothing(AFTER_END_SECONDS)
-    assert summary["outcome"] == "done"
-    assert disagreements(run.folder) == []
-    losses = [line["eval_loss"] for line in run.lines("evaluations")]
-    assert losses[-1] < losses[len(losses) // 2] < losses[0]
-    refused = launch.type("scale", "2", check=False)
-    assert (refused.returncode, "a run that goes on" in refused.stderr) == (2, True)
+    run.wait_for_merges(launch.slots()["island-0"], why=launch.story)
+    launch.wait_for_done()
+    launch.check_losses()
+    launch.refuse("a run that goes on", "scale", "2")
 
 
-def test_down_frees_all_and_the_same_launch_goes_on_and_the_keeper_may_die(launched: Callable[..., Launched]) -> None:
+def test_down_frees_all_and_the_same_launch_goes_on_and_the_controller_may_die(
+    launched: Callable[..., Launched],
+) -> None:
     launch = launched(FOREVER)
     launch.begin()
     launch.run.wait_for_merges(0, 1, why=launch.story)
-    again = launch.type("ray", f"{launch.name}.toml", check=False)
-    assert (again.returncode, "End it first" in again.stderr) == (2, True)
-    launch.type("down")
-    launch.wait_for_nothing(AFTER_END_SECONDS)
+    launch.refuse("End it first", "ray", launch.file)
+    launch.set_aside()
     assert launch.run.summary()["outcome"] == "interrupted"
 
     launch.begin(islands=1)
     launch.run.wait_for_merges(0, why=launch.story)
     pids = launch.rig.pids()
-    launch.rig.kill(f"isthmus-{launch.name}", "keeper")
+    launch.rig.kill(f"isthmus-{launch.name}", "controller")
     wait_for(lambda: launch.members()["home"]["state"] == "runs", launch.story)
     launch.run.wait_for_merges(0, why=launch.story)
     assert set(pids) <= set(launch.rig.pids())
-    launch.type("down")
-    launch.wait_for_nothing(AFTER_END_SECONDS)
+    launch.set_aside()
 
 
 def test_a_launcher_that_is_killed_half_way_leaves_nothing_that_down_does_not_find(
     launched: Callable[..., Launched],
 ) -> None:
     launch = launched(FOREVER)
-    words = [str(ISTHMUS), "launch", "ray", f"{launch.name}.toml", "--islands", "2"]
+    words = [str(ISTHMUS), "launch", "ray", launch.file, "--islands", "2"]
     launcher = subprocess.Popen(words, cwd=launch.here, env=launch.rig.environment, start_new_session=True)
     wait_for(launch.rig.actors)
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    launch.type("down")
-    launch.wait_for_nothing(AFTER_END_SECONDS)
+    launch.set_aside()
 
 
 def test_what_is_printed_does_the_same_as_a_job(launched: Callable[..., Launched]) -> None:
     launch = launched(FOREVER)
-    launch.type("ray", f"{launch.name}.toml", "--islands", "2", "--print", "--to", str(launch.folder))
+    launch.type("ray", launch.file, "--islands", "2", "--print", "--to", str(launch.folder))
     file = f"{launch.name}-on-ray.py"
 
     def submit(*words: str) -> None:
@@ -205,7 +177,7 @@ def test_what_is_printed_does_the_same_as_a_job(launched: Callable[..., Launched
     submit()
     launch.run.wait_for_merges(0, 1, why=launch.story)
     submit("down")
-    launch.wait_for_nothing(AFTER_END_SECONDS)
+    launch.wait_for_nothing()
 
 
 def test_an_island_of_two_nodes(launched: Callable[..., Launched]) -> None:
@@ -213,8 +185,7 @@ def test_an_island_of_two_nodes(launched: Callable[..., Launched]) -> None:
     launch.begin("--nodes-per-island", "2", islands=1)
     launch.run.wait_for_merges(0, why=launch.story)
     assert set(launch.members()) == {"home", "island-0.0", "island-0.1"}
-    launch.type("down")
-    launch.wait_for_nothing(AFTER_END_SECONDS)
+    launch.set_aside()
 
 
 def test_what_this_cluster_does_not_have_is_refused(launched: Callable[..., Launched]) -> None:
@@ -231,8 +202,8 @@ def test_what_this_cluster_does_not_have_is_refused(launched: Callable[..., Laun
         ("", "expected an answer", {"RAY_ADDRESS": nowhere}),
     ):
         launch = launched(FOREVER, launch=table)
-        refused = launch.type("ray", f"{launch.name}.toml", check=False, **more)
-        assert (refused.returncode, found in refused.stderr) == (2, True), refused.stderr
+        launch.variables = more
+        launch.refuse(found, "ray", launch.file)
         assert not launch.folder.exists()
     assert launch.rig.is_empty()
 
@@ -240,19 +211,23 @@ def test_what_this_cluster_does_not_have_is_refused(launched: Callable[..., Laun
 def test_a_launch_takes_about_as_long_as_the_same_commands_by_hand(
     launched: Callable[..., Launched], tmp_path: Path
 ) -> None:
-    """Until the first merge with the votes of both islands; medians, one after the other."""
-    seconds: dict[str, list[float]] = {"launched": [], "by hand": []}
+    """Until the first merge with the votes of both islands."""
     launch = launched(FOREVER)
-    for number in range(REPEATS):
+
+    def by_launch(number: int) -> float:
         begun = time.monotonic()
         launch.begin()
         wait_for(lambda: launch.run.merges_of(0, 1), launch.story)
-        seconds["launched"].append(time.monotonic() - begun)
+        seconds = time.monotonic() - begun
         launch.type("down")
-        seconds["by hand"].append(by_hand(launch, tmp_path / f"hand-{number}"))
+        return seconds
+
+    def hands_after(number: int) -> float:
+        seconds = by_hand(launch, tmp_path / f"hand-{number}")
         shutil.rmtree(launch.there)
-    print(json.dumps(seconds))
-    assert median(seconds["launched"]) / median(seconds["by hand"]) <= RATIO_MAX, seconds
+        return seconds
+
+    compare_with_hands(by_launch, hands_after)
 
 
 def by_hand(launch: Launched, folder: Path) -> float:
@@ -275,16 +250,6 @@ def by_hand(launch: Launched, folder: Path) -> float:
     invite = "invite --count 16 --for island- --cluster cluster.toml --to island.invite"
     for line in ("keygen home", invite):
         subprocess.run(words(line), cwd=folder, env=variables, check=True, capture_output=True)
-    with (folder / "log").open("wb") as log:
-        processes = [
-            subprocess.Popen(words(line), cwd=folder, env=variables, stdout=log, stderr=log)
-            for line in (f"{daemon} --run cluster.toml --run-dir run --until-over", f"{join}0", f"{join}1")
-        ]
-    try:
-        wait_for(lambda: run.merges_of(0, 1), (folder / "log").read_text)
-        return time.monotonic() - begun
-    finally:
-        for process in processes:
-            process.send_signal(signal.SIGTERM)
-        for process in processes:
-            process.wait(PATIENCE)
+    going_on = [f"{daemon} --run cluster.toml --run-dir run --until-over", f"{join}0", f"{join}1"]
+    hands([words(line) for line in going_on], run, folder, variables)
+    return time.monotonic() - begun

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,18 +14,21 @@ from typing import Any
 
 import pytest
 
-from tests.engines.launched_run import FOREVER, TASK, TOKENS_PER_SECOND, LaunchedRun, median, wait_for
+from tests.engines.launched_run import (
+    AFTER_END_SECONDS,
+    FOREVER,
+    ISTHMUS,
+    TOKENS_PER_SECOND,
+    Launch,
+    LaunchedRun,
+    compare_with_hands,
+    hands,
+    wait_for,
+)
 from tests.engines.slurm_rig import SUBNET, SlurmRig, why_not
 from tests.patience import PATIENCE
-from tests.programs.engine.run.agreement import disagreements
 
 pytestmark = [pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(1500)]
-
-ISTHMUS = Path(sys.executable).with_name("isthmus")
-AFTER_END_SECONDS = 10.0
-RATIO_MAX = 1.5
-STEPS_RATIO_MIN = 0.95
-REPEATS = 3
 
 
 @pytest.fixture(scope="module")
@@ -39,52 +40,38 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmRig]:
     slurm.close()
 
 
-class Launched:
-    """A launch in a folder of its own."""
+class Launched(Launch):
+    """A launch on Slurm."""
+
+    engine = "slurm"
 
     def __init__(self, rig: SlurmRig, folder: Path, tokens: int, launch: str = 'partition = "low"\ncpus = 1\n') -> None:
-        self.rig, self.here = rig, folder
-        folder.mkdir(exist_ok=True)
-        self.name = f"t{os.getpid()}-{folder.name}".lower().replace("_", "-")[:40].rstrip("-")
-        self.folder = folder / "launches" / self.name
-        self.run = LaunchedRun(self.folder / "run")
-        (folder / "paced.py").write_text(TASK)
-        text = f'[run]\ntask = "paced.py:task"\ntokens = {tokens}\n[program]\ninterval = 6\n[launch]\n{launch}'
-        (folder / f"{self.name}.toml").write_text(text)
+        more = f"[program]\ninterval = 6\n[launch]\n{launch}"
+        super().__init__(folder, f"t{os.getpid()}-{folder.name}", tokens, more)
+        self.rig, self.run = rig, LaunchedRun(self.folder / "run")
 
     def type(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Type `isthmus launch` with words on the cluster."""
         return self.rig.run(str(ISTHMUS), "launch", *words, cwd=self.here, check=check)
-
-    def begin(self, *more: str, islands: int = 2) -> None:
-        self.type("slurm", f"{self.name}.toml", "--islands", str(islands), *more)
-
-    def jobs(self) -> dict[str, dict[str, str]]:
-        """What is not over, by member."""
-        members = json.loads(self.type("status", "--json").stdout)["members"]
-        return {member["name"]: member for member in members}
 
     @contextmanager
     def preempted(self, member: str) -> Iterator[None]:
         """The node of a member is another's; it has been requeued, and begins elsewhere."""
-        job = self.jobs()[member]
+        job = self.members()[member]
         words = ("--partition=high", f"--nodelist={job['node']}", "--ntasks=1", "--cpus-per-task=2", "--parsable")
         hog = self.rig.run("sbatch", *words, "--output=/dev/null", "--wrap=sleep 3600", cwd=self.here).stdout.strip()
         try:
-            wait_for(lambda: self.jobs()[member]["state"] == "PENDING", self.story)
+            wait_for(lambda: self.members()[member]["state"] == "PENDING", self.story)
             # By itself it would wait for two minutes.
-            self.rig.run("scontrol", "update", f"job={self.jobs()[member]['id']}", "StartTime=now")
-            wait_for(lambda: self.jobs()[member]["state"] == "RUNNING", self.story)
+            self.rig.run("scontrol", "update", f"job={self.members()[member]['id']}", "StartTime=now")
+            wait_for(lambda: self.members()[member]["state"] == "RUNNING", self.story)
             yield
         finally:
             self.rig.run("scancel", hog)
 
-    def wait_for_nothing(self, seconds: float) -> None:
-        """Nothing of it is left in the queue, nor any process, after so long."""
-        wait_for(lambda: not self.rig.jobs() and not self.rig.pids(), self.story, seconds)
+    def is_gone(self) -> bool:
+        return not self.rig.jobs() and not self.rig.pids()
 
     def story(self) -> str:
-        """The ends of its logs, and the queue."""
         logs = {path.name: path.read_text()[-1500:] for path in sorted(self.folder.glob("*.log"))}
         return json.dumps({"jobs": self.rig.jobs(), **logs}, indent=1).replace("\\n", "\n")
 
@@ -108,7 +95,7 @@ def test_an_island_and_the_home_are_preempted_and_come_back(launched: Callable[.
     launch.begin()
     run = launch.run
     run.wait_for_merges(0, 1, why=launch.story)
-    slots = {each["machine"]: int(each["host"][-1]) for each in run.lines("events") if each["kind"] == "joined"}
+    slots = launch.slots()
     gone, other = slots["island-1"], slots["island-0"]
     begun = run.now()
     wait_for(lambda: run.now() > begun + 15, launch.story)
@@ -123,12 +110,8 @@ def test_an_island_and_the_home_are_preempted_and_come_back(launched: Callable[.
     rates = (*rates, run.steps_per_second(other, away, run.now()))
     lives = {(row["learner"], row["incarnation"]) for row in run.lines("metrics") if row["time"] > away}
 
-    summary = wait_for(run.summary, launch.story, 2 * PATIENCE)
-    launch.wait_for_nothing(AFTER_END_SECONDS)
-    print(f"steps/s before, island preempted, home preempted: {', '.join(f'{each:.1f}' for each in rates)}")
-    assert (summary["outcome"], len(summary["per_learner"])) == ("done", 2), summary
-    assert disagreements(run.folder) == []
-    assert min(rates[1:]) / rates[0] >= STEPS_RATIO_MIN
+    assert len(launch.wait_for_done()["per_learner"]) == 2
+    launch.check_steps(rates)
     assert len(lives) == 2, "a learner died with the home"
 
 
@@ -140,37 +123,25 @@ def test_it_scales_from_two_islands_to_four_to_one_and_ends(launched: Callable[.
     launch.type("scale", "4")
     run.wait_for_merges(0, 1, 2, 3, why=launch.story)
     launch.type("scale", "1")
-    wait_for(lambda: set(launch.jobs()) == {"home", "island-0"}, launch.story)
-    left = next(int(each["host"][-1]) for each in run.lines("events") if each.get("machine") == "island-0")
-    run.wait_for_merges(left, why=launch.story)
-    refused = launch.type("scale", "17", check=False)
-    assert (refused.returncode, "from 1 to 16 islands" in refused.stderr) == (2, True)
-
-    summary = wait_for(run.summary, launch.story, 2 * PATIENCE)
-    launch.wait_for_nothing(AFTER_END_SECONDS)
-    assert summary["outcome"] == "done"
-    assert disagreements(run.folder) == []
-    losses = [line["eval_loss"] for line in run.lines("evaluations")]
-    assert losses[-1] < losses[len(losses) // 2] < losses[0]
-    refused = launch.type("scale", "2", check=False)
-    assert (refused.returncode, "found one that is done" in refused.stderr) == (2, True)
-    refused = launch.type("slurm", f"{launch.name}.toml", check=False)
-    assert (refused.returncode, "which is done" in refused.stderr) == (2, True)
+    wait_for(lambda: set(launch.members()) == {"home", "island-0"}, launch.story)
+    run.wait_for_merges(launch.slots()["island-0"], why=launch.story)
+    launch.refuse("from 1 to 16 islands", "scale", "17")
+    launch.wait_for_done()
+    launch.check_losses()
+    launch.refuse("found one that is done", "scale", "2")
+    launch.refuse("which is done", "slurm", launch.file)
 
 
 def test_down_frees_all_and_the_same_launch_goes_on(launched: Callable[..., Launched]) -> None:
     launch = launched(FOREVER)
     launch.begin()
     launch.run.wait_for_merges(0, 1, why=launch.story)
-    again = launch.type("slurm", f"{launch.name}.toml", check=False)
-    assert (again.returncode, "End it first" in again.stderr) == (2, True)
-    launch.type("down")
-    launch.wait_for_nothing(AFTER_END_SECONDS)
+    launch.refuse("End it first", "slurm", launch.file)
+    launch.set_aside()
     assert launch.run.summary()["outcome"] == "interrupted"
     launch.begin()
     launch.run.wait_for_merges(0, 1, why=launch.story)
-    launch.type("down")
-    launch.wait_for_nothing(AFTER_END_SECONDS)
+    launch.set_aside()
 
 
 SLOW_SBATCH = """#!/bin/sh
@@ -190,20 +161,19 @@ def test_a_launcher_that_is_killed_half_way_leaves_nothing_that_down_does_not_fi
     slow.write_text(SLOW_SBATCH.format(sbatch=shutil.which("sbatch")))
     slow.chmod(0o755)
     variables = {**launch.rig.variables, "PATH": f"{launch.here}:{os.environ['PATH']}"}
-    words = [*launch.rig.prefix(), str(ISTHMUS), "launch", "slurm", f"{launch.name}.toml", "--islands", "2"]
+    words = [*launch.rig.prefix(), str(ISTHMUS), "launch", "slurm", launch.file, "--islands", "2"]
     launcher = subprocess.Popen(words, cwd=launch.here, env=variables)
     wait_for((launch.here / "begun").exists)
     launcher.kill()
     launcher.wait()
-    launch.type("down")
-    launch.wait_for_nothing(AFTER_END_SECONDS)
+    launch.set_aside()
     words = ("squeue", "-h", "--states=all", f"--name={launch.name}-home,{launch.name}-island", "-o", "%j %T")
     assert launch.rig.run(*words).stdout.split() == [f"{launch.name}-home", "CANCELLED"]
 
 
 def test_what_is_printed_does_the_same_by_hand(launched: Callable[..., Launched]) -> None:
     launch = launched(FOREVER)
-    launch.type("slurm", f"{launch.name}.toml", "--islands", "2", "--print", "--to", str(launch.folder))
+    launch.type("slurm", launch.file, "--islands", "2", "--print", "--to", str(launch.folder))
     for script in ("home.sh", "island.sh"):
         launch.rig.run("sbatch", script, cwd=launch.folder)
     launch.run.wait_for_merges(0, 1, why=launch.story)
@@ -219,8 +189,7 @@ def test_an_island_of_two_nodes_is_one_element_of_the_array(launched: Callable[.
     assert [len(each.split(",")) + each.count("-") for each in nodes] == [2], nodes
     joined = [each["machine"] for each in launch.run.lines("events") if each["kind"] == "joined"]
     assert sorted(joined) == ["island-0-0", "island-0-1"]
-    launch.type("down")
-    launch.wait_for_nothing(AFTER_END_SECONDS)
+    launch.set_aside()
 
 
 @pytest.mark.parametrize(
@@ -229,8 +198,7 @@ def test_an_island_of_two_nodes_is_one_element_of_the_array(launched: Callable[.
 )
 def test_what_this_cluster_does_not_have_is_refused(launched: Callable[..., Launched], table: str, found: str) -> None:
     launch = launched(FOREVER, launch=table)
-    refused = launch.type("slurm", f"{launch.name}.toml", check=False)
-    assert (refused.returncode, found in refused.stderr) == (2, True), refused.stderr
+    launch.refuse(found, "slurm", launch.file)
     assert not launch.rig.jobs()
     assert not launch.folder.exists()
 
@@ -238,21 +206,21 @@ def test_what_this_cluster_does_not_have_is_refused(launched: Callable[..., Laun
 def test_a_launch_takes_about_as_long_as_the_same_commands_by_hand(
     launched: Callable[..., Launched], rig: SlurmRig, tmp_path: Path
 ) -> None:
-    """Until the first merge with the votes of both islands; medians, one after the other."""
-    seconds: dict[str, list[float]] = {"launched": [], "by hand": []}
+    """Until the first merge with the votes of both islands."""
     launch = launched(FOREVER)
-    launch.type("slurm", f"{launch.name}.toml", "--islands", "2", "--print", "--to", str(tmp_path / "printed"))
-    for number in range(REPEATS):
+    launch.begin("--print", "--to", str(tmp_path / "printed"))
+
+    def by_launch(number: int) -> float:
         folder = tmp_path / f"launched-{number}"
         run = LaunchedRun(folder / "run")
         begun = time.monotonic()
-        launch.type("slurm", f"{launch.name}.toml", "--islands", "2", "--to", str(folder))
-        wait_for(lambda run=run: run.merges_of(0, 1), launch.story)
-        seconds["launched"].append(time.monotonic() - begun)
+        launch.begin("--to", str(folder))
+        wait_for(lambda: run.merges_of(0, 1), launch.story)
+        seconds = time.monotonic() - begun
         launch.type("down", "--to", str(folder))
-        seconds["by hand"].append(by_hand(rig, tmp_path / f"hand-{number}", tmp_path / "printed"))
-    print(json.dumps(seconds))
-    assert median(seconds["launched"]) / median(seconds["by hand"]) <= RATIO_MAX, seconds
+        return seconds
+
+    compare_with_hands(by_launch, lambda number: by_hand(rig, tmp_path / f"hand-{number}", tmp_path / "printed"))
 
 
 CLUSTER = """\
@@ -282,17 +250,5 @@ def by_hand(rig: SlurmRig, folder: Path, printed: Path) -> float:
     daemon = ("--name", "home", "--listen", endpoint, "--config", "machine.toml", "--run", "cluster.toml")
     join = ("join", "--invite", "island.invite", "--config", "island.toml", "--until-over", "--name")
     commands = [("daemon", *daemon, "--run-dir", "run", "--until-over"), (*join, "island-0"), (*join, "island-1")]
-    log = (folder / "log").open("wb")
-    processes = [
-        subprocess.Popen([*rig.prefix(), str(ISTHMUS), *words], cwd=folder, env=variables, stdout=log, stderr=log)
-        for words in commands
-    ]
-    try:
-        wait_for(lambda: run.merges_of(0, 1), (folder / "log").read_text)
-        return time.monotonic() - begun
-    finally:
-        for process in processes:
-            process.send_signal(signal.SIGTERM)
-        for process in processes:
-            process.wait(PATIENCE)
-        log.close()
+    hands([[*rig.prefix(), str(ISTHMUS), *words] for words in commands], run, folder, variables)
+    return time.monotonic() - begun
