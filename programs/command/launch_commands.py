@@ -33,6 +33,15 @@ To: TypeAlias = Annotated[
     typer.Option("--to", metavar="DIR", help="The launch folder. Default: launches/NAME.", rich_help_panel=WHERE),
 ]
 
+InviteBy: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--invite-by",
+        metavar="file|env",
+        help="On Slurm: env where islands share no folder with the home.",
+        rich_help_panel=WHERE,
+    ),
+]
 
 ENGINES: Final = {
     "slurm": "Launch a run on Slurm: a job for the home, an element of a job array for each island.",
@@ -53,10 +62,11 @@ def _add(engine: str, about: str) -> None:
         is_printed: Print = False,
         to: To = None,
         grace: Grace = GRACE_SECONDS,
+        invite_by: InviteBy = None,
     ) -> None:
         from isthmus.programs.command.launch_options import LaunchOptions, launch
 
-        launch(engine, LaunchOptions(requested, file, islands, nodes_per_island, grace, is_printed, to))
+        launch(engine, LaunchOptions(requested, file, islands, nodes_per_island, grace, is_printed, to, invite_by))
 
 
 for _engine, _about in ENGINES.items():

@@ -20,9 +20,8 @@ from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.request.request import Program, Request, prepare
 from isthmus.programs.engine.request.run_settings import LEARNERS
 from isthmus.programs.engine.run.in_processes import in_child
-from isthmus.programs.engine.run.resume import outcome_of
 from isthmus.programs.launch import launching
-from isthmus.programs.launch.folder import RUN, Launch
+from isthmus.programs.launch.folder import Launch
 from isthmus.programs.launch.launch_file import LaunchFile, LaunchRequest, modules_of
 from isthmus.runtime.errors import ConfigError, Fault, RequestError, printable
 
@@ -39,6 +38,7 @@ class LaunchOptions:
     grace: float
     is_printed: bool
     to: Path | None
+    invite_by: str | None = None
 
 
 def launch(engine: str, options: LaunchOptions) -> None:
@@ -52,7 +52,7 @@ def launch(engine: str, options: LaunchOptions) -> None:
 
 def request_of(options: LaunchOptions) -> LaunchRequest:
     """The request of a file and options; ConfigError with all its faults."""
-    file = LaunchFile.read(options.file)
+    file = LaunchFile.read(options.file, **({"invite_by": options.invite_by} if options.invite_by else {}))
     islands = options.islands if options.islands is not None else file.islands or 1
     given = options.train
     known = Cluster(file.path, (), file.sections)
@@ -96,15 +96,15 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
 
 def shown(note: Launch, *, as_json: bool) -> str:
     """What the engine has of a launch, and how its run ended, as far as its folder knows."""
-    members = launching.members_of(note)
-    outcome = outcome_of(note.folder / RUN) or ("running" if any(member.is_home for member in members) else None)
+    state = launching.state_of(note)
+    members, outcome = state.machines, state.outcome or ("running" if state.has_home else None)
     if as_json:
         fields = {"launch": note.name, "engine": note.engine, "folder": str(note.folder), "outcome": outcome}
         return json.dumps({**fields, "members": [asdict(member) for member in members]}, indent=2)
     lines = [f"{note.name} on {note.engine}: {outcome or 'not running'}, in {note.folder}"]
     width = max((len(member.name) for member in members), default=0)
     lines += [f"  {each.name:{width}}  {each.state:12}  {each.id}  {each.node}".rstrip() for each in members]
-    lines += filter(None, [launching.kept_by(note)])
+    lines += filter(None, [state.keeps])
     return printable("\n".join(lines))
 
 

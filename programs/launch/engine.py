@@ -48,6 +48,22 @@ class LaunchedMachine:
         return self.name == HOME
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class LaunchState:
+    """What an engine has of a launch: what waits or works, the outcome of its run as in summary.json, empty while it
+    is not over or where nobody knows, and what to type for a run folder that is not in the launch folder."""
+
+    machines: Sequence[LaunchedMachine] = ()
+    outcome: str = ""
+    keeps: str = ""
+
+    @property
+    def has_home(self) -> bool:
+        """Whether its home waits or works."""
+        return any(machine.is_home for machine in self.machines)
+
+
 class Engine(Protocol):
     """An engine. Methods with a launch find whatever belongs to it by its name and folder, so that a launcher that was
     killed half-way, and files that were submitted by hand, make no difference."""
@@ -68,14 +84,11 @@ class Engine(Protocol):
     def scale(self, launch: Launch, islands: int) -> None:
         """Add or remove islands until there are so many; ConfigError if the engine refuses."""
 
-    def members(self, launch: Launch) -> list[LaunchedMachine]:
-        """What of a launch waits or works."""
+    def state(self, launch: Launch) -> LaunchState:
+        """What there is of a launch; ConfigError if the engine does not answer."""
 
     def down(self, launch: Launch) -> None:
         """Have all of it leave, and free what was allocated; returns when nothing is left. RunError if it stays."""
-
-    def keeps(self, launch: Launch) -> str:
-        """What to type for a run folder that stays on the engine; empty where it is the launch folder's."""
 
 
 def engine_of(name: str) -> Engine:

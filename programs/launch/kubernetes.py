@@ -27,7 +27,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.launch import user_files
-from isthmus.programs.launch.engine import Engine, LaunchedMachine, PrintedFile
+from isthmus.programs.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
 from isthmus.programs.launch.folder import RUN, Launch
 from isthmus.programs.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest, home_table
 from isthmus.programs.settings import collecting
@@ -38,6 +38,7 @@ PORT: Final = 7400
 CLAIM_SIZE: Final = "20Gi"  # Of the run folder: editable in what is printed, as everything is.
 FILES_BYTES_MAX: Final = 1 << 20  # A ConfigMap takes no more.
 WORDS_MAX: Final = 400
+OUTCOMES: Final = {"Complete": "done", "Failed": "failed"}  # By the conditions of the home's Job.
 COMMAND_SECONDS_MAX: Final = 60.0
 SUBMIT_SECONDS_MAX: Final = 600.0
 LEAVE_SECONDS_MAX: Final = 60.0  # Beyond the grace, until pods are gone that were deleted.
@@ -217,13 +218,18 @@ class _Kubernetes:
         if surplus := sorted(there.difference(wanted)):
             _ask(launch, "delete", "job", *surplus)
 
-    def members(self, launch: Launch) -> list[LaunchedMachine]:
+    def state(self, launch: Launch) -> LaunchState:
         found = _items(launch, "job,pod")
         pods = [each for each in found if each["kind"] == "Pod"]
         members = [_member(launch, pod["metadata"]["labels"].get("job-name", ""), pod) for pod in pods]
         waiting = [_member(launch, each["metadata"]["name"], None) for each in found if each["kind"] == "Job"]
         names = {member.name for member in members}
-        return [*members, *(member for member in waiting if member.name not in names)]
+        members += (member for member in waiting if member.name not in names)
+        home = [each.get("status", {}) for each in found if each["metadata"]["name"] == f"{launch.name}-{HOME}"]
+        conditions = [each for status in home for each in status.get("conditions", ())]
+        ends = [each["type"] for each in conditions if each["status"] == "True"]
+        outcome = next((OUTCOMES[end] for end in ends if end in OUTCOMES), "")
+        return LaunchState(members, outcome, _keeps(launch, members))
 
     def down(self, launch: Launch) -> None:
         seconds, stayed = math.ceil(launch.grace) + AFTER_GRACE_SECONDS + LEAVE_SECONDS_MAX, list[str]()
@@ -236,20 +242,23 @@ class _Kubernetes:
         if stayed:
             raise RunError(f"{launch.name} is not freed: {'; '.join(stayed)}")
 
-    def keeps(self, launch: Launch) -> str:
-        """What to type for the run folder, which stays on the claim."""
-        kubectl = "kubectl" + (f" -n {launch.table.namespace}" if launch.table.namespace else "")
-        to, pod = f"runs/{launch.name}", f"{launch.name}-copy"
-        home = [member.id for member in self.members(launch) if member.is_home and member.state == "Running"]
-        if home:
-            return f"copy its run folder from the claim    {kubectl} cp {home[0]}:/isthmus/{RUN} {to}"
-        copy, image = launch.folder / COPY, json.dumps(launch.table.image)
-        copy.write_text(_COPY.format(name=launch.name, label=LABEL, user=_USER, rights=_RIGHTS, image=image))
-        return (
-            f"copy its run folder from the claim    {kubectl} apply -f {copy} && {kubectl} wait --for=condition=Ready "
-            f"pod/{pod} && {kubectl} cp {pod}:/isthmus/{RUN} {to} && {kubectl} delete -f {copy}\n"
-            f"then let go of the claim              {kubectl} delete pvc {launch.name}"
-        )
+
+def _keeps(launch: Launch, machines: Sequence[LaunchedMachine]) -> str:
+    """What to type for the run folder, which stays on the claim."""
+    kubectl = "kubectl" + (f" -n {launch.table.namespace}" if launch.table.namespace else "")
+    to, pod = f"runs/{launch.name}", f"{launch.name}-copy"
+    home = [member.id for member in machines if member.is_home and member.state == "Running"]
+    if home:
+        return f"copy its run folder from the claim    {kubectl} cp {home[0]}:/isthmus/{RUN} {to}"
+    if not launch.folder.exists():  # It was not launched from here.
+        return ""
+    copy, image = launch.folder / COPY, json.dumps(launch.table.image)
+    copy.write_text(_COPY.format(name=launch.name, label=LABEL, user=_USER, rights=_RIGHTS, image=image))
+    return (
+        f"copy its run folder from the claim    {kubectl} apply -f {copy} && {kubectl} wait --for=condition=Ready "
+        f"pod/{pod} && {kubectl} cp {pod}:/isthmus/{RUN} {to} && {kubectl} delete -f {copy}\n"
+        f"then let go of the claim              {kubectl} delete pvc {launch.name}"
+    )
 
 
 def _manifests(request: LaunchRequest) -> str:
@@ -304,7 +313,7 @@ def _own_faults(request: LaunchRequest) -> Iterator[Fault]:
         do = "Name an image with isthmus and sh, flock and tar: docs/how-to/kubernetes.md."
         yield Fault("Reading launch.image", "an image", "none", do)
     do = "Leave it out; what queues of the cluster need stands in launch.extra."
-    yield from request.useless("Kubernetes", do, "partition")
+    yield from request.useless("Kubernetes", do, "partition", "invite_by")
     if table.devices.count(":") > 1:
         do = "Write gpu:8, and the nodeSelector of such nodes in launch.extra."
         yield Fault("Reading launch.devices", "KIND:NUMBER on Kubernetes", repr(table.devices), do)

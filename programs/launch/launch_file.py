@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, final
+from typing import Annotated, Any, Final, Literal, Self, final
 
 import msgspec
 
@@ -51,6 +51,9 @@ class LaunchTable(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Setting("The port of the home. Default: a free one.", ge=0, le=65535, remedy="Leave it out.")
     ] = 0
+    invite_by: Annotated[
+        Literal["file", "env"], Setting("How islands get the invitation: by a file of a shared folder, or `env`.")
+    ] = "file"
     extra: Annotated[str, Setting("Lines that go as they are into script, actor options or pod template.")] = ""
 
 
@@ -71,8 +74,9 @@ class LaunchFile:
         return name_of(self.path)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """The contents of a file; ConfigError with all its faults."""
+    def read(cls, path: Path, **chosen: str) -> Self:
+        """The contents of a file, with keys of its launch table that were `chosen` elsewhere; ConfigError with all its
+        faults."""
         document = settings.read_file(path, "the launch", "Name a file with [run], [program], [task] and [launch].")
         faults = [
             Fault(
@@ -85,7 +89,7 @@ class LaunchFile:
         with collecting(faults):
             name_of(path)
         with collecting(faults):
-            table = _table(document.get("launch", {}), path)
+            table = _table(document.get("launch", {}), path, chosen)
         if "machine" in document:
             with collecting(faults):
                 islands = _islands(path)
@@ -148,7 +152,7 @@ class LaunchRequest:
     def useless(self, engine: str, do: str, *names: str) -> Iterator[Fault]:
         """Faults of keys of [launch] with these names, of which an engine has no use."""
         for name in names:
-            if given := getattr(self.table, name):
+            if (given := getattr(self.table, name)) != getattr(LaunchTable(), name):
                 yield Fault(f"Reading launch.{name}", f"none on {engine}", repr(given), do)
 
     def faults(self) -> Iterator[Fault]:
@@ -186,12 +190,12 @@ def modules_of(program: str | None, task: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(own))
 
 
-def _table(values: Any, path: Path) -> LaunchTable:
+def _table(values: Any, path: Path, chosen: Mapping[str, str]) -> LaunchTable:
     doing = f"Reading {path}"
     if not isinstance(values, dict):
         raise ConfigError(doing, "a table [launch]", repr(values), "Write the header [launch] above it.")
     schema = Schema.of("launch", LaunchTable)
-    complete = schema.read(values)
+    complete = schema.read({**values, **chosen})
     faults = list(schema.out_of_range(complete))
     if complete["devices"] and not _DEVICES.fullmatch(complete["devices"]):
         do = "Write kind and number, as gpu:4 or gpu:a100:8."

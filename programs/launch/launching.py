@@ -7,12 +7,12 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from isthmus.programs.engine.run.resume import outcome_of
 from isthmus.programs.launch import engine
-from isthmus.programs.launch.engine import Engine, LaunchedMachine, PrintedFile
+from isthmus.programs.launch.engine import LaunchState, PrintedFile
 from isthmus.programs.launch.folder import NOTE, RUN, Launch, folder_for
 from isthmus.programs.launch.launch_file import LaunchRequest
 from isthmus.runtime.errors import ConfigError
@@ -40,13 +40,14 @@ def launch(name: str, request: LaunchRequest, to: Path | None) -> str:
     if faults:
         raise ConfigError.of(faults)
     note = Launch.of(name, request, folder)
-    if outcome_of(folder / RUN) == DONE:
+    state = chosen.state(note)
+    if state.outcome == DONE and not state.has_home:
         do = "Name another folder with --to, or take that one away."
-        raise ConfigError(doing, "a run that is not over", f"{folder / RUN}, which is done", do)
+        raise ConfigError(doing, "a run that is not over", f"that of {folder}, which is done", do)
     _check_same(note, doing)
-    if members := chosen.members(note):
+    if machines := state.machines:
         do = f"End it first: isthmus launch down --to {folder}"
-        raise ConfigError(doing, "nothing of that name", ", ".join(f"{each.name} ({each.id})" for each in members), do)
+        raise ConfigError(doing, "nothing of that name", ", ".join(f"{each.name} ({each.id})" for each in machines), do)
     is_new = not folder.exists()
     try:
         _write(chosen.files(request), folder)
@@ -70,32 +71,30 @@ def scale(note: Launch, islands: int) -> str:
     if not 1 <= islands <= note.slots_max:
         do = "To end it: isthmus launch down."
         raise ConfigError(doing, f"from 1 to {note.slots_max} islands, run.slots_max", str(islands), do)
-    if not any(member.is_home for member in _members(chosen, note)):
+    state = chosen.state(note)
+    if state.outcome == DONE or not state.has_home:
         do = f"Launch it again: isthmus launch {note.engine} FILE --islands {islands}"
-        found = f"one that is {outcome_of(note.folder / RUN) or 'not there'}"
+        found = f"one that is {state.outcome or 'not there'}"
         raise ConfigError(doing, "a run that goes on", found, do)
     chosen.scale(note, islands)
     note.with_islands(islands)
     return f"{note.name}: {_islands(islands)}"
 
 
-def members_of(note: Launch) -> list[LaunchedMachine]:
-    """What of a launch waits or works; ConfigError if the engine is not there."""
-    return _members(engine.engine_of(note.engine), note)
-
-
-def kept_by(note: Launch) -> str:
-    """What to type for a run folder that stays on the engine; empty where it is the launch folder's."""
-    return engine.engine_of(note.engine).keeps(note)
+def state_of(note: Launch) -> LaunchState:
+    """What there is of a launch, the home first; ConfigError if the engine is not there."""
+    state = engine.engine_of(note.engine).state(note)
+    order = sorted(state.machines, key=lambda machine: (not machine.is_home, len(machine.name), machine.name))
+    return replace(state, machines=order)
 
 
 def down(note: Launch) -> str:
     """Free whatever a launch has on its engine; returns the text to print."""
     chosen = engine.engine_of(note.engine)
-    count = len(_members(chosen, note))
+    count = len(chosen.state(note).machines)
     chosen.down(note)
     told = f"{note.name}: nothing is left on {note.engine}, of {count} before; its files are in {note.folder}"
-    return "\n".join(filter(None, (told, chosen.keeps(note))))
+    return "\n".join(filter(None, (told, chosen.state(note).keeps)))
 
 
 def _check_same(note: Launch, doing: str) -> None:
@@ -109,10 +108,6 @@ def _check_same(note: Launch, doing: str) -> None:
         do = "Ask for what it was, or name another folder with --to."
         expected = f"{keys[0]} = {former.get(keys[0])!r}, as the run in {note.folder} has it"
         raise ConfigError(doing, expected, repr(asked.get(keys[0])), do)
-
-
-def _members(chosen: Engine, note: Launch) -> list[LaunchedMachine]:
-    return sorted(chosen.members(note), key=lambda member: (not member.is_home, len(member.name), member.name))
 
 
 def _islands(count: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster.cluster_file import size_bytes
 from isthmus.programs.launch import user_files
-from isthmus.programs.launch.engine import Engine, LaunchedMachine, PrintedFile
+from isthmus.programs.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
 from isthmus.programs.launch.folder import RUN, Launch
 from isthmus.programs.launch.launch_file import HOME, ISLAND, LaunchRequest, home_table
 from isthmus.runtime.errors import ConfigError, Fault
@@ -46,7 +46,7 @@ if __name__ == "__main__":
 class _Ray:
     def faults(self, request: LaunchRequest, folder: Path) -> Iterator[Fault]:
         do = "Leave it out: options of actors, such as runtime_env, stand in launch.extra."
-        yield from request.useless("Ray", do, "image", "partition", "namespace", "time")
+        yield from request.useless("Ray", do, "image", "partition", "namespace", "time", "invite_by")
         yield from user_files.faults(request, FILES_BYTES_MAX, [NAME.format(request.name)])
 
     def files(self, request: LaunchRequest) -> Sequence[PrintedFile]:
@@ -91,16 +91,16 @@ class _Ray:
     def scale(self, launch: Launch, islands: int) -> None:
         _say(launch, "scale", str(islands))
 
-    def members(self, launch: Launch) -> list[LaunchedMachine]:
-        machines = _say(launch, "status")["machines"] if (launch.folder / NAME.format(launch.name)).exists() else {}
-        return [LaunchedMachine(name, state["at"], state["state"], state["node"]) for name, state in machines.items()]
+    def state(self, launch: Launch) -> LaunchState:
+        if not (launch.folder / NAME.format(launch.name)).exists():
+            return LaunchState()
+        told = _say(launch, "status")
+        rows = [(name, row["at"], row["state"], row["node"]) for name, row in told["machines"].items()]
+        machines, end = [LaunchedMachine(*row) for row in rows], told["end"]
+        return LaunchState(machines, end.partition("\n")[0], end and f"its run: {end}")
 
     def down(self, launch: Launch) -> None:
         _say(launch, "down")
-
-    def keeps(self, launch: Launch) -> str:
-        end: str = _say(launch, "status")["end"]
-        return end and f"its run: {end}"
 
 
 def _literal(field: Any) -> str:

@@ -34,7 +34,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 NAME: Final = "controller"  # Of the actor that makes the others.
 HOME: Final = "home"
-OVER: Final = {0: "done", 1: "failed", 2: "refused"}  # A command with another exit status is started again.
+OVER: Final = {0: "done", 1: "failed", 2: "failed"}  # A command with another exit status is started again.
 NOWHERE: Final = {"node": "", "at": "", "status": None, "state": "waits for a place"}
 OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # Resources that have one of their own.
 TURN_SECONDS: Final = 0.3
@@ -140,7 +140,7 @@ class Controller:
     def want(self, islands: int) -> None:
         """Have so many islands from now on; none: set the run aside, and free everything."""
         self._islands = islands
-        self._end = self._end or ("" if islands else "set aside")
+        self._end = self._end or ("" if islands else "interrupted")
 
     def status(self) -> dict[str, Any]:
         """How it ends, if it does, and the state of each machine."""

@@ -7,12 +7,17 @@ because a step gets SIGTERM at the begin of a preemption's grace at every site, 
 does so by itself only where the grace was too short; not while it is cancelled, which Slurm calls COMPLETING. When the
 run is over the home's script cancels what has not begun, or is just beginning again.
 
-A launch's jobs are known by their names, `NAME-home` and `NAME-island`, and by the folder in which they work.
+By `invite_by = "env"` islands share no folder with the home: its script submits them, with the invitation in their
+environment, and submits them anew where the home has come up at another address.
+
+A launch's jobs are known by their names, `NAME-home` and `NAME-island`, and by the folder in which they work; those
+that share none have the launch's as their comment.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import shutil
 import subprocess
@@ -22,9 +27,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
-from isthmus.programs.launch.engine import Engine, LaunchedMachine, PrintedFile
+from isthmus.programs.engine.machine.invitations import VARIABLE
+from isthmus.programs.engine.run.resume import outcome_of
+from isthmus.programs.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
 from isthmus.programs.launch.folder import RUN, Launch
-from isthmus.programs.launch.launch_file import AFTER_GRACE_SECONDS, HOME, ISLAND, LaunchRequest, home_table
+from isthmus.programs.launch.launch_file import (
+    AFTER_GRACE_SECONDS,
+    HOME,
+    ISLAND,
+    LaunchRequest,
+    LaunchTable,
+    home_table,
+)
 from isthmus.runtime.errors import ConfigError, Fault, RunError, nearest
 
 PROGRAMS: Final = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
@@ -34,6 +48,9 @@ LEAVE_SECONDS_MAX: Final = 180.0
 LOOK_SECONDS: Final = 0.5
 HOME_FILE: Final = "home.sh"
 ISLAND_FILE: Final = "island.sh"
+INVITATION: Final = "island.invite"
+APART: Final = "/tmp"
+"""Where islands work that share no folder with the home; each makes its own below."""
 
 _HEAD: Final = """\
 #!/bin/bash
@@ -41,8 +58,8 @@ _HEAD: Final = """\
 #SBATCH {resources}
 # A notice to leave, so many seconds before the time limit; at a preemption when its grace begins.
 #SBATCH --requeue --signal=TERM@{seconds}
-{extra}{path}export XDG_STATE_HOME=$PWD/state
-"""
+{extra}{path}"""
+_SHARED: Final = "export XDG_STATE_HOME=$PWD/state\n"
 _AGAIN: Final = """\
 case $status in
 0 | 1 | 2) ;;  # Done, failed, or wrong.
@@ -60,7 +77,7 @@ endpoint=tcp://${{address#NodeAddr=}}:{port}
 cat - run.toml >cluster.toml <<END
 {table}END
 isthmus invite --count {names} --for island- --cluster cluster.toml --to island.invite &&
-{step} isthmus daemon --name home --listen "$endpoint" --config machine.toml --run cluster.toml \\
+{submit}{step} isthmus daemon --name home --listen "$endpoint" --config machine.toml --run cluster.toml \\
     --run-dir {run} --resume-or-start {leaving}
 status=$?
 {again}# The run is over, and islands end with it; those that have not begun would never learn of it.
@@ -69,20 +86,34 @@ for _ in 1 2 3 4 5; do [ -z "$(squeue -h --me --name={name}-island)" ] || sleep 
 scancel --me --name={name}-island
 exit "$status"
 """
-_ISLAND: Final = """\
+_SUBMIT: Final = """\
+{{  # Islands share no folder with the home: at a new address it needs new ones.
+    numbers=$(squeue -h -r --me --name={name}-island -o %K | paste -sd,)
+    if [ -z "$numbers" ] || ! cmp -s island.invite submitted.invite; then
+        scancel --me --name={name}-island
+        ISTHMUS_INVITE=$(cat island.invite) sbatch --comment="$PWD" ${{numbers:+--array=$numbers}} island.sh &&
+            cp -p island.invite submitted.invite
+    fi
+}} &&
+"""
+_WAIT: Final = """\
 until [ -s island.invite ]; do  # The home writes it; without one there is nothing to wait for.
     sleep 1
     [ $((SECONDS % 30)) != 29 ] || [ -n "$(squeue -h --me --name={name}-home)" ] || exit 1
 done
+"""
+_ISLAND: Final = """\
 job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID name=island-$SLURM_ARRAY_TASK_ID
 {step} {join} {leaving}{config}
 status=$?
 {again}exit "$status"
 """
-_JOIN_ONE: Final = 'isthmus join --invite island.invite --name "$name"'
-_JOIN_PART: Final = (
-    'bash -c \'exec isthmus join --invite island.invite --island "$0" --name "$0-$SLURM_NODEID" "$@"\' "$name"'
-)
+_JOIN: Final = """bash -c '{place}exec isthmus join {invitation}{who} "$@"' "$name\""""
+_PLACE: Final = """\
+here={apart}/{name}-$UID-$0-$SLURM_NODEID
+    mkdir -m 700 "$here" || {{ [ -O "$here" ] && [ ! -L "$here" ]; }} && cd "$here" || exit 2
+    export XDG_STATE_HOME=$here/state
+    """
 _FREE_PORT: Final = """$(python -c 'import socket; s = socket.create_server(("", 0)); print(s.getsockname()[1])')"""
 
 
@@ -96,6 +127,9 @@ class _Slurm:
             return
         do = "Leave it out: jobs run this installation; what goes before it stands in launch.extra."
         yield from request.useless("Slurm", do, "image", "namespace")
+        if _is_apart(table) and request.modules:
+            do = "Install them on the nodes as a package, or launch in a folder that all share, by a file."
+            yield Fault("Reading launch.invite_by", "file, by which the user's code travels", "env", do)
         done = _run("sinfo", "-h", "-o", "%R")
         if done.returncode:
             do = "Ask whether slurmctld runs, and whether this machine has its slurm.conf."
@@ -126,44 +160,49 @@ class _Slurm:
         return [*_scripts(request), *texts, *island]
 
     def by_hand(self, request: LaunchRequest) -> str:
-        return f"sbatch {HOME_FILE} && sbatch {ISLAND_FILE}"
+        return f"sbatch {HOME_FILE}" + ("" if _is_apart(request.table) else f" && sbatch {ISLAND_FILE}")
 
     def submit(self, launch: Launch) -> None:
         try:
             with launch.busy() as lock:
                 launch = launch.with_ids(home=_submit(launch, lock, HOME_FILE))
-                launch = launch.with_ids(islands=_submit(launch, lock, ISLAND_FILE))
+                if not _is_apart(launch.table):
+                    launch = launch.with_ids(islands=_submit(launch, lock, ISLAND_FILE))
         except BaseException:
             self.down(launch)
             raise
 
     def scale(self, launch: Launch, islands: int) -> None:
-        members = {member.name: member for member in self.members(launch) if not member.is_home}
-        numbers = {int(name.removeprefix(ISLAND)) for name in members}
+        machines = {machine.name: machine for machine in self.state(launch).machines if not machine.is_home}
+        numbers = {int(name.removeprefix(ISLAND)) for name in machines}
         free = (number for number in range(launch.slots_max) if number not in numbers)
         new = [next(free) for _ in range(islands - len(numbers))]
         if new:
+            words = [f"--array={','.join(map(str, new))}"]
+            words += [f"--comment={launch.folder}"] if _is_apart(launch.table) else []
             with launch.busy() as lock:
-                _submit(launch, lock, f"--array={','.join(map(str, new))}", ISLAND_FILE)
+                _submit(launch, lock, *words, ISLAND_FILE, invitation=_invitation(launch))
         if surplus := sorted(numbers)[islands:]:
-            _cancel([members[f"{ISLAND}{number}"].id for number in surplus])
+            _cancel([machines[f"{ISLAND}{number}"].id for number in surplus])
 
-    def members(self, launch: Launch) -> list[LaunchedMachine]:
-        return [row.member for row in _rows(launch.name) if row.folder == str(launch.folder)]
+    def state(self, launch: Launch) -> LaunchState:
+        machines = [row.machine for row in _rows(launch.name) if row.folder == str(launch.folder)]
+        return LaunchState(machines, outcome_of(launch.folder / RUN) or "")
 
     def down(self, launch: Launch) -> None:
-        with launch.busy():
-            if members := self.members(launch):
-                _cancel([member.id for member in members])
+        cancelled = set[str]()
         end = time.monotonic() + LEAVE_SECONDS_MAX
-        while members := self.members(launch):
+        while True:
+            with launch.busy():
+                ids = {machine.id for machine in self.state(launch).machines}
+                if new := ids - cancelled:  # A home may just have submitted some.
+                    _cancel(sorted(new))
+                    cancelled |= new
+            if not ids:
+                return
             if time.monotonic() > end:
-                ids = ", ".join(member.id for member in members)
-                raise RunError(f"jobs {ids} are there still, {LEAVE_SECONDS_MAX:g} s after scancel")
+                raise RunError(f"jobs {', '.join(sorted(ids))} are there still, {LEAVE_SECONDS_MAX:g} s after scancel")
             time.sleep(LOOK_SECONDS)
-
-    def keeps(self, launch: Launch) -> str:
-        return ""
 
 
 class _Row(NamedTuple):
@@ -177,18 +216,23 @@ class _Row(NamedTuple):
     node: str
 
     @property
-    def member(self) -> LaunchedMachine:
+    def machine(self) -> LaunchedMachine:
         name = HOME if self.job.endswith(f"-{HOME}") else f"{ISLAND}{self.number}"
         return LaunchedMachine(name, self.id, self.state, self.node)
 
 
 def _rows(name: str) -> list[_Row]:
     """This user's jobs of the launches of that name; ConfigError if Slurm does not answer."""
-    done = _run("squeue", "--me", "-h", "-r", f"--name={name}-{HOME},{name}-island", "-o", "%i|%j|%Z|%K|%T|%N")
+    done = _run("squeue", "--me", "-h", "-r", f"--name={name}-{HOME},{name}-island", "-o", "%i|%j|%Z|%K|%T|%N|%k")
     if done.returncode:
         do = "Type it on a login node of the cluster, once slurmctld runs."
         raise ConfigError("Looking for jobs on Slurm", "an answer of squeue", _words(done), do)
-    return [_Row(*line.split("|")) for line in done.stdout.splitlines() if line.count("|") == len(_Row._fields) - 1]
+    rows = (line.split("|") for line in done.stdout.splitlines())
+    return [
+        _Row(number, job, comment if folder == APART else folder, *others)
+        for number, job, folder, *others, comment in rows
+        if len(others) == len(_Row._fields) - 3
+    ]
 
 
 def _scripts(request: LaunchRequest) -> list[PrintedFile]:
@@ -196,6 +240,7 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
     table = request.table
     options = {"partition": table.partition, "cpus-per-task": table.cpus, "mem": table.memory, "time": table.time}
     resources = [f"--{name}={value}" for name, value in options.items() if value]
+    apart = APART if _is_apart(table) else ""
     seconds = math.ceil(request.grace) + AFTER_GRACE_SECONDS
     extra = f"{table.extra.rstrip()}\n" if table.extra else ""
     path = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH\n"
@@ -207,29 +252,57 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
         words = " ".join(["--ntasks-per-node=1", *more, *resources])
         return _HEAD.format(job=job, log=log, resources=words, seconds=seconds, extra=extra, path=path)
 
-    home = head(f"{request.name}-{HOME}", "home.log", "--nodes=1") + _HOME.format(
-        port=table.port or _FREE_PORT,
-        table=home_table("$endpoint"),
-        names=request.names,
-        step=step,
-        run=RUN,
-        leaving=leaving,
-        again=_AGAIN,
-        name=request.name,
+    home = (
+        head(f"{request.name}-{HOME}", "home.log", "--nodes=1")
+        + _SHARED
+        + _HOME.format(
+            port=table.port or _FREE_PORT,
+            table=home_table("$endpoint"),
+            names=request.names,
+            submit=_SUBMIT.format(name=request.name) if apart else "",
+            step=step,
+            run=RUN,
+            leaving=leaving,
+            again=_AGAIN,
+            name=request.name,
+        )
     )
     own = [f"--array=0-{request.islands - 1}", f"--nodes={request.nodes_per_island}"]
     own += [f"--gres={table.devices}"] if table.devices else []
-    join = _JOIN_ONE if request.nodes_per_island == 1 else _JOIN_PART
-    config = " --config island.toml" if request.modules else ""
-    island = head(f"{request.name}-island", "island-%a.log", *own) + _ISLAND.format(
-        name=request.name, step=step, join=join, leaving=leaving, config=config, again=_AGAIN
+    own += [f"--chdir={apart}"] if apart else []
+    log = f"{apart}/{request.name}-island-%A_%a.log" if apart else "island-%a.log"
+    join = _JOIN.format(
+        place=_PLACE.format(apart=apart, name=request.name) if apart else "",
+        invitation="" if apart else f"--invite {INVITATION} ",
+        who='--name "$0"' if request.nodes_per_island == 1 else '--island "$0" --name "$0-$SLURM_NODEID"',
     )
+    config = " --config island.toml" if request.modules else ""
+    wait = "" if apart else _SHARED + _WAIT.format(name=request.name)
+    island = head(f"{request.name}-island", log, *own) + wait
+    island += _ISLAND.format(step=step, join=join, leaving=leaving, config=config, again=_AGAIN)
     return [PrintedFile(HOME_FILE, home), PrintedFile(ISLAND_FILE, island)]
 
 
-def _submit(launch: Launch, lock: int, *words: str) -> str:
+def _is_apart(table: LaunchTable) -> bool:
+    """Whether islands share no folder with the home."""
+    return table.invite_by == "env"
+
+
+def _invitation(launch: Launch) -> str:
+    """What goes into the environment of new islands, empty for a file; ConfigError where the home has not begun."""
+    if not _is_apart(launch.table):
+        return ""
+    path = launch.folder / INVITATION
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        do = "Wait until the home runs: isthmus launch status."
+        raise ConfigError(f"Reading {path}", "the invitation, which the home writes", str(error), do) from None
+
+
+def _submit(launch: Launch, lock: int, *words: str, invitation: str = "") -> str:
     """The id of the job that sbatch makes of a script; ConfigError if it makes none. sbatch holds `lock`."""
-    done = _run("sbatch", "--parsable", *words, folder=launch.folder, holds=(lock,))
+    done = _run("sbatch", "--parsable", *words, folder=launch.folder, holds=(lock,), invitation=invitation)
     if done.returncode:
         do = "Change [launch], or ask for what this account may submit."
         raise ConfigError(f"Submitting {words[-1]}", "a job that Slurm takes", _words(done), do)
@@ -242,7 +315,11 @@ def _cancel(ids: Sequence[str]) -> None:
 
 
 def _run(
-    *words: str, text: str | None = None, folder: Path | None = None, holds: Sequence[int] = ()
+    *words: str,
+    text: str | None = None,
+    folder: Path | None = None,
+    holds: Sequence[int] = (),
+    invitation: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """What a command of Slurm answers; ConfigError if it is not there, or does not answer."""
     try:
@@ -254,6 +331,7 @@ def _run(
             text=True,
             timeout=COMMAND_SECONDS_MAX,
             check=False,
+            env={**os.environ, VARIABLE: invitation} if invitation else None,
             pass_fds=holds,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +192,34 @@ def test_an_island_of_two_nodes_is_one_element_of_the_array(launched: Callable[.
     launch.set_aside()
 
 
+def test_islands_that_share_no_folder_get_the_invitation_in_their_environment(
+    launched: Callable[..., Launched],
+) -> None:
+    """Theirs are below /tmp; a home that is elsewhere after a preemption submits them anew."""
+    launch = launched(FOREVER)
+    (launch.here / launch.file).write_text(
+        f'[run]\ntokens = {FOREVER}\n[launch]\npartition = "low"\ncpus = 1\ninvite_by = "env"\n'
+    )
+    launch.begin()
+    run = launch.run
+    run.wait_for_merges(0, 1, why=launch.story)
+    launch.type("scale", "3")
+    run.wait_for_merges(0, 1, 2, why=launch.story)
+    former = {name: member["id"] for name, member in launch.members().items()}
+    places = {process_folder(pid) for pid in launch.rig.pids()}
+    apart = {place for place in places if place.parent == Path("/tmp")}
+    assert len(apart) == 3, places
+    assert not list(launch.folder.glob("island-*.log"))
+    with launch.preempted("home"):
+        run.wait_for_merges(0, 1, 2, why=launch.story)
+    now = {name: member["id"] for name, member in launch.members().items()}
+    assert now.keys() == former.keys()
+    assert not {now[name] for name in now if name != "home"} & set(former.values())
+    launch.set_aside()
+    for place in apart:
+        shutil.rmtree(place)
+
+
 @pytest.mark.parametrize(
     ("table", "found"),
     [('partition = "lwo"', "Did you mean 'low'?"), ("cpus = 3", "node configuration"), ('devices = "gpu:1"', "gres")],
@@ -221,6 +249,13 @@ def test_a_launch_takes_about_as_long_as_the_same_commands_by_hand(
         return seconds
 
     compare_with_hands(by_launch, lambda number: by_hand(rig, tmp_path / f"hand-{number}", tmp_path / "printed"))
+
+
+def process_folder(pid: int) -> Path:
+    """The working folder of a process; / if it is over."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cwd").readlink()
+    return Path("/")
 
 
 CLUSTER = """\

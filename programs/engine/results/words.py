@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from isthmus.runtime.cores.membership_messages import Finding, Refusal
-from isthmus.runtime.supervision.incidents import Failure, Raised
+from isthmus.runtime.supervision.incidents import Failure, Raised, incident_of
 from isthmus.runtime.supervision.liveness import HEALTHY
 
 UNKNOWN: Final = "-"
@@ -279,6 +279,14 @@ class Wording(NamedTuple):
 def reason(record: Finding) -> str:
     """A record in words that stand by themselves, with every figure."""
     return say(CATALOGUE[kind_of(record)].itself, record)
+
+
+def reason_of(plain: Mapping[str, Any]) -> str:
+    """An incident as another process tells it, in words; its kind, where that process knows one that this does not."""
+    try:
+        return reason(incident_of(plain))
+    except ValueError:
+        return str(plain.get("kind"))
 
 
 def predicate(record: Finding) -> str:

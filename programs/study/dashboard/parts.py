@@ -28,7 +28,6 @@ from isthmus.programs.study.terminal import figures
 from isthmus.programs.study.terminal.live import Notice
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.flows import Flows, RunFlows
-from isthmus.runtime.supervision.incidents import incident_of
 
 Part: TypeAlias = dict[str, Any]
 
@@ -286,7 +285,7 @@ def _other(name: str, host: Mapping[str, Any]) -> Part:
 def _reason(host: Mapping[str, Any] | None) -> str:
     """The last incident of a host, in words."""
     record = None if host is None else host.get("reason")
-    return "" if record is None else words.reason(incident_of(record))
+    return "" if record is None else words.reason_of(record)
 
 
 # -- below -------------------------------------------------------------------------------------------------------------

@@ -23,13 +23,12 @@ from isthmus.programs.engine.request.new_folder import OVER
 from isthmus.programs.engine.results import words as numbers
 from isthmus.programs.engine.results.absences import DAEMON, daemons, waiting_of
 from isthmus.programs.engine.results.reading import read_absences
-from isthmus.programs.engine.results.words import reason
 from isthmus.programs.engine.run import private_daemon
 from isthmus.programs.study.terminal import figures
 from isthmus.programs.study.terminal.figures import Screen, fitted
 from isthmus.programs.study.terminal.live import Notice, NoticeFeed, facts, newest, notices_of, notices_table
 from isthmus.runtime.errors import ConfigError, nearest
-from isthmus.runtime.supervision.incidents import Delayed, incident_of
+from isthmus.runtime.supervision.incidents import Delayed
 from isthmus.runtime.system.files import read
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.control_messages import Message, without_mark
@@ -309,8 +308,8 @@ def _progress(training: Mapping[str, Any]) -> str:
 
 def _not_started(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The hosts that cannot be started at the moment, and why."""
-    newest = [(str(host["name"]), incident_of(host["reason"])) for host in status["hosts"] if host.get("reason")]
-    return [(name, reason(incident)) for name, incident in newest if isinstance(incident, Delayed)]
+    newest = [(str(host["name"]), host["reason"]) for host in status["hosts"] if host.get("reason")]
+    return [(name, numbers.reason_of(told)) for name, told in newest if told["kind"] == Delayed.__struct_config__.tag]
 
 
 def _hosts(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:

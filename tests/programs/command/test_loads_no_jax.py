@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,5 +47,6 @@ def test_this_loads_no_jax(code: str, tmp_path: Path) -> None:
         timeout=PATIENCE,
         check=False,
         cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},  # Of no daemon that lives.
     )
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

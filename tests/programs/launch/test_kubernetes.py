@@ -237,21 +237,26 @@ def test_members_are_pods_and_jobs_without_one(monkeypatch: pytest.MonkeyPatch, 
     ]
     jobs = [{"kind": "Job", "metadata": {"name": f"demo-island-{number}"}} for number in range(4)]
     answers(monkeypatch, lambda words: (0, json.dumps({"items": [*jobs, *pods]}), ""))
-    members = kubernetes.ENGINE.members(launch(tmp_path))
-    assert [(member.name, member.state) for member in members] == [
+    state = kubernetes.ENGINE.state(launch(tmp_path))
+    assert [(machine.name, machine.state) for machine in state.machines] == [
         ("home", "Running"),
         ("island-0", "CrashLoopBackOff"),
         ("island-1", "Unschedulable: no gpu"),
         ("island-2", "leaving"),
         ("island-3", "no pod"),
     ]
-    assert members[0].is_home
-    assert "kubectl cp pod-home:/isthmus/run runs/demo" in kubernetes.ENGINE.keeps(launch(tmp_path))
+    assert (state.has_home, state.outcome) == (True, "")
+    assert "kubectl cp pod-home:/isthmus/run runs/demo" in state.keeps
+    for condition, outcome in (("Complete", "done"), ("Failed", "failed"), ("Suspended", "")):
+        conditions = [{"type": condition, "status": "True"}]
+        home = {"kind": "Job", "metadata": {"name": "demo-home"}, "status": {"conditions": conditions}}
+        answers(monkeypatch, lambda words, home=home: (0, json.dumps({"items": [home, *jobs, *pods]}), ""))
+        assert kubernetes.ENGINE.state(launch(tmp_path)).outcome == outcome
 
 
 def test_the_claim_of_a_run_that_is_over_is_reached_by_a_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers(monkeypatch, lambda words: (0, '{"items": []}', ""))
-    told = kubernetes.ENGINE.keeps(launch(tmp_path, table=LaunchTable(image=IMAGE, namespace="team")))
+    told = kubernetes.ENGINE.state(launch(tmp_path, table=LaunchTable(image=IMAGE, namespace="team"))).keeps
     assert f"kubectl -n team apply -f {tmp_path}/copy.yaml && " in told
     assert "kubectl -n team cp demo-copy:/isthmus/run runs/demo" in told
     assert "claimName: demo" in (tmp_path / "copy.yaml").read_text()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from isthmus.programs.launch import ray
+from isthmus.programs.launch.engine import LaunchState
 from isthmus.programs.launch.folder import Launch
 from isthmus.programs.launch.launch_file import LaunchTable, home_table
 from isthmus.runtime.errors import ConfigError, Fault
@@ -134,15 +135,18 @@ def test_ray_that_is_not_there_is_named(say: Say, tmp_path: Path) -> None:
 
 def test_a_launch_is_what_its_file_says(say: Say, tmp_path: Path) -> None:
     launch = Launch.of("ray", request(), tmp_path)
-    assert ray.ENGINE.members(launch) == []
+    assert ray.ENGINE.state(launch) == LaunchState()
     (tmp_path / "demo-on-ray.py").write_text("")
     home = {"node": "10.0.0.1", "at": "/home/me/isthmus/demo/home", "status": None, "state": "runs"}
     asked = say(f"a warning\n{json.dumps({'end': '', 'machines': {'home': home}})}\n")
-    (member,) = ray.ENGINE.members(launch)
-    assert (member.name, member.id, member.state, member.node) == ("home", home["at"], "runs", "10.0.0.1")
-    assert ray.ENGINE.keeps(launch) == ""
-    say('{"end": "done", "machines": {}}')
-    assert ray.ENGINE.keeps(launch) == "its run: done"
+    state = ray.ENGINE.state(launch)
+    (machine,) = state.machines
+    assert (machine.name, machine.id, machine.state, machine.node) == ("home", home["at"], "runs", "10.0.0.1")
+    assert (state.has_home, state.outcome, state.keeps) == (True, "", "")
+    for told, outcome in (("done", "done"), ("failed\nwhy", "failed"), ("interrupted", "interrupted")):
+        say(json.dumps({"end": f"{told}\non 10.0.0.1: ~/isthmus/demo/home", "machines": {}}))
+        state = ray.ENGINE.state(launch)
+        assert (state.outcome, state.keeps) == (outcome, f"its run: {told}\non 10.0.0.1: ~/isthmus/demo/home")
     say("")
     ray.ENGINE.submit(launch)
     ray.ENGINE.scale(launch, 3)

@@ -24,7 +24,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     given: Answers = {"sinfo": (0, "high\nlow\n", ""), "squeue": (0, "", ""), "sbatch": (0, "7\n", "")}
 
     def run(
-        *words: str, text: str | None = None, folder: Path | None = None, holds: tuple[int, ...] = ()
+        *words: str,
+        text: str | None = None,
+        folder: Path | None = None,
+        holds: tuple[int, ...] = (),
+        invitation: str = "",
     ) -> subprocess.CompletedProcess[str]:
         asked.append(words)
         return subprocess.CompletedProcess(words, *given.get(words[0], (0, "", "")))
@@ -81,15 +85,17 @@ def test_scripts_are_sound_to_the_shell(tmp_path: Path) -> None:
 def test_rows_of_squeue_are_members_of_the_launch_whose_folder_they_work_in(answers: Answers, tmp_path: Path) -> None:
     launch = Launch.of("slurm", request(), tmp_path)
     rows = [
-        f"9|demo-home|{tmp_path}|N/A|RUNNING|n0",
-        f"10_1|demo-island|{tmp_path}|1|PENDING|",
-        "8|demo-home|/x|N/A|RUNNING|n1",
+        f"9|demo-home|{tmp_path}|N/A|RUNNING|n0|(null)",
+        f"10_1|demo-island|{tmp_path}|1|PENDING||(null)",
+        f"11_2|demo-island|/tmp|2|RUNNING|n2|{tmp_path}",
+        "8|demo-home|/x|N/A|RUNNING|n1|(null)",
     ]
     answers["squeue"] = (0, "\n".join(rows), "")
-    members = slurm.ENGINE.members(launch)
-    assert [(member.name, member.id, member.state, member.node) for member in members] == [
+    machines = slurm.ENGINE.state(launch).machines
+    assert [(machine.name, machine.id, machine.state, machine.node) for machine in machines] == [
         ("home", "9", "RUNNING", "n0"),
         ("island-1", "10_1", "PENDING", ""),
+        ("island-2", "11_2", "RUNNING", "n2"),
     ]
     (fault,) = slurm.ENGINE.faults(request(), tmp_path)
     assert fault.found == "job 8 of /x"
@@ -118,6 +124,26 @@ def test_a_refused_submission_is_told(answers: Answers, tmp_path: Path) -> None:
     answers["sbatch"] = (1, "", "sbatch: error: Batch job submission failed: Access denied\n")
     with pytest.raises(ConfigError, match="found Batch job submission failed: Access denied"):
         slurm.ENGINE.submit(Launch.of("slurm", request(), tmp_path))
+
+
+def test_islands_that_share_no_folder_are_submitted_by_the_home() -> None:
+    apart = LaunchTable(invite_by="env")
+    home, island = scripts(table=apart)
+    assert 'ISTHMUS_INVITE=$(cat island.invite) sbatch --comment="$PWD"' in home
+    assert "--chdir=/tmp" in island
+    assert "island.invite" not in island
+    assert "ISTHMUS_INVITE" not in scripts()[0]
+    assert slurm.ENGINE.by_hand(request(table=apart)) == "sbatch home.sh"
+    _, island = scripts(table=apart, nodes_per_island=2)
+    assert 'exec isthmus join --island "$0" --name "$0-$SLURM_NODEID"' in island
+
+
+def test_what_islands_that_share_no_folder_cannot_have_is_refused(answers: Answers, tmp_path: Path) -> None:
+    apart = LaunchTable(invite_by="env")
+    (fault,) = slurm.ENGINE.faults(request(table=apart, modules=("/mine.py",)), tmp_path)
+    assert fault.action == "Reading launch.invite_by"
+    with pytest.raises(ConfigError, match="the invitation, which the home writes"):
+        slurm.ENGINE.scale(Launch.of("slurm", request(table=apart), tmp_path), 2)
 
 
 FILE = "[run]\ntokens = 1000\n[task]\nlayers = 1\nwidth = 16\ncontext = 16\n"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 import pytest
 
-from isthmus.programs.engine.results.words import CATALOGUE, failure, predicate, reason
+from isthmus.programs.engine.results.words import CATALOGUE, failure, predicate, reason, reason_of
 from isthmus.runtime.cores.membership_messages import (
     Excused,
     HeardAgain,
@@ -376,3 +376,9 @@ def test_an_end_says_how(how: incidents.End, words: str) -> None:
 )
 def test_a_failure_says_why_and_where_to_look(why: incidents.Failure, log: Path | None, words: str) -> None:
     assert failure(why, log) == words
+
+
+def test_an_incident_that_only_another_version_knows_is_told_by_its_kind() -> None:
+    known = msgspec.to_builtins(Delayed("no space"))
+    assert reason_of(known) == reason(Delayed("no space"))
+    assert reason_of({**known, "kind": "teleported"}) == "teleported"
