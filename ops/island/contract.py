@@ -119,6 +119,17 @@ class SoleLearning(LastingLearning, Protocol):
 
 
 @runtime_checkable
+class LoopLearning(Protocol):
+    """A learner whose steps a loop of its user's makes, in the thread that calls inner-step."""
+
+    def open_step(self, progress: float) -> None:
+        """Let the loop make a step, at this share of the budget: all that precedes it is done."""
+
+    def made_tokens(self) -> int:
+        """The tokens of the step that it has made since; 0 where it has made none."""
+
+
+@runtime_checkable
 class LearnerSource(Protocol):
     """A task that brings its learner."""
 
@@ -170,7 +181,10 @@ class Evaluating(Protocol):
     """The mean scalars of a task over its evaluation batches."""
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
-        """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates."""
+        """The mean scalars of these merged leaves, in the task's own units: 'loss', and others that it evaluates.
+
+        Empty for a task that evaluates nothing.
+        """
 
     def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Tensors:
         """The merged leaves that the fragments make up, in NumPy arrays."""

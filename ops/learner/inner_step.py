@@ -33,6 +33,7 @@ from isthmus.ops.exchange.messages import (
 from isthmus.ops.exchange.token_accounts import FATES, FragmentLedger, Odometer, Totals, clock_of
 from isthmus.ops.island.contract import (
     LastingLearning,
+    LoopLearning,
     SoleLearning,
     led_learner_of,
     prepare_learner,
@@ -114,6 +115,7 @@ class InnerStep:
         self._unhealed: set[int] = set()
         self._sick_step = 0
         self._sole: SoleLearning | None = None
+        self._loop: LoopLearning | None = None
 
     def prepare(self) -> None:
         """Do what needs no device: trace every function, or import the task's framework."""
@@ -134,6 +136,7 @@ class InnerStep:
         if "parameters" not in context.connected:
             self._emit_every = 0
         self._learner = self._learner_of(context)
+        self._loop = self._learner if isinstance(self._learner, LoopLearning) else None
         self._answers = Answers(
             self._slot,
             self._incarnation,
@@ -193,8 +196,11 @@ class InnerStep:
         control: Mapping[Any, Control] | None = None,
         cursor: Cursor | None = None,
         loan: Mapping[Any, Loan] | None = None,
-    ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
-        """Process one boundary; `batch` is None where this node is idle. Yields the answers, returns the rest."""
+    ) -> Generator[list[tuple[str, Any]] | None, None, list[tuple[str, Any]]]:
+        """Process one boundary; `batch` is None where this node is idle. Yields the answers, returns the rest.
+
+        Where a loop of the user's makes the steps, it yields None for each: the step is made before the call goes on.
+        """
         before = self._phase, self.is_idle  # Of the last boundary: any input below may change them.
         has_news = update is not None or control is not None or bool(pull)
         # The cursor before the updates: a life that lacked only its position continues from the cut in its snapshot,
@@ -219,9 +225,16 @@ class InnerStep:
         # Before the step: a round does not wait for it.
         if answers:
             yield answers
-        has_stepped = batch is not None and self._phase == "stepping" and not self._is_spent()
-        # Of the whole batch, once for all processes of an island; without a token it makes no step.
-        tokens = tokens_in(batch, self._task.tokens_per_batch, self._slot) if has_stepped else 0
+        tokens = 0
+        if batch is not None and self._phase == "stepping" and not self._is_spent():
+            if self._loop is None:
+                # Of the whole batch, once for all processes of an island; without a token it makes no step.
+                tokens = tokens_in(batch, self._task.tokens_per_batch, self._slot)
+            else:
+                self._prepare_step()
+                self._loop.open_step(self._share)
+                yield None
+                tokens = self._loop.made_tokens()
         has_stepped = tokens > 0
         # Counted before the step, which tells the other processes of an island the position of its batch.
         if batch is not None:
@@ -251,6 +264,12 @@ class InnerStep:
     def phase(self) -> Literal["ready", "stepping", "leaving", "final"]:
         """This learner's phase: a caller that drives it from outside may have it step later, or answer while idle."""
         return self._phase
+
+    @property
+    def position(self) -> int:
+        """The position after the last batch of this slot that was trained on, or, in a life that has trained on none,
+        after those that are merged."""
+        return self._feed.reached
 
     def will_make(self, p: int) -> int:
         """The count of the version to which the next answer about a fragment contributes; 0 where none is held."""
@@ -378,15 +397,24 @@ class InnerStep:
 
     # -- the step ------------------------------------------------------------------------------------------------------
 
-    def _train(self, batch: Any, tokens: int) -> None:
-        """Perform one step, which begins before the budget is spent. Steps are timed from end to end."""
-        if not self._odometer.steps:
+    @property
+    def _share(self) -> float:
+        """The share of the budget that is trained before a step, which the learning rate follows in every learner."""
+        return self._totals.trained / self._budget if self._budget else 0.0
+
+    def _prepare_step(self) -> None:
+        """Do what precedes a step; a second time changes nothing."""
+        if not self._odometer.steps and not self._first_at:
             self._first_at = self._context.now()
             self._lending.begin(is_anew=not self._inheritance.has_found)
         # Before the step: the life of the cut would have adopted them at this boundary.
         self._inheritance.adopt_due()
-        # The progress counts the tokens before this step, as in every learner: the learning rate follows it.
-        metrics = self._learner.step(batch, self._totals.trained / self._budget if self._budget else 0.0)
+
+    def _train(self, batch: Any, tokens: int) -> None:
+        """Perform one step, which begins before the budget is spent. Steps are timed from end to end."""
+        if self._loop is None:
+            self._prepare_step()
+        metrics = self._learner.step(batch, self._share)
         now = self._context.now()
         if self._odometer.steps:  # The first step has no end of another one before it.
             took = now - self._stepped_at

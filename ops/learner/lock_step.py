@@ -86,7 +86,7 @@ class LockStep:
         cursor: Cursor | None = None,
         wanted: Mapping[Any, WantedCut] | None = None,
         restored: Mapping[Any, Restored] | None = None,
-    ) -> Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]]:
+    ) -> Generator[list[tuple[str, Any]] | None, None, list[tuple[str, Any]]]:
         """Execute the permit; `batch` and `permit` are None where this node is idle."""
         for cut in (wanted or {}).values():
             self._wanted = cut
@@ -117,13 +117,14 @@ class LockStep:
 
 
 def _whole(
-    firing: Generator[list[tuple[str, Any]], None, list[tuple[str, Any]]],
+    firing: Generator[list[tuple[str, Any]] | None, None, list[tuple[str, Any]]],
 ) -> list[tuple[str, Any]]:
     """All that a firing emits, at its end: a capture after a step does not leave before the step is over."""
     emitted: list[tuple[str, Any]] = []
     while True:
         try:
-            emitted += next(firing)
+            yielded = next(firing)
+            emitted += yielded or []
         except StopIteration as end:
             return [*emitted, *end.value]
 

@@ -142,6 +142,15 @@ def _output_port(plan: Plan, number: int, output: OutputPlan) -> OutputPort:
     return OutputPort(number, crosses, (*output.fields, *output.fields_optional), tuple(sorted(fields)))
 
 
+def _exhausted(parts: Generator[None, None, Any]) -> Any:
+    """The return value of a generator, run to its end."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            return end.value
+
+
 class Bodies:
     """The bodies of the host that runs `plan` for `member`, by number of their node.
 
@@ -215,13 +224,29 @@ class Bodies:
 
     def fire(self, node: NodePlan, inputs: dict[str, Any]) -> FiringResult:
         """Call the body of a node; `inputs` is emptied, so that nothing else keeps items that the body has released."""
-        body = self._bodies[node.index]
-        begun = self._clock.now()
-        self._firings[node.index] += 1
-        result = body(**inputs)
-        inputs.clear()
+        body, begun = self._bodies[node.index], self._clock.now()
+        result = self._called(node, inputs)
         if type(result) is GeneratorType:
-            result = self._go_on(node, body, result)
+            result = _exhausted(self._parts(node, body, result))
+        return self._ended(node, begun, result)
+
+    def firing(self, node: NodePlan, inputs: dict[str, Any]) -> Generator[None, None, FiringResult]:
+        """The same in parts: it yields where the body yields None, for its caller to do something else before it goes
+        on."""
+        body, begun = self._bodies[node.index], self._clock.now()
+        result = self._called(node, inputs)
+        if type(result) is GeneratorType:
+            result = yield from self._parts(node, body, result)
+        return self._ended(node, begun, result)
+
+    def _called(self, node: NodePlan, inputs: dict[str, Any]) -> Any:
+        self._firings[node.index] += 1
+        result = self._bodies[node.index](**inputs)
+        inputs.clear()
+        return result
+
+    def _ended(self, node: NodePlan, begun: Instant, result: Any) -> FiringResult:
+        body = self._bodies[node.index]
         emissions = self._emissions(node, body, result)
         flags = [bool(trait(body, name)) for name in FLAGS]
         return FiringResult(begun, self._clock.now(), emissions, *flags)
@@ -249,14 +274,18 @@ class Bodies:
     def _refuse(self, node: int, port: str, sender: tuple[int, int], mismatch: tuple[str, str, str]) -> None:
         self.rejected_inputs.append(RejectedInput(node, port, sender, Mismatch(*mismatch)))
 
-    def _go_on(self, node: NodePlan, body: Callable[..., Any], firing: Generator[Any, None, Any]) -> Any:
-        """Emit the items that a firing yields; returns its return value."""
+    def _parts(
+        self, node: NodePlan, body: Callable[..., Any], firing: Generator[Any, None, Any]
+    ) -> Generator[None, None, Any]:
+        """Emit the items that a firing yields, and yield where it yields None; returns its return value."""
         while True:
             try:
                 result = next(firing)
             except StopIteration as end:
                 return end.value
-            if emissions := self._emissions(node, body, result):
+            if result is None:
+                yield
+            elif emissions := self._emissions(node, body, result):
                 self._emitted(node, emissions)
 
     def _emissions(self, node: NodePlan, body: Callable[..., Any], result: Any) -> list[Emission]:

@@ -3,7 +3,8 @@
 A body is a function, or an instance that is called with its inputs by name. It returns None (nothing is emitted); a
 function otherwise returns the item for port `result`, an instance a dict port -> item, or a list of (port, item) pairs
 where one port emits several items. A call that is a generator yields such lists: yielded items leave at once, while the
-firing continues, and returned ones at its end.
+firing continues, and returned ones at its end. Where it yields None, its host may leave its thread to other code before
+the firing goes on: only the host of a loop of the user's does.
 
 What else a body may declare, and what holds where it does not, is in `graph.body`.
 
@@ -132,8 +133,14 @@ class Executor(Protocol):
     def listen(self, is_listening: bool) -> None:
         """Process input as it arrives, or only by `poll`; call it in a turn."""
 
+    def lends(self, node: int) -> bool:
+        """Whether the thread of a node is lent by other code, to which its works give it back when they yield."""
+
     def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` for a node, then call `done(result, error)` in the same thread."""
+        """Run `work` for a node, then call `done(result, error)` in the same thread.
+
+        In a thread that is lent, the result of `work` may be a generator, whose return value is the result.
+        """
 
     def close(self) -> None:
         """Accept no more work. Work that has begun ends by itself; its `done` is not called."""

@@ -429,7 +429,8 @@ class Host:
                 on_edge = self._on_edge(awaited)
                 on_edge.waited += waited
         inputs = self._inputs(node, command)
-        work = partial(self.bodies.fire, node, inputs)
+        fire = self.bodies.firing if self._executor.lends(node.index) else self.bodies.fire
+        work = partial(fire, node, inputs)
         if not node.body_may_wait:
             self.busy.began(node.name, self._now)
         self._input_policy.began(node.index)

@@ -27,9 +27,10 @@ from isthmus.runtime.clock import Clock, Duration, Instant, seconds
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
-from isthmus.runtime.host.contract import Island, Span, Trace, Traffic, spans_file, untold
+from isthmus.runtime.host.bodies import Bodies
+from isthmus.runtime.host.contract import Island, Span, Trace, Traffic, raised, spans_file, story, untold
 from isthmus.runtime.host.driver import Host
-from isthmus.runtime.host.threads import ThreadExecutor
+from isthmus.runtime.host.threads import LentThread, ThreadExecutor
 from isthmus.runtime.ids import LEARNER, Member, Replica, leader
 from isthmus.runtime.supervision.incidents import Starved
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed
@@ -361,7 +362,8 @@ class HostProcess:
     machine's porter, '' if it has none; `reaches` as in Meetings. Rosters keep `machines` (the machine of each
     member) and `keys` (the admitted ones) up to date. `island` are the devices that this host may use; the tapes of all
     lives of its replica have at most `tape_bytes`. `door` is where it awaits the others of its island; `on_roster` is
-    called with every roster, `elastic` is queried for the state of an elastic island.
+    called with every roster, `elastic` is queried for the state of an elastic island. `lent` is a node whose thread
+    other code of this process lends: then `run` is called in a thread beside that, and that code may ask to leave.
     """
 
     def __init__(
@@ -387,6 +389,7 @@ class HostProcess:
         on_roster: Callable[[Sequence[Row], Sequence[Form]], None] | None = None,
         elastic: HostIsland | None = None,
         tape_bytes: int = TAPE_BYTES,
+        lent: tuple[int, LentThread] | None = None,
     ) -> None:
         self._member, self._plan, self._folder = member, plan, folder
         self._listens, self._porter, self._run = listens, porter, run
@@ -395,9 +398,10 @@ class HostProcess:
         loop.set_exception_handler(lambda loop, context: self._broken(context))
         self._loop = SharedLoop(loop)
         self._clock = LoopClock(self._loop, zero_ns)
+        self._is_lent = lent is not None
         self._trace, self._tape = Trace(), Tape(segment_bytes(tape_bytes))
         self._tape_files = TapeFiles.of_host(folder, member, bytes_max=tape_bytes)
-        self._executor = ThreadExecutor(self._loop, str(member.replica))
+        self._executor = ThreadExecutor(self._loop, str(member.replica), lent)
         self._channel = open_channel(self._clock, self._loop, self._watch)
         self._host = Host(
             plan,
@@ -436,6 +440,23 @@ class HostProcess:
         self._loop.run_forever()
         self._close()
         return 0 if self._error is None else 1
+
+    @property
+    def bodies(self) -> Bodies:
+        """The bodies of this host, for code that lends it a thread."""
+        return self._host.bodies
+
+    def request_leave(self) -> None:
+        """Have this host give what it has, and end; from any thread."""
+        with self._loop.turn:
+            if not self._host.leave_requested:
+                self._host.request_leave()
+
+    def fail(self, node: str, error: BaseException) -> None:
+        """End this host because of an exception of the code that lends it a thread; from any thread."""
+        with self._loop.turn:
+            self._host.raised = self._host.raised or raised(node, error)
+            self._failed(self._host, node, story(error))
 
     def _begin(self) -> None:
         self._host.start([self._member])
@@ -512,6 +533,8 @@ class HostProcess:
         self._say("over" if self._is_over else "heartbeat")
         # After the heartbeat, which has the whole of what this life has used.
         if self._parting.is_over(self._host, self._channel, self._clock.now()):
+            if self._is_lent:  # The process goes on with what is not ours: it is no member any more, and not silent.
+                self._say("heartbeat", phase="gone")
             self._loop.stop()
             return
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)

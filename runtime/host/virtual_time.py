@@ -105,6 +105,9 @@ class InlineExecutor:
     def listen(self, is_listening: bool) -> None:
         """Does nothing: input is processed as it arrives."""
 
+    def lends(self, node: int) -> bool:
+        return False
+
     def submit(self, node: int, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work` now; call `done` after the node's duration. Does nothing once the executor is closed."""
         if self._is_closed:

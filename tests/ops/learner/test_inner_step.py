@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -490,3 +491,73 @@ def test_one_that_holds_no_work_or_none_that_counts_leaves_at_once() -> None:
     context.is_leaving = True
     drive(whole, batch=batch(task, 0))
     assert (whole.phase, whole.is_engaged) == ("stepping", False)
+
+
+# -- a loop of the user's makes the steps ------------------------------------------------------------------------------
+
+
+class Looped:
+    """A learner whose steps are made outside of it: `opened` has the progress of each that it has let them make."""
+
+    def __init__(self, learner: Learner, task: LoopedTask) -> None:
+        self._learner, self._task, self.opened = learner, task, list[float]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._learner, name)
+
+    def open_step(self, progress: float) -> None:
+        self.opened.append(progress)
+
+    def made_tokens(self) -> int:
+        return self._task.made[-1]
+
+    def step(self, permission: Any, progress: float) -> Any:
+        return self._learner.step(batch(self._task, len(self.opened)), progress)
+
+
+@dataclass(frozen=True)
+class LoopedTask(SmallTask):
+    """`made` are the tokens of the steps that a loop has made."""
+
+    made: list[int] = field(default_factory=list)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def prepare(self) -> None:
+        raise NotImplementedError
+
+    def evaluator(self, seed: int) -> Any:
+        raise NotImplementedError
+
+    def learner(self, fragments: Any, *, life: LearnerLife, alpha: float) -> Any:
+        return Looped(Learner(self, fragments, life=life, alpha=alpha, island=None, pushes=()), self)
+
+
+def test_a_firing_is_interrupted_for_the_users_step_after_answers_and_before_the_count() -> None:
+    task = LoopedTask()
+    body, _, _ = stepping(task)
+    for made in (8, 16):
+        firing = body(batch=batch(task, 0), pull={("syncer/0", 0): pull(0, made)})
+        ((port, capture),) = next(firing) or []
+        assert (port, capture["end"]) == ("fragment", made - 8)  # What was counted before this step.
+        assert next(firing) is None
+        task.made.append(8)
+        with pytest.raises(StopIteration) as end:
+            next(firing)
+    assert [item["tokens"] for item in reports(end.value.value)] == [16]
+    assert body._learner.opened == [0.0, 8 / 1000]
+    assert body.position == 2
+
+
+def test_where_the_user_has_made_no_step_none_is_counted() -> None:
+    task = LoopedTask(made=[0])
+    body, _, context = stepping(task)
+    firing = body(batch=batch(task, 0))
+    assert next(firing) is None
+    context.is_leaving = True
+    with pytest.raises(StopIteration):
+        next(firing)
+    assert body.position == 0
+    drive(body)
+    assert body.phase == "leaving"
