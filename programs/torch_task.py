@@ -102,7 +102,7 @@ class TorchTask(OwnTask):
         return any(matches(pattern, path) for pattern in self.stacked)
 
     def _built(self, seed: int) -> Model:
-        return call(_BUILD, self.build, partial(Model, self, seed, _CPU), ConfigError)  # type: ignore[no-any-return]
+        return call(_BUILD, self.build, partial(Model.built, self, seed, _CPU), ConfigError)  # type: ignore[no-any-return]
 
     def check_first_step(self, batch: Any, seed: int, *, computes: bool) -> tuple[Fault, ...]:
         """Warnings: parameters without a gradient. ConfigError unless loss, optimizer and rate are as they should be.
@@ -145,7 +145,8 @@ class TorchTask(OwnTask):
 
     def _moments(self, model: Model) -> OptimizerState:
         assert self.optimizer is not None
-        return call(_OPTIMIZER, self.optimizer, partial(OptimizerState, self, model))  # type: ignore[no-any-return]
+        make = self.optimizer
+        return call(_OPTIMIZER, make, lambda: OptimizerState(make(model.module), model))  # type: ignore[no-any-return]
 
     def _check_rate(self) -> None:
         for progress in (0.0, 1.0) if self.rate is not None else ():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, Protocol, final
+from typing import Any, Final, NamedTuple, Protocol, Self, final
 
 import ml_dtypes
 import numpy as np
@@ -75,8 +75,20 @@ class ModuleTask(Protocol):
 class Model:
     """A module with its leaves by path: `merged` ones, in the module's order, and `local` ones."""
 
-    def __init__(self, task: ModuleTask, seed: int, device: torch.device) -> None:
-        """Build the module on the CPU, with the same first values on every device, and move it to `device`.
+    def __init__(self, module: Any, rules: Rules[Any], device: torch.device) -> None:
+        """The leaves of a module, all of which lie on a device."""
+        self.module: Any = module
+        self.device = device
+        kinds = dict(_kinds(self.module, rules))
+        self.leaves: dict[str, Any] = {path: tensor for path, tensor, _ in _named(self.module)}
+        self.kinds: dict[str, str | None] = kinds
+        self.merged = {path: tensor for path, tensor in self.leaves.items() if kinds[path] != LOCAL}
+        self.local = {path: tensor for path, tensor in self.leaves.items() if kinds[path] == LOCAL}
+        self.paths = {id(tensor): path for path, tensor in self.leaves.items()}
+
+    @classmethod
+    def built(cls, task: ModuleTask, seed: int, device: torch.device) -> Self:
+        """Build the module of a task on the CPU, with the same first values on every device, and move it to `device`.
 
         TypeError if the task builds something else.
         """
@@ -85,14 +97,7 @@ class Model:
             module = task.build()
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"build() returns a torch.nn.Module, not a {type(module).__name__}")
-        self.module: Any = module.to(device)
-        self.device = device
-        kinds = dict(_kinds(self.module, task.rules))
-        self.leaves: dict[str, Any] = {path: tensor for path, tensor, _ in _named(self.module)}
-        self.kinds: dict[str, str | None] = kinds
-        self.merged = {path: tensor for path, tensor in self.leaves.items() if kinds[path] != LOCAL}
-        self.local = {path: tensor for path, tensor in self.leaves.items() if kinds[path] == LOCAL}
-        self.paths = {id(tensor): path for path, tensor in self.leaves.items()}
+        return cls(module.to(device), task.rules, device)
 
     def write(self, tensors: Mapping[str, Any]) -> None:
         """Replace all merged leaves by arrays, where they lie."""
@@ -208,33 +213,26 @@ def with_scalars(loss: Callable[[Any, Any], Any], module: Any, batch: Any) -> tu
 class OptimizerState:
     """The state of an optimizer as arrays.
 
-    Optimizers make their state in the step that first needs it. So its form is found by a step along zeros, after which
-    the optimizer is made anew: `optimizer` has made no step. Of each parameter it is told whether it has a state yet,
-    because that is not zeros in every optimizer (NAdam's begins with ones).
+    Optimizers make their state in the step that first needs it. So its form is found by a step along zeros, at a rate
+    of 0, which leaves no trace: `optimizer` has then made no step. Of each parameter it is told whether it has a state
+    yet, because that is not zeros in every optimizer (NAdam's begins with ones).
     """
 
-    def __init__(self, task: ModuleTask, model: Model) -> None:
-        """TypeError if the task makes something else than an optimizer over parameters of the module, or if it keeps
-        what is neither a tensor nor a number."""
-        self._task, self._model = task, model
-        self._forms = self._forms_kept_by(self._new_optimizer())
-        self.begin()
+    def __init__(self, optimizer: Any, model: Model) -> None:
+        """TypeError for something else than an optimizer over parameters of the module, or for one that keeps what is
+        neither a tensor nor a number."""
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"expected a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+        if any(id(each) not in model.paths for group in optimizer.param_groups for each in group["params"]):
+            raise TypeError("expected an optimizer of this module's parameters, not of others")
+        self.optimizer: Any = optimizer
+        self._model = model
+        self._forms = self._forms_kept()
 
-    def begin(self) -> None:
-        """Make the optimizer anew, at the present parameters."""
-        self.optimizer: Any = self._new_optimizer()
-        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-
-    def set_rate(self, progress: float) -> None:
-        """Set the learning rate of every group for this share of the budget."""
-        if self._task.rate is None:
-            return
-        factor = float(self._task.rate(progress))
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate * factor)
-            else:
-                group["lr"] = rate * factor
+    def begin(self, optimizer: Any = None) -> None:
+        """Forget what the optimizer has kept; go on with another one of its kind, if it is given."""
+        self.optimizer = self.optimizer if optimizer is None else optimizer
+        self.optimizer.state.clear()
 
     @property
     def size_bytes(self) -> int:
@@ -282,31 +280,53 @@ class OptimizerState:
     def _is_local(self, path: str) -> bool:
         return self._model.kinds[path] == LOCAL
 
-    def _new_optimizer(self) -> Any:
-        optimizer = self._task.optimizer(self._model.module)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer(module) returns a torch.optim.Optimizer, not a {type(optimizer).__name__}")
-        if any(id(each) not in self._model.paths for group in optimizer.param_groups for each in group["params"]):
-            raise TypeError("optimizer(module) returns an optimizer of this module's parameters, not of others")
-        return optimizer
-
-    def _forms_kept_by(self, optimizer: Any) -> dict[str, dict[str, Any]]:
-        """By path and key what an optimizer keeps: zeros of the form of a tensor, or a number."""
-        forms: dict[str, dict[str, Any]] = {}
+    def _forms_kept(self) -> dict[str, dict[str, Any]]:
+        """By path and key what the optimizer keeps: zeros of the form of a tensor, or a number."""
+        optimizer, forms = self.optimizer, dict[str, dict[str, Any]]()
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        for group in optimizer.param_groups:
-            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        optimizer.step()
-        for parameter in parameters:
-            parameter.grad = None
-            state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if value is not None}
-            odd = [key for key, value in state.items() if not isinstance(value, torch.Tensor | bool | int | float)]
-            if odd:
-                raise TypeError(f"the optimizer keeps {odd[0]!r}, which is neither a tensor nor a number")
-            forms[self._model.paths[id(parameter)]] = {key: _empty(state[key]) for key in sorted(state)}
+        kept, gradients = dict(optimizer.state), [each.grad for each in parameters]
+        settings = [dict(group) for group in optimizer.param_groups]
+        optimizer.state.clear()
+        try:
+            for group in optimizer.param_groups:
+                group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+            optimizer.step()
+            for parameter in parameters:
+                state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if value is not None}
+                odd = [key for key, value in state.items() if not isinstance(value, torch.Tensor | bool | int | float)]
+                if odd:
+                    raise TypeError(f"the optimizer keeps {odd[0]!r}, which is neither a tensor nor a number")
+                forms[self._model.paths[id(parameter)]] = {key: _empty(state[key]) for key in sorted(state)}
+        finally:
+            optimizer.state.clear()
+            optimizer.state.update(kept)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            for group, setting in zip(optimizer.param_groups, settings, strict=True):
+                group.update(setting)
         return forms
+
+
+@final
+class Rates:
+    """The learning rates of an optimizer's groups, as it was made with them, times a factor that follows progress."""
+
+    def __init__(self, optimizer: Any, factor: Callable[[float], float] | None) -> None:
+        self._optimizer, self._factor = optimizer, factor
+        self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+
+    def follow(self, progress: float) -> None:
+        """Set the learning rate of every group for this share of the budget."""
+        if self._factor is None:
+            return
+        factor = float(self._factor(progress))
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate * factor)
+            else:
+                group["lr"] = rate * factor
 
 
 def _empty(value: Any) -> Any:

@@ -1,0 +1,190 @@
+"""The state of one learner of a module in PyTorch: fragments in and out, whole trees, local leaves.
+
+Decides nothing about steps: those of a task are made in `torch_learner`, those of a user's own loop there.
+
+Leaves stay where the module has them: a fragment leaves by one copy, into a payload of its own, and enters by one copy,
+into the parameters. Local leaves are the optimizer's state and the module's local leaves.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+
+from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.island.torch_model import ArrayForm, Model, OptimizerState, array_of, form_of, tensor_of
+
+_KEYS: Final = 5
+"""Numbers that name a life, and one of its steps."""
+_WORD: Final = 0xFFFF_FFFF
+
+
+class TorchState(ABC):
+    """All of a `SoleLearning` but how it begins and steps."""
+
+    def __init__(
+        self, model: Model, moments: OptimizerState, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float
+    ) -> None:
+        self._model, self._moments = model, moments
+        self._fragments, self._alpha = tuple(fragments), alpha
+        self._first_local = {path: tensor.detach().clone() for path, tensor in model.local.items()}
+        self._words = [life.seed & _WORD, life.seed >> 32, life.slot, life.incarnation]
+        self._step_number = 0
+
+    @property
+    def device_kind(self) -> str:
+        """The accelerator's name, as its driver reports it."""
+        device = self._model.device
+        return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
+
+    def compile(self, batch: Any) -> None:
+        """No-op: what `torch.compile` compiles it compiles in the first step."""
+        return
+
+    # -- fragments -----------------------------------------------------------------------------------------------------
+
+    def extract(self, fragment: int) -> Vector:
+        """The values of a fragment after the steps so far, float32[n], in memory of their own."""
+        values = np.empty(self._fragments[fragment].size, np.float32)
+        payload = torch.from_numpy(values)
+        with torch.no_grad():
+            for unit, part in self._parts(fragment, payload):
+                part.copy_(self._rows(unit))
+        return values
+
+    def adopt(self, fragment: int, values: Vector) -> None:
+        """Replace a fragment by alpha times itself and 1 - alpha times `values`."""
+        with torch.no_grad():
+            for unit, part in self._parts(fragment, tensor_of(values)):
+                rows = self._rows(unit)
+                new = part.to(rows.device)
+                rows.copy_(self._alpha * rows.to(new.dtype) + (1.0 - self._alpha) * new if self._alpha else new)
+
+    def replace(self, fragment: int, values: Vector) -> None:
+        """Replace a fragment by `values`, regardless of its present values."""
+        with torch.no_grad():
+            for unit, part in self._parts(fragment, tensor_of(values)):
+                self._rows(unit).copy_(part)
+
+    def _parts(self, fragment: int, payload: torch.Tensor) -> Iterator[tuple[Unit, torch.Tensor]]:
+        """The units of a fragment, with the parts of its payload, in their shape."""
+        cut = self._fragments[fragment]
+        for unit, (begin, end) in zip(cut.units, pairwise(cut.offsets), strict=True):
+            yield unit, payload[begin:end].view(unit.values_shape)
+
+    def _rows(self, unit: Unit) -> torch.Tensor:
+        leaf: torch.Tensor = self._model.merged[unit.tensor]
+        return leaf[unit.start : unit.stop] if unit.is_split else leaf
+
+    # -- whole trees ---------------------------------------------------------------------------------------------------
+
+    def adopt_tree(self, parameters: Any) -> None:
+        """Replace all merged leaves by those of a tree as `tree` gives it."""
+        self._model.write(parameters)
+
+    def copy(self) -> dict[str, torch.Tensor]:
+        """A copy of all merged leaves after the steps so far, by path."""
+        return {path: leaf.detach().clone() for path, leaf in self._model.merged.items()}
+
+    def tree(self, leaves: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+        """A copy in NumPy arrays of its own, by path."""
+        return {path: array_of(leaf) for path, leaf in leaves.items()}
+
+    # -- local leaves --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Initialize the local leaves for the present merged leaves.
+
+        No counters go on: a rate follows the run's progress, and what counts an optimizer's steps corrects the bias of
+        moments that begin anew.
+        """
+
+    def _restart_module(self) -> None:
+        """Make the module's local leaves what they were at first."""
+        with torch.no_grad():
+            for path, leaf in self._model.local.items():
+                leaf.copy_(self._first_local[path])
+
+    def count_from(self, steps: int) -> None:
+        """Initialize the local leaves; there are no counters."""
+        return
+
+    def local(self) -> Iterable[np.ndarray[Any, Any]]:
+        """The local leaves, in NumPy arrays of their own, each after the steps made when it is read."""
+        yield from self._moments.arrays()
+        for leaf in self._model.local.values():
+            yield array_of(leaf)
+
+    def take_local(self, leaves: Sequence[Any]) -> bool:
+        """Replace the local leaves by `leaves`, in the form that `local` returns; False if their forms differ."""
+        if _forms(leaves) != self._forms():
+            return False
+        count = len(leaves) - len(self._model.local)
+        self._moments.take(list(leaves[:count]))
+        _write(self._model.local, leaves[count:])
+        return True
+
+    def lend(self) -> list[np.ndarray[Any, Any]]:
+        """The optimizer's state of merged parameters, in NumPy arrays of their own; empty if it keeps none."""
+        return list(self._moments.arrays(of_merged=True))
+
+    def borrow(self, leaves: Sequence[Any]) -> bool:
+        """Replace that state by `leaves`, in the form that `lend` returns; False if empty or of another form."""
+        if not leaves or _forms(leaves) != self._moments.forms(of_merged=True):
+            return False
+        self._moments.take(list(leaves), of_merged=True)
+        return True
+
+    def own(self, *, whole: bool) -> list[np.ndarray[Any, Any]]:
+        """`local`, preceded by int64[5]: the words of the life whose numbers are drawn, and its steps.
+
+        If `whole`, the merged leaves follow.
+        """
+        keys = np.array([*self._words, self._step_number], np.int64)
+        return [keys, *self.local(), *(map(array_of, self._model.merged.values()) if whole else ())]
+
+    def take_own(self, leaves: Sequence[Any]) -> bool:
+        """Continue from leaves in the form that `own` returns, with the random numbers that would have come next."""
+        merged = list(map(form_of, self._model.merged.values()))
+        own = [ArrayForm((_KEYS,), np.dtype(np.int64)), *self._forms()]
+        if _forms(leaves) not in (own, [*own, *merged]):
+            return False
+        self.take_local(leaves[1 : len(own)])
+        if len(leaves) > len(own):
+            _write(self._model.merged, leaves[len(own) :])
+        *self._words, self._step_number = (int(each) for each in leaves[0])
+        return True
+
+    def _forms(self) -> list[ArrayForm]:
+        """Forms of `local`."""
+        return [*self._moments.forms(), *map(form_of, self._model.local.values())]
+
+
+def _forms(arrays: Sequence[Any]) -> list[ArrayForm]:
+    return [ArrayForm(tuple(array.shape), array.dtype) for array in arrays]
+
+
+def _write(leaves: Mapping[str, Any], arrays: Sequence[Any]) -> None:
+    """Replace leaves by arrays, where they lie."""
+    with torch.no_grad():
+        for leaf, array in zip(leaves.values(), arrays, strict=True):
+            leaf.copy_(tensor_of(array).reshape(leaf.shape))
+
+
+@final
+class PendingScalar:
+    """A number that a GPU may still compute; NumPy waits for it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(float(self._value), dtype)
