@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, get_args
 
-from isthmus.runtime.clock import Instant
+from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import LEARNER, Member, Replica, follower, gang_number, leader
 from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken
@@ -100,7 +100,7 @@ class Fleet:
 
     def __init__(self, cast: RunRoles, places: Places) -> None:
         self.home, self.term, self.former = places.home, places.term, places.former
-        self.edges = cast.edges
+        self.edges, self.exit, self._hello_times = cast.edges, seconds(cast.exit_seconds), cast.hello_times
         self.slots_max = {**cast.roles, **cast.slots_max}
         self.replicas = [Replica(role, slot) for role in cast.roles for slot in range(cast.roles[role])]
         self._processes = dict(enumerate(cast.processes))
@@ -191,6 +191,10 @@ class Fleet:
     def is_idle(self) -> bool:
         """Whether no life is tracked."""
         return not any(machine.tracked for machine in self.machines.values())
+
+    def hello_times(self, replica: Replica) -> int:
+        """How many times the usual time the process of a replica has for its first heartbeat."""
+        return self._hello_times if leader(replica).role == LEARNER else 1
 
     def is_tracked(self, replica: Replica) -> bool:
         return any(replica in machine.tracked for machine in self.machines.values())

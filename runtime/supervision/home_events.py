@@ -44,6 +44,10 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     former: str = ""
 
 
+EXIT_SECONDS: Final = 10.0
+"""The time that hosts have to exit on request; then they are killed."""
+
+
 class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     """The replicas of a run: `roles` counts those of each role at its start.
 
@@ -51,7 +55,8 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     `least` are the largest and the smallest count of a role, where they differ from that: with fewer replicas of a
     role the run cannot go on. `processes` counts those of each learner's island, by slot; one for a slot beyond the
     end. `elastic` lists, by slot, how many of them may train without the others; empty where they live and end
-    together.
+    together. Once the run is over, hosts have `exit_seconds` to end by themselves. The process of a learner has so
+    many times the usual time for its first heartbeat (`hello_times`).
     """
 
     roles: dict[str, int]
@@ -60,6 +65,8 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[int, ...] = ()
     elastic: tuple[tuple[int, ...], ...] = ()
     edges: dict[str, tuple[str, str]] = {}
+    exit_seconds: float = EXIT_SECONDS
+    hello_times: int = 1
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):

@@ -231,6 +231,10 @@ class GivenUp(Finding, frozen=True, tag="given-up"):
     last: Ended
 
 
+class LoopLeft(Finding, frozen=True, tag="left"):
+    """The loop of its user's has ended before the run: it gave what it had to give, and gets no next life."""
+
+
 class Delayed(Finding, frozen=True, tag="delayed"):
     """Its next life cannot begin yet, because the disk does not accept its number; this is retried."""
 
@@ -320,7 +324,7 @@ class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
 
 
 HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | BodyRaised | ItemRefused
-LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | Delayed
+LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | LoopLeft | Delayed
 IslandIncident: TypeAlias = ProcessLost | ProcessMissing | ProcessBack | Reformed
 HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | HomeSetAside | Superseded | ReportRefused
 Incident: TypeAlias = HostIncident | LifeIncident | IslandIncident | HomeIncident

@@ -22,7 +22,7 @@ from isthmus.runtime.supervision import incidents, watch
 from isthmus.runtime.supervision.fleet import MachineLives
 from isthmus.runtime.supervision.flows import as_used
 from isthmus.runtime.supervision.home_events import DAEMON, HomeBegan, Journal
-from isthmus.runtime.supervision.home_state import GangEnd, RunState
+from isthmus.runtime.supervision.home_state import GangEnd, RunState, TrackedLife
 from isthmus.runtime.supervision.liveness import BACKOFF_SECONDS
 from isthmus.runtime.supervision.messages import Gone, Report, Seen, Stamp
 from isthmus.runtime.supervision.station_events import NoteFound, NoteLives
@@ -125,6 +125,9 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
     gang_end = _gang_end(run, member, GangEnd(ended, None if life is None else life.served_at))
     if gang_end is None:
         return
+    if _has_left(run, machine, life, gone):
+        _retire_left(run, member)
+        return
     first = Member(run.fleet.lead(replica), member.incarnation)
     run.restarts.ended(first.replica, gang_end.ended, gang_end.served_at, run.now)
     # Before the next life: where every learner ends by one error, none of them starts again.
@@ -139,6 +142,24 @@ def end_life(run: RunState, machine: MachineLives, gone: Gone) -> None:
         watch.end_run(run, "failed", incidents.ProgramFailed(repeated.error, repeated.lives))
     if not run.is_ending and not (run.is_stopping and first.replica.role == LEARNER and _has_learner(run)):
         _follow(run, first, gang_end)
+
+
+def _has_left(run: RunState, machine: MachineLives, life: TrackedLife | None, gone: Gone) -> bool:
+    """Whether a learner has left by itself, in order, though neither its machine nor its home leaves."""
+    if life is None or run.is_ending or run.is_set_aside or machine.is_leaving:
+        return False
+    return life.seen.heartbeat.phase == "gone" and gone.end == incidents.Exited(0) and life.verdict is None
+
+
+def _retire_left(run: RunState, member: Member) -> None:
+    """Give a learner that has left no next life; without any other the run is at its end."""
+    run.fleet.retired[member.replica] = "left"
+    run.write(member, incidents.LoopLeft())
+    run.has_changed = True
+    if not run.fleet.has_learners:
+        watch.end_run(
+            run, "failed", incidents.Ordered("no learner is left: all have left before the tokens were trained")
+        )
 
 
 def _gang_end(run: RunState, member: Member, gang_end: GangEnd) -> GangEnd | None:

@@ -5,7 +5,8 @@ never sends a heartbeat. A life is *seen* by a report of its station, and *heard
 admitted.
 
 A run that is asked to stop ends by itself. One whose outcome is *settled* is over, even if this daemon dies: hosts are
-ordered to exit, and killed after EXIT; after ABANDON more, no machine is awaited. It is finished when no life is left.
+ordered to exit, and killed after a while (`RunRoles`); after ABANDON more, no machine is awaited. It is finished when
+no life is left.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from isthmus.runtime.supervision.incidents import Failure
 from isthmus.runtime.supervision.liveness import Findings
 from isthmus.runtime.supervision.messages import Formed, ItemRefusal, ReportFault, Seen
 
-EXIT: Final = seconds(10)
-"""The time that hosts have to exit on request; then they are killed."""
 ABANDON: Final = seconds(5)
 """The time that other machines have to report the end of their hosts, once all are to be killed."""
 
@@ -45,7 +44,7 @@ def settle(run: RunState, outcome: Outcome, failure: Failure | None) -> None:
         if run.outcome == "running":
             run.outcome, run.failure = outcome, failure
             run.has_changed = True
-        run.exit_at = run.after(EXIT)
+        run.exit_at = run.after(run.fleet.exit)
     run.has_news = True
 
 
@@ -160,8 +159,9 @@ def beat(run: RunState) -> None:
         is_heard = not run.fleet.machines[life.machine].is_silent or life.machine == run.fleet.home
         if not life.seen.beats and not life.seen.is_stopped and is_heard:
             life.beats_without_heartbeat += 1
-            if life.beats_without_heartbeat == HELLO_BEATS:
-                condemn(run, life.member, incidents.NoFirstHeartbeat(HELLO_BEATS * BEAT))
+            limit = HELLO_BEATS * run.fleet.hello_times(life.member.replica)
+            if life.beats_without_heartbeat == limit:
+                condemn(run, life.member, incidents.NoFirstHeartbeat(limit * BEAT))
     if run.is_set_aside and not run.is_ending:
         return
     is_hurried = run.is_coming_to_its_end and not run.is_ending
@@ -261,7 +261,10 @@ def _on_heartbeat(run: RunState, seen: Seen) -> None:
         spoken = HeartbeatArrived(
             member, heartbeat.phase, heartbeat.steps, heartbeat.busy, heartbeat.firing, heartbeat.node
         )
-        apply_findings(run, run.liveness.handle(spoken, run.now))
+        findings = run.liveness.handle(spoken, run.now)
+        if heartbeat.phase == "gone":  # Its process ends by itself, and may have more to do before, which is not ours.
+            findings.condemned.clear()
+        apply_findings(run, findings)
     elif not run.is_ending:
         run.reasons.pop(member.replica, None)
         apply_findings(run, run.liveness.handle(HostAnnounced(member, heartbeat.phase), run.now))

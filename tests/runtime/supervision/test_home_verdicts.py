@@ -13,9 +13,12 @@ from isthmus.runtime.supervision.home_events import HomeTimerFired, Places, Repo
 from isthmus.runtime.supervision.incidents import (
     Condemned,
     Ended,
+    Exited,
     GivenUp,
+    LoopLeft,
     NoFirstHeartbeat,
     NotStarted,
+    Ordered,
     ProgramFailed,
     RestartsExhausted,
     Starved,
@@ -121,6 +124,30 @@ def test_a_learner_is_given_up_while_the_run_has_enough_of_them() -> None:
     assert story.core.reason(LEARNER) == GivenUp(6, Ended(CRASHED))
     assert story.fire(200) == []
     assert story.core.outcome == "running"
+
+
+def test_a_learner_that_says_gone_and_ends_well_has_left_and_without_any_the_run_fails() -> None:
+    story = HomeStory()
+    story.hears(100, "alpha", seen("learner/0", 1, "stepping"))
+    story.hears(101, "alpha", seen("learner/0", 2, "gone"))
+    story.hears(400, "alpha", gone("learner/0", Exited(0)))  # What it does after it has left is its own affair.
+    assert story.core.state(LEARNER) == "left"
+    assert story.core.reason(LEARNER) == LoopLeft()
+    assert story.core.outcome == "running"
+    story.hears(401, "beta", seen("learner/1", 1, "stepping"))
+    story.hears(402, "beta", seen("learner/1", 2, "gone"))
+    story.hears(403, "beta", gone("learner/1", Exited(0)))
+    assert story.core.outcome == "failed"
+    assert isinstance(story.core.failure, Ordered)
+
+
+@pytest.mark.parametrize(("phase", "end"), [("gone", CRASHED), ("leaving", Exited(0)), ("stepping", Exited(0))])
+def test_one_that_ends_in_any_other_way_begins_again(phase: str, end: Exited) -> None:
+    story = HomeStory()
+    story.hears(100, "alpha", seen("learner/0", 1, "stepping"))
+    story.hears(101, "alpha", seen("learner/0", 2, phase))
+    story.hears(102, "alpha", gone("learner/0", end))
+    assert story.noted[-1] == life("learner/0#2")
 
 
 def test_without_enough_learners_the_run_fails() -> None:
@@ -281,6 +308,15 @@ def test_a_process_that_says_nothing_for_a_minute_is_killed() -> None:
     assert story.beat(2) == [written("learner/0", Condemned(why)), story.orders("learner/0!")]
     assert story.beat(3, 2 * HELLO_BEATS) == [story.orders("learner/0!")]
     assert story.hears(4, "alpha", gone("learner/0"))[1] == ended("learner/0", KILLED, why)
+
+
+def test_a_script_has_longer_and_other_hosts_have_not() -> None:
+    story = HomeStory(RunRoles(roles={"learner": 1, "syncer": 1}, hello_times=3), HERE)
+    story.hears(1, "alpha", seen("learner/0", 0), seen("syncer/0", 0))
+    assert story.beat(2, HELLO_BEATS)[0] == written("syncer/0", Condemned(NoFirstHeartbeat(seconds(60))))
+    story.beat(2, 2 * HELLO_BEATS - 1)
+    assert Replica("learner", 0) not in story.core.fleet.machines["alpha"].condemned
+    assert written("learner/0", Condemned(NoFirstHeartbeat(seconds(180)))) in story.beat(2)
 
 
 @pytest.mark.parametrize("beats", [0, 1])

@@ -66,6 +66,7 @@ INCIDENTS: Final = (
     incidents.Adopted(),
     incidents.Joined("beta"),
     incidents.GivenUp(6, LAST),
+    incidents.LoopLeft(),
     incidents.Delayed("no space"),
     Refused("no slot"),
     incidents.ItemRefused(incidents.Misbehaved("syncer/0", "a.answer -> b.answer", "", "a list", "7", 1)),
