@@ -25,11 +25,12 @@ LATE_STEPS: Final = 4
 class Evaluated(TypedDict):
     """evaluator -> recorder: the loss of the global model, in the task's own unit, after `tokens` in all.
 
-    `metrics` has [name, value] of every other scalar that the task evaluates.
+    `loss` is None for a task that evaluates nothing; `metrics` has [name, value] of every other scalar that it
+    evaluates.
     """
 
     kind: EvaluationKind
-    loss: float
+    loss: float | None
     tokens: Count
     metrics: NotRequired[Metrics]
 
@@ -37,7 +38,7 @@ class Evaluated(TypedDict):
 def evaluated(kind: EvaluationKind, metrics: Mapping[str, float], tokens: int) -> Evaluated:
     """The message about a model with these scalars."""
     others = [[name, value] for name, value in metrics.items() if name != "loss"]
-    return Evaluated(kind=kind, loss=metrics["loss"], tokens=tokens, metrics=others)
+    return Evaluated(kind=kind, loss=metrics.get("loss"), tokens=tokens, metrics=others)
 
 
 class EvaluationSchedule:

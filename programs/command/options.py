@@ -76,6 +76,7 @@ class Commands(TyperGroup):
     def main(self, args: Any = None, *more: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Parse the command line and run it; ends the process with the exit status if `standalone_mode`."""
         parent: Any = super()
+        args = _with_loop_arguments(sys.argv[1:] if args is None else list(args))
         try:
             status = _guarded(lambda: parent.main(args, *more, standalone_mode=False, **extra))
         except typer.Exit as exit_:
@@ -83,6 +84,14 @@ class Commands(TyperGroup):
         if standalone_mode:
             sys.exit(status or 0)
         return status
+
+
+def _with_loop_arguments(arguments: list[str]) -> list[str]:
+    """A command line in which what follows `--` is written as options: it belongs to a script, and not to PROGRAM."""
+    if "--" not in arguments:
+        return arguments
+    at = arguments.index("--")
+    return [*arguments[:at], *(f"{LOOP_ARGUMENT}={each}" for each in arguments[at + 1 :])]
 
 
 def _first_screen(about: str, commands: Mapping[str, Any]) -> str:
@@ -145,6 +154,8 @@ def _say(message: str) -> None:
     sys.stderr.write(f"isthmus: {printable(message)}\n")
 
 
+LOOP_ARGUMENT: Final = "--loop-argument"
+"""The option that stands for each argument behind `--`."""
 _WHAT: Final = "What to train"
 _HOW: Final = "How"
 WHERE: Final = "Where"
@@ -292,6 +303,16 @@ class Options:
             "--task", metavar="FILE.py:NAME", help="Your own task instead of the shipped one.", rich_help_panel=_WHAT
         ),
     ] = None
+    loop: Annotated[
+        Path | None,
+        typer.Option(
+            "--loop",
+            metavar="FILE.py",
+            help="Your own script, whose loop is each learner's (isthmus.island); what follows -- is the script's.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None
+    loop_arguments: Annotated[list[str] | None, typer.Option(LOOP_ARGUMENT, hidden=True)] = None
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -428,9 +449,36 @@ class Options:
         for name, value in (("PROGRAM", self.program), ("--task", self.task)):
             if value is not None:
                 keys["run", name.strip("-").lower()] = (name, Text(value))
+        if self.loop is not None:
+            keys["run", "task"] = ("--loop", Text(self._loop_task(self.loop)))
+        elif self.loop_arguments:
+            do = "Write `isthmus train --loop train.py -- ARGS`."
+            raise ConfigError("Reading what follows --", "--loop FILE.py, whose script gets it", "none", do)
         if self.data:
             keys["task", "data"] = ("--data", self.data)
         return keys
+
+    def _loop_task(self, file: Path) -> str:
+        """The reference to the task of a script. ConfigError if there is no such file, or another task is named."""
+        from isthmus.programs.engine.request.reference import called
+        from isthmus.programs.loop_task import LOOP
+
+        doing = "Reading --loop"
+        others = {
+            "--task": self.task is not None,
+            "--transport inproc": self.transport == "inproc",
+            "--cluster": self.cluster is not None,
+        }
+        if beside := [name for name, given in others.items() if given]:
+            expected = "processes of your script as learners, on this machine"
+            raise ConfigError(doing, expected, f"{beside[0]} beside it", "Leave it out.")
+        path = file.expanduser().absolute()
+        if not path.is_file():
+            found = "a folder" if path.is_dir() else "nothing there"
+            do = "Name your script; paths start in the current folder."
+            raise ConfigError(doing, f"a Python file {path}", found, do)
+        settings = {"script": str(path), "arguments": self.loop_arguments or [], "folder": str(Path.cwd())}
+        return called(LOOP, settings)
 
 
 RUN_OPTIONS: Final[Mapping[str, Key]] = {name: key for name, key in SCHEMA.keys.items() if key.declared.option}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         elastic_data_parallel,
         streaming_diloco,
     )
+    from isthmus.programs.island import island
     from isthmus.programs.study.terminal.hook import tensorboard
     from isthmus.programs.task import StepTask, Task, TaskLayout
     from isthmus.programs.trained import load
@@ -61,6 +62,7 @@ _MODULES: Final = {
     "decoupled_diloco": "programs.engine.request.request",
     "diloco": "programs.engine.request.request",
     "elastic_data_parallel": "programs.engine.request.request",
+    "island": "programs.island",
     "load": "programs.trained",
     "milliseconds": "runtime.clock",
     "streaming_diloco": "programs.engine.request.request",
@@ -95,6 +97,7 @@ __all__ = [
     "decoupled_diloco",
     "diloco",
     "elastic_data_parallel",
+    "island",
     "load",
     "milliseconds",
     "streaming_diloco",

@@ -270,6 +270,7 @@ class Recorder:
         self._controlled_at = -CONTROL_NS
         self._complete_at: int | None = None
         self._evaluator_at = 0
+        self._has_losses = False
         self._error: str | None = None
         self._is_stopping = False
         self.is_finished = self.is_engaged = False
@@ -381,6 +382,7 @@ class Recorder:
         ):
             self._note(ChangeRecord.made_of(change, self._books.since_zero(change["at"])), change["at"], now)
         for each in sorted(arrived["evaluation"].values(), key=lambda item: (item["tokens"], item["kind"] == "final")):
+            self._has_losses |= each["loss"] is not None
             line = EvaluationLine.made_of(each)
             self._books.note_last(line)
             self._note(line, now, now)
@@ -487,7 +489,11 @@ class Recorder:
             self._sizes,
             budget=self._budget,
             is_stopped=self._context.stop_requested() or self._stop_reason is not None,
-            loss=None if last is None else math.nan if last.eval_loss is None else last.eval_loss,
+            loss=None
+            if last is None or not self._has_losses
+            else math.nan
+            if last.eval_loss is None
+            else last.eval_loss,
         )
 
     def _is_flushed(self, now: int) -> bool:

@@ -10,6 +10,8 @@ Whether a graph's learners may have several processes each, and the work of a pr
 A learner's processes call the same functions in the same order, as its inner-step does. So its inner-step has to be a
 body that names its `follower`, to give fragments only, because no process has all parameters, and to train on the
 batches of the shipped data node: every process makes them for itself. And the task's learner has to be the one in jax.
+
+Whether a loop of the user's can make the steps of a graph's learners.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_sharding import MeshShape, ShardingError
 from isthmus.ops.island.contract import LearnerSource
+from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.programs.loop_task import LoopTask
 from isthmus.programs.task import AnyTask, OwnTask
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.body import trait
@@ -108,6 +112,21 @@ def follower_plan(plan: Plan, role: str, learners: int, slots: int) -> Plan:
     node = NodePlan(step.index, "follow", step.body.follower, step.arguments, keywords, AllOf(()), (), ())
     replicas = {**plan.replicas, role: plan.replicas[plan.role]}
     return replace(plan, role=role, nodes=(node,), edges={}, replicas=replicas)
+
+
+def loop_faults(plans: Mapping[str, Plan], task: Any) -> Iterator[Fault]:
+    """A fault of a program whose learners' steps no loop of the user's can make."""
+    if isinstance(task, LoopTask) and (LEARNER not in plans or looped(plans[LEARNER]) is None):
+        expected = "learners that exchange fragments by InnerStep, whose steps a loop can make"
+        yield Fault("Reading --loop", expected, "others in this program", "Train by decoupled-diloco.")
+
+
+def looped(plan: Plan) -> NodePlan | None:
+    """The node of a learner whose steps a loop of the user's may make; None if there is none."""
+    for node in plan.nodes:
+        if isinstance(node.body, type) and issubclass(node.body, InnerStep) and node.keywords.get("fragments"):
+            return node
+    return None
 
 
 def followed(plan: Plan | None) -> NodePlan | None:

@@ -41,13 +41,13 @@ from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.batch_checks import tokens_mean
 from isthmus.programs.engine.request.environment import prepare_environment
-from isthmus.programs.engine.request.faults import item_faults, process_faults
+from isthmus.programs.engine.request.faults import item_faults, loop_faults, process_faults
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.task_checks import first_step_warnings, has_gradients, layout_of
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
-from isthmus.programs.task import AnyTask, Tokens
+from isthmus.programs.task import AnyTask, OwnTask, Tokens
 from isthmus.programs.update_settings import derived, interval_of
 from isthmus.runtime.errors import ConfigError, Fault, GraphError, nearest
 from isthmus.runtime.graph.plans import Plan, lower
@@ -413,7 +413,11 @@ def _prepare(
     proof = verify(graph)
     _check_learners(graph, job, parts.run)
     plans = lower(graph)
-    faults = [*item_faults(graph), *process_faults(plans, parts.subject.task, parts.run.processes, job.learners)]
+    faults = [
+        *item_faults(graph),
+        *process_faults(plans, parts.subject.task, parts.run.processes, job.learners),
+        *loop_faults(plans, parts.subject.task),
+    ]
     if faults:
         raise ConfigError.of(faults)
     section = {"program": program.reference, **parts.run.section()}
@@ -483,6 +487,8 @@ def _gather(
     subject = None
     with collecting(faults):
         subject = find_task(task, task_settings, budget)
+        if isinstance(subject.task, OwnTask):
+            subject = subject._replace(task=subject.task.completed())
     path = None
     with collecting(faults):
         path = new_folder.choose(run_dir, _short_name(program), datetime.now(), base)

@@ -22,14 +22,16 @@ import msgspec
 from isthmus.programs.engine.recorder.roles import OF_RUN, least_replicas, with_recorder
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import follower_plan
+from isthmus.programs.engine.request.reference import parse
 from isthmus.programs.engine.request.request import Program, Request, fingerprint
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
+from isthmus.programs.loop_task import LOOP, LoopScript
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import Plan, lower, roles_of_edges
 from isthmus.runtime.graph.template import Job, Node, Reference, Template, TensorSpec
 from isthmus.runtime.ids import LEARNER, Replica, follower
-from isthmus.runtime.supervision.home_events import RunRoles
+from isthmus.runtime.supervision.home_events import EXIT_SECONDS, RunRoles
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.system.processes import boot_id
 from isthmus.runtime.tape.reading import FOLDER, named
@@ -37,6 +39,10 @@ from isthmus.runtime.tape.reading import FOLDER, named
 SPEC: Final = "spec.json"
 CLUSTER: Final = "cluster.json"
 """Beside the spec of a run on several machines: these, and the placement of replicas at the start."""
+LOOP_EXIT_SECONDS: Final = 600.0
+"""What a script has for what follows its `with`: to write and evaluate the model."""
+LOOP_HELLO_TIMES: Final = 10
+"""Ten minutes from the start of a script to its `with`: it may read data and compile before."""
 INPROC: Final = "inproc"
 """The `transport` of a run in one process."""
 
@@ -132,7 +138,18 @@ class Spec:
             processes=self.settings.processes,
             elastic=self.elastic,
             edges=dict(self.edges),
+            exit_seconds=EXIT_SECONDS if self.script is None else LOOP_EXIT_SECONDS,
+            hello_times=1 if self.script is None else LOOP_HELLO_TIMES,
         )
+
+    @property
+    def script(self) -> LoopScript | None:
+        """The script whose processes are the learners; None where they are ours."""
+        text = self.job.task.text
+        if not text.startswith(f"{LOOP}("):
+            return None
+        keywords = parse(text, f"Reading the task {text}").keywords or {}
+        return LoopScript(keywords["script"], tuple(keywords["arguments"]), keywords["folder"])
 
     def processes_of(self, slot: int) -> int:
         """The number of processes that make up the island of a learner."""

@@ -479,6 +479,7 @@ _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "starved": ("data", "odd", "{itself} ({host})"),
     "keeps-up": ("pace", "good", "{host} {predicate}"),
     "given-up": ("given up", "bad", "{host} {predicate}; the others go on"),
+    "left": ("given up", "odd", "{host} {predicate}; the others go on"),
     "item-refused": ("items", "bad", "{host} {predicate}"),
     "home-taken": ("machines", "odd", "{itself}"),
     "home-set-aside": ("machines", "odd", "{itself}"),

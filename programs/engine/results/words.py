@@ -135,6 +135,8 @@ def not_evaluated(summary: Mapping[str, Any]) -> str:
     last, at = summary.get("eval_loss_last"), summary.get("eval_tokens_last")
     if at is None or summary.get("eval_loss_final") is not None:
         return ""
+    if last is None and summary.get("eval_loss_initial") is None:  # Of a task that has no evaluation.
+        return ""
     if last is None:
         return "the last loss was not finite"
     total = summary.get("tokens_total")
@@ -413,6 +415,7 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "adopted": Wording("adopted by a new daemon", "was {itself}"),
     "joined": Wording("joined with its machine {machine}"),
     "given-up": Wording("given up after {lives life}; the last time: {last}", "was given up after {lives life}"),
+    "left": Wording("left: its loop has ended", "has {itself}"),
     "delayed": Wording("not started yet: {error}", "is {itself}"),
     "refused": Wording("refused: {refused}", "was {itself}"),
     "item-refused": Wording("{refusal}"),

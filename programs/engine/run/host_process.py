@@ -20,6 +20,7 @@ from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Island
 from isthmus.runtime.host.own_process import HostProcess, meets
+from isthmus.runtime.host.threads import LentThread
 from isthmus.runtime.ids import LEARNER, Member, Replica, gang_number, leader
 from isthmus.runtime.system.processes import end_after, follow_daemon, name_process
 from isthmus.runtime.wire.channel import WireChannel
@@ -57,34 +58,32 @@ def start_forker(plan: Plan, member: Member, island: Island, seed: int, resolve:
     island.elastic.start_forker(work)
 
 
-def main(arguments: list[str]) -> int:
-    """Serve until the daemon ends the run; returns the exit status."""
-    folder, replica = Path(arguments[0]), Replica.parse(arguments[1])
-    member = Member(replica, int(arguments[2]))
-    name_process(f"isthmus {replica}")
-    follow_daemon()
-    prepare_environment(1)
-    run_spec = spec.load(folder)
-    sys.argv = list(run_spec.settings.argv)
-    island = claim_island(member, run_spec)
-    settle_on_core(replica, run_spec.here.learners)
-    plan = run_spec.plans()[replica.role]
+def host_of(
+    folder: Path,
+    run_spec: spec.Spec,
+    member: Member,
+    daemon: str,
+    plan: Plan,
+    *,
+    island: Island | None = None,
+    lent: tuple[int, LentThread] | None = None,
+) -> HostProcess:
+    """The host of a member, which serves its role's plan under the daemon at an endpoint; `lent` as in HostProcess."""
+    replica = member.replica
     gang = None if island is None else island.elastic or island.gang
-    resolve = resolving(
-        folder, reference.resolve, run_spec.settings.snapshot_every_seconds, run_spec.snapshot_place(folder)
-    )
+    resolve = resolving_of(folder, run_spec)
     if island is not None and island.elastic is not None:
         start_forker(plan, member, island, run_spec.job.seed, resolve)
     machines: dict[Replica, str] = {}
     keys = None
     if run_spec.here.secret:
         keys = Keyring(read_pair(Path(run_spec.here.secret)), name=run_spec.here.machine)
-    host = HostProcess(
+    return HostProcess(
         plan,
         member,
         folder=folder,
         run=run_spec.run,
-        daemon=arguments[3],
+        daemon=daemon,
         zero_ns=run_spec.zero_ns,
         seed=run_spec.job.seed,
         listens=None if leader(replica).role == LEARNER else run_spec.here.listens,
@@ -109,8 +108,28 @@ def main(arguments: list[str]) -> int:
         ),
         island=island,
         tape_bytes=run_spec.settings.tape_bytes,
+        lent=lent,
     )
-    return host.run()
+
+
+def resolving_of(folder: Path, run_spec: spec.Spec) -> Callable[[Reference], Any]:
+    """What references mean to a host of a run."""
+    seconds = run_spec.settings.snapshot_every_seconds
+    return resolving(folder, reference.resolve, seconds, run_spec.snapshot_place(folder))
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the daemon ends the run; returns the exit status."""
+    folder, replica = Path(arguments[0]), Replica.parse(arguments[1])
+    member = Member(replica, int(arguments[2]))
+    name_process(f"isthmus {replica}")
+    follow_daemon()
+    prepare_environment(1)
+    run_spec = spec.load(folder)
+    sys.argv = list(run_spec.settings.argv)
+    island = claim_island(member, run_spec)
+    settle_on_core(replica, run_spec.here.learners)
+    return host_of(folder, run_spec, member, arguments[3], run_spec.plans()[replica.role], island=island).run()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The start of the processes of a run's hosts by its daemon, and its link to the fork server.
 
 Decides how a host is started: forked, if it computes, from a fork server that has imported jax and the task; from
-nothing otherwise, and where the fork server refuses, hangs or dies. Either way it is a child of the daemon, in a
+nothing otherwise, and where the fork server refuses, hangs or dies. Where a script of the user's is the learner, its
+processes run the script, and nothing is forked. Either way it is a child of the daemon, in a
 session of its own, with a log in the run folder. The daemon's loop never waits.
 """
 
@@ -21,9 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar, final
 
+from isthmus.programs.loop_task import ISLAND, LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.host.own_process import environment
-from isthmus.runtime.ids import Member, Replica, leader
+from isthmus.runtime.ids import LEARNER, Member, Replica, leader
 from isthmus.runtime.system import files
 from isthmus.runtime.system.processes import is_stopped
 
@@ -225,7 +227,8 @@ class _Wanted(NamedTuple):
 class Launcher:
     """Starts the hosts of the run in `folder`, and keeps their logs short.
 
-    Hosts of the `computing` roles import jax and the task.
+    Hosts of the `computing` roles import jax and the task; learners are processes of the `script`, if there is one, and
+    then nothing else computes.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -233,8 +236,15 @@ class Launcher:
     dies before, or after several of which no host was asked, is replaced when a host asks for it.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path, computing: Iterable[str]) -> None:
-        self._loop, self._folder, self._computing = loop, folder, frozenset(computing)
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        folder: Path,
+        computing: Iterable[str],
+        script: LoopScript | None = None,
+    ) -> None:
+        self._loop, self._folder, self._script = loop, folder, script
+        self._computing = frozenset(computing) if script is None else frozenset()
         self.cpu_seconds = 0.0
         self._server: ForkLink[_Wanted] | None = None
         self._former: list[ForkLink[_Wanted]] = []
@@ -350,6 +360,9 @@ class Launcher:
 
     def _start(self, wanted: _Wanted) -> int:
         member, replica = wanted.member, wanted.member.replica
+        if self._script is not None and replica.role == LEARNER:
+            life = LoopLife(str(self._folder), str(replica), member.incarnation, wanted.endpoint)
+            return _spawn_script(self._script, life, log_of(self._folder, replica))
         arguments = [
             "isthmus.programs.engine.run.host_process",
             str(self._folder),
@@ -363,15 +376,34 @@ class Launcher:
 def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, descriptor: int | None = None) -> int:
     """Start a module of ours with arguments, as the leader of a session; it may have one descriptor. Its pid."""
     with opened_log(log) as file:
-        files: list[tuple[Any, ...]] = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, file.fileno(), 1),
-            (os.POSIX_SPAWN_DUP2, file.fileno(), 2),
-        ]
+        files = _output_to(file)
         if descriptor is not None:
             files.append((os.POSIX_SPAWN_DUP2, descriptor, SOCKET_THERE))
         command = [sys.executable, "-m", *arguments]
         return os.posix_spawn(sys.executable, command, environment(computes=computes), file_actions=files, setsid=True)
+
+
+def _output_to(file: BinaryIO) -> list[tuple[Any, ...]]:
+    """What becomes of the standard streams of a process whose output is to go to a file."""
+    return [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, file.fileno(), 1),
+        (os.POSIX_SPAWN_DUP2, file.fileno(), 2),
+    ]
+
+
+_IN_FOLDER: Final = "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
+"""A program that goes to a folder and becomes another one: a process that is spawned begins in the folder of this one.
+"""
+
+
+def _spawn_script(script: LoopScript, life: LoopLife, log: Path) -> int:
+    """Start a user's script as a life of a learner, as the leader of a session. Its pid."""
+    variables = {**environment(computes=True), ISLAND: json.dumps(life._asdict())}
+    variables.setdefault("PYTHONUNBUFFERED", "1")  # Its log is read while it runs, and after it was killed.
+    with opened_log(log) as file:
+        command = [sys.executable, "-I", "-S", "-c", _IN_FOLDER, script.folder, *script.command]
+        return os.posix_spawn(sys.executable, command, variables, file_actions=_output_to(file), setsid=True)
 
 
 def opened_log(path: Path) -> BinaryIO:

@@ -511,9 +511,8 @@ class LastLine(View):
 
     def close(self, summary: dict[str, Any]) -> None:
         losses = eval_losses({**summary, "eval_loss": summary["eval_loss_final"]})
-        _write(
-            self._console, f"{self._figures.program} {summary['outcome']}, eval loss {losses}, {self._figures.folder}"
-        )
+        evaluated = f"eval loss {losses}, " if losses else ""
+        _write(self._console, f"{self._figures.program} {summary['outcome']}, {evaluated}{self._figures.folder}")
 
 
 def run_table(figures: FigureWords, status: Mapping[str, Any], width: int) -> RenderableType:

@@ -36,6 +36,7 @@ from isthmus.runtime.supervision.incidents import (
     HomeTaken,
     Hurried,
     LedgerRemoved,
+    LoopLeft,
     MachineLost,
     MachineTaken,
     NeverHealthy,
@@ -231,6 +232,7 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
             "given up after 6 lives; the last time: exited with status 3",
             "was given up after 6 lives",
         ),
+        (LoopLeft(), "left: its loop has ended", "has left: its loop has ended"),
         (Delayed("no room"), "not started yet: no room", "is not started yet: no room"),
         (
             Refused("older incarnation"),

@@ -63,12 +63,13 @@ class Run:
         learners: int = 2,
         tokens: int = FOREVER,
         task: str = TASK,
+        after: tuple[str, ...] = (),
     ) -> None:
         self.here, self.folder = folder, folder / "run"
         (folder / "paced.py").write_text(task)
-        options = ["--task", "paced.py:task"] if "--task" not in more and "--model" not in more else []
+        options = ["--task", "paced.py:task"] if not {"--task", "--model", "--loop"}.intersection(more) else []
         options += ["--learners", str(learners), "--tokens", str(tokens), *more]
-        command = [str(ISTHMUS), "train", "--transport", "zmq", *options, "--run-dir", "run"]
+        command = [str(ISTHMUS), "train", "--transport", "zmq", *options, "--run-dir", "run", *after]
         pipe = subprocess.PIPE
         self.command = subprocess.Popen(
             command, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True

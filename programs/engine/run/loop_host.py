@@ -1,0 +1,147 @@
+"""The host that a process of the user's script is, beside the user's loop.
+
+The event loop of the host, with channel, daemon link and tape, runs in a thread of its own, and so do all nodes but
+one: inner-step has the thread of the user's loop, which lends it from one step to the next (`LentThread`). A firing
+begins with adoptions and answers, is interrupted for the user's step, and ends with its count. So the core, the bodies
+and everything that looks at a run see an ordinary learner.
+
+Decides how the loop's thread enters and leaves that: it waits for the first model at the beginning and for the last one
+at the end, and for another host at no step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Final, NamedTuple, final
+
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.merge_rules import LOCAL
+from isthmus.ops.island.contract import SoleLearning
+from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.programs.engine.request import reference, spec
+from isthmus.programs.engine.request.faults import looped
+from isthmus.programs.engine.run.host_process import host_of, settle_on_core
+from isthmus.programs.loop_task import LoopLife
+from isthmus.programs.task import ModelLeaf
+from isthmus.runtime.errors import ConfigError, RunError
+from isthmus.runtime.graph.template import Job
+from isthmus.runtime.host.threads import LentThread
+from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.system.processes import name_process
+
+END_SECONDS: Final = 10.0
+"""Time limit for the thread of a host to end once it has been told to: it closes bodies, and writes its tape."""
+
+Make = Callable[[Sequence[Fragment], LearnerLife, float], SoleLearning]
+
+
+class Place(NamedTuple):
+    """The slot of an island, of at most so many, in a run of this seed."""
+
+    slot: int
+    slots: int
+    seed: int
+
+
+@final
+class LoopHost:
+    """The host of one life, from `begin` to `end`; all calls are those of the thread that the loop runs in."""
+
+    def __init__(self, life: LoopLife, found: Sequence[ModelLeaf], make: Make) -> None:
+        """ConfigError unless the leaves `found` are those of the run; `make` makes the learner."""
+        folder, replica = Path(life.run), Replica.parse(life.replica)
+        run_spec = spec.load(folder)
+        _check_layout(run_spec.job, found)
+        name_process(f"isthmus {replica}")
+        settle_on_core(replica, run_spec.here.learners)
+        task = reference.resolve(run_spec.job.task)
+        reference.bind(run_spec.job.task, replace(task, make=make))
+        plan = run_spec.plans()[LEARNER]
+        node = looped(plan)
+        assert node is not None  # Or the request would have been refused.
+        self._node = node
+        self._thread, self._is_there = LentThread(), False
+        member = Member(replica, life.incarnation)
+        lent = self._node.index, self._thread
+        self._host = host_of(folder, run_spec, member, life.daemon, plan, lent=lent)
+        self._status: int | None = None
+        self._served = threading.Thread(target=self._serve, name=f"isthmus {replica}", daemon=True)
+        self.place = Place(replica.slot, run_spec.job.slots_max, run_spec.job.seed)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further step is to be made."""
+        return not self._is_there
+
+    @property
+    def position(self) -> int:
+        """The batches of this slot that were trained on, as far as this life knows."""
+        return self._body().position
+
+    def begin(self) -> None:
+        """Join, and wait for the model; returns before the first step. RunError if this host cannot."""
+        self._served.start()
+        self._go_on(lambda: False)
+
+    def go_on(self) -> None:
+        """End the boundary of the step that was made, and do what precedes the next."""
+        self._go_on(lambda: self._body().is_idle)
+
+    def leave(self) -> None:
+        """Give what is left to give, and end; where the run is over, wait for its last model."""
+        if self._is_there:
+            self._host.request_leave()
+        self._is_there = False
+        self._thread.run(lambda: False)
+        self._end()
+
+    def request_leave(self) -> None:
+        """Have the loop leave at its next boundary; from a handler of a signal, too."""
+        threading.Thread(target=self._host.request_leave, daemon=True).start()  # The turn may be this very thread's.
+
+    def fail(self, error: BaseException) -> None:
+        """End because of an exception of the loop's."""
+        if self._served.is_alive():
+            self._host.fail(self._node.name, error)
+        self._is_there = False
+        self._served.join(END_SECONDS)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _body(self) -> InnerStep:
+        body = self._host.bodies[self._node.index]
+        assert isinstance(body, InnerStep)
+        return body
+
+    def _go_on(self, is_enough: Callable[[], bool]) -> None:
+        self._is_there = self._thread.run(is_enough)
+        if self._thread.is_closed:
+            self._end()
+
+    def _serve(self) -> None:
+        try:
+            self._status = self._host.run()
+        finally:
+            self._thread.works.put(None)
+
+    def _end(self) -> None:
+        """Wait for the end of the host; RunError if it has failed."""
+        self._served.join(END_SECONDS)
+        if self._status != 0:
+            raise RunError("this island has ended: its log has the reason")
+
+
+def _check_layout(job: Job, found: Sequence[ModelLeaf]) -> None:
+    """ConfigError unless the merged leaves of this process's model are those of the run."""
+    here = [(leaf.name, tuple(leaf.shape), leaf.dtype, leaf.kind) for leaf in found if leaf.kind != LOCAL]
+    there = [(tensor.name, tuple(tensor.shape), tensor.dtype, tensor.merge) for tensor in job.layout]
+    if here == there:
+        return
+    one, other = next(pair for pair in zip_longest(here, there) if pair[0] != pair[1])
+    do = "Make the same model in every process: it must not depend on the slot, or on random numbers."
+    raise ConfigError("Joining with this model", f"the run's leaf {other}", f"{one}", do)
