@@ -26,7 +26,7 @@ def show(name: str, request: LaunchRequest, to: Path | None) -> str:
     chosen = engine.engine_of(name)
     files = chosen.files(request)
     if to is None:
-        public = [f"# --- {file.name}\n{file.text}" for file in files if not file.is_secret]
+        public = [f"# --- {file.name}\n{file.text.rstrip()}" for file in files if not file.is_secret]
         return "\n".join([*public, f"# --- submitted in a folder with these files by\n# {chosen.by_hand(request)}"])
     _write(files, to.absolute())
     return f"{to}: {', '.join(file.name for file in files)}. Submit them by\n    cd {to} && {chosen.by_hand(request)}"
