@@ -98,7 +98,7 @@ class Island:
         from isthmus.programs.engine.run.loop_host import LoopHost
 
         os.environ.pop(ISLAND, None)  # Processes that the loop starts are no islands.
-        self._host = LoopHost(self._life, self._leaves(), self._make)
+        self._host = LoopHost(self._life, self._leaves(), self._make, self._restore_handlers)
         self._handle_signals()
         self._host.begin()
         return self
@@ -114,13 +114,12 @@ class Island:
                 _answer(self._life, [Fault("Running the loop to its first step", "a step", "none", do)])
             return
         try:
-            if error is None:
+            if error is None or (isinstance(error, SystemExit) and not error.code):
                 self._host.leave()
             else:
                 self._host.fail(error)
         finally:
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
+            self._restore_handlers()
 
     def _make(self, fragments: Sequence[Fragment], life: LearnerLife, alpha: float) -> Any:
         """The learner of this loop, which inner-step asks for as it opens."""
@@ -134,6 +133,12 @@ class Island:
         if threading.current_thread() is threading.main_thread():
             for number in _LEAVING:
                 self._handlers[number] = signal.signal(number, self._on_notice)
+
+    def _restore_handlers(self) -> None:
+        """Also in a process that is forked from this one, in which there is no loop to leave."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
 
     def _on_notice(self, number: int, frame: FrameType | None) -> None:
         self._host.request_leave()
@@ -241,8 +246,8 @@ class Island:
 def _answer(descriptor: int, answer: ModelFound | Sequence[Fault]) -> NoReturn:
     """Tell what was asked, and end this process."""
     content = answer.answer() if isinstance(answer, ModelFound) else {"faults": [list(each) for each in answer]}
-    with suppress(OSError), os.fdopen(descriptor, "w") as pipe:
-        pipe.write(json.dumps(content) + "\n")
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

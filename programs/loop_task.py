@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from isthmus.ops.island.contract import SoleLearning
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.programs.task import ModelLeaf, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system.processes import kill_session
 
 LOOP: Final = "isthmus.programs.loop_task:loop"
 """The reference by which hosts find the task; its keywords are those of `loop`."""
@@ -160,30 +162,39 @@ def loop(script: str, arguments: Sequence[str], folder: str) -> LoopTask:
 @cache
 def asked_of(script: LoopScript) -> ModelFound:
     """What a script tells of its model. ConfigError if it does not come to its first step."""
-    doing = f"Running {Path(script.script).name} to its first step"
-    reader, writer = os.pipe()
-    with os.fdopen(reader, "rb") as pipe, tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            script.command,
+            cwd=script.folder,
+            env={**os.environ, ISLAND: json.dumps({"asks": answer.fileno()})},
+            pass_fds=(answer.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            environment = {**os.environ, ISLAND: json.dumps({"asks": writer})}
-            process = subprocess.Popen(
-                script.command,
-                cwd=script.folder,
-                env=environment,
-                pass_fds=(writer,),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            _await_end(process.pid)
         finally:
-            os.close(writer)
-        line = pipe.readline()
-        status = process.wait()
-        if not line:
+            # It has ended, unless this process was interrupted, and is not reaped: its number is its own.
+            os.kill(process.pid, signal.SIGKILL)
+            _await_end(process.pid)
+            kill_session(process.pid)  # What it has started, such as workers of a DataLoader.
+            status = process.wait()
+        answer.seek(0)
+        text = answer.read()
+        if not text:
+            doing = f"Running {Path(script.script).name} to its first step"
             raise ConfigError(doing, "a step by island.step(...)", _end_of(output, status), _do(script))
-    answer = json.loads(line)
-    if "faults" in answer:
-        raise ConfigError.of([Fault(*fault) for fault in answer["faults"]])
-    return ModelFound.read(answer)
+    content = json.loads(text)
+    if "faults" in content:
+        raise ConfigError.of([Fault(*fault) for fault in content["faults"]])
+    return ModelFound.read(content)
+
+
+def _await_end(pid: int) -> None:
+    """Wait for the end of a child, which is not reaped."""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def _end_of(output: BinaryIO, status: int) -> str:

@@ -363,7 +363,8 @@ class HostProcess:
     member) and `keys` (the admitted ones) up to date. `island` are the devices that this host may use; the tapes of all
     lives of its replica have at most `tape_bytes`. `door` is where it awaits the others of its island; `on_roster` is
     called with every roster, `elastic` is queried for the state of an elastic island. `lent` is a node whose thread
-    other code of this process lends: then `run` is called in a thread beside that, and that code may ask to leave.
+    other code of this process lends: then `run` is called in a thread beside that, and that code may ask to leave. The
+    process goes on with what is not ours once this host has left or failed: it says that it is gone, and not silent.
     """
 
     def __init__(
@@ -428,7 +429,7 @@ class HostProcess:
         self._computed = time.process_time()
         self._parting = Parting()
         self._error: str | None = None
-        self._is_over = self._gives_way = False
+        self._is_over = self._gives_way = self._is_gone = False
         self._daemon = ControlClient(self._loop, daemon, self._on_message)
 
     def run(self) -> int:
@@ -510,6 +511,8 @@ class HostProcess:
 
     def _phase(self, published: Mapping[str, Mapping[str, Any]]) -> str:
         """The phase that this host reports; one whose island is forming again is not stuck in a step."""
+        if self._is_gone:
+            return "gone"
         reported = phase(self._member.replica, published, is_open=self._host.is_open)
         return (
             "recovering"
@@ -518,6 +521,8 @@ class HostProcess:
         )
 
     def _beat(self) -> None:
+        if self._is_gone:
+            return
         self._loop.poll()  # While the loop does not listen, a firing may last longer than those before it.
         self._host.links.look(self._channel.under_way, self._clock.now())
         silence = self._silence.beat(time.monotonic())
@@ -533,8 +538,9 @@ class HostProcess:
         self._say("over" if self._is_over else "heartbeat")
         # After the heartbeat, which has the whole of what this life has used.
         if self._parting.is_over(self._host, self._channel, self._clock.now()):
-            if self._is_lent:  # The process goes on with what is not ours: it is no member any more, and not silent.
-                self._say("heartbeat", phase="gone")
+            if self._is_lent:
+                self._is_gone = True
+                self._say("heartbeat")
             self._loop.stop()
             return
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
@@ -564,7 +570,7 @@ class HostProcess:
 
     def _failed(self, host: Host, node: str, error: str) -> None:
         sys.stderr.write(f"{self._member}, node {node!r}: {error}\n")
-        self._error = error
+        self._error, self._is_gone = error, self._is_lent
         self._say("failed", error=msgspec.to_builtins(host.raised or untold(node, error)))
         self._loop.call_later(0.1, self._loop.stop)
 

@@ -23,6 +23,7 @@ class TrackedLife:
     seen: Seen
     served_at: Instant | None = None
     beats_without_heartbeat: int = 0
+    beats_since_error: int = 0
     is_starved: bool = False
     verdict: incidents.Verdict | None = None
     refusals: dict[tuple[Replica, str], int] = field(default_factory=dict)

@@ -31,6 +31,12 @@ class NoFirstHeartbeat(Finding, frozen=True, tag="no-first-heartbeat"):
     limit_ns: int
 
 
+class NotEnded(Finding, frozen=True, tag="not-ended"):
+    """Its process went on for `limit_ns` after an error of the user's loop in it: the next life waits for its end."""
+
+    limit_ns: int
+
+
 class Hurried(Finding, frozen=True, tag="hurried"):
     """It was silent while the run came to its end."""
 
@@ -74,7 +80,7 @@ class TooFewProcesses(Finding, frozen=True, tag="too-few-processes"):
 
 
 Verdict: TypeAlias = (
-    MemberVerdict | NoFirstHeartbeat | Hurried | Unreached | Misbehaved | GangMemberLost | TooFewProcesses
+    MemberVerdict | NoFirstHeartbeat | NotEnded | Hurried | Unreached | Misbehaved | GangMemberLost | TooFewProcesses
 )
 
 

@@ -148,7 +148,8 @@ def _has_left(run: RunState, machine: MachineLives, life: TrackedLife | None, go
     """Whether a learner has left by itself, in order, though neither its machine nor its home leaves."""
     if life is None or run.is_ending or run.is_set_aside or machine.is_leaving:
         return False
-    return life.seen.heartbeat.phase == "gone" and gone.end == incidents.Exited(0) and life.verdict is None
+    is_well = gone.end == incidents.Exited(0) and gone.error is None and life.verdict is None
+    return is_well and life.seen.heartbeat.phase == "gone"
 
 
 def _retire_left(run: RunState, member: Member) -> None:

@@ -162,6 +162,10 @@ def beat(run: RunState) -> None:
             limit = HELLO_BEATS * run.fleet.hello_times(life.member.replica)
             if life.beats_without_heartbeat == limit:
                 condemn(run, life.member, incidents.NoFirstHeartbeat(limit * BEAT))
+        if life.seen.error is not None and life.seen.heartbeat.phase == "gone":
+            life.beats_since_error += 1
+            if life.beats_since_error == -(-run.fleet.exit // BEAT):
+                condemn(run, life.member, incidents.NotEnded(run.fleet.exit))
     if run.is_set_aside and not run.is_ending:
         return
     is_hurried = run.is_coming_to_its_end and not run.is_ending

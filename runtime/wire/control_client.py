@@ -13,7 +13,7 @@ from typing import Final
 import zmq
 
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.system import addresses
+from isthmus.runtime.system import addresses, forks
 from isthmus.runtime.system.shared_loop import Handle, Loop
 from isthmus.runtime.wire import security_curve
 from isthmus.runtime.wire.control_messages import (
@@ -183,6 +183,7 @@ class ControlClient:
         if self._dials % 2 == 0 or endpoint.startswith("tcp://["):
             security_curve.allow_ipv6(self._socket, endpoint)
         self._dials += 1
+        forks.note(endpoint)
         self._socket.connect(endpoint)
         self._file = self._socket.fileno()
         self._loop.add_reader(self._file, self._drain)

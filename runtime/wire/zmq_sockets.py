@@ -33,6 +33,7 @@ import zmq
 
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes
+from isthmus.runtime.system import forks
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import porter_trial, security_curve
 from isthmus.runtime.wire.peers import PEERS_MAX, Gone, OnMessage, Purpose, Reached, Socket
@@ -134,6 +135,7 @@ class ZmqSocket:
             actual = security_curve.bind(self._socket, endpoint)
         except zmq.ZMQError as error:
             raise OSError(str(error)) from error
+        forks.note(actual)
         self._schedule()
         return actual
 
@@ -175,6 +177,7 @@ class ZmqSocket:
         self._listen(self._monitor, self._watch)
         try:
             for each in (endpoint, f"tcp://{self._proxy}") if self._proxy else (endpoint,):
+                forks.note(each)
                 security_curve.allow_ipv6(self._socket, each)
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from isthmus.programs.loop_task import ISLAND, LoopScript, asked_of
 from isthmus.runtime.errors import INTERRUPTED_STATUS, ConfigError
-from isthmus.runtime.supervision.incidents import BodyRaised, LoopLeft
+from isthmus.runtime.supervision.incidents import BodyRaised, Ended, Exited, LoopLeft
+from isthmus.runtime.system.processes import started_at
 from tests.patience import PATIENCE
 from tests.programs.engine.run.process_run import FOREVER, Run, resume
 from tests.torch_tasks.test_torch_runs import reports
@@ -20,16 +22,33 @@ from tests.torch_tasks.test_torch_runs import reports
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
 SCRIPT = """
-import json, sys, time
+import atexit, json, os, sys, time
 import torch
 import isthmus
+
+def fork():
+    # A process in a session of its own, which outlives this one, until there is a file.
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        while not os.path.exists("enough"):
+            time.sleep(0.02)
+        os._exit(0)
+    return pid
+
+def tear_down():
+    time.sleep(9)  # Longer than the silence that a host may keep.
+    print("torn down", flush=True)
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 how = sys.argv[1]
+forked = [fork()] if how == "forks" else []
 with isthmus.island(model, optimizer) as island:
     begun = island.position
+    forked += [fork(), fork()] if how == "forks" else []
+    print("forked", *forked)
     print("begins at", begun, "with", len(optimizer.state), "moments", flush=True)
     draw = torch.Generator().manual_seed(island.seed + begun)
     for x in island(iter(lambda: torch.randn(64, 32, generator=draw), None)):
@@ -43,6 +62,7 @@ with isthmus.island(model, optimizer) as island:
             if how == "leaves":
                 break
             if how == "raises" and not begun:
+                atexit.register(tear_down)
                 raise ValueError("a mistake of mine")
     was_over = island.is_over
 total = float(sum(leaf.double().abs().sum() for leaf in model.state_dict().values() if leaf.is_floating_point()))
@@ -126,9 +146,38 @@ def test_an_exception_in_a_loop_is_told_and_the_slot_begins_again(start: Callabl
     raised = [each for each in run.incidents("learner/1#1") if isinstance(each, BodyRaised)]
     assert [(each.error.exception, each.error.message) for each in raised] == [("ValueError", "a mistake of mine")]
     assert raised[0].error.file == str(run.here / "train.py")
-    run.wait_for(lambda: said(run, 1).count("begins at ") == 2)
+    log = run.wait_for(lambda: said(run, 1) if said(run, 1).count("begins at ") == 2 else "")
+    assert "ValueError: a mistake of mine\ntorn down\nbegins at " in "".join(
+        line for line in log.splitlines(keepends=True) if not line.startswith("forked")
+    )
+    assert Ended(Exited(1), None, raised[0].error) in run.incidents("learner/1#1")
     run.command.send_signal(signal.SIGINT)
     run.command.communicate()
+
+
+def test_what_a_loop_has_forked_has_no_socket_of_ours_and_the_next_life_begins_beside_it(
+    start: Callable[..., Run],
+) -> None:
+    run = start("forks", tokens=FOREVER)
+    run.wait_for(lambda: "forked" in run.story())
+    run.wait_for_merges(3)
+    before, one, other = (int(pid) for pid in said(run, 1).split("forked ")[1].split("\n")[0].split())
+    assert sockets(run.host("learner/1")["pid"])
+    assert [sockets(pid) for pid in (before, one, other)] == [set(), set(), set()]
+    os.kill(one, signal.SIGTERM)  # It is no loop that may leave.
+    run.wait_for(lambda: started_at(one) is None)
+    run.kill("learner/1")
+    run.wait_for(lambda: said(run, 1).count("begins at ") == 2)
+    run.wait_for_merges(3)
+    assert started_at(before)
+    assert started_at(other)
+    (run.here / "enough").write_text("")
+    run.stop()
+
+
+def sockets(pid: int) -> set[str]:
+    """The sockets of a process."""
+    return {link for each in Path(f"/proc/{pid}/fd").iterdir() if (link := str(each.readlink())).startswith("socket")}
 
 
 def test_loops_leave_at_a_notice_and_a_resume_starts_them_again(start: Callable[..., Run]) -> None:

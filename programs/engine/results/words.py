@@ -367,6 +367,10 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "no-first-heartbeat": Wording(
         "no word from it within {limit_ns} of its start", "said nothing within {limit_ns} of its start, and was killed"
     ),
+    "not-ended": Wording(
+        "its process went on for {limit_ns} after an error in its loop",
+        "went on for {limit_ns} after an error in its loop, and was killed",
+    ),
     "hurried": Wording("silent while the run came to its end", "was {itself}, and was killed"),
     "unreached": Wording(
         "cut off for {lasted_ns}: its heartbeats came, but it has no data connection to {other_hosts}"

@@ -32,6 +32,7 @@ from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.graph.template import Job
 from isthmus.runtime.host.threads import LentThread
 from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.system.forks import close_in_forks
 from isthmus.runtime.system.processes import name_process
 
 END_SECONDS: Final = 10.0
@@ -52,8 +53,11 @@ class Place(NamedTuple):
 class LoopHost:
     """The host of one life, from `begin` to `end`; all calls are those of the thread that the loop runs in."""
 
-    def __init__(self, life: LoopLife, found: Sequence[ModelLeaf], make: Make) -> None:
-        """ConfigError unless the leaves `found` are those of the run; `make` makes the learner."""
+    def __init__(self, life: LoopLife, found: Sequence[ModelLeaf], make: Make, in_forks: Callable[[], None]) -> None:
+        """ConfigError unless the leaves `found` are those of the run; `make` makes the learner.
+
+        `in_forks` is called in each process that is forked from this one, which has none of its connections.
+        """
         folder, replica = Path(life.run), Replica.parse(life.replica)
         run_spec = spec.load(folder)
         _check_layout(run_spec.job, found)
@@ -68,6 +72,7 @@ class LoopHost:
         self._thread, self._is_there = LentThread(), False
         member = Member(replica, life.incarnation)
         lent = self._node.index, self._thread
+        close_in_forks(in_forks)  # Before anything is dialled.
         self._host = host_of(folder, run_spec, member, life.daemon, plan, lent=lent)
         self._status: int | None = None
         self._served = threading.Thread(target=self._serve, name=f"isthmus {replica}", daemon=True)

@@ -17,6 +17,7 @@ from isthmus.runtime.supervision.incidents import (
     GivenUp,
     LoopLeft,
     NoFirstHeartbeat,
+    NotEnded,
     NotStarted,
     Ordered,
     ProgramFailed,
@@ -308,6 +309,24 @@ def test_a_process_that_says_nothing_for_a_minute_is_killed() -> None:
     assert story.beat(2) == [written("learner/0", Condemned(why)), story.orders("learner/0!")]
     assert story.beat(3, 2 * HELLO_BEATS) == [story.orders("learner/0!")]
     assert story.hears(4, "alpha", gone("learner/0"))[1] == ended("learner/0", KILLED, why)
+
+
+def test_one_whose_loop_has_raised_has_time_to_end_and_is_killed_after_that() -> None:
+    story = HomeStory(RunRoles(roles={"learner": 2}, exit_seconds=5.0), HERE)
+    story.hears(1, "alpha", seen("learner/0", 1, "stepping"), seen("learner/1", 1, "stepping"))
+    raised = seen("learner/0", 2, "gone", error=BOOM)
+    story.hears(2, "alpha", raised)
+    verdict = written("learner/0", Condemned(NotEnded(seconds(5))))
+    assert verdict not in story.beat(2, 9)
+    assert verdict in story.beat(2)
+
+
+def test_one_that_has_raised_has_not_left_though_it_ends_well() -> None:
+    story = HomeStory()
+    story.hears(100, "alpha", seen("learner/0", 1, "stepping"))
+    story.hears(101, "alpha", seen("learner/0", 2, "gone", error=BOOM))
+    story.hears(102, "alpha", gone("learner/0", Exited(0), BOOM))
+    assert story.noted[-1] == life("learner/0#2")
 
 
 def test_a_script_has_longer_and_other_hosts_have_not() -> None:

@@ -31,6 +31,7 @@ VERDICTS: Final = (
     LongExcuse(9, "unheard", 7),
     Stall("inner-step", 15_000_000_000, 1e9, 2e9, 12.5, True, 4),
     incidents.NoFirstHeartbeat(60_000_000_000),
+    incidents.NotEnded(600_000_000_000),
     incidents.Hurried(),
     incidents.Unreached(20_000_000_000, 3, 2),
     incidents.Misbehaved("syncer/0", "a.answer -> b.answer", "norms", "a list", "'ä'", 3),

@@ -42,6 +42,7 @@ from isthmus.runtime.supervision.incidents import (
     NeverHealthy,
     NoFirstHeartbeat,
     NoMachineLeft,
+    NotEnded,
     NotStarted,
     NumbersLost,
     Ordered,
@@ -289,6 +290,7 @@ def test_incidents_are_told_by_themselves_and_after_a_name(incident: incidents.I
             "253 ms +- 2.00 s are usual in its role, phi is 12.4, 2 times the patience",
         ),
         (NoFirstHeartbeat(120 * SECOND), "no word from it within 2 min 00 s of its start"),
+        (NotEnded(600 * SECOND), "its process went on for 10 min 00 s after an error in its loop"),
         (Hurried(), "silent while the run came to its end"),
         (
             Unreached(20 * SECOND, 1, 2),
