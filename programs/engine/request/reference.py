@@ -28,6 +28,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from isthmus.programs import settings
+from isthmus.programs.loop_task import LOOP, LoopScript
 from isthmus.runtime.errors import ConfigError, RequestError, nearest
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import LIBRARIES
@@ -105,6 +106,22 @@ def absolute(text: str, folder: Path | None = None) -> str:
 def called(text: str, keywords: Mapping[str, Any]) -> str:
     """The reference to the result of the function at `text` for `keywords`."""
     return f"{text}({settings.inline(keywords)})"
+
+
+def script_of(text: str) -> LoopScript | None:
+    """The script whose processes are the learners, where a reference names the task of one."""
+    if not text.startswith(f"{LOOP}("):
+        return None
+    keywords = parse(text, f"Reading the task {text}").keywords or {}
+    return LoopScript(keywords["script"], tuple(keywords["arguments"]), keywords["folder"])
+
+
+def portable(text: str) -> str:
+    """A reference without the folder of its file, or of its script."""
+    if (script := script_of(text)) is not None:
+        return called(LOOP, {"script": Path(script.script).name, "arguments": list(script.arguments)})
+    where, rest = split(text)
+    return f"{Path(where).name}:{rest}" if rest and is_file(where) else text
 
 
 def bind(reference: Reference, value: Any) -> None:

@@ -70,7 +70,7 @@ def fingerprint(graph: Template, job: Job, builder: Callable[..., Any]) -> str:
         "roles": [[role.name, role.replicas_min, role.replicas_max] for role in graph.roles],
         "nodes": [_node(node) for node in graph.nodes],
         "edges": [_edge(edge) for edge in graph.edges],
-        "program": _portable(job.program),
+        "program": reference.portable(job.program),
         "sources": sources([builder, *(node.body for node in graph.nodes)]),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGITS]
@@ -124,12 +124,6 @@ def _edge(edge: Edge) -> list[Any]:
     return [ends, _canonical(edge.policy), _canonical(edge.route)]
 
 
-def _portable(text: str) -> str:
-    """A reference without the folder of its file."""
-    where, rest = reference.split(text)
-    return f"{Path(where).name}:{rest}" if rest and reference.is_file(where) else text
-
-
 def _canonical(value: Any) -> Any:
     """`value` as data that JSON writes in one way only."""
     if value is None or isinstance(value, bool | int | str):
@@ -137,7 +131,7 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, float):
         return ["float", value.hex()]
     if isinstance(value, Reference):
-        return ["reference", _portable(value.text)]
+        return ["reference", reference.portable(value.text)]
     if isinstance(value, bytes):
         return ["bytes", value.hex()]
     if hasattr(value, "__array__"):

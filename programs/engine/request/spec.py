@@ -22,11 +22,11 @@ import msgspec
 from isthmus.programs.engine.recorder.roles import OF_RUN, least_replicas, with_recorder
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import follower_plan
-from isthmus.programs.engine.request.reference import parse
+from isthmus.programs.engine.request.reference import script_of
 from isthmus.programs.engine.request.request import Program, Request, fingerprint
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
-from isthmus.programs.loop_task import LOOP, LoopScript
+from isthmus.programs.loop_task import LoopScript
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import Plan, lower, roles_of_edges
 from isthmus.runtime.graph.template import Job, Node, Reference, Template, TensorSpec
@@ -145,11 +145,7 @@ class Spec:
     @property
     def script(self) -> LoopScript | None:
         """The script whose processes are the learners; None where they are ours."""
-        text = self.job.task.text
-        if not text.startswith(f"{LOOP}("):
-            return None
-        keywords = parse(text, f"Reading the task {text}").keywords or {}
-        return LoopScript(keywords["script"], tuple(keywords["arguments"]), keywords["folder"])
+        return script_of(self.job.task.text)
 
     def processes_of(self, slot: int) -> int:
         """The number of processes that make up the island of a learner."""

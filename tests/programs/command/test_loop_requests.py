@@ -56,6 +56,11 @@ def test_a_request_has_the_layout_that_the_script_has_told(monkeypatch: pytest.M
     assert prepared.config["run"]["task"] == text
     assert isinstance(prepared.task, LoopTask)
     assert prepared.task.script == LoopScript("/x/train.py", ("--rate", "1"), "/x")
+    moved = text.replace("/x", "/y")
+    again = request.prepare(
+        "decoupled-diloco", moved, run={"tokens": 100_000, "learners": 2}, run_dir=tmp_path / "again"
+    )
+    assert again.fingerprint == prepared.fingerprint  # It may lie elsewhere on another machine.
     with pytest.raises(ConfigError, match="others in this program"):
         request.prepare("streaming-diloco", text, run={"tokens": 100_000, "learners": 2}, run_dir=tmp_path / "run")
 
