@@ -6,7 +6,7 @@ The command line does the same by the same functions: `prepare`, and `start` or 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +50,7 @@ class Result:
 
 def train(
     program: Program | str | None = None,
-    task: AnyTask | str | None = None,
+    task: AnyTask | str | Sequence[str] | None = None,
     *,
     resume: str | Path | None = None,
     run_dir: str | Path | None = None,
@@ -60,6 +60,8 @@ def train(
     **run: Any,
 ) -> Result:
     """Train `task` (a Task, 'file.py:name', or None for the shipped one) by `program`, as `isthmus train` does.
+
+    A list of references has the task of slot 0, which also evaluates, of slot 1, and so on, the last of all beyond.
 
     `run` are keys of section `run.`: tokens, learners, seed, snapshots, and the others of reference/configuration.md,
     with the defaults that they have there. `program` is by default `decoupled_diloco()`. With `resume`, a run folder or
@@ -87,7 +89,7 @@ def train(
 
 def _train(
     program: Program | str,
-    task: AnyTask | str | None,
+    task: AnyTask | str | Sequence[str] | None,
     run: Mapping[str, Any],
     run_dir: str | Path | None,
     transport: str | None,

@@ -67,6 +67,9 @@ def _spec_of(options: Options, targets: Sequence[Target]) -> dict[str, Any]:
     from isthmus.programs.engine.request.faults import mesh_faults
 
     request = options.request()
+    if len(request.tasks) > 1:
+        do = "Compile for each task by itself: --task once."
+        raise ConfigError("Compiling ahead of time", "one task", f"{', '.join(request.tasks)}", do)
     if isinstance(request.task, OwnTask):
         do = "Name a task in jax, or the shipped one: other frameworks compile, if at all, in their first step."
         raise ConfigError("Compiling ahead of time", "a task in jax", f"a {type(request.task).__name__}", do)

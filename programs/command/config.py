@@ -8,7 +8,7 @@ and ranges are not known here: the reader of a section checks it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
@@ -17,6 +17,7 @@ from isthmus.programs import settings
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.run_settings import SCHEMA, SLOTS_MAX_DEFAULT
+from isthmus.programs.engine.request.slot_tasks import SlotTasks
 from isthmus.programs.settings import Text, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 
@@ -43,13 +44,17 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
 @final
 @dataclass(slots=True)
 class Sections:
-    """The requested sections, without defaults, and the program and the task if they were named."""
+    """The requested sections, without defaults, and the references of program and task if they were named.
+
+    `machine_tasks`: the references of those of learners on machines, by name.
+    """
 
     run: dict[str, Any] = field(default_factory=dict)
     program: dict[str, Any] = field(default_factory=dict)
     task: dict[str, Any] = field(default_factory=dict)
     program_reference: str | None = None
     task_reference: str | None = None
+    machine_tasks: Mapping[str, str] = field(default_factory=dict)
 
 
 @final
@@ -105,7 +110,9 @@ def read(
     if model is not None:
         with collecting(faults):
             merged.update(_preset(model, has_own_task=("run", "task") in {**merged, **requested.values}))
-    return _by_section({**merged, **absolute(requested.values, Path.cwd())}, faults), faults
+    sections = _by_section({**merged, **absolute(requested.values, Path.cwd())}, faults)
+    sections.machine_tasks = {} if cluster is None else cluster.tasks
+    return sections, faults
 
 
 def _preset(model: str, *, has_own_task: bool) -> dict[tuple[str, str], Any]:
@@ -155,8 +162,11 @@ def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[
     """The same with paths made absolute from `folder`: those of the data and of files that are references."""
     result = dict(values)
     for where in (("run", "program"), ("run", "task")):
-        if isinstance(result.get(where), str):
-            result[where] = reference.absolute(result[where], folder)
+        named = result.get(where)
+        if isinstance(named, str):
+            result[where] = reference.absolute(named, folder)
+        elif isinstance(named, list | tuple) and _are_texts(named):
+            result[where] = [reference.absolute(each, folder) for each in named]
     for where in (("run", name) for name, key in SCHEMA.keys.items() if key.declared.is_place):
         place = result.get(where)
         if isinstance(place, str) and place and "://" not in place:
@@ -167,14 +177,24 @@ def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[
     return result
 
 
+def _are_texts(values: Sequence[Any]) -> bool:
+    """Whether there are values, and all of them are texts."""
+    return bool(values) and all(isinstance(each, str) for each in values)
+
+
 def _by_section(values: Mapping[tuple[str, str], Any], faults: list[Fault]) -> Sections:
-    """Keys by section, and the two references by themselves; adds a fault if one of these is no text."""
+    """Keys by section, and the references by themselves; adds a fault if one of these is no text.
+
+    Several tasks are those of the slots, and have one reference.
+    """
     sections = Sections()
     for (section, key), value in values.items():
         if section != "run" or key not in ("program", "task"):
             getattr(sections, section)[key] = value
         elif isinstance(value, str):
             setattr(sections, f"{key}_reference", str(value))
+        elif key == "task" and isinstance(value, list | tuple) and _are_texts(value):
+            sections.task_reference = value[0] if len(value) == 1 else SlotTasks.by_slot(value).text
         else:
             do = 'Write for example program = "decoupled-diloco" or task = "mine.py:task".'
             faults.append(Fault(f"Reading run.{key}", "a reference as text", repr(value), do))

@@ -114,7 +114,7 @@ def _hosts(order: TrainingOrder) -> list[str]:
     """The hosts at the start of a run; ConfigError with the faults of the request."""
     from isthmus.programs.engine.recorder.summary import roster_counts
 
-    request = Options(order.program, order.task, sets=list(order.sets)).request()
+    request = Options(order.program, None if order.task is None else [order.task], sets=list(order.sets)).request()
     counts = roster_counts(request.to_train().graph, request.job.learners)
     return [f"{role}/{slot}" for role, count in counts.items() for slot in range(count)]
 

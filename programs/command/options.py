@@ -298,9 +298,13 @@ class Options:
         ),
     ] = None
     task: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "--task", metavar="FILE.py:NAME", help="Your own task instead of the shipped one.", rich_help_panel=_WHAT
+            "--task",
+            metavar="FILE.py:NAME",
+            help="Your own task instead of the shipped one; given several times, that of slot 0, 1 and so on.",
+            rich_help_panel=_WHAT,
+            show_default=False,
         ),
     ] = None
     loop: Annotated[
@@ -423,6 +427,7 @@ class Options:
             return prepare(
                 Program(sections.program_reference or DEFAULT, **sections.program),
                 sections.task_reference,
+                machine_tasks=sections.machine_tasks,
                 run=run,
                 task_settings=task,
                 run_dir=self.run_dir,
@@ -446,9 +451,10 @@ class Options:
             ("run", name): (_option(RUN_OPTIONS[name]), Text(value) if isinstance(value, str) else value)
             for name, value in self.run.items()
         }
-        for name, value in (("PROGRAM", self.program), ("--task", self.task)):
-            if value is not None:
-                keys["run", name.strip("-").lower()] = (name, Text(value))
+        if self.program is not None:
+            keys["run", "program"] = ("PROGRAM", Text(self.program))
+        if self.task:
+            keys["run", "task"] = ("--task", self.task[0] if len(self.task) == 1 else self.task)
         if self.loop is not None:
             keys["run", "task"] = ("--loop", Text(self._loop_task(self.loop)))
         elif self.loop_arguments:
@@ -465,7 +471,7 @@ class Options:
 
         doing = "Reading --loop"
         others = {
-            "--task": self.task is not None,
+            "--task": bool(self.task),
             "--transport inproc": self.transport == "inproc",
             "--cluster": self.cluster is not None,
         }

@@ -19,6 +19,7 @@ from isthmus.programs import SHIPPED, settings
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.machine.island_parts import SIZE_MAX
 from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.ids import LEARNER
@@ -186,7 +187,8 @@ def name_of(path: Path) -> str:
 
 def modules_of(program: str | None, task: str | None) -> tuple[str, ...]:
     """The files and modules, by absolute path or name, of a program and a task that are not shipped."""
-    own = [reference.split(text)[0] for text in (program, task) if text is not None and text not in SHIPPED]
+    texts = [program, *([] if task is None else references_of(task))]
+    own = [reference.split(text)[0] for text in texts if text is not None and text not in SHIPPED]
     return tuple(dict.fromkeys(own))
 
 

@@ -13,13 +13,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, final
 
 import msgspec
 
 from isthmus.programs import settings
+from isthmus.programs.engine.request import reference
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph import devices
@@ -230,13 +231,13 @@ def read_device(table: Mapping[str, Any], where: str) -> Device:
     faults += Schema.of("device", DeviceTable).out_of_range(values, f"Reading the {{}} of {where}")
     changes["flops"] = None if values["teraflops"] is None else values["teraflops"] * 1e12
     changes["price_per_hour"] = values["price_per_hour"]
-    for name, field, read in (
+    for name, into, read in (
         ("memory", "memory_bytes", size_bytes),
         ("memory_bandwidth", "memory_bandwidth_bytes", rate_bytes),
         ("interconnect", "interconnect_bits", rate_bits),
     ):
         with collecting(faults):
-            changes[field] = None if values[name] is None else read(values[name], f"Reading the {name} of {where}")
+            changes[into] = None if values[name] is None else read(values[name], f"Reading the {name} of {where}")
     if faults:
         raise ConfigError.of(faults)
     changed = {name: value for name, value in changes.items() if value is not None}
@@ -308,6 +309,9 @@ class MachineTable(msgspec.Struct, kw_only=True):
     domain: Annotated[str | None, Setting("What fails together, as a rack or a site.")] = None
     bandwidth: Annotated[str | None, Setting("Of its link to the others: `2 Gbit/s`.")] = None
     memory: Annotated[str | None, Setting("Of the host: `64 GB`.")] = None
+    task: Annotated[
+        str | None, Setting("FILE.py:NAME: the task of its learners, in place of `run.task`, with the same layout.")
+    ] = None
 
 
 class DeviceTable(msgspec.Struct, kw_only=True):
@@ -344,13 +348,15 @@ _OWN: Final = (*_ARRAYS, "keys")
 class Cluster:
     """Contents of a cluster file: machines in its order, configuration sections verbatim, and the secret key's file.
 
-    `secret` is None without keys.
+    `secret` is None without keys. `tasks`: the references of the tasks that learners on a machine train in place of the
+    run's, by the machine's name.
     """
 
     file: Path
     machines: tuple[Machine, ...]
     sections: Mapping[str, Any]
     secret: Path | None = None
+    tasks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def topology(self) -> Topology:
@@ -376,14 +382,26 @@ def read(file: Path) -> Cluster:
             where, folder = f"{file}, machine {number}", file.absolute().parent
             machines.append(read_machine(table, where, folder, catalogue, has_keys="keys" in document))
     faults += _shared([table.get("name") for table in tables], machines, file)
-    faults += _apart(machines, file)
+    tasks = _tasks(tables, file)
+    faults += _apart(machines, tasks, file)
     if "machine" not in document:
         do = 'Write [[machine]] with name = "..." and address = "tcp://127.0.0.1:PORT".'
         faults.append(Fault(f"Reading {file}", "at least one [[machine]]", "none", do))
     if faults:
         raise ConfigError.of(faults)
     sections = {name: value for name, value in document.items() if name not in _OWN}
-    return Cluster(file, _joined(machines), sections, secret)
+    return Cluster(file, _joined(machines), sections, secret, tasks)
+
+
+def _tasks(tables: Iterable[Mapping[str, Any]], file: Path) -> dict[str, str]:
+    """The tasks of machines that have their own, by name; relative paths start in the folder of the file."""
+    folder = file.absolute().parent
+    pairs = [(table.get("name"), table.get("task")) for table in tables]
+    return {
+        name: reference.absolute(task, folder)
+        for name, task in pairs
+        if isinstance(name, str) and isinstance(task, str)
+    }
 
 
 def _joined(machines: list[Machine]) -> tuple[Machine, ...]:
@@ -398,7 +416,7 @@ def _joined(machines: list[Machine]) -> tuple[Machine, ...]:
     )
 
 
-def _apart(machines: list[Machine], file: Path) -> Iterator[Fault]:
+def _apart(machines: list[Machine], tasks: Mapping[str, str], file: Path) -> Iterator[Fault]:
     """Faults of machines that are declared as one island."""
     for name in dict.fromkeys(machine.island for machine in machines if machine.island is not None):
         doing, them = f"Reading island {name!r} of {file}", [each for each in machines if each.island == name]
@@ -409,6 +427,8 @@ def _apart(machines: list[Machine], file: Path) -> Iterator[Fault]:
         if len(devices) > 1:
             do = "Give all of them the same `device` and `devices`: each is a part of one mesh."
             yield Fault(doing, "as many devices of one kind on each machine", ", ".join(sorted(devices)), do)
+        if len({tasks.get(each.name) for each in them}) > 1:
+            yield Fault(doing, "one task on all of its machines", "several", "Give all of them the same `task`.")
         if any(each.islands not in (None, 1) for each in them):
             yield Fault(doing, "islands = 1, or nothing, on each machine", "another number", "Leave `islands` out.")
         if them[0].address is None:

@@ -34,6 +34,7 @@ from isthmus.ops.data.corpus import DataError, find
 from isthmus.programs.engine.request import new_folder, reference, spec
 from isthmus.programs.engine.request.new_folder import LOCK
 from isthmus.programs.engine.request.request import SHIPPED_TASK
+from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.snapshots.stored import place_of
 from isthmus.runtime.errors import ConfigError
@@ -54,7 +55,7 @@ def digest(program: str, task: str) -> str:
     for folder in reference.OWN_FOLDERS:
         for path in sorted(folder.rglob("*.py")):
             _add(hasher, path)
-    for text in (program, task):
+    for text in (program, *references_of(task)):
         target = reference.parse(text, "Reading a reference") if ":" in text else None
         if target is not None and target.is_file:
             _add(hasher, Path(target.where))

@@ -29,7 +29,7 @@ from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import mesh_faults, process_faults
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import size
-from isthmus.programs.task import OwnTask
+from isthmus.programs.task import AnyTask, OwnTask
 from isthmus.runtime.errors import Fault, PlacementError
 from isthmus.runtime.graph.placement import Machine, Placement, Topology, place
 from isthmus.runtime.ids import LEARNER, SYNCER, Replica, leader
@@ -67,12 +67,19 @@ def not_asked(machine: Machine, slot: int) -> None:
 
 
 def learner_bytes(request: Request) -> int:
-    """Minimum bytes of a learner on its island: its state, and a gradient of the merged leaves. No activations."""
-    if isinstance(request.task, OwnTask):
-        return request.task.learner_bytes()
+    """Minimum bytes of a learner on its island: its state, and a gradient of the merged leaves. No activations.
+
+    Where slots train different tasks, of the one that needs most.
+    """
+    return max(_task_bytes(request, task) for task in request.tasks.values())
+
+
+def _task_bytes(request: Request, task: AnyTask) -> int:
+    if isinstance(task, OwnTask):
+        return task.learner_bytes()
     import jax
 
-    recipe = request.task.recipe()
+    recipe = task.recipe()
     state = jax.eval_shape(recipe.state_of, recipe.shapes())
     merged = sum(prod(tensor.shape) * _itemsize(tensor.dtype) for tensor in request.job.layout)
     return merged + sum(map(_size_bytes, jax.tree.leaves(state)))
@@ -160,7 +167,7 @@ def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> 
     """
     counts = roster_counts(request.graph, request.run.learners)
     placement = place(request.graph, counts, topology, memory_bytes={LEARNER: learner_bytes(request)})
-    if faults := list(process_faults(request.plans, request.task, placement.processes, request.job.learners)):
+    if faults := list(process_faults(request.plans, request.tasks.values(), placement.processes, request.job.learners)):
         raise PlacementError.of(faults)
     if request.run.processes:
         do = 'Leave it out: machines of one island say so in the cluster file, each by island = "NAME".'
@@ -192,7 +199,8 @@ def _mesh_faults(request: Request, machine: Machine, slot: int) -> Iterator[Faul
     """Why the task's mesh, leaves or batches do not fit an island of a machine whose devices are known."""
     if machine.device is not None:
         where = f"an island of {machine.name!r}"
-        yield from mesh_faults(request.task, machine.island_devices, request.job.seed, slot, where)
+        task = request.task_of(slot, machine.name)
+        yield from mesh_faults(task, machine.island_devices, request.job.seed, slot, where)
 
 
 def _memory_faults(machine: Machine, slot: int, compiled: Find) -> Iterator[Fault]:

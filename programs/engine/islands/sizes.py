@@ -101,4 +101,4 @@ def sizes_on(request: Request, processes: Sequence[int], devices: Sequence[int])
 
 def _faults(request: Request, devices: int, slot: int) -> list[Fault]:
     where = f"the island of learner {slot}, {devices} device{'' if devices == 1 else 's'}"
-    return list(mesh_faults(request.task, devices, request.job.seed, slot, where))
+    return list(mesh_faults(request.task_of(slot), devices, request.job.seed, slot, where))

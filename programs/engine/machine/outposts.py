@@ -264,7 +264,8 @@ class Outposts:
     ) -> HeldOutpost:
         self._settle(folder, link.home)
         run_spec = spec.load(folder)
-        launch, tape_bytes = Launcher(self._loop, folder, run_spec.computing), run_spec.settings.tape_bytes
+        launch = Launcher(self._loop, folder, run_spec.computing, run_spec.task_of)
+        tape_bytes = run_spec.settings.tape_bytes
         outpost = Outpost(
             LocalGround(self._loop, folder, name=self._name, launch=launch, tape_bytes=tape_bytes),
             run=run,

@@ -16,7 +16,7 @@ Whether a loop of the user's can make the steps of a graph's learners.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -83,8 +83,10 @@ PROCESSES_MAX: Final = 64
 """Processes of an island: a v5p of 256 chips has as many hosts."""
 
 
-def process_faults(plans: Mapping[str, Plan], task: Any, processes: Sequence[int], learners: int) -> Iterator[Fault]:
-    """Faults of the numbers of processes of a task's learners, by slot."""
+def process_faults(
+    plans: Mapping[str, Plan], tasks: Collection[Any], processes: Sequence[int], learners: int
+) -> Iterator[Fault]:
+    """Faults of the numbers of processes of learners of these tasks, by slot."""
     for count in processes:
         if not 1 <= count <= PROCESSES_MAX:
             do = "Say how many processes the island of each learner has: run.processes=[2, 1]."
@@ -94,7 +96,7 @@ def process_faults(plans: Mapping[str, Plan], task: Any, processes: Sequence[int
         yield Fault(
             "Reading run.processes", f"at most one number for each of {learners} learners", str(len(processes)), do
         )
-    if max(processes, default=1) > 1 and isinstance(task, LearnerSource):
+    if max(processes, default=1) > 1 and any(isinstance(task, LearnerSource) for task in tasks):
         do = "Give the task a loss or a step, or leave run.processes out."
         yield Fault("Reading run.processes", "a task that isthmus trains in jax", "one with a learner of its own", do)
     if max(processes, default=1) > 1 and followed(plans.get(LEARNER)) is None:

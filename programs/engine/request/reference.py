@@ -36,8 +36,8 @@ from isthmus.runtime.system.files import is_text
 
 _MESSAGE_LENGTH_MAX: Final = 300
 _VALUE_LENGTH_MAX: Final = 60
-_FORM: Final = re.compile(r"(?P<where>.*?\.py|[^()]*):(?P<name>[^\W\d]\w*)(\((?P<keywords>.*)\))?", re.DOTALL)
-"""A folder of a path may have colons and parentheses in its name."""
+_FORM: Final = re.compile(r"(?P<where>[^\"]*?\.py|[^()\"]*):(?P<name>[^\W\d]\w*)(\((?P<keywords>.*)\))?", re.DOTALL)
+"""A folder of a path may have colons and parentheses in its name, but no quotes: keywords may be references."""
 OWN_FOLDERS: Final = tuple(
     Path(spec.submodule_search_locations[0])
     for name in ("runtime", "ops", "programs")

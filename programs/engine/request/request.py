@@ -23,14 +23,14 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 import msgspec
 import numpy as np
@@ -42,8 +42,9 @@ from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.batch_checks import tokens_mean
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.programs.engine.request.faults import item_faults, loop_faults, process_faults
-from isthmus.programs.engine.request.run_settings import RunSettings
-from isthmus.programs.engine.request.task_checks import first_step_warnings, has_gradients, layout_of
+from isthmus.programs.engine.request.run_settings import SLOTS_MAX_DEFAULT, RunSettings
+from isthmus.programs.engine.request.slot_tasks import SLOT, SlotTasks, of_function, portable, references_of
+from isthmus.programs.engine.request.task_checks import check_alike, first_step_warnings, has_gradients, layout_of
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
@@ -131,7 +132,7 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, float):
         return ["float", value.hex()]
     if isinstance(value, Reference):
-        return ["reference", reference.portable(value.text)]
+        return ["reference", *portable(value.text)]
     if isinstance(value, bytes):
         return ["bytes", value.hex()]
     if hasattr(value, "__array__"):
@@ -272,6 +273,8 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 class Request:
     """A run that may start: everything about it is known and verified, and nothing has been done yet.
 
+    `task` is the one that evaluates, and `tasks` are all that its slots train, by reference.
+
     `config` has the sections run, program and task of config.toml, defaults filled in; `chosen` are those of them, by
     section.key, that follow from the others. `warnings` are oddities, wrong only if not intended. With
     `is_run_dir_given`, the run's folder must be `run_dir`. It was made in the folder `base`: the task may have changed
@@ -281,6 +284,7 @@ class Request:
     program: Program
     task_reference: Reference
     task: AnyTask
+    tasks: Mapping[str, AnyTask]
     run: RunSettings
     job: Job
     graph: Template
@@ -299,6 +303,11 @@ class Request:
         """The program's short name."""
         return self.program.name
 
+    def task_of(self, slot: int, machine: str = "") -> AnyTask:
+        """The task of the learner in a slot, on a machine of that name."""
+        tasks = SlotTasks.read(self.task_reference.text)
+        return self.task if tasks is None else self.tasks[tasks.of_slot(slot, machine)]
+
     def to_train(self) -> Request:
         """This request, if a run of it can end; ConfigError if its graph declares no reports."""
         if self.graph.training.reports is None:
@@ -311,7 +320,11 @@ class Request:
         return self
 
     def in_one_process(self) -> Request:
-        """This request, if one process can have all of it; ConfigError for islands of several."""
+        """This request, if one process can have all of it; ConfigError for islands of several, and several tasks."""
+        if len(self.tasks) > 1:
+            do = "Leave --transport out: each process imports the framework of its own task."
+            found = ", ".join(self.tasks)
+            raise ConfigError("Reading --transport inproc", "one task for all learners", found, do)
         if self.run.devices_min:
             do = "Leave --transport out, or run.devices_min."
             setting_text = f"run.devices_min = {self.run.devices_min}"
@@ -351,8 +364,9 @@ class Request:
 
 def prepare(
     program: Program | str = DEFAULT,
-    task: AnyTask | str | None = None,
+    task: GivenTask = None,
     *,
+    machine_tasks: Mapping[str, str] = _NOTHING,
     run: Mapping[str, Any] = _NOTHING,
     task_settings: Mapping[str, Any] = _NOTHING,
     run_dir: str | Path | None = None,
@@ -362,6 +376,8 @@ def prepare(
 ) -> Request:
     """The request to train `task` (None: the shipped one, with `task_settings`) by `program`.
 
+    Of several references the first is the home's, and each that of a slot, the last of all beyond; `machine_tasks` are
+    those of learners on machines, by name.
     `run` has keys of section `run.`: tokens, seed, learners, slots_max, argv, which becomes `sys.argv`, as it was for
     the script that made the task; `known_faults` are those of the caller; `computes`: a first loss may be computed
     in this process; `has_cluster`: machines may join the run, which may begin with no learner. The environment of this
@@ -373,15 +389,33 @@ def prepare(
     run_dir = None if run_dir is None else os.path.abspath(os.path.expanduser(run_dir))
     with reference.same_umask():
         return _prepare(
-            program, task, run, task_settings, run_dir, known_faults, base, computes=computes, has_cluster=has_cluster
+            program,
+            _Given(task, task_settings, machine_tasks),
+            run,
+            run_dir,
+            known_faults,
+            base,
+            computes=computes,
+            has_cluster=has_cluster,
         )
+
+
+class _Given(NamedTuple):
+    """What was given of the task."""
+
+    task: GivenTask
+    settings: Mapping[str, Any]
+    machines: Mapping[str, str]
+
+    @property
+    def is_shipped(self) -> bool:
+        return self.task is None and not self.machines
 
 
 def _prepare(
     program: Program | str,
-    task: AnyTask | str | None,
+    given: _Given,
     run: Mapping[str, Any],
-    task_settings: Mapping[str, Any],
     run_dir: str | None,
     known_faults: Iterable[Fault],
     base: Path,
@@ -390,16 +424,15 @@ def _prepare(
     has_cluster: bool,
 ) -> Request:
     program = Program(program) if isinstance(program, str) else program
-    parts = _gather(program, task, run, task_settings, run_dir, base, list(known_faults), has_cluster=has_cluster)
+    parts = _gather(program, given, run, run_dir, base, list(known_faults), has_cluster=has_cluster)
     job = _job(program, parts)
-    warnings = () if task is None else _first_step(parts, computes=computes)
-    reference.bind(job.task, parts.subject.task)
+    warnings = () if given.is_shipped else _first_step(parts, computes=computes)
+    for text, task in parts.subject.tasks.items():
+        reference.bind(Reference(text), task)
     graph = program.build(job).freeze()
     if "learners" not in run and (fitting := _nearest_learners(graph, job.learners)) != job.learners:
         run = dict(run, learners=fitting)
-        return _prepare(
-            program, task, run, task_settings, run_dir, known_faults, base, computes=computes, has_cluster=has_cluster
-        )
+        return _prepare(program, given, run, run_dir, known_faults, base, computes=computes, has_cluster=has_cluster)
     chosen = derived(graph, parts.settings)
     parts = parts._replace(settings={**parts.settings, **chosen})
     job = replace(job, settings=MappingProxyType(parts.settings))
@@ -407,20 +440,22 @@ def _prepare(
     proof = verify(graph)
     _check_learners(graph, job, parts.run)
     plans = lower(graph)
+    tasks = parts.subject.tasks
     faults = [
         *item_faults(graph),
-        *process_faults(plans, parts.subject.task, parts.run.processes, job.learners),
+        *process_faults(plans, tasks.values(), parts.run.processes, job.learners),
         *loop_faults(plans, parts.subject.task),
     ]
     if faults:
         raise ConfigError.of(faults)
     section = {"program": program.reference, **parts.run.section()}
-    if task is not None:
+    if not given.is_shipped:
         section["task"] = job.task.text
     return Request(
         program=program,
         task_reference=job.task,
         task=parts.subject.task,
+        tasks=tasks,
         run=parts.run,
         job=job,
         graph=graph,
@@ -437,12 +472,21 @@ def _prepare(
 
 
 class Subject(NamedTuple):
-    """The task of a request, with the settings that it was made with, and those of them that were chosen."""
+    """The task of a request, with the settings that it was made with, and those of them that were chosen.
+
+    `others`: (reference, task) of those that other slots train.
+    """
 
     reference: Reference
     task: AnyTask
     settings: Mapping[str, Any]
     chosen: Mapping[str, Any] = _NOTHING
+    others: tuple[tuple[str, AnyTask], ...] = ()
+
+    @property
+    def tasks(self) -> Mapping[str, AnyTask]:
+        """All tasks, by reference; that of the run first."""
+        return {references_of(self.reference.text)[0]: self.task, **dict(self.others)}
 
 
 class _Parts(NamedTuple):
@@ -456,9 +500,8 @@ class _Parts(NamedTuple):
 
 def _gather(
     program: Program,
-    task: AnyTask | str | None,
+    given: _Given,
     run: Mapping[str, Any],
-    task_settings: Mapping[str, Any],
     run_dir: str | None,
     base: Path,
     faults: list[Fault],
@@ -480,7 +523,7 @@ def _gather(
         settings = program.schema().read(program.settings)
     subject = None
     with collecting(faults):
-        subject = find_task(task, task_settings, budget)
+        subject = find_task(given.task, given.settings, budget, given.machines)
         if isinstance(subject.task, OwnTask):
             subject = subject._replace(task=subject.task.completed())
     path = None
@@ -498,8 +541,51 @@ def _short_name(program: Program) -> str:
         return "run"
 
 
-def find_task(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettings | None = None) -> Subject:
-    """The task that was given or named, or the shipped one, with the defaults for section `run.` if that is given."""
+GivenTask: TypeAlias = AnyTask | str | Sequence[str] | None
+"""A task, its reference, those of the slots, or None for the shipped one."""
+
+
+def find_task(
+    task: GivenTask,
+    settings: Mapping[str, Any],
+    run: RunSettings | None = None,
+    machines: Mapping[str, str] = _NOTHING,
+) -> Subject:
+    """The task that was given or named, or the shipped one, with the defaults for section `run.` if that is given.
+
+    Several references are those of the slots, `machines` those of learners on machines.
+    """
+    if isinstance(task, Sequence) and not isinstance(task, str):
+        named = [reference.absolute(each) for each in task]
+        return _of_slots(SlotTasks.by_slot(named), _one(named[0], settings, run), machines)
+    if isinstance(task, str) and (tasks := SlotTasks.read(task)) is not None:
+        return _of_slots(tasks, _one(tasks.home, settings, run))
+    subject = _one(task, settings, run)
+    if isinstance(subject, SlotTasks):
+        return _of_slots(subject, _one(subject.home, settings, run), machines)
+    return _of_slots(SlotTasks(subject.reference.text), subject, machines) if machines else subject
+
+
+def _of_slots(tasks: SlotTasks, home: Subject | SlotTasks, machines: Mapping[str, str] = _NOTHING) -> Subject:
+    """The subject of several tasks; ConfigError, with every fault, for references of no task."""
+    faults: list[Fault] = []
+    if isinstance(home, SlotTasks):
+        do = "Name the tasks themselves, or the function alone."
+        raise ConfigError(f"Loading the task {tasks.home!r}", "a Task", "a function of the slot", do)
+    tasks = SlotTasks(home.reference.text, tasks.slots, {**dict(tasks.machines), **machines})
+    others = []
+    for text in tasks.references[1:]:
+        with collecting(faults):
+            others.append((text, _loaded(text)))
+    if faults:
+        raise ConfigError.of(faults)
+    if not others:
+        return home
+    return Subject(Reference(tasks.text), home.task, {}, home.chosen, tuple(others))
+
+
+def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettings | None) -> Subject | SlotTasks:
+    """One task; where a function is named, the tasks that it names by slot."""
     if task is None:
         schema = Schema.of("task", language_model.task)
         section = schema.read(settings)
@@ -517,12 +603,23 @@ def find_task(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunS
     if isinstance(task, AnyTask):
         return Subject(_name_of(task), task, {})
     text = reference.absolute(task)
-    doing = f"Loading the task {text!r}"
-    loaded = reference.load(text, doing)
+    loaded = reference.load(text, f"Loading the task {text!r}")
+    if inspect.isfunction(loaded) and list(inspect.signature(loaded).parameters) == [SLOT]:
+        return of_function(loaded, text, SLOTS_MAX_DEFAULT if run is None else run.slots_max)
+    return Subject(Reference(text), _checked(loaded, text), {})
+
+
+def _loaded(text: str) -> AnyTask:
+    """The task of a reference; ConfigError if it is none."""
+    return _checked(reference.load(text, f"Loading the task {text!r}"), text)
+
+
+def _checked(loaded: Any, text: str) -> AnyTask:
+    """What a reference means, if it is a task; ConfigError otherwise."""
     if not isinstance(loaded, AnyTask):
         do = "Name a Task, made with isthmus.Task(init, loss, batch, ...), or with isthmus.torch.Task."
-        raise ConfigError(doing, "a Task", reference.kind(loaded), do)
-    return Subject(Reference(text), loaded, {})
+        raise ConfigError(f"Loading the task {text!r}", "a Task", reference.kind(loaded), do)
+    return loaded
 
 
 def _name_of(task: AnyTask) -> Reference:
@@ -535,6 +632,8 @@ def _name_of(task: AnyTask) -> Reference:
 def _job(program: Program, parts: _Parts) -> Job:
     task = parts.subject.task
     tensors = layout_of(task, parts.run.seed)
+    for text, other in parts.subject.others:
+        check_alike(task, tensors, text, other, layout_of(other, parts.run.seed))
     mean = tokens_mean(task, parts.run.learners_expected, parts.run.seed)
     _check_budget(mean, parts.run)
     return Job(
@@ -545,7 +644,7 @@ def _job(program: Program, parts: _Parts) -> Job:
         settings=MappingProxyType(dict(parts.settings)),
         tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
         tokens_at_most=task.tokens_per_batch.at_most if isinstance(task.tokens_per_batch, Tokens) else 0,
-        has_gradients=has_gradients(task, tensors),
+        has_gradients=all(has_gradients(each, tensors) for each in parts.subject.tasks.values()),
         **parts.run.of_job(),
     )
 
@@ -566,8 +665,9 @@ def _few_sweeps(graph: Template, job: Job) -> Iterator[Fault]:
 
 
 def _first_step(parts: _Parts, *, computes: bool) -> tuple[Fault, ...]:
-    """Warnings about a user's task; ConfigError if its loss is not valid. The shipped one needs no check."""
-    return first_step_warnings(parts.subject.task, parts.run.seed, computes=computes)
+    """Warnings about a user's tasks; ConfigError if a loss is not valid. The shipped one needs no check."""
+    tasks = parts.subject.tasks.values()
+    return tuple(each for task in tasks for each in first_step_warnings(task, parts.run.seed, computes=computes))
 
 
 def _nearest_learners(graph: Template, count: int) -> int:

@@ -25,6 +25,7 @@ from isthmus.programs.engine.request.faults import follower_plan
 from isthmus.programs.engine.request.reference import script_of
 from isthmus.programs.engine.request.request import Program, Request, fingerprint
 from isthmus.programs.engine.request.run_settings import RunSettings
+from isthmus.programs.engine.request.slot_tasks import task_of
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
 from isthmus.programs.loop_task import LoopScript
 from isthmus.runtime.errors import ConfigError
@@ -141,6 +142,10 @@ class Spec:
             exit_seconds=EXIT_SECONDS if self.script is None else LOOP_EXIT_SECONDS,
             hello_times=1 if self.script is None else LOOP_HELLO_TIMES,
         )
+
+    def task_of(self, replica: Replica) -> str:
+        """The reference of the task that a host on this machine imports."""
+        return task_of(self.job.task.text, replica, self.here.machine)
 
     @property
     def script(self) -> LoopScript | None:

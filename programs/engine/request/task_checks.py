@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isthmus.ops.data.batches import first_batch
+from isthmus.ops.data.batches import Tokens, first_batch
 from isthmus.ops.exchange.merge_rules import LOCAL
 from isthmus.ops.island.contract import GradientSource
 from isthmus.programs.engine.request.batch_checks import check_data
@@ -41,6 +41,34 @@ def _merged(task: OwnTask, leaves: Sequence[ModelLeaf]) -> tuple[TensorSpec, ...
         for name, shape, dtype, kind, is_stacked in leaves
         if kind is not None and kind != LOCAL
     )
+
+
+def check_alike(
+    task: AnyTask, layout: Sequence[TensorSpec], text: str, other: AnyTask, others: Sequence[TensorSpec]
+) -> None:
+    """ConfigError unless an `other` task, of this reference, has the layout of the run's and its tokens a batch."""
+    doing = f"Comparing the task {text!r} with the run's"
+    here, there = ({each.name: each for each in each_layout} for each_layout in (layout, others))
+    for name in sorted({*here, *there}):
+        if here.get(name) != there.get(name):
+            do = "Give all tasks of a run the same leaves: names, shapes, dtypes, and rules of merge=."
+            raise ConfigError(doing, _in_words(name, here.get(name)), _in_words(name, there.get(name)), do)
+    tokens = [_tokens(each) for each in (task, other)]
+    if tokens[0] != tokens[1]:
+        do = "Write the same tokens_per_batch= in all: a tuple has one number for each slot."
+        raise ConfigError(doing, f"tokens_per_batch = {tokens[0]}", f"{tokens[1]}", do)
+
+
+def _in_words(name: str, leaf: TensorSpec | None) -> str:
+    if leaf is None:
+        return f"no leaf {name!r} that is merged"
+    rows = ", each row by itself" if leaf.is_stacked else ""
+    return f"{name!r} as {leaf.dtype}{list(leaf.shape)}, merged by {leaf.merge!r}{rows}"
+
+
+def _tokens(task: AnyTask) -> str:
+    tokens = task.tokens_per_batch
+    return f"Tokens(..., at_most={tokens.at_most})" if isinstance(tokens, Tokens) else str(tokens)
 
 
 def has_gradients(task: AnyTask, merged: Sequence[TensorSpec]) -> bool:

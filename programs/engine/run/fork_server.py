@@ -1,4 +1,5 @@
-"""The fork server: `python -m isthmus.programs.engine.run.fork_server RUN SOCKET`, which starts the hosts that compute.
+"""The fork server: `python -m isthmus.programs.engine.run.fork_server RUN SOCKET TASK`, which starts the hosts that
+compute.
 
 Importing jax and tracing a training step takes longer than everything else that a learner does before its first step.
 So it is done once for a run: this process imports the task, lets the bodies prepare everything that needs no device and
@@ -6,10 +7,12 @@ no thread, and then forks a host whenever its daemon requests one; pages that no
 to fork as long as there is only one thread. Where the task has started others, or cannot be prepared, this process
 reports that, and the daemon starts such hosts from nothing.
 
-Started by a daemon, never by hand. SOCKET is the number of the inherited socket. Once all is prepared this process
-sends {ready}; then a request is {name, incarnation, endpoint}, the answer {pid} or {refused}. A host is forked twice,
-so that it becomes a child of the daemon, which is the nearest subreaper. It waits in this process group until its pid
-has been sent, and ends if this process does before: a request without an answer leaves nothing (`fork_link`).
+Started by a daemon, never by hand. SOCKET is the number of the inherited socket, TASK the reference of the task of its
+hosts: where slots train different tasks, each has a fork server, which imports that one alone. Once all is prepared
+this process sends {ready}; then a request is {name, incarnation, endpoint}, the answer {pid} or {refused}. A host is
+forked twice, so that it becomes a child of the daemon, which is the nearest subreaper. It waits in this process group
+until its pid has been sent, and ends if this process does before: a request without an answer leaves nothing
+(`fork_link`).
 
 Without its daemon this process ends: the kernel kills it, even where it is stopped or busy with the user's task.
 """
@@ -33,7 +36,7 @@ from isthmus.programs.engine.run.launch import log_of, opened_log
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import lower
 from isthmus.runtime.graph.template import Reference
-from isthmus.runtime.ids import Replica
+from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.system.processes import die_with_parent, end_after, follow_daemon, name_process
 
 TITLE: Final = "isthmus fork-server"
@@ -44,12 +47,12 @@ PID_BYTES_MAX: Final = 20
 
 def main(arguments: list[str]) -> int:
     """Prepare, then fork on request until the daemon is gone."""
-    folder, daemon = Path(arguments[0]), socket.socket(fileno=int(arguments[1]))
+    folder, daemon, task = Path(arguments[0]), socket.socket(fileno=int(arguments[1])), arguments[2]
     name_process("isthmus fork-server preparing")
     follow_daemon()
     die_with_parent()
     prepare_environment(1)
-    refusal = _refusal(folder)
+    refusal = _refusal(folder, task)
     gc.collect()
     gc.freeze()
     with suppress(ConnectionError):  # The daemon died between a request and its answer.
@@ -93,15 +96,16 @@ def _fork(folder: Path, daemon: socket.socket, request: dict[str, Any]) -> None:
                 os.close(each)
 
 
-def _refusal(folder: Path) -> str:
-    """Prepare every host that may be requested; returns why hosts cannot be forked, or ''."""
+def _refusal(folder: Path, task: str) -> str:
+    """Prepare every host of a task that may be requested; returns why hosts cannot be forked, or ''."""
     try:
         run_spec = spec.load(folder)
         sys.argv = list(run_spec.settings.argv)
         plans = lower(run_spec.graph())
         for role in run_spec.computing:
-            for node in plans[role].nodes:
-                _prepare(node)
+            if role == LEARNER or run_spec.task_of(Replica(role, 0)) == task:
+                for node in plans[role].nodes:
+                    _prepare(node, task, run_spec.job.task)
     except BaseException:
         return f"preparing the hosts failed:\n{traceback.format_exc()}"
     if has_backend():
@@ -110,16 +114,17 @@ def _refusal(folder: Path) -> str:
     return f"the task has started {threads - 1} threads, and with threads no process can be forked" * (threads > 1)
 
 
-def _prepare(node: Any) -> None:
-    """Let a body prepare once what each of its hosts would otherwise repeat."""
-    if not has(node.body, "prepare"):
-        return
-    keywords = {name: _resolved(value) for name, value in node.keywords.items()}
-    node.body(*map(_resolved, node.arguments), **keywords).prepare()
+def _prepare(node: Any, task: str, of_run: Reference) -> None:
+    """Let a body prepare once what each of its hosts would otherwise repeat; `task` stands for the run's."""
 
+    def resolved(value: Any) -> Any:
+        if not isinstance(value, Reference):
+            return value
+        return reference.resolve(Reference(task) if value == of_run else value)
 
-def _resolved(value: Any) -> Any:
-    return reference.resolve(value) if isinstance(value, Reference) else value
+    if has(node.body, "prepare"):
+        keywords = {name: resolved(value) for name, value in node.keywords.items()}
+        node.body(*map(resolved, node.arguments), **keywords).prepare()
 
 
 def _fork_host(folder: Path, daemon: socket.socket, writer: int, held: int, request: dict[str, Any]) -> None:

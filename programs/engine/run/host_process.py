@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from isthmus.programs.engine.islands.claims import claim_island
 from isthmus.programs.engine.recorder.roles import resolving
-from isthmus.programs.engine.request import reference, spec
+from isthmus.programs.engine.request import slot_tasks, spec
 from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
@@ -71,7 +71,7 @@ def host_of(
     """The host of a member, which serves its role's plan under the daemon at an endpoint; `lent` as in HostProcess."""
     replica = member.replica
     gang = None if island is None else island.elastic or island.gang
-    resolve = resolving_of(folder, run_spec)
+    resolve = resolving_of(folder, run_spec, replica)
     if island is not None and island.elastic is not None:
         start_forker(plan, member, island, run_spec.job.seed, resolve)
     machines: dict[Replica, str] = {}
@@ -112,10 +112,10 @@ def host_of(
     )
 
 
-def resolving_of(folder: Path, run_spec: spec.Spec) -> Callable[[Reference], Any]:
+def resolving_of(folder: Path, run_spec: spec.Spec, replica: Replica) -> Callable[[Reference], Any]:
     """What references mean to a host of a run."""
-    seconds = run_spec.settings.snapshot_every_seconds
-    return resolving(folder, reference.resolve, seconds, run_spec.snapshot_place(folder))
+    seconds, here = run_spec.settings.snapshot_every_seconds, slot_tasks.resolving(replica, run_spec.here.machine)
+    return resolving(folder, here, seconds, run_spec.snapshot_place(folder))
 
 
 def main(arguments: list[str]) -> int:

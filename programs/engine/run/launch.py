@@ -16,9 +16,10 @@ import select
 import signal
 import socket
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar, final
 
@@ -227,8 +228,8 @@ class _Wanted(NamedTuple):
 class Launcher:
     """Starts the hosts of the run in `folder`, and keeps their logs short.
 
-    Hosts of the `computing` roles import jax and the task; learners are processes of the `script`, if there is one, and
-    then nothing else computes.
+    Hosts of the `computing` roles import the task that `task_of` names, and are forked by the fork server of that task.
+    Learners are processes of the `script`, if there is one, and then nothing else computes.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -241,27 +242,26 @@ class Launcher:
         loop: asyncio.AbstractEventLoop,
         folder: Path,
         computing: Iterable[str],
+        task_of: Callable[[Replica], str],
         script: LoopScript | None = None,
     ) -> None:
-        self._loop, self._folder, self._script = loop, folder, script
+        self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
         self._computing = frozenset(computing) if script is None else frozenset()
         self.cpu_seconds = 0.0
-        self._server: ForkLink[_Wanted] | None = None
+        self._servers: dict[str, ForkLink[_Wanted]] = {}
         self._former: list[ForkLink[_Wanted]] = []
         self._is_closed = False
-        self._unasked = 0
+        self._unasked: Counter[str] = Counter()
         (folder / "logs").mkdir(exist_ok=True)
         self._keep_logs_short()
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise RunError(f"this process cannot become a subreaper: {os.strerror(ctypes.get_errno())}")
 
     def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
-        """Start the fork server if one of `wanted` needs it; returns `wanted` with those last, as it is not ready at
-        once.
-        """
-        if any(self._computes(replica) for replica in wanted):
+        """Start the fork servers that `wanted` need; returns it with those that need them last: they take a while."""
+        for task in dict.fromkeys(self._task_of(replica) for replica in wanted if self._computes(replica)):
             with suppress(OSError):  # The next request for a host meets the same error.
-                self._fork_server()
+                self._fork_server(task)
         return sorted(wanted, key=self._computes)
 
     def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
@@ -273,7 +273,8 @@ class Launcher:
         if not self._computes(member.replica):
             started(self._start(wanted))
             return
-        server, self._unasked = self._fork_server(), 0
+        task = self._task_of(member.replica)
+        server, self._unasked[task] = self._fork_server(task), 0
         request = {"name": str(member.replica), "incarnation": member.incarnation, "endpoint": endpoint}
         try:
             server.ask(wanted, request)
@@ -281,12 +282,12 @@ class Launcher:
             self._start_from_nothing(wanted, f"the fork server takes no request: {error}")
 
     def close(self) -> None:
-        """End the fork server and the remains of former ones; hosts keep running. Idempotent."""
+        """End the fork servers and the remains of former ones; hosts keep running. Idempotent."""
         self._is_closed = True
-        servers = self._former if self._server is None else [*self._former, self._server]
+        servers = [*self._former, *self._servers.values()]
         for server in servers:
             server.close()  # It holds nothing, and may be busy with the imports of the user's task.
-        self._server, self._former = None, [server for server in servers if not server.is_gone]
+        self._servers, self._former = {}, [server for server in servers if not server.is_gone]
 
     def _keep_logs_short(self) -> None:
         """Cut logs that have become too long, until this is closed."""
@@ -297,19 +298,23 @@ class Launcher:
     def _computes(self, replica: Replica) -> bool:
         return leader(replica).role in self._computing
 
-    # -- the fork server -----------------------------------------------------------------------------------------------
+    # -- the fork server of a task -------------------------------------------------------------------------------------
 
-    def _fork_server(self) -> ForkLink[_Wanted]:
+    def _fork_server(self, task: str) -> ForkLink[_Wanted]:
         """The fork server, started if there is none; OSError if there is no room for it."""
-        if self._server is None:
+        if task not in self._servers:
             self._former = [server for server in self._former if not server.is_gone]
-            self._server = ForkLink(
-                self._loop, self._spawn_server, answered=self._answered, used=self._used, ended=self._server_ended
+            self._servers[task] = ForkLink(
+                self._loop,
+                partial(self._spawn_server, task),
+                answered=self._answered,
+                used=self._used,
+                ended=partial(self._server_ended, task),
             )
-        return self._server
+        return self._servers[task]
 
-    def _spawn_server(self, its: int) -> int:
-        arguments = ["isthmus.programs.engine.run.fork_server", str(self._folder), str(SOCKET_THERE)]
+    def _spawn_server(self, task: str, its: int) -> int:
+        arguments = ["isthmus.programs.engine.run.fork_server", str(self._folder), str(SOCKET_THERE), task]
         return _spawn(arguments, self._folder / "logs" / FORK_SERVER_LOG, computes=True, descriptor=its)
 
     def _answered(self, wanted: _Wanted, answer: Mapping[str, Any]) -> None:
@@ -322,21 +327,21 @@ class Launcher:
     def _used(self, cpu_seconds: float) -> None:
         self.cpu_seconds += cpu_seconds
 
-    def _server_ended(self, unanswered: list[_Wanted], how: str) -> None:
+    def _server_ended(self, task: str, unanswered: list[_Wanted], how: str) -> None:
         """The fork server is gone: start the hosts requested from it without one; later hosts get a new one."""
-        was_ready = self._server is not None and self._server.is_ready
-        if self._server is not None:
-            self._former.append(self._server)
-            self._server = None
+        server = self._servers.pop(task, None)
+        was_ready = server is not None and server.is_ready
+        if server is not None:
+            self._former.append(server)
         why = f"the fork server {how}; look at {self._folder / 'logs' / FORK_SERVER_LOG}"
-        is_replaced = was_ready and self._unasked < UNASKED_MAX
+        is_replaced = was_ready and self._unasked[task] < UNASKED_MAX
         say(f"{why}; {'a new one is started' if is_replaced else 'the next host that computes gets a new one'}")
         for wanted in unanswered:
             self._start_from_nothing(wanted, why)
         if is_replaced:
-            self._unasked += 1
+            self._unasked[task] += 1
             with suppress(OSError):  # There is no room for it now; the next host asks again.
-                self._fork_server()
+                self._fork_server(task)
 
     # -- from nothing --------------------------------------------------------------------------------------------------
 

@@ -30,14 +30,15 @@ JOB = Job("", Reference("a:b"), (TensorSpec("w", (8, 8), "float32"),), 64, 10_00
 def test_only_what_can_be_followed_may_have_several(program: str, processes: tuple[int, ...], found: list[Any]) -> None:
     settings = {} if program == "data-parallel" else {"fragments": 1}
     plans = lower(Program(program, **settings).build(JOB).freeze())
-    assert [fault.found for fault in process_faults(plans, object(), processes, 2)] == found
+    assert [fault.found for fault in process_faults(plans, [object()], processes, 2)] == found
 
 
 def test_a_task_with_a_learner_of_its_own_has_one_process() -> None:
     plans = lower(Program("decoupled-diloco", fragments=1).build(JOB).freeze())
     task = SimpleNamespace(prepare=list, learner=list, evaluator=list)
-    assert [fault.found for fault in process_faults(plans, task, (2,), 2)] == ["one with a learner of its own"]
-    assert list(process_faults(plans, task, (1, 1), 2)) == []
+    (fault,) = process_faults(plans, [object(), task], (2,), 2)
+    assert fault.found == "one with a learner of its own"
+    assert list(process_faults(plans, [task], (1, 1), 2)) == []
 
 
 def test_who_gives_all_parameters_is_not_followed() -> None:

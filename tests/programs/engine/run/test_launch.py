@@ -28,6 +28,7 @@ pytestmark = pytest.mark.process
 
 LEARNER = Replica("learner", 0)
 SUBREAPER = 36
+TASK = "mine.py:task"
 
 
 class Place:
@@ -35,7 +36,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.loop = folder, uvloop.new_event_loop()
-        self.launch = Launcher(self.loop, folder, ["learner"])
+        self.launch = Launcher(self.loop, folder, ["learner"], lambda replica: TASK)
         self.pids: list[int] = []
         self._others = children()
 
@@ -97,7 +98,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> str:
 def test_logs_stay_short_while_it_is_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     log = place.folder / "logs" / "learner-0.log"
     monkeypatch.setattr(files, "LOOK_SECONDS", 0.05)
-    launcher = Launcher(place.loop, place.folder, ["learner"])
+    launcher = Launcher(place.loop, place.folder, ["learner"], lambda replica: TASK)
     for _ in range(2):
         log.write_bytes(bytes(files.LOG_BYTES + 1))
         place.wait_for(lambda: not log.stat().st_size)
