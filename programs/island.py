@@ -77,6 +77,7 @@ class Island:
         self._torch = _torch_of(model)
         self._merge, self._tokens_most = merge, tokens_most
         self._model = _checked_model(self._torch, model, merge)
+        self._places = [(tensors, name, self._model.merged[path]) for tensors, name, path in self._model.places()]
         self._moments = _checked_moments(self._torch, self._model, optimizer)
         self._life = life
         self._host: Any = None
@@ -152,7 +153,8 @@ class Island:
         Where `is_over`, it does nothing. ConfigError for other arguments, in another thread, or outside of the `with`.
         """
         with _answering(self._life):
-            self._check_thread()
+            self._check_thread(f"Calling {_STEPPING}")
+            self._check_leaves()
             count = _tokens_of(tokens)
             _check_loss(loss)
             if isinstance(self._life, int):
@@ -169,6 +171,24 @@ class Island:
             do = "Report those that are to be plotted."
             raise ConfigError("island.metrics()", f"at most {METRICS_MAX} scalars", str(len(scalars)), do)
         self._more |= scalars
+
+    def keep(self, *kept: Any) -> None:
+        """Keep schedulers, scalers and whatever else has `state_dict` and `load_state_dict`, with the optimizer's
+        state: it is given what the life of this slot before has kept. Once, inside of the `with`, before the loop."""
+        from isthmus.ops.island.torch_loop import fault_of_kept
+
+        doing = "island.keep()"
+        with _answering(self._life):
+            self._check_thread(doing)
+            if fault := fault_of_kept(kept, self._moments.optimizer):
+                do = "Pass what torch.load(..., weights_only=True) can read: tensors, numbers, texts, lists and dicts."
+                raise ConfigError(doing, "things with state_dict and load_state_dict", fault, do)
+        if self._learner is not None:
+            try:
+                self._learner.keep(kept)
+            except ValueError as error:
+                do = "Pass as many, in the same order, in every life."
+                raise ConfigError(doing, f"as many as before, not {len(kept)}", str(error), do) from error
 
     def __call__(self, batches: Iterable[Item]) -> Iterator[Item]:
         """The batches, until no further step is to be made."""
@@ -212,13 +232,21 @@ class Island:
         """The steps of this slot that are merged, or were made in this life: where to go on in the data."""
         return 0 if self._host is None else int(self._host.position)
 
-    def _check_thread(self) -> None:
+    def _check_thread(self, doing: str) -> None:
         if self._thread is None:
             do = "Call it in the loop inside of `with isthmus.island(...) as island:`."
-            raise ConfigError(f"Calling {_STEPPING}", "a call inside of the with", "one outside of it", do)
+            raise ConfigError(doing, "a call inside of the with", "one outside of it", do)
         if self._thread != threading.get_ident():
             do = "Call it in the thread that has entered the with."
-            raise ConfigError(f"Calling {_STEPPING}", "one thread", "another one", do)
+            raise ConfigError(doing, "one thread", "another one", do)
+
+    def _check_leaves(self) -> None:
+        """ConfigError if the module has another tensor where it had a merged leaf: it would train one for itself."""
+        for tensors, name, leaf in self._places:
+            if tensors.get(name) is not leaf:
+                do = "Change the module before isthmus.island(...), and afterwards only the values of its tensors."
+                path = self._model.paths[id(leaf)]
+                raise ConfigError(f"Calling {_STEPPING}", f"the module's own {path!r}, as it was", "another tensor", do)
 
     # -- its model -----------------------------------------------------------------------------------------------------
 

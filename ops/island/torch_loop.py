@@ -6,9 +6,11 @@ parameters between two boundaries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, final
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, final
 
+import numpy as np
 import torch
 
 from isthmus.ops.exchange.fragments import Fragment
@@ -31,6 +33,8 @@ class LoopLearner(TorchState):
         super().__init__(model, moments, fragments, life=life, alpha=alpha)
         self._may_step = False
         self._tokens, self._scalars = 0, dict[str, Any]()
+        self._kept: Sequence[Any] = ()
+        self._found: Kept | None = None
         self.progress = 0.0
 
     def begin(self) -> None:
@@ -41,6 +45,39 @@ class LoopLearner(TorchState):
         if self._may_step:
             self._restart_module()
             self._moments.begin()
+
+    # -- what else is the user's ---------------------------------------------------------------------------------------
+
+    def keep(self, kept: Sequence[Any]) -> None:
+        """Keep with the local leaves what has `state_dict` and `load_state_dict`; give it what a former life kept.
+
+        The settings of the optimizer's groups, its rates among them, go with it: schedulers count on them. ValueError
+        if the former life kept something else.
+        """
+        found, self._kept = self._found, tuple(kept)
+        if found is None or not found.states:
+            return
+        if len(found.states) != len(kept):
+            raise ValueError(f"{len(found.states)} were kept before")
+        for each, state in zip(kept, found.states, strict=True):
+            each.load_state_dict(state)
+        for group, settings in zip(self._moments.optimizer.param_groups, found.groups, strict=True):
+            group.update(settings)
+
+    def local(self) -> Iterable[np.ndarray[Any, Any]]:
+        """The local leaves, and then uint8[n]: what else is kept."""
+        yield from super().local()
+        yield Kept.of(self._kept, self._moments.optimizer).array()
+
+    def take_local(self, leaves: Sequence[Any]) -> bool:
+        if not leaves or leaves[-1].dtype != np.uint8 or leaves[-1].ndim != 1 or not super().take_local(leaves[:-1]):
+            return False
+        self._found = Kept.read(leaves[-1])
+        return True
+
+    @property
+    def _count(self) -> int:
+        return super()._count + 1
 
     # -- the user's step -----------------------------------------------------------------------------------------------
 
@@ -62,6 +99,42 @@ class LoopLearner(TorchState):
         """The scalars of the step that was made."""
         self._step_number += 1
         return self._scalars
+
+
+class Kept(NamedTuple):
+    """The states of what a loop keeps, and the settings of each group of its optimizer."""
+
+    states: list[Any]
+    groups: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, kept: Sequence[Any], optimizer: Any) -> Kept:
+        """Those of the present moment; nothing, where nothing is kept."""
+        groups = [{name: each[name] for name in each if name != "params"} for each in optimizer.param_groups]
+        return cls([each.state_dict() for each in kept], groups if kept else [])
+
+    @classmethod
+    def read(cls, array: Any) -> Kept:
+        """From `array()`."""
+        return cls(*torch.load(io.BytesIO(np.asarray(array).tobytes()), map_location="cpu", weights_only=True))
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """The same in bytes, uint8[n]."""
+        file = io.BytesIO()
+        torch.save(tuple(self), file)
+        return np.frombuffer(file.getbuffer(), np.uint8)
+
+
+def fault_of_kept(kept: Sequence[Any], optimizer: Any) -> str:
+    """Why this cannot be kept; empty if it can."""
+    for each in kept:
+        if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
+            return f"a {type(each).__name__}, which lacks them"
+        try:
+            Kept.read(Kept.of([each], optimizer).array())
+        except Exception as error:  # Of the user's classes, or of what torch reads without running code.
+            return f"a {type(each).__name__}, of which this cannot be read back: {str(error).splitlines()[0]}"
+    return ""
 
 
 def _read_later(value: Any) -> Any:

@@ -99,6 +99,15 @@ class Model:
             raise TypeError(f"build() returns a torch.nn.Module, not a {type(module).__name__}")
         return cls(module.to(device), task.rules, device)
 
+    def places(self) -> list[tuple[dict[str, Any], str, str]]:
+        """Where the module has each merged leaf: a dict of one of its parts, the key in that, and the leaf's path."""
+        found = list[tuple[dict[str, Any], str, str]]()
+        for part in self.module.modules():
+            for tensors in (part._parameters, part._buffers):
+                named = ((name, self.paths.get(id(tensor))) for name, tensor in tensors.items())
+                found += [(tensors, name, path) for name, path in named if path in self.merged]
+        return found
+
     def write(self, tensors: Mapping[str, Any]) -> None:
         """Replace all merged leaves by arrays, where they lie."""
         with torch.no_grad():

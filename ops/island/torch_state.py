@@ -153,18 +153,23 @@ class TorchState(ABC):
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
         """Continue from leaves in the form that `own` returns, with the random numbers that would have come next."""
-        merged = list(map(form_of, self._model.merged.values()))
-        own = [ArrayForm((_KEYS,), np.dtype(np.int64)), *self._forms()]
-        if _forms(leaves) not in (own, [*own, *merged]):
+        keys, local, merged = leaves[:1], leaves[1 : 1 + self._count], leaves[1 + self._count :]
+        if _forms(keys) != [ArrayForm((_KEYS,), np.dtype(np.int64))]:
             return False
-        self.take_local(leaves[1 : len(own)])
-        if len(leaves) > len(own):
-            _write(self._model.merged, leaves[len(own) :])
-        *self._words, self._step_number = (int(each) for each in leaves[0])
+        if _forms(merged) not in ([], list(map(form_of, self._model.merged.values()))) or not self.take_local(local):
+            return False
+        if merged:
+            _write(self._model.merged, merged)
+        *self._words, self._step_number = (int(each) for each in keys[0])
         return True
 
+    @property
+    def _count(self) -> int:
+        """The number of arrays in `local`."""
+        return len(self._forms())
+
     def _forms(self) -> list[ArrayForm]:
-        """Forms of `local`."""
+        """Forms of the optimizer's state and the module's local leaves."""
         return [*self._moments.forms(), *map(form_of, self._model.local.values())]
 
 

@@ -86,3 +86,24 @@ def test_the_users_moments_are_kept_at_the_beginning_and_forgotten_when_it_begin
     looped.step(batch(At(0, 0, 1)), 0.0)
     looped.restart()
     assert not looped.optimizer.state
+
+
+def test_what_a_loop_keeps_comes_back_with_the_rates_of_its_optimizer() -> None:
+    def learner() -> tuple[Looped, Any]:
+        looped = Looped((), FIRST, 0.0)
+        return looped, torch.optim.lr_scheduler.StepLR(looped.optimizer, 2, 0.5)
+
+    one, scheduler = learner()
+    one.keep([scheduler])
+    for number in range(5):
+        one.step(batch(At(0, 0, number)), 0.0)
+        scheduler.step()
+    leaves = list(one.local())
+    other, later = learner()
+    assert other.take_local(leaves)
+    with pytest.raises(ValueError, match="1 were kept before"):
+        other.keep([])
+    other.keep([later])
+    assert later.last_epoch == 5
+    assert other.optimizer.param_groups[0]["lr"] == one.optimizer.param_groups[0]["lr"] == 1e-2 / 4
+    assert not other.take_local(leaves[:-1])

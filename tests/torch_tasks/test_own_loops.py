@@ -43,13 +43,15 @@ def tear_down():
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
 how = sys.argv[1]
 forked = [fork()] if how == "forks" else []
 with isthmus.island(model, optimizer) as island:
     begun = island.position
     forked += [fork(), fork()] if how == "forks" else []
     print("forked", *forked)
-    print("begins at", begun, "with", len(optimizer.state), "moments", flush=True)
+    island.keep(scheduler)
+    print("begins at", begun, "with", len(optimizer.state), "moments, rate", scheduler.last_epoch, flush=True)
     draw = torch.Generator().manual_seed(island.seed + begun)
     for x in island(iter(lambda: torch.randn(64, 32, generator=draw), None)):
         time.sleep(0.004)
@@ -57,6 +59,8 @@ with isthmus.island(model, optimizer) as island:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        scheduler.step()
+        island.metrics(rate=scheduler.get_last_lr()[0])
         island.step(loss, tokens=64)
         if island.slot == 1 and island.position == begun + 40:
             if how == "leaves":
@@ -112,9 +116,11 @@ def test_loops_train_and_one_that_was_killed_goes_on(start: Callable[..., Run]) 
     began = [line["began"][0] for line in reports(run, 1) if line.get("began")]
     assert set(began) <= {"copy", "snapshot"}
     first, second = [line.split() for line in said(run, 1).splitlines() if line.startswith("begins at ")]
-    assert first == ["begins", "at", "0", "with", "0", "moments"]
+    assert first == ["begins", "at", "0", "with", "0", "moments,", "rate", "0"]
     assert int(second[2]) > 0
     assert second[4] == "6"
+    assert int(second[-1]) > 0
+    assert {line["metrics"]["rate"] <= 1e-2 for line in reports(run, 0) if line.get("metrics")} == {True}
     run.kill("syncer/0", signal.SIGSTOP)  # A step waits for nobody else.
     before = run.steps()["learner/0"]
     run.wait_for(lambda: run.steps()["learner/0"] > before + 100)
@@ -205,6 +211,16 @@ import torch, isthmus
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
+HELPERS = """
+from concurrent.futures import ThreadPoolExecutor
+
+def elsewhere(function, *arguments, **keywords):
+    return ThreadPoolExecutor(1).submit(function, *arguments, **keywords).result()
+
+class Odd:
+    def state_dict(self): return {"rate": Odd}
+    def load_state_dict(self, state): pass
+"""
 LOOP = """
 with isthmus.island(model, optimizer) as island:
     optimizer.zero_grad(); loss = model(torch.ones(2, 4)).mean(); loss.backward(); optimizer.step()
@@ -228,6 +244,23 @@ WRONG = {
         "isthmus.island(torch.nn.Sequential(model, torch.nn.Linear(1, 1, device='meta')), optimizer)",
         "cpu, meta",
     ),
+    "a new leaf": (
+        LOOP.format(arguments="loss, tokens=8").replace("optimizer.zero_grad()", "model.bias = torch.nn.Parameter(torch.zeros(1))", 1),
+        "another tensor",
+    ),
+    "another thread": (
+        LOOP.format(arguments="loss, tokens=8").replace("island.step(", "elsewhere(island.step, "),
+        "another one",
+    ),
+    "kept too late": ("isthmus.island(model, optimizer).keep(optimizer)", "one outside of it"),
+    "nothing to keep": (
+        LOOP.format(arguments="loss, tokens=8").replace("optimizer.zero_grad()", "island.keep([])", 1),
+        "a list, which lacks them",
+    ),
+    "what cannot be read": (
+        LOOP.format(arguments="loss, tokens=8").replace("optimizer.zero_grad()", "island.keep(Odd())", 1),
+        "a Odd, of which this cannot be read back: ",
+    ),
     "few tokens": (
         LOOP.format(arguments="loss, tokens=8").replace("optimizer)", "optimizer, tokens_most=4)", 1),
         "4",
@@ -249,8 +282,9 @@ def test_what_is_wrong_in_a_script_is_said(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setenv(ISLAND, '{"asks": 1000}')
     monkeypatch.setattr("isthmus.programs.island._answer", answer)
     with pytest.raises(ConfigError) as caught:
-        exec(HEAD + text, {})
-    assert [fault.found for fault in caught.value.faults] == [found]
+        exec(HEAD + HELPERS + text, {"__name__": "train"})
+    (fault,) = caught.value.faults
+    assert fault.found.startswith(found)
 
 
 def test_a_process_that_nothing_has_started_as_an_island_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
