@@ -217,6 +217,9 @@ from concurrent.futures import ThreadPoolExecutor
 def elsewhere(function, *arguments, **keywords):
     return ThreadPoolExecutor(1).submit(function, *arguments, **keywords).result()
 
+def renew(model):
+    model.bias = torch.nn.Parameter(torch.zeros(1))
+
 class Odd:
     def state_dict(self): return {"rate": Odd}
     def load_state_dict(self, state): pass
@@ -245,7 +248,7 @@ WRONG = {
         "cpu, meta",
     ),
     "a new leaf": (
-        LOOP.format(arguments="loss, tokens=8").replace("optimizer.zero_grad()", "model.bias = torch.nn.Parameter(torch.zeros(1))", 1),
+        LOOP.format(arguments="loss, tokens=8").replace("optimizer.zero_grad()", "renew(model)", 1),
         "another tensor",
     ),
     "another thread": (
