@@ -107,7 +107,7 @@ TORCH ?= torch
 .venv-torch/installed: $(SOURCES)
 	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
 	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[torch,pytest]'
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test-torch]'
 	touch $@
 
 test-torch: .venv-torch/installed

@@ -1,9 +1,11 @@
 """A decoder-only transformer over bytes or tokens, by configuration, dense or with a mixture of experts.
 
 Decides names, shapes, initial values and the forward pass; optimizer and data are elsewhere. Normalisation before each
-half of a layer (RMSNorm, arXiv 1910.07467), rotary positions (arXiv 2104.09864), SwiGLU (arXiv 2002.05202), no biases,
-`x @ W` throughout. Parameters are float32; `dtype` is that of the matrix products, while norms, the softmax and the
-loss are always computed in float32.
+half of a layer (RMSNorm, arXiv 1910.07467), rotary positions (arXiv 2104.09864), SwiGLU (arXiv 2002.05202), `x @ W`
+throughout, biases where a configuration names them. Parameters are float32; `dtype` is that of the matrix products,
+while norms, the softmax and the loss are always computed in float32.
+
+`continued` is the same forward pass for some more tokens of a sequence, with the keys and values of those before.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,95 @@ def feedforward(routing: Routing, params: dict[str, Any], x: jax.Array) -> tuple
 
 
 Parameters: TypeAlias = dict[str, Any]
+Frequencies: TypeAlias = npt.NDArray[np.float64]
 
 NORM_EPSILON = 1e-6
 ROTARY_BASE = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions count `factor` times less (arXiv 2306.15595)."""
+
+    factor: float
+
+    def scaled(self, frequencies: Frequencies, base: float) -> tuple[Frequencies, float]:
+        """The frequencies, radians a position, of each pair of a head, and the factor of all sines and cosines."""
+        return frequencies / self.factor, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BandScaling:
+    """Of Llama 3.1 ("llama3"): waves longer than a share of the `original` context are `factor` times slower.
+
+    Waves of more than `original / low` positions are slower, of fewer than `original / high` are kept, and those
+    between are interpolated.
+    """
+
+    factor: float
+    low: float
+    high: float
+    original: int
+
+    def scaled(self, frequencies: Frequencies, base: float) -> tuple[Frequencies, float]:
+        """As of LinearScaling."""
+        turns = self.original * frequencies / (2 * math.pi)
+        kept = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
+        return frequencies * (kept + (1.0 - kept) / self.factor), 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071): pairs that turn fewer than `slow` times in the `original` context are `factor` times
+    slower, those that turn more than `fast` times are kept, in between by a ramp over the pairs.
+
+    `is_whole`: the ends of the ramp are whole pairs. `amplitude` multiplies sines and cosines.
+    """
+
+    factor: float
+    original: int
+    amplitude: float
+    fast: float = 32.0
+    slow: float = 1.0
+    is_whole: bool = True
+
+    def scaled(self, frequencies: Frequencies, base: float) -> tuple[Frequencies, float]:
+        """As of LinearScaling."""
+        size = 2 * len(frequencies)
+
+        def pair(turns: float) -> float:
+            return size * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        low, high = pair(self.fast), pair(self.slow)
+        if self.is_whole:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, size - 1)
+        ramp = np.clip((np.arange(len(frequencies)) - low) / (high - low or 0.001), 0.0, 1.0)
+        return frequencies * (1.0 - ramp + ramp / self.factor), self.amplitude
+
+
+Scaling: TypeAlias = LinearScaling | BandScaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rotary positions: pair i of a head turns by `base` ** (-2i/size) a position, `scaling` apart."""
+
+    base: float = ROTARY_BASE
+    scaling: Scaling | None = None
+
+    def turns(self, size: int, length: int) -> tuple[Frequencies, Frequencies]:
+        """Cosines and sines [length, size/2], in float64, of a head of this size at positions from 0."""
+        half = size // 2
+        frequencies, amplitude = self.base ** (-np.arange(half) / half), 1.0
+        if self.scaling is not None:
+            frequencies, amplitude = self.scaling.scaled(frequencies, self.base)
+        angles = np.arange(length)[:, None] * frequencies
+        return amplitude * np.cos(angles), amplitude * np.sin(angles)
+
+
+MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
+"""The matrices of a layer that may have a bias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +190,10 @@ class ModelConfig:
     `tied` reads the logits off the token embedding; `dtype` is "float32" or "bfloat16". `routing` makes the
     feed-forward halves of experts, each of that width. `stacked` keeps all layers in tensors with an axis more, in
     front; `checkpoint` keeps of a layer its input alone for the backward pass, which computes the rest again.
+
+    Forms of other models: fewer heads of keys and values than of queries (`shared_heads`), heads of a width of their
+    own, norms of each head's queries and keys (`head_norms`), `biases` of matrices, attention to the last `window`
+    positions only.
     """
 
     vocabulary: int = 256
@@ -114,15 +207,29 @@ class ModelConfig:
     routing: Routing | None = None
     stacked: bool = False
     checkpoint: bool = False
+    shared_heads: int | None = None
+    head_width: int | None = None
+    head_norms: bool = False
+    biases: tuple[str, ...] = ()
+    window: int | None = None
+    epsilon: float = NORM_EPSILON
+    rotary: Rotary = Rotary()
 
     def __post_init__(self) -> None:
-        if self.width % self.heads or self.head_size % 2:
+        if (self.head_width is None and self.width % self.heads) or self.head_size % 2:
             raise ValueError(f"width {self.width} does not divide into {self.heads} heads of even size")
+        if self.heads % self.key_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.key_heads} heads of keys and values evenly")
 
     @property
     def head_size(self) -> int:
         """The width of one attention head; even, because rotary positions turn pairs."""
-        return self.width // self.heads
+        return self.width // self.heads if self.head_width is None else self.head_width
+
+    @property
+    def key_heads(self) -> int:
+        """How many heads of keys and values there are."""
+        return self.heads if self.shared_heads is None else self.shared_heads
 
     @property
     def hidden_width(self) -> int:
@@ -165,10 +272,13 @@ def _layer_tensors(config: ModelConfig) -> dict[str, InitialTensor]:
     # The two matrices that write to the residual stream are scaled down, so that its variance at the last layer does
     # not grow with the depth.
     residual = (2 * config.layers) ** -0.5
+    queries, keys = config.heads * config.head_size, config.key_heads * config.head_size
     table = {"attention/norm": InitialTensor((width,), None)}
-    for name in ("query", "key", "value"):
-        table[f"attention/{name}"] = InitialTensor((width, width), width**-0.5)
-    table["attention/output"] = InitialTensor((width, width), width**-0.5 * residual)
+    for name, size in (("query", queries), ("key", keys), ("value", keys)):
+        table[f"attention/{name}"] = InitialTensor((width, size), width**-0.5)
+    table["attention/output"] = InitialTensor((queries, width), queries**-0.5 * residual)
+    if config.head_norms:
+        table |= {f"attention/{name}_norm": InitialTensor((config.head_size,), None) for name in ("query", "key")}
     table["feedforward/norm"] = InitialTensor((width,), None)
     count = () if config.routing is None else (config.routing.experts,)
     if count:
@@ -176,6 +286,9 @@ def _layer_tensors(config: ModelConfig) -> dict[str, InitialTensor]:
     table["feedforward/gate"] = InitialTensor((*count, width, hidden), width**-0.5)
     table["feedforward/up"] = InitialTensor((*count, width, hidden), width**-0.5)
     table["feedforward/down"] = InitialTensor((*count, hidden, width), hidden**-0.5 * residual)
+    for name, (shape, _) in list(table.items()):
+        if name.rpartition("/")[2] in config.biases:
+            table[f"{name}_bias"] = InitialTensor(shape[-1:], 0.0)
     return table
 
 
@@ -201,7 +314,7 @@ def is_hidden(params: Any) -> Any:
 
     def marked(path: Any, _: Any) -> bool:
         names = [step.key for step in path]
-        return names[0] == "layers" and names[-1] not in ("norm", "router")
+        return names[0] == "layers" and names[-1] in MATRICES
 
     return jax.tree_util.tree_map_with_path(marked, params)
 
@@ -224,9 +337,60 @@ def _forward(config: ModelConfig, params: Parameters, tokens: jax.Array) -> tupl
             x, balance = _layer(config, x, layers[str(index)])
             losses += [] if balance is None else [balance]
         balances = jnp.stack(losses) if losses else None
+    return _scores(config, rest, x), None if balances is None else jnp.mean(balances)
+
+
+def _scores(config: ModelConfig, rest: Parameters, x: jax.Array) -> jax.Array:
+    """The float32 logits of the residual stream after the last layer."""
     head = rest["embedding"].T if config.tied else rest["head"]
-    scores: jax.Array = _norm(rest["norm"], x) @ head
-    return scores.astype(jnp.float32), None if balances is None else jnp.mean(balances)
+    scores: jax.Array = _norm(config, rest["norm"], x) @ head
+    return scores.astype(jnp.float32)
+
+
+class Past(NamedTuple):
+    """The keys, turned, and the values of former tokens: [sequences, room, key heads, head size] for each layer.
+
+    A list of these, or, in a `stacked` model, one with an axis more, in front.
+    """
+
+    key: jax.Array
+    value: jax.Array
+
+
+def room(config: ModelConfig, sequences: int, length: int) -> Any:
+    """Places for the keys and values of `length` tokens of each of `sequences`, in the dtype of the computation."""
+    shape = (sequences, length, config.key_heads, config.head_size)
+    if config.stacked:
+        return Past(*(jnp.zeros((config.layers, *shape), config.dtype) for _ in Past._fields))
+    return [Past(*(jnp.zeros(shape, config.dtype) for _ in Past._fields)) for _ in range(config.layers)]
+
+
+def continued(
+    config: ModelConfig, params: Parameters, past: Any, start: jax.Array | int, tokens: jax.Array
+) -> tuple[jax.Array, Any]:
+    """The logits [sequences, length, vocabulary] of the token after each of `tokens` [sequences, length], which begin
+    at position `start`, and `past` with theirs in it.
+
+    There has to be room for them: positions below `start + length`. What is there at later ones does not count.
+    """
+    layers, rest = params["layers"], _typed(config, {name: params[name] for name in params if name != "layers"})
+    x = rest["embedding"][tokens.astype(jnp.int32)]
+
+    def layer(x: jax.Array, given: tuple[Parameters, Past]) -> tuple[jax.Array, Past]:
+        weights, former = _typed(config, given[0]), given[1]
+        written, former = _attention_after(config, weights["attention"], x, former, start)
+        x = x + written
+        return x + _feedforward(config, weights["feedforward"], x)[0], former
+
+    if config.stacked:
+        x, past = jax.lax.scan(layer, x, (layers, past))
+    else:
+        present = list[Past]()
+        for index, former in enumerate(past):
+            x, former = layer(x, (layers[str(index)], former))
+            present.append(former)
+        past = present
+    return _scores(config, rest, x), past
 
 
 def _layer(config: ModelConfig, x: jax.Array, params: Parameters) -> tuple[jax.Array, jax.Array | None]:
@@ -264,53 +428,116 @@ def balanced_loss(
     return entropy + config.routing.balance * balance, {"loss": entropy, "balance": balance}
 
 
+def token_losses(config: ModelConfig, params: Parameters, tokens: jax.Array) -> jax.Array:
+    """The cross-entropy, in nats, of each of `tokens` [sequences, length + 1] but the first of each sequence."""
+    return _token_losses(config, params, tokens)[0]
+
+
 def _losses(config: ModelConfig, params: Parameters, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
-    tokens = batch["tokens"].astype(jnp.int32)
+    losses, balance = _token_losses(config, params, batch["tokens"])
+    return jnp.mean(losses), balance
+
+
+def _token_losses(config: ModelConfig, params: Parameters, tokens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    tokens = tokens.astype(jnp.int32)
     scores, balance = _forward(config, params, tokens[:, :-1])
     right = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)[..., 0]
-    return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - right), balance
+    return jax.nn.logsumexp(scores, axis=-1) - right, balance
 
 
-def rotate(x: jax.Array) -> jax.Array:
-    """`x` [..., length, heads, size] with the pair (i, i + size/2) at position t turned by t * 10000^(-2i/size).
+def rotate(x: jax.Array, rotary: Rotary = Rotary()) -> jax.Array:
+    """`x` [..., length, heads, size] with the pair (i, i + size/2) at position t turned by t * 10000^(-2i/size), or as
+    `rotary` says.
 
     The product of a turned query and a turned key depends on the distance of their positions only (arXiv 2104.09864,
     section 3.2; halves instead of neighbours are a fixed permutation of it).
     """
-    length, half = x.shape[-3], x.shape[-1] // 2
-    angles = np.arange(length)[:, None, None] * ROTARY_BASE ** (-np.arange(half) / half)
-    cos, sin = jnp.asarray(np.cos(angles), x.dtype), jnp.asarray(np.sin(angles), x.dtype)
+    cos, sin = rotary.turns(x.shape[-1], x.shape[-3])
+    return _turned(x, jnp.asarray(cos[:, None], x.dtype), jnp.asarray(sin[:, None], x.dtype))
+
+
+def _turned(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def _norm(weight: jax.Array, x: jax.Array) -> jax.Array:
+def _norm(config: ModelConfig, weight: jax.Array, x: jax.Array) -> jax.Array:
     wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + NORM_EPSILON)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.epsilon)
     return (wide * scale).astype(x.dtype) * weight
 
 
+def _product(params: Parameters, name: str, x: jax.Array) -> jax.Array:
+    """`x` by a matrix of a layer, with its bias if it has one."""
+    product: jax.Array = x @ params[name]
+    bias = params.get(f"{name}_bias")
+    return product if bias is None else product + bias
+
+
+def _heads(config: ModelConfig, params: Parameters, x: jax.Array) -> list[jax.Array]:
+    """Queries, keys and values [sequences, length, heads of each, head size], not turned."""
+    normed = _norm(config, params["norm"], x)
+    parts = list[jax.Array]()
+    for name, heads in (("query", config.heads), ("key", config.key_heads), ("value", config.key_heads)):
+        part = _product(params, name, normed).reshape(*x.shape[:2], heads, config.head_size)
+        is_normed = config.head_norms and name != "value"
+        parts.append(_norm(config, params[f"{name}_norm"], part) if is_normed else part)
+    return parts
+
+
 def _attention(config: ModelConfig, params: Parameters, x: jax.Array) -> jax.Array:
-    sequences, length, width = x.shape
-    normed = _norm(params["norm"], x)
-    query, key, value = (
-        (normed @ params[name]).reshape(sequences, length, config.heads, config.head_size)
-        for name in ("query", "key", "value")
+    query, key, value = _heads(config, params, x)
+    positions = np.arange(x.shape[1])
+    seen = _seen(config, positions, positions)
+    return _mixed(config, params, rotate(query, config.rotary), rotate(key, config.rotary), value, seen)
+
+
+def _attention_after(
+    config: ModelConfig, params: Parameters, x: jax.Array, past: Past, start: jax.Array | int
+) -> tuple[jax.Array, Past]:
+    """The attention of tokens from position `start` on to all up to them, and the past with them in it."""
+    query, key, value = _heads(config, params, x)
+    places = past.key.shape[1]
+    rows = [jnp.asarray(part[:, None], x.dtype) for part in config.rotary.turns(config.head_size, places)]
+    cos, sin = (jax.lax.dynamic_slice_in_dim(part, start, x.shape[1]) for part in rows)
+    past = Past(
+        jax.lax.dynamic_update_slice_in_dim(past.key, _turned(key, cos, sin), start, 1),
+        jax.lax.dynamic_update_slice_in_dim(past.value, value, start, 1),
     )
-    scores = jnp.einsum("bqhd,bkhd->bhqk", rotate(query), rotate(key)).astype(jnp.float32)
-    causal = np.tril(np.ones((length, length), bool))
-    scores = jnp.where(causal, scores * config.head_size**-0.5, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(sequences, length, width)
-    written: jax.Array = mixed @ params["output"]
-    return written
+    seen = _seen(config, start + np.arange(x.shape[1]), np.arange(places))
+    return _mixed(config, params, _turned(query, cos, sin), past.key, past.value, seen), past
+
+
+def _seen(config: ModelConfig, queries: Any, keys: Any) -> Any:
+    """Which positions of keys those of queries attend to: [queries, keys]."""
+    distance = queries[:, None] - keys
+    return distance >= 0 if config.window is None else (distance >= 0) & (distance < config.window)
+
+
+def _mixed(
+    config: ModelConfig, params: Parameters, query: jax.Array, key: jax.Array, value: jax.Array, seen: Any
+) -> jax.Array:
+    """What attention writes to the residual stream, from turned queries and keys, and values."""
+    sequences, length, heads, size = query.shape
+    is_shared = config.key_heads != heads
+    if is_shared:
+        query = query.reshape(sequences, length, config.key_heads, -1, size)
+    scores = jnp.einsum("bqhgd,bkhd->bhgqk" if is_shared else "bqhd,bkhd->bhqk", query, key).astype(jnp.float32)
+    scores = jnp.where(seen, scores * size**-0.5, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+    mixed = jnp.einsum("bhgqk,bkhd->bqhgd" if is_shared else "bhqk,bkhd->bqhd", weights, value)
+    return _product(params, "output", mixed.reshape(sequences, length, heads * size))
 
 
 def _feedforward(config: ModelConfig, params: Parameters, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    normed = _norm(config, params["norm"], x)
     if config.routing is not None:
-        return feedforward(config.routing, params, _norm(params["norm"], x))
-    # Gate and up are separate tensors for the merge, and one product here: on one core a step takes 20 % less.
-    both = jnp.concatenate([params["gate"], params["up"]], axis=1)
-    gate, up = jnp.split(_norm(params["norm"], x) @ both, 2, axis=-1)
-    written: jax.Array = (jax.nn.silu(gate) * up) @ params["down"]
-    return written, None
+        return feedforward(config.routing, params, normed)
+    if x.shape[1] == 1 or "gate" in config.biases:
+        # Joining the two for one token would read and write all of them for a product that reads them once.
+        gate, up = _product(params, "gate", normed), _product(params, "up", normed)
+    else:
+        # Gate and up are separate tensors for the merge, and one product here: on one core a step takes 20 % less.
+        both = jnp.concatenate([params["gate"], params["up"]], axis=1)
+        gate, up = jnp.split(normed @ both, 2, axis=-1)
+    return _product(params, "down", jax.nn.silu(gate) * up), None

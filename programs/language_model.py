@@ -8,15 +8,19 @@ module imports no jax, so that a wrong setting is found in no time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches import Windows
-from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, find, load
+from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, CorpusFile, DataError, find, load
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from isthmus.ops.transformer import ModelConfig, Routing
 
 
 def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
@@ -144,9 +148,7 @@ def task(
 
     from isthmus.ops import transformer
     from isthmus.ops.island.optimizer import adamw, muon
-    from isthmus.ops.transformer import Routing
 
-    routing = Routing(experts, experts_chosen, experts_slack, experts_balance) if experts else None
     config = transformer.ModelConfig(
         corpus.vocabulary,
         layers,
@@ -155,7 +157,7 @@ def task(
         context,
         tied=tied,
         dtype=dtype,
-        routing=routing,
+        routing=_routing(experts, experts_chosen, experts_slack, experts_balance),
         stacked=stacked,
         checkpoint=checkpoint,
     )
@@ -175,6 +177,30 @@ def task(
         merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
         stacked=("layers/**",) if stacked else (),
     )
+
+
+def _routing(experts: int, chosen: int, slack: float, balance: float) -> Routing | None:
+    from isthmus.ops.transformer import Routing
+
+    return Routing(experts, chosen, slack, balance) if experts else None
+
+
+def model_config(settings: Mapping[str, Any]) -> ModelConfig:
+    """The model of a task with these settings, all of them; no data is read."""
+    from isthmus.ops.transformer import ModelConfig
+
+    shape = {key: settings[key] for key in ("layers", "width", "heads", "context", "tied", "dtype", "stacked")}
+    routing = _routing(*(settings[f"experts{key}"] for key in ("", "_chosen", "_slack", "_balance")))
+    return ModelConfig(settings["vocabulary"] or BYTE_VOCABULARY, **shape, routing=routing)
+
+
+def is_of_bytes(settings: Mapping[str, Any]) -> bool:
+    """Whether the data of a task with these settings are text, whose bytes are tokens; by the names of its files."""
+    if settings["vocabulary"] is None:
+        return True
+    with suppress(DataError):
+        return not any(file.holds_tokens for file in find(settings["data"]))
+    return False
 
 
 def chosen(settings: Mapping[str, Any], tokens: int, learners: int) -> dict[str, Any]:

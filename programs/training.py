@@ -150,9 +150,9 @@ def _hooked(view: Watch, folder: Path, on_metrics: OnMetrics | None) -> Watch:
 def _resume(
     where: str, run: Mapping[str, Any], run_dir: str | Path | None, on_metrics: OnMetrics | None, *, quiet: bool
 ) -> Result:
-    from isthmus.programs import trained
     from isthmus.programs.engine.run.resume import resumed
     from isthmus.programs.study.terminal.live import announce_resumption, watching
+    from isthmus.programs.trained.run_model import load
 
     def request_of(folder: Path, more: Mapping[str, Any], doing: str) -> Request:
         return again(folder, {**more, **run}, doing)
@@ -162,7 +162,7 @@ def _resume(
         announce_resumption(submitted.resumption, quiet=quiet)
     with watching(submitted, quiet=quiet, is_resumed=True) as watch:
         outcome = start_processes(submitted, _hooked(watch, submitted.run_dir, on_metrics))
-    return _result(outcome, trained.load(outcome.folder))
+    return _result(outcome, load(outcome.folder))
 
 
 def again(folder: Path, run: Mapping[str, Any], doing: str) -> Request:
@@ -250,9 +250,9 @@ def _naming(folder: Path) -> Iterator[None]:
 
 def read_final(request: Request) -> Any:
     """The final model from the run folder, a pytree like the one of the task's `init`; RunError if it is not whole."""
-    from isthmus.programs import trained
+    from isthmus.programs.trained.run_model import read
 
     try:
-        return trained.read(request.run_dir, request.task, f"reading the final model in {request.run_dir}")
+        return read(request.run_dir, request.task, f"reading the final model in {request.run_dir}")
     except ConfigError as error:
         raise RunError(str(error)) from error

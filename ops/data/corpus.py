@@ -177,6 +177,12 @@ def load(sources: Sequence[CorpusFile], *, vocabulary: int | None = None, token_
     return Corpus(TokenIds(train), TokenIds(evaluation), vocabulary)
 
 
+def whole(sources: Sequence[CorpusFile], *, vocabulary: int | None = None, token_dtype: str = "uint16") -> TokenIds:
+    """All ids in `sources`, nothing held out; arguments and errors are those of `load`."""
+    vocabulary = _vocabulary(sources, vocabulary)
+    return TokenIds(_read(source, vocabulary, np.dtype(token_dtype).newbyteorder("<")) for source in sources)
+
+
 def _vocabulary(sources: Sequence[CorpusFile], vocabulary: int | None) -> int:
     texts = [source.path for source in sources if not source.holds_tokens]
     tokens = [source.path for source in sources if source.holds_tokens]

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.programs.command import lab_commands, launch_commands, machine_commands, run_commands
+from isthmus.programs.command import lab_commands, launch_commands, machine_commands, model_commands, run_commands
 from isthmus.programs.command.options import Commands
 from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, leave_output, open_standard_streams
 from isthmus.runtime.system.processes import check_linux, signal_masks, unblock
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(run_commands.commands)
 app.add_typer(run_commands.past_commands)
+app.add_typer(model_commands.commands)
 app.add_typer(lab_commands.chaos_commands)
 app.add_typer(lab_commands.plan_commands)
 app.add_typer(machine_commands.commands)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from isthmus.programs.island import island
     from isthmus.programs.study.terminal.hook import tensorboard
     from isthmus.programs.task import StepTask, Task, TaskLayout
-    from isthmus.programs.trained import load
+    from isthmus.programs.trained.run_model import load
     from isthmus.programs.training import Result, train
     from isthmus.runtime.clock import milliseconds
     from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Graph, Job, Latest, Queue, Quorum
@@ -63,7 +63,7 @@ _MODULES: Final = {
     "diloco": "programs.engine.request.request",
     "elastic_data_parallel": "programs.engine.request.request",
     "island": "programs.island",
-    "load": "programs.trained",
+    "load": "programs.trained.run_model",
     "milliseconds": "runtime.clock",
     "streaming_diloco": "programs.engine.request.request",
     "tensorboard": "programs.study.terminal.hook",

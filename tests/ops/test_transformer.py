@@ -274,3 +274,73 @@ def _stacked(params: Any) -> Any:
     """The same model with its layers as rows."""
     layers = [params["layers"][str(index)] for index in range(len(params["layers"]))]
     return {**params, "layers": jax.tree.map(lambda *rows: jnp.stack(rows), *layers)}
+
+
+FORMS = {
+    "plain": {},
+    "shared heads": {"heads": 4, "shared_heads": 2, "head_width": 6, "head_norms": True, "tied": True},
+    "biases": {"biases": ("query", "key", "value", "output", "gate", "up", "down"), "window": 3},
+    "stacked": {"stacked": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sequence_that_is_continued_has_the_logits_of_the_whole(form: str) -> None:
+    config = replace(TINY, context=12, **FORMS[form])
+    params = large(init(config, jax.random.key(0)))
+    tokens = np.random.default_rng(0).integers(0, 11, (2, 9))
+    expected = np.asarray(logits(config, params, jnp.asarray(tokens)))
+    continued = jax.jit(transformer.continued, static_argnums=0)
+    past = transformer.room(config, 2, 12)
+
+    # What is written beyond the third token counts for nothing: it is overwritten.
+    first, past = continued(config, params, past, 0, np.pad(tokens[:, :3], ((0, 0), (0, 2))))
+    found = [first[:, :3]]
+    for start in range(3, 9):
+        scores, past = continued(config, params, past, start, tokens[:, start : start + 1])
+        found.append(scores)
+
+    np.testing.assert_allclose(np.concatenate(found, 1), expected, rtol=2e-4, atol=2e-5)
+
+
+def test_heads_that_share_keys_attend_as_if_each_had_its_own() -> None:
+    config = replace(TINY, heads=4, shared_heads=2)
+    params = large(init(config, jax.random.key(0)))
+    alike = jax.tree.map(lambda leaf: leaf, params)
+    for layer in alike["layers"].values():
+        for name in ("key", "value"):
+            by_head = layer["attention"][name].reshape(8, 2, 2)
+            layer["attention"][name] = jnp.repeat(by_head, 2, axis=1).reshape(8, 8)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 6)))
+    expected = logits(replace(config, shared_heads=None), alike, tokens)
+    np.testing.assert_allclose(logits(config, params, tokens), expected, rtol=2e-4, atol=2e-5)
+
+
+def test_heads_that_cannot_share_keys_evenly_are_refused() -> None:
+    with pytest.raises(ValueError, match="evenly"):
+        ModelConfig(heads=4, shared_heads=3)
+
+
+def test_a_window_hides_what_is_older() -> None:
+    config = replace(TINY, layers=1, window=2)
+    params = large(init(config, jax.random.key(0)))
+    tokens = np.random.default_rng(0).integers(0, 11, (1, 6))
+    other = tokens.copy()
+    other[0, 0] += 1
+    before, after = (np.asarray(logits(config, params, jnp.asarray(each % 11))) for each in (tokens, other))
+    assert np.abs(before - after).max(axis=(0, 2)).nonzero()[0].tolist() == [0, 1]
+
+
+def test_scalings_slow_down_the_slow_pairs() -> None:
+    plain = 10_000.0 ** (-np.arange(16) / 16)
+    linear, _ = transformer.LinearScaling(4.0).scaled(plain, 1e4)
+    np.testing.assert_allclose(linear, plain / 4)
+    bands, _ = transformer.BandScaling(4.0, 1.0, 4.0, 64).scaled(plain, 1e4)
+    turns = 64 * plain / (2 * math.pi)
+    np.testing.assert_allclose(bands[turns > 4], plain[turns > 4])
+    np.testing.assert_allclose(bands[turns < 1], plain[turns < 1] / 4)
+    yarn, amplitude = transformer.YarnScaling(4.0, 64, 1.5).scaled(plain, 1e4)
+    assert amplitude == 1.5
+    np.testing.assert_allclose((yarn[0], yarn[-1]), (plain[0], plain[-1] / 4))
+    assert np.all((yarn <= plain) & (yarn >= plain / 4))

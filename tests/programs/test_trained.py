@@ -13,7 +13,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from isthmus import Program, Task, load, train
+from isthmus.programs.engine.snapshots.snapshots import Snapshots
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.disk import DISK
 
 ROWS, WIDTH = 6, 4
 
@@ -85,6 +87,24 @@ def run_shipped(folder: Path, settings: dict[str, Any]) -> None:
     run = {"learners": 1, "tokens": 20 * 32}
     program = Program("decoupled-diloco", interval=6, fragments=4)
     start(prepare(program, None, run=run, task_settings=settings, run_dir=folder).to_train().with_folder(), None)
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_a_run_that_is_over_or_goes_on_is_read_at_its_snapshots(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    program = Program("decoupled-diloco", fragments=3, interval=6)
+    train(program, MINE, learners=1, tokens=4000, run_dir=folder, quiet=True, snapshot_every_seconds=0.2)
+    snapshots = Snapshots(folder / "snapshots", None, DISK)
+    numbers = snapshots.numbers()
+    held = snapshots.held(numbers[0]).held
+    (folder / "snapshots" / "final").rename(tmp_path / "final")
+    for model in (load(folder, MINE), load(folder, MINE, snapshot=numbers[0])):
+        values = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(model)]
+        expected = np.concatenate([held[p]["values"] for p in sorted(held)])
+        np.testing.assert_array_equal(np.sort(np.concatenate(values)), np.sort(expected))
+    with pytest.raises(ConfigError, match=f"snapshot {numbers[0] + 1}"):
+        load(folder, MINE, snapshot=numbers[0] + 1)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -166,6 +166,27 @@ class Snapshots:
 
         return self._found(contents)
 
+    def numbers(self) -> list[int]:
+        """The numbers of the snapshots that are there, whole or not, newest first."""
+        found: list[int] = []
+        for name in (MANIFEST, BEFORE):
+            with suppress(FileNotFoundError, ValueError):
+                found.append(self._manifest(name).number)
+        return found
+
+    def held(self, number: int | None = None) -> Found:
+        """The items of the newest complete snapshot, or of that with this number; its writer may live, and go on.
+
+        Whole states of learners are not read.
+        """
+
+        def contents(manifest: Manifest) -> tuple[dict[int, ShardState], dict[int, WholeState]]:
+            if number is not None and manifest.number != number:
+                raise ValueError(f"snapshot {manifest.number}, not {number}")
+            return dict(self._items(manifest)), {}
+
+        return self._found(contents)
+
     def _found(self, contents: Callable[[Manifest], tuple[dict[int, ShardState], dict[int, WholeState]]]) -> Found:
         """The newest one whose `contents` can be read, which raise ValueError where they are damaged."""
         faults: list[str] = []

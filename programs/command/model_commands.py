@@ -1,0 +1,144 @@
+"""The commands about trained models: export, sample, evaluate."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+from isthmus.programs.command.options import AsJson, Commands
+from isthmus.runtime.errors import printable
+
+PANEL: Final = "Models"
+Run: TypeAlias = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/latest.")]
+Model: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="RUN|FOLDER", help="A run folder, such as runs/latest, or a model folder.")
+]
+Snapshot: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--snapshot",
+        metavar="N",
+        help="The model of this snapshot. Default: the final one, or the newest snapshot while the run goes on.",
+        show_default=False,
+    ),
+]
+
+commands = typer.Typer(cls=Commands)
+
+
+@commands.command(rich_help_panel=PANEL)
+def export(
+    run: Run,
+    form: Annotated[
+        str, typer.Option("--format", metavar="huggingface|safetensors|orbax", help="How.", show_default=False)
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="A new folder.", show_default=False)],
+    snapshot: Snapshot = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="float32|float16|bfloat16",
+            help="Of all tensors. Default: that in which each is trained.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write the model of a run as a folder for others.
+
+    huggingface: a folder that transformers loads, with its tokenizer; of the shipped language model without experts.
+
+    safetensors, orbax: the merged leaves by name, of any task.
+
+    It may be asked while the run goes on. Nothing is written over.
+    """
+    from isthmus.programs.trained.export import export
+
+    for line in export(_expanded(run), _expanded(to), form, snapshot=snapshot, dtype=dtype):
+        typer.echo(line)
+
+
+@commands.command(rich_help_panel=PANEL)
+def sample(
+    model: Model,
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="How it begins.", show_default=False)],
+    tokens: Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="How many, after the prompt.")] = 200,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="T", min=0.0, help="0: always the most likely token.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="Of what is drawn.")] = 0,
+    snapshot: Snapshot = None,
+) -> None:
+    """Let a language model write: the prompt and what follows it, and nothing else.
+
+    Of a run, also while it goes on, or of a model folder.
+    """
+    from isthmus.programs.trained.sample import continuation
+    from isthmus.programs.trained.text_model import text_model
+
+    folder = _expanded(model)
+    doing = f"Sampling from {folder}"
+    pieces = continuation(
+        text_model(folder, doing, snapshot),
+        os.fsencode(prompt),
+        tokens,
+        doing,
+        temperature=temperature,
+        seed=seed,
+    )
+    is_terminal = sys.stdout.isatty()
+    first = next(pieces)  # Faults are found by now.
+    for piece in (prompt, first):
+        _write(piece, is_terminal=is_terminal)
+    for piece in pieces:
+        _write(piece, is_terminal=is_terminal)
+    if is_terminal:
+        typer.echo()
+
+
+@commands.command(rich_help_panel=PANEL)
+def evaluate(
+    model: Model,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="PATH",
+            help="A file or folder, all of it. Default: the run's held-out text.",
+            show_default=False,
+        ),
+    ] = None,
+    snapshot: Snapshot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how well a language model predicts a text.
+
+    Of a run, also while it goes on, or of a model folder; computed in float32.
+    """
+    from isthmus.programs.trained.evaluate import evaluate
+    from isthmus.programs.trained.text_model import text_model
+
+    folder = _expanded(model)
+    doing = f"Evaluating {folder}"
+    found = evaluate(text_model(folder, doing, snapshot), None if data is None else _expanded(data), doing)
+    if as_json:
+        typer.echo(json.dumps(found._asdict()))
+        return
+    bits = "" if found.bits_per_byte is None else f", {found.bits_per_byte:.4f} bits a byte"
+    typer.echo(f"loss {found.loss:.4f} nats a token, perplexity {found.perplexity:.4g}{bits}")
+    typer.echo(f"{found.tokens:,} tokens in {found.windows:,} windows")
+
+
+def _expanded(path: Path) -> Path:
+    return Path(os.path.expanduser(path))
+
+
+def _write(text: str, *, is_terminal: bool) -> None:
+    """Write some text as it is; to a terminal without what would move the cursor."""
+    sys.stdout.buffer.write((printable(text) if is_terminal else text).encode(errors="surrogateescape"))
+    sys.stdout.buffer.flush()

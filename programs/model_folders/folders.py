@@ -1,0 +1,248 @@
+"""A model folder on disk: read, mapped, tensor by tensor; and written, whole or not at all.
+
+What is read may come from anywhere: documents are read up to a bound, names of files stay within the folder, tensors
+are compared with what config.json says before one of them is read, and nothing is unpickled or run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import ml_dtypes  # noqa: F401  # Gives NumPy the dtype bfloat16.
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from isthmus.ops.transformer import ModelConfig
+from isthmus.programs.model_folders import llama
+from isthmus.runtime.errors import ConfigError, Fault
+
+CONFIG: Final = "config.json"
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+TOKENIZER: Final = "tokenizer.json"
+BESIDE: Final = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+"""Files that go along with a model, as far as they are there."""
+DOCUMENT_BYTES_MAX: Final = 256 << 20
+"""Of a config.json, an index or a tokenizer.json; the largest known tokenizer has 34 MB."""
+SHARD_BYTES_MAX: Final = 5_000_000_000
+"""Of one file of tensors, as transformers has it."""
+DTYPES: Final[Mapping[str, str]] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_IGNORED: Final = ("rotary_emb.inv_freq", "lm_head.weight")
+"""Tensors that old folders have beside the model: constants of rotary positions, and a head that is the embedding."""
+NAMES_MAX: Final = 4
+
+Array = npt.NDArray[Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A folder whose tensors are all there, and of the shapes that its config.json says.
+
+    `files`: which file has a tensor, by its name; `dtypes`: of each, float32, float16 or bfloat16.
+    """
+
+    path: Path
+    document: Mapping[str, Any]
+    config: ModelConfig
+    files: Mapping[str, Path]
+    dtypes: Mapping[str, str]
+
+    def tensor(self, name: str) -> Array:
+        """A tensor, mapped from its file."""
+        with safe_open(self.files[name], framework="np") as file:
+            array: Array = file.get_tensor(name)
+        return array
+
+    def tensors(self, dtype: str) -> dict[str, Array]:
+        """All tensors, converted to one dtype."""
+        return {name: self.tensor(name).astype(dtype) for name in self.files}
+
+    def beside(self) -> dict[str, bytes]:
+        """The tokenizer and other files that go along with the model, by name."""
+        return {name: path.read_bytes() for name in BESIDE if (path := self.path / name).is_file()}
+
+
+def read(path: Path, doing: str) -> ModelFolder:
+    """The model folder at a path; ConfigError, with all faults of its tensors, if there is none that is whole."""
+    if not (path / CONFIG).is_file():
+        what_is_there = "no such folder" if not path.is_dir() else f"no {CONFIG} in it"
+        do = "Name a folder as transformers' save_pretrained writes it."
+        raise ConfigError(doing, f"a model folder at {path}", what_is_there, do)
+    document = _object(path / CONFIG, doing)
+    config = llama.config_of(document, doing)
+    expected = {place.theirs: place.shape for place in llama.places(config)}
+    files: dict[str, Path] = {}
+    dtypes: dict[str, str] = {}
+    faults: list[Fault] = []
+    for file in _files(path, doing):
+        try:
+            with safe_open(file, framework="np") as opened:
+                for name in opened.keys():  # noqa: SIM118  # It is no mapping.
+                    part = opened.get_slice(name)
+                    if name in expected:
+                        faults += _tensor_faults(doing, name, expected[name], part)
+                        files[name], dtypes[name] = file, DTYPES.get(part.get_dtype(), part.get_dtype())
+                    elif not name.endswith(_IGNORED):
+                        do = "Take a folder of this architecture: what this tensor does is not known here."
+                        faults.append(Fault(doing, f"tensors of {config_name(document)}", repr(name)[:200], do))
+        except (OSError, SafetensorError) as error:
+            do = "The file is damaged, or was not copied whole: take the folder again from where it is whole."
+            raise ConfigError(doing, f"{file.name}, whole", str(error), do) from None
+        if len(faults) > NAMES_MAX:
+            break
+    if missing := [name for name in expected if name not in files]:
+        more = f" and {len(missing) - NAMES_MAX} more" if len(missing) > NAMES_MAX else ""
+        do = "Take the folder again from where it is whole."
+        names = ", ".join(missing[:NAMES_MAX]) + more
+        faults.insert(0, Fault(doing, f"tensors {names}", "files without them", do))
+    if faults:
+        raise ConfigError.of(faults[:NAMES_MAX])
+    return ModelFolder(path, document, config, files, dtypes)
+
+
+def config_name(document: Mapping[str, Any]) -> str:
+    """The architecture of a folder, for people."""
+    return llama.FAMILIES[document["model_type"]].architecture
+
+
+def _tensor_faults(doing: str, name: str, shape: tuple[int, ...], part: Any) -> Iterator[Fault]:
+    do = "Correct config.json, or take the folder from where it is whole."
+    if (found := tuple(part.get_shape())) != shape:
+        yield Fault(doing, f"tensor {name} of shape {list(shape)}, as {CONFIG} says", str(list(found)), do)
+    if (kind := part.get_dtype()) not in DTYPES:
+        do = "Take the folder in one of these; quantized models are not read."
+        yield Fault(doing, f"tensor {name} of {', '.join(DTYPES.values())}", str(kind), do)
+
+
+def _files(path: Path, doing: str) -> list[Path]:
+    """The files of a folder that have its tensors."""
+    if not (path / INDEX).is_file():
+        if (path / WEIGHTS).is_file():
+            return [path / WEIGHTS]
+        pickles = sorted(each.name for each in path.glob("*.bin"))
+        found = f"pickles ({pickles[0]}), which are never read" if pickles else "neither"
+        do = "Save it with transformers' save_pretrained, which writes safetensors."
+        raise ConfigError(doing, f"{WEIGHTS}, or {INDEX}", found, do)
+    index = _object(path / INDEX, doing)
+    do = "Take the folder again from where it is whole."
+    try:
+        names = sorted(set(msgspec.convert(index.get("weight_map"), dict[str, str]).values()))
+    except msgspec.ValidationError as error:
+        raise ConfigError(doing, f"a weight_map in {INDEX}", str(error), do) from None
+    for name in names:
+        if name != os.path.basename(name) or not name.endswith(".safetensors"):
+            raise ConfigError(doing, f"names of safetensors files in {INDEX}", repr(name)[:200], do)
+        if not (path / name).is_file():
+            raise ConfigError(doing, f"{name}, which {INDEX} names", "nothing there", do)
+    return [path / name for name in names]
+
+
+def _object(path: Path, doing: str) -> dict[str, Any]:
+    """The JSON object in a file of a folder."""
+    do = "Take the folder again from where it is whole."
+    try:
+        size = path.stat().st_size
+        if size > DOCUMENT_BYTES_MAX:
+            raise ConfigError(doing, f"{path.name} of at most {DOCUMENT_BYTES_MAX} bytes", f"{size} bytes", do)
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(doing, f"a JSON object in {path.name}", str(error), do) from None
+
+
+def check_absent(to: Path, doing: str) -> None:
+    """ConfigError if there is something at a path, or no folder around it."""
+    if os.path.lexists(to):
+        do = "Name another folder with --to: nothing is ever written over."
+        raise ConfigError(doing, f"nothing at {to} yet", "something there", do)
+    if not to.parent.is_dir():
+        raise ConfigError(doing, f"a folder {to.parent}", "none", "Make it, or name another with --to.")
+
+
+def write(to: Path, doing: str, fill: Callable[[Path], None]) -> None:
+    """Make the folder `to`, whole or not at all: `fill` writes into one beside it, which is then renamed.
+
+    ConfigError if something is there, and if the disk refuses.
+    """
+    check_absent(to, doing)
+    part = to.with_name(f".{to.name}-{secrets.token_hex(4)}.part")
+    try:
+        part.mkdir()
+        fill(part)
+        for path in [*part.rglob("*"), part]:
+            _sync(path)
+        check_absent(to, doing)
+        part.rename(to)
+        _sync(to.parent)
+    except OSError as error:
+        do = "Make room, or name another folder with --to."
+        raise ConfigError(doing, f"a folder that can be written at {to}", error.strerror or str(error), do) from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def write_documents(folder: Path, documents: Mapping[str, Mapping[str, Any]], files: Mapping[str, bytes]) -> None:
+    """Write JSON documents, and files as they are, into a folder. OSError of the disk."""
+    for name, document in documents.items():
+        (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Array], dtypes: Mapping[str, str], bytes_max: int = SHARD_BYTES_MAX
+) -> None:
+    """Write tensors, each in its dtype, into one file of safetensors or several of at most `bytes_max` bytes, with an
+    index; one file at a time is in memory. OSError of the disk."""
+    shards = _shards({name: array.size * np.dtype(dtypes[name]).itemsize for name, array in tensors.items()}, bytes_max)
+    total, where = 0, dict[str, str]()
+    for number, names in enumerate(shards, 1):
+        file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        arrays = {name: np.ascontiguousarray(tensors[name].astype(dtypes[name], copy=False)) for name in names}
+        (folder / file).touch()
+        mode = (folder / file).stat().st_mode
+        # transformers reads only files that say "pt", though the bytes are the same.
+        save_file(arrays, folder / file, {"format": "pt"})
+        (folder / file).chmod(mode)  # The library lets the owner alone read it.
+        total += sum(array.nbytes for array in arrays.values())
+        where |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        write_documents(folder, {INDEX: {"metadata": {"total_size": total}, "weight_map": where}}, {})
+
+
+def _shards(sizes: Mapping[str, int], bytes_max: int) -> list[list[str]]:
+    """Names in their order, cut where a file would have more than `bytes_max` bytes; a larger tensor is one alone."""
+    shards: list[list[str]] = [[]]
+    full = 0
+    for name, size in sizes.items():
+        if shards[-1] and full + size > bytes_max:
+            shards.append([])
+            full = 0
+        shards[-1].append(name)
+        full += size
+    return shards

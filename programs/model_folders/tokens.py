@@ -1,0 +1,119 @@
+"""Text as tokens, and back: bytes, or the tokenizer of a model folder.
+
+A tokenizer.json is read by the library `tokenizers`, which runs no code of the folder's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+
+from isthmus.programs.model_folders.folders import DOCUMENT_BYTES_MAX, TOKENIZER
+from isthmus.runtime.errors import ConfigError
+
+BYTES: Final = 256
+Ids = npt.NDArray[np.int32]
+
+
+class TextTokens(Protocol):
+    """How a model's text becomes tokens."""
+
+    def encode(self, text: bytes, *, begins: bool = False) -> Ids:
+        """The tokens of a text in UTF-8; if it `begins`, with those that its tokenizer puts before a text.
+
+        ConfigError where it is no such text.
+        """
+
+    def decode(self, ids: Ids) -> str:
+        """The text of some tokens, with U+FFFD for what is none."""
+
+    def bytes_after_first(self, text: bytes) -> int:
+        """How many bytes of a text are not in its first token."""
+
+
+@final
+class ByteTokens:
+    """A byte is a token."""
+
+    def encode(self, text: bytes, *, begins: bool = False) -> Ids:
+        return np.frombuffer(text, np.uint8).astype(np.int32)
+
+    def decode(self, ids: Ids) -> str:
+        return bytes(ids[ids < BYTES].astype(np.uint8)).decode(errors="replace")
+
+    def bytes_after_first(self, text: bytes) -> int:
+        return max(len(text) - 1, 0)
+
+
+@final
+class FolderTokens:
+    """The tokenizer of a folder, for a model with so many token ids."""
+
+    def __init__(self, folder: Path, vocabulary: int, doing: str) -> None:
+        self._doing, path = doing, folder / TOKENIZER
+        if not path.is_file():
+            do = "Save one with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+            raise ConfigError(doing, f"{TOKENIZER} in {folder}", "nothing there", do)
+        if (size := path.stat().st_size) > DOCUMENT_BYTES_MAX:
+            do = "Take the folder again from where it is whole."
+            raise ConfigError(doing, f"{TOKENIZER} of at most {DOCUMENT_BYTES_MAX} bytes", f"{size} bytes", do)
+        self._tokenizer = _library(doing).Tokenizer
+        try:
+            self._tokenizer = self._tokenizer.from_file(str(path))
+        except Exception as error:  # The library raises nothing narrower.
+            do = "Take the folder again from where it is whole."
+            raise ConfigError(doing, f"a tokenizer in {path}", str(error)[:200], do) from None
+        most = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if most >= vocabulary:
+            do = "Take the tokenizer that belongs to this model, or resize its embedding."
+            raise ConfigError(doing, f"token ids below {vocabulary}, as the embedding has", f"one of {most}", do)
+
+    def encode(self, text: bytes, *, begins: bool = False) -> Ids:
+        return np.asarray(self._tokenizer.encode(self._text(text), add_special_tokens=begins).ids, np.int32)
+
+    def decode(self, ids: Ids) -> str:
+        text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        return text
+
+    def bytes_after_first(self, text: bytes) -> int:
+        characters = self._text(text)
+        offsets = self._tokenizer.encode(characters, add_special_tokens=False).offsets
+        return len(characters[offsets[0][1] :].encode()) if offsets else 0
+
+    def _text(self, text: bytes) -> str:
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(self._doing, "text in UTF-8", str(error), "Convert it first.") from None
+
+
+def byte_tokenizer(doing: str) -> dict[str, bytes]:
+    """The files of a tokenizer whose 256 tokens are the bytes, by name: a byte-level one without merges."""
+    library = _library(doing)
+    model = library.models.BPE(vocab={letter: byte for byte, letter in _letters().items()}, merges=[])
+    tokenizer = library.Tokenizer(model)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    document = b'{"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false}\n'
+    return {TOKENIZER: tokenizer.to_str(pretty=True).encode(), "tokenizer_config.json": document}
+
+
+def _letters() -> dict[int, str]:
+    """The letter that stands for each byte in a byte-level tokenizer, as GPT-2 has it: itself where it is printable in
+    Latin-1, else the next beyond."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(BYTES) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(BYTES + i) for i, byte in enumerate(others)}
+
+
+def _library(doing: str) -> Any:
+    try:
+        import tokenizers
+        from tokenizers import decoders, models, pre_tokenizers  # noqa: F401
+    except ImportError:
+        do = "Install it beside isthmus: in a clone, pip install -e '.[folders]'."
+        raise ConfigError(doing, "the library tokenizers", "none", do) from None
+    return tokenizers

@@ -1,0 +1,118 @@
+"""How well a language model predicts a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from isthmus.ops import transformer
+from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, find, whole
+from isthmus.programs.model_folders.tokens import ByteTokens, TextTokens
+from isthmus.programs.trained.text_model import TextModel
+from isthmus.runtime.errors import ConfigError
+
+LOGITS_MAX: Final = 1 << 24
+"""Logits of a batch, of which each is four bytes: what a machine without a GPU has room for."""
+CONTEXT_MAX: Final = 1024
+"""The tokens of a window, for a model that could take more."""
+
+
+@final
+class Evaluation(NamedTuple):
+    """`loss` in nats a token, over all predicted `tokens` of all `windows`; `bits_per_byte` of the text, None where it
+    is not known how many bytes it has."""
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float | None
+    tokens: int
+    windows: int
+
+
+def evaluate(model: TextModel, data: Path | None, doing: str) -> Evaluation:
+    """The loss of a model on all of the text in a file or folder; without one on the held-out text of its run.
+
+    The text is cut into windows of the model's context (of 1024 tokens at most), so that every token but the first is
+    predicted once, from what its window has before it. ConfigError where there is no text.
+    """
+    if data is None:
+        held_out = _sum(model, ((batch, None) for batch in model.held_out(doing)))
+        return held_out.evaluation(held_out.tokens if isinstance(model.tokens, ByteTokens) else None)
+    ids, text_bytes = _ids(model, data, doing)
+    if len(ids) < 2:
+        raise ConfigError(doing, "a text of at least two tokens", f"{len(ids)} in {data}", "Name another with --data.")
+    return _sum(model, _windows(model, ids)).evaluation(text_bytes)
+
+
+@final
+class Sum(NamedTuple):
+    """The sum of the losses of all predicted tokens, nats, and how many of them and of windows there are."""
+
+    loss: float
+    tokens: int
+    windows: int
+
+    def evaluation(self, text_bytes: int | None) -> Evaluation:
+        """The means; `text_bytes` of text were predicted, None where that is not known."""
+        mean = self.loss / self.tokens
+        bits = self.loss / math.log(2) / text_bytes if text_bytes else None
+        return Evaluation(mean, float(np.exp(mean)), bits, self.tokens, self.windows)
+
+
+def _ids(model: TextModel, data: Path, doing: str) -> tuple[TokenIds, int | None]:
+    """The tokens of a text, and how many bytes of it are predicted."""
+    try:
+        sources = find([str(data)])
+        if model.tokens is None or any(source.holds_tokens for source in sources):
+            return whole(sources, vocabulary=model.config.vocabulary), None
+        if isinstance(model.tokens, ByteTokens):
+            ids = whole(sources)
+            return ids, len(ids) - 1
+        return _encoded(model.tokens, sources)
+    except DataError as error:
+        raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
+    except OSError as error:
+        raise ConfigError(doing, f"a text at {data}", str(error), "Name another with --data.") from None
+
+
+def _encoded(tokens: TextTokens, sources: tuple[CorpusFile, ...]) -> tuple[TokenIds, int]:
+    """The tokens of texts, one after the other, and their bytes but those of the first token."""
+    texts = [Path(source.path).read_bytes() for source in sources]
+    return TokenIds(map(tokens.encode, texts)), tokens.bytes_after_first(texts[0]) + sum(map(len, texts[1:]))
+
+
+def _windows(model: TextModel, ids: TokenIds) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]:
+    """Batches of windows [sequences, length + 1], each of which begins with the last token of the one before it, and
+    which of their predictions count."""
+    length = min(model.config.context, CONTEXT_MAX, len(ids) - 1)
+    sequences = max(1, LOGITS_MAX // (length * model.config.vocabulary))
+    starts = range(0, len(ids) - 1, length)
+    for first in range(0, len(starts), sequences):
+        tokens = np.zeros((sequences, length + 1), np.int32)
+        counts = np.zeros((sequences, length), bool)
+        for row, start in enumerate(starts[first : first + sequences]):
+            size = min(length + 1, len(ids) - start)
+            tokens[row, :size] = ids.window(start, size)
+            counts[row, : size - 1] = True
+        yield tokens, counts
+
+
+def _sum(model: TextModel, batches: Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]]) -> Sum:
+    losses_of = jax.jit(partial(transformer.token_losses, model.config))
+    params = jax.tree.map(jnp.asarray, model.params)
+    total, tokens, windows = 0.0, 0, 0
+    for batch, counts in batches:
+        losses = np.asarray(losses_of(params, batch), np.float64)
+        counts = np.ones(losses.shape, bool) if counts is None else counts
+        total += float(losses[counts].sum())
+        tokens += int(counts.sum())
+        windows += int(counts.any(axis=1).sum())
+    return Sum(total, tokens, windows)

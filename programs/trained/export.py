@@ -1,0 +1,112 @@
+"""The model of a run as a folder for others: a model folder of transformers, plain safetensors, or an orbax checkpoint.
+
+Decides what goes into each. A model folder is written of what has its form: the shipped language model without experts.
+The other two take the merged leaves of any task, by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias, final
+
+import numpy.typing as npt
+
+from isthmus.ops.transformer import ModelConfig
+from isthmus.programs import language_model
+from isthmus.programs.model_folders import folders, llama
+from isthmus.programs.model_folders.tokens import byte_tokenizer
+from isthmus.programs.trained.run_model import job_of, opened
+from isthmus.programs.trained.text_model import is_run, nested, settings_of
+from isthmus.runtime.errors import ConfigError, nearest
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+Dtypes: TypeAlias = Mapping[str, str]
+DTYPES: Final = tuple(folders.DTYPES.values())
+"""What --dtype may be."""
+
+
+@final
+class Form(NamedTuple):
+    """How a model is written into an empty folder, and what its reader may miss there."""
+
+    write: Callable[[Path, Arrays, Dtypes], None]
+    notes: tuple[str, ...] = ()
+
+
+def export(run: Path, to: Path, form: str, *, snapshot: int | None = None, dtype: str | None = None) -> tuple[str, ...]:
+    """Write the model of a run into a new folder, whole or not at all; returns what is to be said about it.
+
+    `dtype`: of all tensors; None for that in which each is trained. ConfigError for a form that the model does not
+    have, and where something is at `to`.
+    """
+    doing = f"Exporting {run}"
+    if form not in FORMS:
+        raise ConfigError("Reading --format", f"one of {', '.join(FORMS)}", repr(form), nearest(form, FORMS))
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError("Reading --dtype", f"one of {', '.join(DTYPES)}", repr(dtype), nearest(dtype, DTYPES))
+    to = to.absolute()
+    folders.check_absent(to, doing)
+    if not is_run(run):
+        what_is_there = "no such folder" if not run.is_dir() else "no config.toml in it"
+        do = "Name the folder of a run: runs/latest, or see isthmus status --all."
+        raise ConfigError(doing, "a run folder", what_is_there, do)
+    chosen = FORMS[form](run, doing)
+    model = opened(run, doing, snapshot)
+    layout = job_of(run, doing).layout
+    arrays = {leaf.name: model.tensors[leaf.name].reshape(leaf.shape) for leaf in layout}
+    dtypes = {leaf.name: dtype or leaf.dtype for leaf in layout}
+    folders.write(to, doing, lambda folder: chosen.write(folder, arrays, dtypes))
+    return (f"{model.words} of {run.resolve().name} is in {to}", *chosen.notes)
+
+
+def _huggingface(run: Path, doing: str) -> Form:
+    """The form of transformers, of a run that has one."""
+    settings = settings_of(run, doing)
+    if settings is None or settings["experts"]:
+        found = "one of a task of its own" if settings is None else f"{settings['experts']} experts in each layer"
+        do = "Use --format safetensors, or orbax: names and arrays, of any task."
+        raise ConfigError(doing, "a model that transformers knows, the shipped one without experts", found, do)
+    config = language_model.model_config(settings)
+    if language_model.is_of_bytes(settings):
+        return Form(partial(_write_llama, config, byte_tokenizer(doing)))
+    note = "without a tokenizer: the run was trained on token ids"
+    return Form(partial(_write_llama, config, {}), (note,))
+
+
+def _write_llama(config: ModelConfig, files: Mapping[str, bytes], folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
+    (dtype,) = set(dtypes.values())
+    tensors = llama.theirs(config, arrays)
+    folders.write_documents(folder, {folders.CONFIG: llama.document_of(config, dtype)}, files)
+    folders.write_tensors(folder, tensors, dict.fromkeys(tensors, dtype))
+
+
+def _safetensors(run: Path, doing: str) -> Form:
+    """Every merged leaf by its path."""
+    return Form(folders.write_tensors)
+
+
+def _orbax(run: Path, doing: str) -> Form:
+    """A tree of the merged leaves, by the steps of their paths."""
+    try:
+        import orbax.checkpoint  # noqa: F401
+    except ImportError:
+        do = "Install it beside isthmus: in a clone, pip install -e '.[orbax]'."
+        raise ConfigError(doing, "the library orbax-checkpoint", "none", do) from None
+    return Form(_write_orbax)
+
+
+def _write_orbax(folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
+    from orbax.checkpoint import StandardCheckpointer
+
+    tree = nested({name: array.astype(dtypes[name]) for name, array in arrays.items()})
+    with StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder.absolute(), tree, force=True)  # The folder is there, and empty.
+
+
+FORMS: Final[Mapping[str, Callable[[Path, str], Form]]] = {
+    "huggingface": _huggingface,
+    "safetensors": _safetensors,
+    "orbax": _orbax,
+}

@@ -1,0 +1,175 @@
+"""Folders are read as they are, and written whole or not at all; damaged or hostile ones are refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from isthmus.ops.transformer import ModelConfig
+from isthmus.programs.model_folders import folders, llama
+from isthmus.runtime.errors import ConfigError
+
+MODEL = ModelConfig(vocabulary=11, layers=2, width=8, heads=2, context=6)
+DOCUMENT = llama.document_of(MODEL, "bfloat16")
+DOING = "Reading it"
+
+
+def arrays() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {place.theirs: rng.normal(size=place.shape).astype(np.float32) for place in llama.places(MODEL)}
+
+
+def write(to: Path, tensors: dict[str, Any], dtype: str = "bfloat16", bytes_max: int = folders.SHARD_BYTES_MAX) -> Path:
+    def fill(folder: Path) -> None:
+        folders.write_documents(folder, {folders.CONFIG: DOCUMENT}, {"tokenizer.json": b"{}"})
+        folders.write_tensors(folder, tensors, dict.fromkeys(tensors, dtype), bytes_max)
+
+    folders.write(to, "Writing it", fill)
+    return to
+
+
+@pytest.mark.parametrize("bytes_max", [folders.SHARD_BYTES_MAX, 700])
+def test_a_folder_comes_back_to_the_bit(tmp_path: Path, bytes_max: int) -> None:
+    tensors = arrays()
+    folder = folders.read(write(tmp_path / "it", tensors, bytes_max=bytes_max), DOING)
+    assert set(folder.files) == set(tensors)
+    assert set(folder.dtypes.values()) == {"bfloat16"}
+    for name, tensor in tensors.items():
+        found = folder.tensor(name)
+        assert found.dtype == ml_dtypes.bfloat16
+        assert found.tobytes() == tensor.astype(ml_dtypes.bfloat16).tobytes()
+    assert folder.beside() == {"tokenizer.json": b"{}"}
+    names = sorted(path.name for path in folder.path.glob("*.safetensors"))
+    if bytes_max == 700:
+        assert names[-1] == f"model-{len(names):05}-of-{len(names):05}.safetensors"
+        index = json.loads((folder.path / folders.INDEX).read_text())
+        assert index["metadata"]["total_size"] == sum(2 * tensor.size for tensor in tensors.values())
+        assert set(index["weight_map"]) == set(tensors)
+    else:
+        assert names == ["model.safetensors"]
+    assert not [path for path in tmp_path.iterdir() if path.name != "it"], "nothing is left beside it"
+
+
+def test_nothing_is_written_over_and_nothing_is_left_half_written(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(ConfigError, match="something there"):
+        write(tmp_path / "there", arrays())
+    with pytest.raises(ConfigError, match="expected a folder"):
+        write(tmp_path / "none" / "it", arrays())
+
+    def refuse(folder: Path) -> None:
+        (folder / "half").write_text("of it")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ConfigError, match="No space left"):
+        folders.write(tmp_path / "it", "Writing it", refuse)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert (tmp_path / "there").read_text() == "mine"
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    tensors = load_file(folder / folders.WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / folders.WEIGHTS)
+
+
+def cut(folder: Path) -> None:
+    data = (folder / folders.WEIGHTS).read_bytes()
+    (folder / folders.WEIGHTS).write_bytes(data[:-5])
+
+
+def promise_much(folder: Path) -> None:
+    header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]}})
+    (folder / folders.WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header.encode())
+
+
+def index_of(names: Any) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / folders.INDEX).write_text(json.dumps({"weight_map": names}))
+
+    return write
+
+
+def config_without(key: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        document = json.loads((folder / folders.CONFIG).read_text())
+        del document[key]
+        (folder / folders.CONFIG).write_text(json.dumps(document))
+
+    return write
+
+
+def pickle(folder: Path) -> None:
+    (folder / folders.WEIGHTS).rename(folder / "pytorch_model.bin")
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no config": (lambda folder: (folder / folders.CONFIG).unlink(), "no config.json in it"),
+    "no JSON": (lambda folder: (folder / folders.CONFIG).write_bytes(b"\xff\x00"), "a JSON object in config.json"),
+    "deep JSON": (lambda folder: (folder / folders.CONFIG).write_text("[" * 100_000), "a JSON object in config.json"),
+    "a list": (lambda folder: (folder / folders.CONFIG).write_text("[]"), "a JSON object in config.json"),
+    "no width": (config_without("hidden_size"), "hidden_size"),
+    "no weights": (lambda folder: (folder / folders.WEIGHTS).unlink(), "model.safetensors"),
+    "pickles": (pickle, "never read"),
+    "truncated": (cut, "model.safetensors, whole"),
+    "empty": (lambda folder: (folder / folders.WEIGHTS).write_bytes(b""), "model.safetensors, whole"),
+    "a long header": (
+        lambda folder: (folder / folders.WEIGHTS).write_bytes(struct.pack("<Q", 1 << 62) + b"{}"),
+        "model.safetensors, whole",
+    ),
+    "more than there is": (promise_much, "model.safetensors, whole"),
+    "a tensor less": (
+        lambda folder: changed(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight")),
+        "tensors model.layers.1.mlp.up_proj.weight",
+    ),
+    "another shape": (
+        lambda folder: changed(folder, lambda tensors: tensors.update({"lm_head.weight": np.zeros((8, 11), "f4")})),
+        "lm_head.weight of shape [11, 8]",
+    ),
+    "another dtype": (
+        lambda folder: changed(folder, lambda tensors: tensors.update({"model.norm.weight": np.zeros(8, "i1")})),
+        "model.norm.weight of float32",
+    ),
+    "one more": (
+        lambda folder: changed(folder, lambda tensors: tensors.update({"model.more.weight": np.zeros(8, "f4")})),
+        "model.more.weight",
+    ),
+    "an index to a file that is not there": (index_of({"lm_head.weight": "a.safetensors"}), "a.safetensors, which"),
+    "an index to elsewhere": (index_of({"lm_head.weight": "../a.safetensors"}), "../a.safetensors"),
+    "an index of numbers": (index_of({"lm_head.weight": 3}), "weight_map"),
+    "an index of nothing": (index_of({}), "tensors model.embed_tokens.weight"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_folder_that_is_not_whole_is_refused(name: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "it", arrays(), "float32")
+    spoil, words = BROKEN[name]
+    spoil(folder)
+    with pytest.raises(ConfigError) as refused:
+        folders.read(folder, DOING)
+    assert words in str(refused.value)
+
+
+def test_no_byte_of_a_header_makes_a_crash(tmp_path: Path) -> None:
+    folder = write(tmp_path / "it", arrays(), "float32")
+    data = bytearray((folder / folders.WEIGHTS).read_bytes())
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        spoilt = bytearray(data)
+        for at in rng.integers(0, 1500, 3):
+            spoilt[at] = rng.integers(0, 256)
+        (folder / folders.WEIGHTS).write_bytes(spoilt)
+        try:
+            read = folders.read(folder, DOING)
+        except ConfigError:
+            continue
+        assert all(read.tensor(name).nbytes < 1 << 12 for name in read.files)

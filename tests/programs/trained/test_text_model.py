@@ -1,0 +1,99 @@
+"""What a language model says of a text, and writes, against its forward pass alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from isthmus.ops import transformer
+from isthmus.ops.transformer import ModelConfig
+from isthmus.programs.model_folders.tokens import ByteTokens
+from isthmus.programs.trained.evaluate import evaluate
+from isthmus.programs.trained.sample import continuation
+from isthmus.programs.trained.text_model import TextModel, text_model
+from isthmus.runtime.errors import ConfigError
+
+CONFIG = ModelConfig(vocabulary=256, layers=1, width=8, heads=2, context=10)
+DOING = "Trying it"
+BYTES = ByteTokens()
+
+
+def model(tokens: Any = BYTES, ends: tuple[int, ...] = (), scale: float = 0.5) -> TextModel:
+    rng = np.random.default_rng(3)
+    params = jax.tree.map(
+        lambda leaf: (rng.normal(size=leaf.shape) * scale).astype(np.float32),
+        jax.eval_shape(lambda: transformer.init(CONFIG, jax.random.key(0))),
+    )
+    return TextModel(Path("it"), CONFIG, params, tokens, ends)
+
+
+def test_a_model_that_knows_nothing_needs_eight_bits_a_byte(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(bytes(range(256)))
+    found = evaluate(model(scale=0.0), tmp_path / "text", DOING)
+    assert (found.tokens, found.windows) == (255, 26)
+    assert found.loss == pytest.approx(math.log(256), abs=1e-6)
+    assert found.bits_per_byte == pytest.approx(8.0, abs=1e-6)
+    assert found.perplexity == pytest.approx(256.0, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_every_token_but_the_first_is_predicted_once(tmp_path: Path) -> None:
+    text = np.random.default_rng(0).integers(0, 256, 34).astype(np.uint8)
+    for name, part in (("a", text[:20]), ("b", text[20:])):
+        (tmp_path / name).write_bytes(part.tobytes())
+    it = model()
+    losses = []
+    for start in range(0, 33, 10):
+        window = text[start : start + 11].astype(np.int32)[None]
+        scores = np.asarray(transformer.logits(CONFIG, it.params, window[:, :-1]), np.float64)[0]
+        losses += [np.log(np.exp(row).sum()) - row[right] for row, right in zip(scores, window[0, 1:], strict=True)]
+    found = evaluate(it, tmp_path, DOING)
+    assert (found.tokens, found.windows) == (33, 4)
+    assert found.loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def written(it: TextModel, prompt: bytes, count: int, **more: Any) -> str:
+    return "".join(continuation(it, prompt, count, DOING, **more))
+
+
+@pytest.mark.slow
+def test_the_most_likely_tokens_are_those_of_the_forward_pass() -> None:
+    it = model()
+    logits = jax.jit(transformer.logits, static_argnums=0)
+    ids = [1, 2, 3]
+    for _ in range(23):
+        # Beyond its context the model reads the last half of it again.
+        recent = ids if len(ids) < 10 else ids[-5 - (len(ids) - 10) % 5 :]
+        scores = logits(CONFIG, it.params, np.array([recent + [0] * (10 - len(recent))]))
+        ids.append(int(np.argmax(scores[0, len(recent) - 1])))
+    expected = bytes(ids[3:]).decode(errors="replace")
+    assert written(it, bytes([1, 2, 3]), 23, temperature=0.0) == expected
+
+
+@pytest.mark.slow
+def test_what_is_drawn_follows_the_seed_and_ends_with_the_text() -> None:
+    one, same, other = (written(model(scale=0.1), b"a", 40, seed=seed) for seed in (1, 1, 2))
+    assert one == same != other
+    every = tuple(range(256))
+    assert written(model(ends=every), b"a", 40) == ""
+
+
+def test_what_cannot_be_written_or_measured_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="with a tokenizer"):
+        written(model(tokens=None), b"a", 1)
+    with pytest.raises(ConfigError, match="at least one token"):
+        written(model(), b"", 1)
+    with pytest.raises(ConfigError, match="has none"):
+        evaluate(model(), None, DOING)
+    (tmp_path / "short").write_bytes(b"a")
+    with pytest.raises(ConfigError, match="at least two tokens"):
+        evaluate(model(), tmp_path / "short", DOING)
+    with pytest.raises(ConfigError, match="nothing there"):
+        text_model(tmp_path / "none", DOING)
+    with pytest.raises(ConfigError, match=r"neither config\.toml nor config\.json"):
+        text_model(tmp_path, DOING)

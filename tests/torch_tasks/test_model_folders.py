@@ -1,0 +1,214 @@
+"""Folders in and out, against transformers itself: logits, bytes of tensors, evaluation, tokenizer, messages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from isthmus import Program
+from isthmus.ops import transformer
+from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.model_folders import folders, llama
+from isthmus.programs.training import start
+from isthmus.runtime.errors import ConfigError
+from tests.patience import PATIENCE
+
+pytestmark = [pytest.mark.torch]
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"rms_norm_eps": 1e-5}),
+    "llama, tied, grouped": ("llama", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "llama 3, biases": (
+        "llama",
+        {
+            "head_dim": 12,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 500_000.0, **LLAMA3},
+        },
+    ),
+    "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    "mistral": ("mistral", {"num_key_value_heads": 2, "sliding_window": 9}),
+    "mistral, tied": ("mistral", {"num_key_value_heads": 1, "sliding_window": None, "tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {"num_key_value_heads": 2}),
+    "qwen2, tied, yarn": (
+        "qwen2",
+        {
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN},
+        },
+    ),
+    "qwen3": ("qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
+    "qwen3, tied": ("qwen3", {"num_key_value_heads": 4, "head_dim": 8, "tie_word_embeddings": True}),
+}
+LARGEST = 1e-5
+"""Of a difference of logits, as a share of the largest logit."""
+
+
+def model_of(name: str) -> Any:
+    """A small random model, in transformers."""
+    kind, more = MODELS[name]
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **more})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + float("norm" in path))
+    return model
+
+
+def difference(ours: Any, theirs: Any) -> float:
+    """The largest difference of logits, as a share of the largest."""
+    ours, theirs = np.asarray(ours), theirs.detach().numpy()
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_folder_of_transformers_has_the_same_logits_here(name: str, tmp_path: Path) -> None:
+    model = model_of(name)
+    model.save_pretrained(tmp_path / "it", max_shard_size="20KB")
+    folder = folders.read(tmp_path / "it", "Reading it")
+    assert len(set(folder.files.values())) > 1
+    tokens = np.random.default_rng(0).integers(0, 97, (2, 60))
+    params = llama.ours(folder.config, folder.tensors("float32"))
+    ours = jax.jit(transformer.logits, static_argnums=0)(folder.config, params, tokens)
+    assert difference(ours, model(torch.tensor(tokens)).logits) <= LARGEST
+
+
+# -- out ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"{i} times 7 is {7 * i}, höchstens. " for i in range(600)))
+    return path
+
+
+@pytest.fixture(scope="module", params=["plain", "tied and stacked"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+    """A short run of the shipped language model."""
+    settings = {"layers": 2, "width": 32, "heads": 4, "context": 32, "batch": 4, "data": [str(text)]}
+    settings |= {} if request.param == "plain" else {"tied": True, "stacked": True}
+    folder: Path = tmp_path_factory.mktemp("run") / "run"
+    program = Program("decoupled-diloco", interval=6, fragments=4)
+    asked = {"learners": 1, "tokens": 100 * 128}
+    start(prepare(program, None, run=asked, task_settings=settings, run_dir=folder).to_train().with_folder(), None)
+    return folder
+
+
+def isthmus(*arguments: Any, status: int = 0) -> tuple[str, str]:
+    command = [str(Path(sys.executable).with_name("isthmus")), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == status, done.stderr
+    return done.stdout, done.stderr
+
+
+def exported(run: Path, to: Path, form: str = "huggingface", *more: Any) -> Path:
+    isthmus("export", run, "--format", form, "--to", to, *more)
+    return to
+
+
+@pytest.mark.process
+def test_an_exported_run_is_a_model_of_transformers(run: Path, text: Path, tmp_path: Path) -> None:
+    folder = exported(run, tmp_path / "it")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype="float32")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    words = "42 times 7, höchstens\n\x00\x7f"
+    assert tokenizer(words)["input_ids"] == list(words.encode())
+    assert tokenizer.decode(list(words.encode())) == words
+    opened = folders.read(folder, "Reading it")
+    tokens = np.frombuffer(text.read_bytes()[: 4 * 32], np.uint8).reshape(4, 32).astype(np.int64)
+    ours = transformer.logits(opened.config, llama.ours(opened.config, opened.tensors("float32")), tokens)
+    assert difference(ours, model(torch.tensor(tokens)).logits) <= LARGEST
+
+    of_run, of_folder = (json.loads(isthmus("evaluate", where, "--data", text, "--json")[0]) for where in (run, folder))
+    assert of_run["loss"] == pytest.approx(of_folder["loss"], abs=1e-6)
+    assert of_run["tokens"] == of_folder["tokens"] == len(text.read_bytes()) - 1
+    assert of_run["bits_per_byte"] == pytest.approx(of_run["loss"] / np.log(2))
+    held_out = json.loads(isthmus("evaluate", run, "--json")[0])
+    summary = json.loads((run / "summary.json").read_text())
+    assert held_out["loss"] == pytest.approx(summary["eval_loss_final"], abs=1e-5)
+
+    prompt = torch.tensor([list(b"6 times 7 is ")])
+    written = model.generate(prompt, max_new_tokens=16, do_sample=False)[0].tolist()
+    said = [
+        isthmus("sample", where, "--prompt", "6 times 7 is ", "--tokens", 16, "--temperature", 0)[0]
+        for where in (run, folder)
+    ]
+    assert said == [bytes(written).decode(errors="replace")] * 2
+
+
+@pytest.mark.process
+def test_other_forms_have_names_and_arrays(run: Path, tmp_path: Path) -> None:
+    import orbax.checkpoint
+    from safetensors.numpy import load_file
+
+    import isthmus as face
+
+    model = face.load(run)
+    plain = load_file(exported(run, tmp_path / "plain", "safetensors") / "model.safetensors")
+    half = load_file(exported(run, tmp_path / "half", "safetensors", "--dtype", "bfloat16") / "model.safetensors")
+    tree = orbax.checkpoint.StandardCheckpointer().restore(exported(run, tmp_path / "orbax", "orbax"))
+    leaves = jax.tree_util.tree_flatten_with_path(model)[0]
+    assert len(leaves) == len(plain) == len(half)
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        np.testing.assert_array_equal(plain[name], leaf)
+        np.testing.assert_array_equal(half[name], np.asarray(leaf.astype("bfloat16")))
+    jax.tree.map(np.testing.assert_array_equal, tree, model)
+
+
+@pytest.mark.process
+def test_what_cannot_be_exported_is_one_message(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    wrong = (
+        (("export", run, "--format", "huggingface", "--to", tmp_path / "there"), "something there"),
+        (("export", run, "--format", "gguf", "--to", tmp_path / "it"), "huggingface, safetensors, orbax"),
+        (("export", run, "--format", "orbax", "--to", tmp_path / "it", "--dtype", "int8"), "float32"),
+        (("export", run, "--format", "orbax", "--to", tmp_path / "it", "--snapshot", 99), "snapshot 99"),
+        (("export", tmp_path, "--format", "orbax", "--to", tmp_path / "it"), "a run folder"),
+        (("sample", run, "--prompt", ""), "at least one token"),
+        (("sample", tmp_path, "--prompt", "a"), "neither config.toml nor config.json"),
+        (("evaluate", run, "--data", tmp_path / "none"), "nothing there"),
+    )
+    for arguments, words in wrong:
+        out, error = isthmus(*arguments, status=2)
+        assert words in " ".join(error.split())
+        assert "Traceback" not in error
+        assert out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_tokenizer_that_knows_more_than_the_model_is_refused(tmp_path: Path) -> None:
+    from isthmus.programs.model_folders.tokens import FolderTokens, byte_tokenizer
+
+    for name, data in byte_tokenizer("Making it").items():
+        (tmp_path / name).write_bytes(data)
+    FolderTokens(tmp_path, 256, "Reading it")
+    with pytest.raises(ConfigError, match="token ids below 97"):
+        FolderTokens(tmp_path, 97, "Reading it")
+    (tmp_path / "tokenizer.json").write_bytes(b'{"model": ')
+    with pytest.raises(ConfigError, match="a tokenizer in"):
+        FolderTokens(tmp_path, 256, "Reading it")
