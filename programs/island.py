@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar, final
@@ -27,6 +27,7 @@ from isthmus.ops.island.life import LearnerLife
 from isthmus.programs.loop_task import ISLAND, LoopLife, ModelFound
 from isthmus.programs.task import METRICS_MAX, ModelLeaf
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.ids import LEARNER, Replica
 
 _MAKING: Final = "Making an island"
 _STEPPING: Final = "island.step(loss, tokens=)"
@@ -43,17 +44,20 @@ def island(
     *,
     merge: Mapping[str, str] | Sequence[tuple[str, str]] = (("**", "rda"),),
     tokens_most: int | None = None,
+    evaluate: Callable[[Any], Any] | None = None,
 ) -> Island:
     """The learner of a run that is this process's loop, to be used in a `with`.
 
     `model` is a `torch.nn.Module` on one device, and `optimizer` one of its parameters. `merge` are the rules by which
     its leaves are merged, as of a task: patterns on names with `/` for `.`. `tokens_most` is the most tokens that a
-    step can have, by default eight times those of the first one. ConfigError for anything else.
+    step can have, by default eight times those of the first one. `evaluate(model)` returns a loss, or numbers by name
+    with a 'loss' among them: a process of its own runs the script as far as the `with`, and calls it with the module
+    that has the values of the whole run; without it nothing is evaluated. ConfigError for anything else.
     """
     life = _life_of(os.environ)
     rules = tuple(merge.items()) if isinstance(merge, Mapping) else tuple(merge)
     with _answering(life):
-        return Island(life, model, optimizer, rules, tokens_most)
+        return Island(life, model, optimizer, rules, tokens_most, evaluate)
 
 
 @final
@@ -72,10 +76,14 @@ class Island:
         optimizer: Any,
         merge: tuple[tuple[str, str], ...],
         tokens_most: int | None,
+        evaluate: Any,
     ) -> None:
         """`life`: the life that this process is, or the descriptor for the answer where it is asked for its model."""
         self._torch = _torch_of(model)
-        self._merge, self._tokens_most = merge, tokens_most
+        self._merge, self._tokens_most, self._evaluate = merge, tokens_most, evaluate
+        if evaluate is not None and not callable(evaluate):
+            do = "Pass a function of the module."
+            raise ConfigError(_MAKING, "evaluate= a function", f"a {type(evaluate).__name__}", do)
         self._model = _checked_model(self._torch, model, merge)
         self._places = [(tensors, name, self._model.merged[path]) for tensors, name, path in self._model.places()]
         self._moments = _checked_moments(self._torch, self._model, optimizer)
@@ -99,7 +107,11 @@ class Island:
         from isthmus.programs.engine.run.loop_host import LoopHost
 
         os.environ.pop(ISLAND, None)  # Processes that the loop starts are no islands.
-        self._host = LoopHost(self._life, self._leaves(), self._make, self._restore_handlers)
+        leaves = self._leaves()
+        if Replica.parse(self._life.replica).role != LEARNER:
+            LoopHost(self._life, leaves, in_forks=self._restore_handlers, judge=self._judge()).begin()
+            _end()
+        self._host = LoopHost(self._life, leaves, in_forks=self._restore_handlers, make=self._make)
         self._handle_signals()
         self._host.begin()
         return self
@@ -128,6 +140,12 @@ class Island:
 
         self._learner = LoopLearner(self._model, self._moments, fragments, life=life, alpha=alpha)
         return self._learner
+
+    def _judge(self) -> Any:
+        """What evaluates in this process."""
+        from isthmus.ops.island.torch_loop import LoopEvaluation
+
+        return None if self._evaluate is None else LoopEvaluation(self._model, self._evaluate)
 
     def _handle_signals(self) -> None:
         """Let a notice make the loop leave at its next boundary; in a thread that may not, signals stay as they are."""
@@ -268,7 +286,8 @@ class Island:
             raise ConfigError(_MAKING, f"tokens_most= of at least {tokens}, those of the first step", str(most), do)
         sizes = [leaf.numel() * leaf.element_size() * (1 + leaf.requires_grad) for leaf in self._model.leaves.values()]
         size_bytes = int(sum(sizes) + self._moments.size_bytes)
-        return ModelFound(tuple(self._leaves()), self._merge, tokens, most, size_bytes)
+        evaluates = self._evaluate is not None
+        return ModelFound(tuple(self._leaves()), self._merge, tokens, most, size_bytes, evaluates)
 
 
 def _answer(descriptor: int, answer: ModelFound | Sequence[Fault]) -> NoReturn:
@@ -276,6 +295,11 @@ def _answer(descriptor: int, answer: ModelFound | Sequence[Fault]) -> NoReturn:
     content = answer.answer() if isinstance(answer, ModelFound) else {"faults": [list(each) for each in answer]}
     with os.fdopen(descriptor, "w") as file:
         json.dump(content, file)
+    _end()
+
+
+def _end() -> NoReturn:
+    """End a process of the script that trains nothing: what follows is not for it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

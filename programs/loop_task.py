@@ -26,7 +26,7 @@ import numpy as np
 
 from isthmus.ops.data.batches import At, Tokens
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.island.contract import SoleLearning
+from isthmus.ops.island.contract import Evaluating, SoleLearning
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.programs.task import ModelLeaf, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
@@ -54,13 +54,14 @@ class LoopLife(NamedTuple):
 
 class ModelFound(NamedTuple):
     """What a script has told: the leaves of its model, the rules of `merge`, the tokens of its first step and the most
-    of any, and the least bytes of a learner."""
+    of any, the least bytes of a learner, and whether it evaluates."""
 
     leaves: tuple[ModelLeaf, ...]
     merge: tuple[tuple[str, str], ...]
     tokens: int
     tokens_most: int
     learner_bytes: int
+    evaluates: bool = False
 
     def answer(self) -> dict[str, Any]:
         """The same as JSON."""
@@ -71,7 +72,7 @@ class ModelFound(NamedTuple):
         """What an answer says."""
         leaves = tuple(ModelLeaf(name, tuple(shape), *rest) for name, shape, *rest in answer["leaves"])
         merge = tuple((pattern, kind) for pattern, kind in answer["merge"])
-        return cls(leaves, merge, answer["tokens"], answer["tokens_most"], answer["learner_bytes"])
+        return cls(leaves, merge, answer["tokens"], answer["tokens_most"], answer["learner_bytes"], answer["evaluates"])
 
 
 @final
@@ -92,12 +93,21 @@ class LoopScript:
 @final
 @dataclass(frozen=True, slots=True)
 class LoopTask(OwnTask):
-    """The task of a script; `found` is what it has told, `make` makes a learner in a process of the script."""
+    """The task of a script; `found` is what it has told.
+
+    In a process of the script, `make` makes a learner, and `judge` evaluates there.
+    """
 
     script: LoopScript
     _: KW_ONLY
     found: ModelFound | None = None
     make: Callable[[Sequence[Fragment], LearnerLife, float], SoleLearning] | None = None
+    judge: Evaluating | None = None
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the script evaluates; known of one that was asked."""
+        return self.found is not None and self.found.evaluates
 
     def completed(self) -> LoopTask:
         """This task, with the answer of the script; ConfigError with what it complains of, or if it makes no step."""
@@ -119,8 +129,8 @@ class LoopTask(OwnTask):
         assert self.make is not None
         return self.make(fragments, life, alpha)
 
-    def evaluator(self, seed: int) -> Unevaluated:
-        return Unevaluated()
+    def evaluator(self, seed: int) -> Evaluating:
+        return self.judge or Unevaluated()
 
     def leaves(self, seed: int) -> list[ModelLeaf]:
         return list((self.found or asked_of(self.script)).leaves)

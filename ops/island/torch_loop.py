@@ -7,15 +7,17 @@ parameters between two boundaries.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.island.life import LearnerLife, lower_priority
-from isthmus.ops.island.torch_model import Model, OptimizerState
+from isthmus.ops.exchange.messages import Vector
+from isthmus.ops.island.assembly import Assembled
+from isthmus.ops.island.life import LearnerLife, Tensors, lower_priority
+from isthmus.ops.island.torch_model import Model, OptimizerState, form_of
 from isthmus.ops.island.torch_state import PendingScalar, TorchState
 
 
@@ -99,6 +101,30 @@ class LoopLearner(TorchState):
         """The scalars of the step that was made."""
         self._step_number += 1
         return self._scalars
+
+
+@final
+class LoopEvaluation:
+    """The evaluation that a script brings: `evaluate(module)` is a loss, or scalars by name with a 'loss' among them.
+
+    Local leaves are those that the module has at its `with`.
+    """
+
+    def __init__(self, model: Model, evaluate: Callable[[Any], Any]) -> None:
+        self._model, self._evaluate = model, evaluate
+
+    def metrics(self, tensors: Tensors) -> dict[str, float]:
+        """The scalars of these merged leaves; TypeError if the script's are none."""
+        self._model.write(tensors)
+        result = self._evaluate(self._model.module)
+        scalars = result if isinstance(result, Mapping) else {"loss": result}
+        if "loss" not in scalars:
+            raise TypeError(f"evaluate(model) returns a loss, or a dict with one by the name 'loss', not {result!r}")
+        return {str(name): float(scalar) for name, scalar in scalars.items()}
+
+    def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Assembled:
+        """The merged leaves that the fragments make up, in NumPy arrays, each made when it is asked for."""
+        return Assembled(fragments, values, {path: form_of(leaf) for path, leaf in self._model.merged.items()})
 
 
 class Kept(NamedTuple):

@@ -194,7 +194,7 @@ class Fleet:
 
     def hello_times(self, replica: Replica) -> int:
         """How many times the usual time the process of a replica has for its first heartbeat."""
-        return self._hello_times if leader(replica).role == LEARNER else 1
+        return self._hello_times.get(leader(replica).role, 1)
 
     def is_tracked(self, replica: Replica) -> bool:
         return any(replica in machine.tracked for machine in self.machines.values())

@@ -55,8 +55,8 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     `least` are the largest and the smallest count of a role, where they differ from that: with fewer replicas of a
     role the run cannot go on. `processes` counts those of each learner's island, by slot; one for a slot beyond the
     end. `elastic` lists, by slot, how many of them may train without the others; empty where they live and end
-    together. Once the run is over, hosts have `exit_seconds` to end by themselves. The process of a learner has so
-    many times the usual time for its first heartbeat (`hello_times`).
+    together. Once the run is over, hosts have `exit_seconds` to end by themselves. `hello_times`: the processes of a
+    role have so many times the usual time for their first heartbeat.
     """
 
     roles: dict[str, int]
@@ -66,7 +66,7 @@ class RunRoles(msgspec.Struct, frozen=True, kw_only=True):
     elastic: tuple[tuple[int, ...], ...] = ()
     edges: dict[str, tuple[str, str]] = {}
     exit_seconds: float = EXIT_SECONDS
-    hello_times: int = 1
+    hello_times: dict[str, int] = {}
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):

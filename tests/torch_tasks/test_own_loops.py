@@ -46,7 +46,14 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
 how = sys.argv[1]
 forked = [fork()] if how == "forks" else []
-with isthmus.island(model, optimizer) as island:
+
+def evaluate(module):
+    assert module is model
+    with torch.no_grad():
+        x = torch.ones(64, 32)
+        return {"loss": ((module(x) - 32.0) ** 2).mean(), "first": module[0].bias[0]}
+
+with isthmus.island(model, optimizer, evaluate=evaluate if how == "evaluates" else None) as island:
     begun = island.position
     forked += [fork(), fork()] if how == "forks" else []
     print("forked", *forked)
@@ -133,6 +140,16 @@ def test_loops_train_and_one_that_was_killed_goes_on(start: Callable[..., Run]) 
     assert one[0]
     assert not one[2]
     assert [one[3:], other[3:]] == [[0, 16], [1, 16]]
+
+
+def test_a_process_of_the_script_evaluates_what_is_published(start: Callable[..., Run]) -> None:
+    run = start("evaluates", tokens=64 * 400)
+    summary = run.finish("done")
+    assert 0 < summary["eval_loss_final"] != summary["eval_loss_initial"]
+    lines = [json.loads(line) for line in (run.folder / "evaluations.jsonl").read_text().splitlines()]
+    assert lines[-1]["metrics"]["first"]
+    assert ends(run, 0)[0][0]
+    assert "END" not in (run.folder / "logs" / "evaluator-0.log").read_text()
 
 
 def test_a_loop_that_ends_early_has_left_and_the_others_go_on(start: Callable[..., Run]) -> None:
@@ -264,6 +281,7 @@ WRONG = {
         LOOP.format(arguments="loss, tokens=8").replace("optimizer.zero_grad()", "island.keep(Odd())", 1),
         "a Odd, of which this cannot be read back: ",
     ),
+    "no function": ("isthmus.island(model, optimizer, evaluate=1)", "a int"),
     "few tokens": (
         LOOP.format(arguments="loss, tokens=8").replace("optimizer)", "optimizer, tokens_most=4)", 1),
         "4",

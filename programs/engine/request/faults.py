@@ -27,6 +27,7 @@ from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_sharding import MeshShape, ShardingError
 from isthmus.ops.island.contract import LearnerSource
+from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.loop_task import LoopTask
@@ -124,9 +125,14 @@ def loop_faults(plans: Mapping[str, Plan], task: Any) -> Iterator[Fault]:
 
 
 def looped(plan: Plan) -> NodePlan | None:
-    """The node of a learner whose steps a loop of the user's may make; None if there is none."""
+    """The node to which the thread of a user's script may be lent; None if there is none.
+
+    A learner's whose steps a loop may make, or an evaluator's.
+    """
     for node in plan.nodes:
-        if isinstance(node.body, type) and issubclass(node.body, InnerStep) and node.keywords.get("fragments"):
+        if not isinstance(node.body, type):
+            continue
+        if issubclass(node.body, Evaluate) or (issubclass(node.body, InnerStep) and node.keywords.get("fragments")):
             return node
     return None
 

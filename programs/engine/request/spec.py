@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from isthmus.programs.engine.recorder.roles import OF_RUN, least_replicas, with_recorder
+from isthmus.programs.engine.recorder.roles import EVALUATOR, OF_RUN, least_replicas, with_recorder
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import follower_plan
 from isthmus.programs.engine.request.reference import script_of
@@ -27,7 +27,7 @@ from isthmus.programs.engine.request.request import Program, Request, fingerprin
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.request.slot_tasks import task_of
 from isthmus.programs.engine.snapshots.stored import StorePlace, home_text
-from isthmus.programs.loop_task import LoopScript
+from isthmus.programs.loop_task import LoopScript, LoopTask
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.plans import Plan, lower, roles_of_edges
 from isthmus.runtime.graph.template import Job, Node, Reference, Template, TensorSpec
@@ -98,7 +98,8 @@ class Spec:
     """A run as its processes know it.
 
     - `run`: a unique name. `roles`: the replicas of each role at the start; `most`: their maximum; `least`: the
-      number with which the run can go on; `computing`: the roles whose hosts import jax and the task.
+      number with which the run can go on; `computing`: the roles whose hosts import the task, or are processes of
+      its script.
     - `settings`: section `run.`, with the `argv` of the command or script, which modules of the user's may read at
       import, and the `processes` that the islands were given.
     - `zero_ns`: the instant of the machine's monotonic clock from which all times count; `cpu_seconds`: used by the
@@ -140,7 +141,7 @@ class Spec:
             elastic=self.elastic,
             edges=dict(self.edges),
             exit_seconds=EXIT_SECONDS if self.script is None else LOOP_EXIT_SECONDS,
-            hello_times=1 if self.script is None else LOOP_HELLO_TIMES,
+            hello_times={} if self.script is None else dict.fromkeys(self.computing, LOOP_HELLO_TIMES),
         )
 
     def task_of(self, replica: Replica) -> str:
@@ -198,7 +199,7 @@ def of(
         "roles": counts,
         "most": {"learner": min(job.slots_max, most["learner"])} if "learner" in counts else {},
         "least": {role: count for role, count in least_replicas(request.graph).items() if role in counts},
-        "computing": list(_computing(request.graph)),
+        "computing": list(_computing(request)),
         "zero_ns": zero_ns,
         "cpu_seconds": cpu_seconds,
         "tokens_of_step": [tokens] if isinstance(tokens := request.task.tokens_most, int) else list(tokens),
@@ -307,9 +308,12 @@ def _run_settings(data: Mapping[str, Any]) -> RunSettings:
         raise ValueError(str(error)) from error
 
 
-def _computing(graph: Template) -> tuple[str, ...]:
-    """The roles with a node that imports something: the task."""
-    return tuple(sorted({node.role for node in graph.nodes if _imports(node)}))
+def _computing(request: Request) -> tuple[str, ...]:
+    """The roles with a node that imports something: the task; of a script, those that it computes for."""
+    roles, task = {node.role for node in request.graph.nodes if _imports(node)}, request.task
+    if isinstance(task, LoopTask):
+        roles &= {LEARNER, EVALUATOR} if task.evaluates else {LEARNER}
+    return tuple(sorted(roles))
 
 
 def _imports(node: Node) -> bool:

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar, final
 from isthmus.programs.loop_task import ISLAND, LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.host.own_process import environment
-from isthmus.runtime.ids import LEARNER, Member, Replica, leader
+from isthmus.runtime.ids import Member, Replica, leader
 from isthmus.runtime.system import files
 from isthmus.runtime.system.processes import is_stopped
 
@@ -229,7 +229,7 @@ class Launcher:
     """Starts the hosts of the run in `folder`, and keeps their logs short.
 
     Hosts of the `computing` roles import the task that `task_of` names, and are forked by the fork server of that task.
-    Learners are processes of the `script`, if there is one, and then nothing else computes.
+    Where there is a `script`, they are processes of that instead.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -246,7 +246,7 @@ class Launcher:
         script: LoopScript | None = None,
     ) -> None:
         self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
-        self._computing = frozenset(computing) if script is None else frozenset()
+        self._computing = frozenset(computing)
         self.cpu_seconds = 0.0
         self._servers: dict[str, ForkLink[_Wanted]] = {}
         self._former: list[ForkLink[_Wanted]] = []
@@ -296,7 +296,8 @@ class Launcher:
             self._loop.call_later(files.LOOK_SECONDS, self._keep_logs_short)
 
     def _computes(self, replica: Replica) -> bool:
-        return leader(replica).role in self._computing
+        """Whether a host imports the task, and is forked."""
+        return self._script is None and leader(replica).role in self._computing
 
     # -- the fork server of a task -------------------------------------------------------------------------------------
 
@@ -365,7 +366,7 @@ class Launcher:
 
     def _start(self, wanted: _Wanted) -> int:
         member, replica = wanted.member, wanted.member.replica
-        if self._script is not None and replica.role == LEARNER:
+        if self._script is not None and replica.role in self._computing:
             life = LoopLife(str(self._folder), str(replica), member.incarnation, wanted.endpoint)
             return _spawn_script(self._script, life, log_of(self._folder, replica))
         arguments = [

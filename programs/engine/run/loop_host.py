@@ -1,4 +1,4 @@
-"""The host that a process of the user's script is, beside the user's loop.
+"""The host that a process of the user's script is: a learner's, beside the user's loop, or the evaluator's.
 
 The event loop of the host, with channel, daemon link and tape, runs in a thread of its own, and so do all nodes but
 one: inner-step has the thread of the user's loop, which lends it from one step to the next (`LentThread`). A firing
@@ -6,7 +6,7 @@ begins with adoptions and answers, is interrupted for the user's step, and ends 
 and everything that looks at a run see an ordinary learner.
 
 Decides how the loop's thread enters and leaves that: it waits for the first model at the beginning and for the last one
-at the end, and for another host at no step.
+at the end, and for another host at no step. The evaluator's host has the script's thread until the run is over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, final
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import LOCAL
-from isthmus.ops.island.contract import SoleLearning
+from isthmus.ops.island.contract import Evaluating, SoleLearning
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs.engine.request import reference, spec
@@ -31,7 +31,7 @@ from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError, RunError
 from isthmus.runtime.graph.template import Job
 from isthmus.runtime.host.threads import LentThread
-from isthmus.runtime.ids import LEARNER, Member, Replica
+from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.forks import close_in_forks
 from isthmus.runtime.system.processes import name_process
 
@@ -53,8 +53,16 @@ class Place(NamedTuple):
 class LoopHost:
     """The host of one life, from `begin` to `end`; all calls are those of the thread that the loop runs in."""
 
-    def __init__(self, life: LoopLife, found: Sequence[ModelLeaf], make: Make, in_forks: Callable[[], None]) -> None:
-        """ConfigError unless the leaves `found` are those of the run; `make` makes the learner.
+    def __init__(
+        self,
+        life: LoopLife,
+        found: Sequence[ModelLeaf],
+        *,
+        in_forks: Callable[[], None],
+        make: Make | None = None,
+        judge: Evaluating | None = None,
+    ) -> None:
+        """ConfigError unless the leaves `found` are those of the run; `make` and `judge` as in LoopTask.
 
         `in_forks` is called in each process that is forked from this one, which has none of its connections.
         """
@@ -64,8 +72,8 @@ class LoopHost:
         name_process(f"isthmus {replica}")
         settle_on_core(replica, run_spec.here.learners)
         task = reference.resolve(run_spec.job.task)
-        reference.bind(run_spec.job.task, replace(task, make=make))
-        plan = run_spec.plans()[LEARNER]
+        reference.bind(run_spec.job.task, replace(task, make=make, judge=judge))
+        plan = run_spec.plans()[replica.role]
         node = looped(plan)
         assert node is not None  # Or the request would have been refused.
         self._node = node
@@ -89,7 +97,10 @@ class LoopHost:
         return self._body().position
 
     def begin(self) -> None:
-        """Join, and wait for the model; returns before the first step. RunError if this host cannot."""
+        """Join, and wait for the model; returns before the first step, or when the run that it evaluates is over.
+
+        RunError if this host cannot.
+        """
         self._served.start()
         self._go_on(lambda: False)
 

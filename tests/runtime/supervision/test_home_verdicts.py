@@ -330,7 +330,7 @@ def test_one_that_has_raised_has_not_left_though_it_ends_well() -> None:
 
 
 def test_a_script_has_longer_and_other_hosts_have_not() -> None:
-    story = HomeStory(RunRoles(roles={"learner": 1, "syncer": 1}, hello_times=3), HERE)
+    story = HomeStory(RunRoles(roles={"learner": 1, "syncer": 1}, hello_times={"learner": 3}), HERE)
     story.hears(1, "alpha", seen("learner/0", 0), seen("syncer/0", 0))
     assert story.beat(2, HELLO_BEATS)[0] == written("syncer/0", Condemned(NoFirstHeartbeat(seconds(60))))
     story.beat(2, 2 * HELLO_BEATS - 1)
