@@ -153,6 +153,7 @@ def build(
             InnerStep,
             job.task,
             fragments=parts,
+            frozen=job.frozen,
             report_every=math.ceil(steps / len(parts)),
             tokens=job.tokens,
             alpha=alpha,
@@ -190,7 +191,9 @@ def build(
         fires=votes,
     )
     outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
-    evaluate = evaluator.node("evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens), fires=AnyOf("update"))
+    evaluate = evaluator.node(
+        "evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen), fires=AnyOf("update")
+    )
 
     rounds_max = 2 * len(parts) + 2
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))

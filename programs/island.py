@@ -286,8 +286,8 @@ class Island:
             raise ConfigError(_MAKING, f"tokens_most= of at least {tokens}, those of the first step", str(most), do)
         sizes = [leaf.numel() * leaf.element_size() * (1 + leaf.requires_grad) for leaf in self._model.leaves.values()]
         size_bytes = int(sum(sizes) + self._moments.size_bytes)
-        evaluates = self._evaluate is not None
-        return ModelFound(tuple(self._leaves()), self._merge, tokens, most, size_bytes, evaluates)
+        evaluates, frozen = self._evaluate is not None, self._model.digests()
+        return ModelFound(tuple(self._leaves()), self._merge, tokens, most, size_bytes, evaluates, frozen)
 
 
 def _answer(descriptor: int, answer: ModelFound | Sequence[Fault]) -> NoReturn:

@@ -26,6 +26,7 @@ import numpy as np
 
 from isthmus.ops.data.batches import At, Tokens
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.island.contract import Evaluating, SoleLearning
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.programs.task import ModelLeaf, OwnTask
@@ -54,7 +55,7 @@ class LoopLife(NamedTuple):
 
 class ModelFound(NamedTuple):
     """What a script has told: the leaves of its model, the rules of `merge`, the tokens of its first step and the most
-    of any, the least bytes of a learner, and whether it evaluates."""
+    of any, the least bytes of a learner, whether it evaluates, and the digests of frozen leaves."""
 
     leaves: tuple[ModelLeaf, ...]
     merge: tuple[tuple[str, str], ...]
@@ -62,6 +63,7 @@ class ModelFound(NamedTuple):
     tokens_most: int
     learner_bytes: int
     evaluates: bool = False
+    frozen: Digests = ()
 
     def answer(self) -> dict[str, Any]:
         """The same as JSON."""
@@ -72,7 +74,9 @@ class ModelFound(NamedTuple):
         """What an answer says."""
         leaves = tuple(ModelLeaf(name, tuple(shape), *rest) for name, shape, *rest in answer["leaves"])
         merge = tuple((pattern, kind) for pattern, kind in answer["merge"])
-        return cls(leaves, merge, answer["tokens"], answer["tokens_most"], answer["learner_bytes"], answer["evaluates"])
+        frozen = tuple((name, digest) for name, digest in answer["frozen"])
+        tokens = answer["tokens"], answer["tokens_most"]
+        return cls(leaves, merge, *tokens, answer["learner_bytes"], answer["evaluates"], frozen)
 
 
 @final
@@ -134,6 +138,9 @@ class LoopTask(OwnTask):
 
     def leaves(self, seed: int) -> list[ModelLeaf]:
         return list((self.found or asked_of(self.script)).leaves)
+
+    def frozen(self, seed: int) -> Digests:
+        return (self.found or asked_of(self.script)).frozen
 
     def check_first_step(self, batch: Any, seed: int, *, computes: bool) -> tuple[Fault, ...]:
         """Nothing: the script has made its first step."""

@@ -143,6 +143,7 @@ def in_turns(
             LockStep,
             job.task,
             fragments=parts,
+            frozen=job.frozen,
             report_every=math.ceil(interval / len(parts)),
             tokens=job.tokens,
             overlap=overlap,
@@ -178,7 +179,9 @@ def in_turns(
         fires=everybody,
     )
     stepping = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))
-    evaluate = evaluator.node("evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens), fires=AnyOf("update"))
+    evaluate = evaluator.node(
+        "evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen), fires=AnyOf("update")
+    )
 
     rounds_max = open_rounds_max(overlap, len(parts), interval) + len(parts)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))

@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch, of_slot
-from isthmus.ops.exchange.merge_rules import DEFAULT, LOCAL, RULES
+from isthmus.ops.exchange.merge_rules import DEFAULT, FROZEN, LOCAL, RULES
 from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED
 from isthmus.runtime.errors import ConfigError, Fault
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import optax
 
     from isthmus.ops.exchange.fragments import Fragment
+    from isthmus.ops.exchange.frozen_leaves import Digests
     from isthmus.ops.exchange.parameter_trees import Rules
     from isthmus.ops.gang.mesh_sharding import Axes, Shard
     from isthmus.ops.island.contract import Evaluating, SoleLearning
@@ -34,7 +35,7 @@ __all__ = ["EVALUATION_BATCHES", "AnyTask", "At", "Split", "StepTask", "Task", "
 
 EVALUATION_BATCHES = 16
 """Default number of batches of the evaluation."""
-KINDS: Final = (*RULES, LOCAL)
+KINDS: Final = (*RULES, LOCAL, FROZEN)
 """What may happen to a leaf between islands."""
 METRICS_MAX: Final = 32
 """Scalars of a step: each is read, reported and written separately."""
@@ -63,7 +64,8 @@ class TaskTerms(ABC):
     - `evaluation`: the number of batches of the evaluation split whose mean loss is reported; None is 16.
     - `merge`: the rule for each parameter between islands, by path patterns, of which the first that matches holds:
       "rda" (radial-directional averaging), "average" (of outer gradients, for embeddings and heads), "mean" (of values,
-      for statistics), or "local": it never leaves its learner.
+      for statistics), "local": it never leaves its learner, or "frozen": it is not trained, and every island makes the
+      same values of it.
     - `stream(slot, slots, seed)`: an object with `__next__`, `get_state` and `set_state`, from which the learner in
       this slot (of at most `slots`) trains in the place of `batch`; `batch` is then called for the evaluation only. A
       new one for the same arguments gives the same batches.
@@ -309,6 +311,10 @@ class OwnTask(TaskTerms):
     @abstractmethod
     def leaves(self, seed: int) -> list[ModelLeaf]:
         """All leaves of the model, local ones, too."""
+
+    def frozen(self, seed: int) -> Digests:
+        """The digests of the frozen leaves; none unless overridden."""
+        return ()
 
     @abstractmethod
     def check_first_step(self, batch: Any, seed: int, *, computes: bool) -> tuple[Fault, ...]:

@@ -21,6 +21,7 @@ import torch
 
 from isthmus.ops.data.batches import At, first_batch
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.parameter_trees import matches, named_leaves
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.ops.island.torch_learner import TorchEvaluation, TorchLearner
@@ -56,7 +57,8 @@ class TorchTask(OwnTask):
 
     A path in `merge` is the name of a parameter or buffer with `/` for `.`; a tied weight has its first name. A buffer
     of floating-point values that is saved with the module is merged as a `mean`, unless a rule says that it is local;
-    other buffers are local. The other arguments are those of every task (`TaskTerms`).
+    other buffers are local. A parameter that needs no gradient is frozen. The other arguments are those of every task
+    (`TaskTerms`).
     """
 
     build: Callable[[], Any]
@@ -97,6 +99,10 @@ class TorchTask(OwnTask):
             ModelLeaf(path, tuple(leaf.shape), dtype_name(leaf), model.kinds[path], self._is_stacked(path))
             for path, leaf in model.leaves.items()
         ]
+
+    def frozen(self, seed: int) -> Digests:
+        """The digests of the parameters that need no gradient, and of leaves that a rule freezes."""
+        return self._built(seed).digests()
 
     def _is_stacked(self, path: str) -> bool:
         return any(matches(pattern, path) for pattern in self.stacked)

@@ -60,6 +60,9 @@ _ENTRIES: Final = (
 RULES: Final[Mapping[str, MergeRule]] = {rule.name: rule for rule in _ENTRIES}
 LOCAL: Final = "local"
 """In the place of a rule: the leaf never leaves its learner."""
+FROZEN: Final = "frozen"
+"""In the place of a rule: the leaf is not trained. Every island makes it for itself, and digests tell that all have the
+same values; it is neither sent nor kept."""
 DEFAULT: Final = next(rule.name for rule in _ENTRIES if rule.follows_method)
 """The rule of a unit for which none is given."""
 METHODS: Final = tuple(rule.name for rule in _ENTRIES if rule.steps)
@@ -69,6 +72,11 @@ if TYPE_CHECKING:
     Method: TypeAlias = str
 else:
     Method = Literal[METHODS]  # As the type of a setting it lists the valid names.
+
+
+def is_merged(kind: str | None) -> bool:
+    """Whether a leaf of this kind is exchanged; without a rule it would be."""
+    return kind not in (LOCAL, FROZEN)
 
 
 def rule_of(rule: str, method: Method) -> MergeRule:

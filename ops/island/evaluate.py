@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
+from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Control, Count, Metrics, Update, Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves, tree_mean
 from isthmus.ops.exchange.token_accounts import Totals
@@ -66,8 +68,16 @@ class Evaluate:
     collects = ("update",)
     schemas: Final = {"update": Update}
 
-    def __init__(self, task: Any, fragments: Sequence[Fragment], *, tokens: int, times: int = TIMES_DEFAULT) -> None:
-        self._task, self._fragments = task, fragments
+    def __init__(
+        self,
+        task: Any,
+        fragments: Sequence[Fragment],
+        *,
+        tokens: int,
+        times: int = TIMES_DEFAULT,
+        frozen: Digests = (),
+    ) -> None:
+        self._task, self._fragments, self._frozen = task, fragments, frozen
         self._schedule = EvaluationSchedule(tokens, times)
         self._values: dict[int, Vector] = {}
         self._final: set[int] = set()
@@ -79,8 +89,10 @@ class Evaluate:
         prepare_evaluation(self._task)
 
     def open(self, context: Any) -> None:
-        """Make the evaluation batches."""
+        """Make the evaluation batches; FrozenLeafError for leaves that are not those of the run."""
         self._evaluation = evaluation_of(self._task, context.seed)
+        if isinstance(self._evaluation, frozen_leaves.HasFrozen):  # One of a script that does not evaluate has nothing.
+            frozen_leaves.check(self._frozen, self._evaluation)
 
     def __call__(self, update: Mapping[Any, Update] | None = None) -> dict[str, Evaluated] | None:
         """Store the published updates; evaluate if that is due."""

@@ -6,7 +6,7 @@ payload on the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Literal, final
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.exchange.merge_rules import LOCAL
+from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang import mesh_layout
@@ -227,12 +227,15 @@ class Functions:
         state = jax.eval_shape(self.recipe.state_of, model)
         self.model_treedef, self._treedef = jax.tree.structure(model), jax.tree.structure(state)
         self._shapes = jax.tree.leaves(state)
-        self.merged = [i for i, leaf in enumerate(leaves) if leaf.kind != LOCAL]
+        self.merged = [i for i, leaf in enumerate(leaves) if is_merged(leaf.kind)]
         self._local = sorted(set(range(len(self._shapes))) - set(self.merged))
+        frozen = {i: leaf.name for i, leaf in enumerate(leaves) if leaf.kind == FROZEN}
+        self.frozen = {k: frozen[i] for k, i in enumerate(self._local) if i in frozen}
+        self.kept = [k for k in range(len(self._local)) if k not in self.frozen]
         self._model_size, self.has_local_model = len(leaves), len(self.merged) < len(leaves)
         self.names = [leaves[i].name for i in self.merged]
-        self.lent = lent(self.recipe, leaves, named_leaves(state), self._local)
-        self.counters = counters(named_leaves(state), self.merged, self._local)
+        self.lent = self._unfrozen(lent(self.recipe, leaves, named_leaves(state), self._local))
+        self.counters = self._unfrozen(counters(named_leaves(state), self.merged, self._local))
         self.shapes = [leaves[i].shape for i in self.merged]
         self.layout = None if devices is None else self._layout(devices, leaves, state)
         merged, local, all_devices = (
@@ -241,7 +244,8 @@ class Functions:
             else (self.layout.merged, self.layout.local, self.layout.replicated)
         )
         self.first: jax.stages.Wrapped = jax.jit(self._first, out_shardings=merged)
-        self.fresh: jax.stages.Wrapped = jax.jit(self._fresh, out_shardings=local)
+        kept = None if self.layout is None else [self.layout.local[k] for k in self.kept]
+        self.fresh: jax.stages.Wrapped = jax.jit(self._fresh, out_shardings=kept)
         self.counted: jax.stages.Wrapped = jax.jit(self._counted, out_shardings=all_devices)
         stepped = None if self.layout is None else ((merged, local), all_devices)
         self.step: jax.stages.Wrapped = jax.jit(self._step, donate_argnums=0, out_shardings=stepped)
@@ -256,6 +260,9 @@ class Functions:
             places = {self.names[i]: place for place, i in enumerate(touched)}
             lie = None if merged is None else [merged[i] for i in touched]
             self.fragments.append(FragmentFunctions(fragment, places, alpha, self.layout, lie))
+
+    def _unfrozen(self, places: Sequence[int]) -> list[int]:
+        return [k for k in places if k not in self.frozen]
 
     def _layout(self, devices: tuple[Any, ...], leaves: Sequence[Leaf], state: Any) -> StateLayout:
         """The layout of the whole state on devices. Random keys are held as their data, whole on every device."""
@@ -289,8 +296,10 @@ class Functions:
         if self.layout is not None:
             life = lying(life, self.layout.replicated)
             batch = jax.tree.map(lying, jax.tree.map(np.asarray, batch), self.layout.of_batch(batch))
-        local = self._lying(jax.eval_shape(self._fresh, self.shapes, key, life, np.uint32(0)), "local")
-        yield DeviceCall("fresh", self.fresh, (merged, key, life, np.uint32(0)))
+        held = [self._shapes[self._local[k]] for k in self.frozen]
+        fresh = jax.eval_shape(self._fresh, self.shapes, held, key, life, np.uint32(0))
+        local = self._lying(self.with_frozen(fresh, held), "local")
+        yield DeviceCall("fresh", self.fresh, (merged, [local[k] for k in self.frozen], key, life, np.uint32(0)))
         arguments = ((merged, local), batch, np.float32(0.0), life, np.uint32(0))
         yield DeviceCall("step", self.step, arguments, is_step=True, batch=1)
         yield DeviceCall("copy", self.copy, (merged,))
@@ -331,6 +340,41 @@ class Functions:
         leaves = [own if own_leaf is None else np.asarray(own_leaf, shape.dtype) for own, own_leaf, shape in chosen]
         return self.copy(self.put(leaves))  # type: ignore[no-any-return]
 
+    def frozen_leaves(self, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        """The frozen leaves, by name, on the host: those that the task loads, for the others the values of `init`.
+
+        `init` runs on the CPU, whatever the devices of the island are, so that its values are the same elsewhere.
+        """
+        load, names = self.recipe.load, list(self.frozen.values())
+        shapes = [self._shapes[self._local[k]] for k in self.frozen]
+        loaded = [None if load is None else load(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        leaves = {
+            name: np.asarray(value, shape.dtype)
+            for name, value, shape in zip(names, loaded, shapes, strict=True)
+            if value is not None
+        }
+        if missing := {name: k for k, name in self.frozen.items() if name not in leaves}:
+
+            def made(key: Any) -> list[Any]:
+                first = self.local_of_model(key)
+                return [first[k] for k in missing.values()]
+
+            with jax.default_device(_cpu()):
+                leaves |= dict(zip(missing, map(np.asarray, jax.jit(made)(jax.random.key(seed))), strict=True))
+        return leaves
+
+    def put_frozen(self, leaves: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
+        """Frozen leaves on their devices, in the order of `frozen`."""
+        arrays = [leaves[name] for name in self.frozen.values()]
+        if self.layout is None:
+            return list(jax.device_put(arrays))
+        return list(self.layout.put(arrays, [self.layout.local[k] for k in self.frozen]))
+
+    def with_frozen(self, kept: Sequence[Any], frozen: Sequence[Any]) -> list[Any]:
+        """All local leaves, of those that are kept and those that are frozen."""
+        leaves = dict(zip(self.kept, kept, strict=True)) | dict(zip(self.frozen, frozen, strict=True))
+        return [leaves[k] for k in sorted(leaves)]
+
     def model(self, merged: Sequence[Any], others: Sequence[Any]) -> Any:
         """The model of merged leaves and its local ones."""
         return jax.tree.unflatten(self.model_treedef, self._joined(merged, others, self._model_size))
@@ -345,14 +389,18 @@ class Functions:
         leaves = jax.tree.leaves(self.recipe.init(key))
         return _apart([leaves[i] for i in self.merged])
 
-    def _fresh(self, merged: list[Any], key: Any, life: Any, number: Any, counts: list[Any] | None = None) -> list[Any]:
-        """The local leaves of a state that begins with these merged leaves.
+    def _fresh(
+        self, merged: list[Any], frozen: list[Any], key: Any, life: Any, number: Any, counts: list[Any] | None = None
+    ) -> list[Any]:
+        """The local leaves of a state that begins with these merged and frozen leaves; the frozen ones are left out.
 
         They have the values that `init` gives for the seed's `key`, except that random keys among them are this life's
         own, and that counters have the values `counts`, if given; then the task's `restart` is applied.
         """
         own = _key_of(life, number)
         others = self.local_of_model(key) if self.has_local_model else []
+        for k, leaf in zip(self.frozen, frozen, strict=True):
+            others[k] = leaf
         model = jax.tree.map(partial(_folded, jax.random.bits(own)), self.model(merged, others))
         state = self.recipe.state_of(model)
         if counts is not None:
@@ -363,7 +411,7 @@ class Functions:
         if self.recipe.restart is not None:
             state = self.recipe.restart(state, own)
         leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(state)]
-        return _apart([leaves[i] for i in self._local])
+        return _apart([leaves[self._local[k]] for k in self.kept])
 
     def _counted(self, key: Any, life: Any, steps: Any, batch: Any) -> list[Any]:
         """The counters after so many steps. Nothing else of a step is computed, because nothing else is used."""
@@ -388,12 +436,21 @@ class Functions:
         whole = jax.tree.unflatten(self._treedef, self._joined(*state, len(self._shapes)))
         stepped, metrics = self.recipe.step(whole, batch, Now(_key_of(life, number), progress))
         leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(stepped)]
-        return ([leaves[i] for i in self.merged], [leaves[i] for i in self._local]), dict(metrics)
+        local = [state[1][k] if k in self.frozen else leaves[i] for k, i in enumerate(self._local)]
+        return ([leaves[i] for i in self.merged], local), dict(metrics)
 
     def _joined(self, merged: Sequence[Any], local: Sequence[Any], count: int) -> list[Any]:
         """The first `count` leaves of a state, in its order, with random keys as such."""
         leaves = dict(zip(self.merged, merged, strict=True)) | dict(zip(self._local, local, strict=False))
         return [jax.random.wrap_key_data(leaves[i]) if is_key(self._shapes[i]) else leaves[i] for i in range(count)]
+
+
+def _cpu() -> Any:
+    """The CPU; None, for jax's default device, if its configured platforms exclude the CPU."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
 
 
 def words_of(life: LearnerLife) -> np.ndarray[Any, np.dtype[np.uint32]]:

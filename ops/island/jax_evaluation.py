@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
 from isthmus.ops.island.functions import Functions, compute_in_the_calling_thread, functions_of
@@ -35,7 +36,8 @@ def trace_evaluation(task: Any) -> None:
 
 
 class Evaluation:
-    """The mean scalars of a task over its evaluation batches. A model's local leaves are those of `init`."""
+    """The mean scalars of a task over its evaluation batches. A model's local leaves are those of `init`, and
+    its frozen ones those that it loads, or of `init`, too."""
 
     def __init__(self, task: Any, seed: int) -> None:
         compute_in_the_calling_thread()
@@ -44,6 +46,10 @@ class Evaluation:
         self._evaluate = _evaluate_of(self._functions)
         has_others = self._functions.has_local_model
         self._others = jax.jit(self._functions.local_of_model)(jax.random.key(seed)) if has_others else []
+        frozen = self._functions.frozen_leaves(seed)
+        self._digests = digests_of(frozen)
+        for k, leaf in zip(self._functions.frozen, self._functions.put_frozen(frozen), strict=True):
+            self._others[k] = leaf
         CORES.join()
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
@@ -55,6 +61,10 @@ class Evaluation:
     def _metrics_of(self, merged: list[Any], batch: Any) -> dict[str, float]:
         with CORES:
             return {name: float(value) for name, value in self._evaluate(merged, self._others, batch).items()}
+
+    def frozen(self) -> Digests:
+        """The digests of the frozen leaves, as they were made."""
+        return self._digests
 
     def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Tensors:
         """The merged leaves that the fragments make up, in NumPy arrays, each made when it is asked for."""

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
 from isthmus.ops.exchange.messages import Taken, Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_devices import DeviceCodes, devices_of, levels_of, unless_usual
@@ -106,7 +107,9 @@ class Learner:
         shapes = self._functions.shapes
         self._leaves: list[Any] = self._functions.put([np.zeros(each.shape, each.dtype) for each in shapes])
         self._local: list[Any] = []
-        self.restart()
+        frozen = self._functions.frozen_leaves(life.seed)
+        self._digests = digests_of(frozen)
+        self._begin_anew(None, self._functions.put_frozen(frozen))
         self._shares_cores = self._devices[0].platform == "cpu"
         self.codes: tuple[str, ...] = tuple(pushes) if self._codes_here() else ()
         CORES.join()
@@ -114,10 +117,11 @@ class Learner:
 
     def begin(self) -> None:
         """Create the task's initial merged leaves, the same for the same seed, and the local leaves."""
+        frozen = self._held_frozen()
         self._leaves = []
         self._local = []  # The memory of both is free before the new leaves take theirs.
         self._leaves = self._functions.first_leaves(self._seed)
-        self.restart()
+        self._begin_anew(None, frozen)
 
     def compile(self, batch: Any) -> None:
         """Compile every function that this learner will call."""
@@ -271,14 +275,14 @@ class Learner:
             counted = functions.counted(jax.random.key(self._seed), self._life, np.int32(steps), self._batch)
             self._begin_anew(counted)
 
-    def _begin_anew(self, counted: list[Any] | None) -> None:
+    def _begin_anew(self, counted: list[Any] | None, frozen: list[Any] | None = None) -> None:
         functions, number = self._functions, np.uint32(_RESTARTS + self._restarts)
         key = jax.random.key(self._seed) if functions.has_local_model else None
+        frozen = self._held_frozen() if frozen is None else frozen
         self._local = []  # Its memory is free before the new leaves take theirs.
-        if counted is None:
-            self._local = functions.fresh(self._leaves, key, self._life, number)
-        else:
-            self._local = functions.fresh(self._leaves, key, self._life, number, counted)
+        arguments = [self._leaves, frozen, key, self._life, number]
+        kept = functions.fresh(*arguments) if counted is None else functions.fresh(*arguments, counted)
+        self._local = functions.with_frozen(kept, frozen)
         self._restarts += 1
         give_back()
 
@@ -289,15 +293,28 @@ class Learner:
         """
         layout = self._functions.layout
         if layout is not None and layout.processes > 1:
-            return [np.array(leaf) for leaf in self._gathered(self._local)]
-        return (np.array(self._local[k]) for k in range(len(self._local)))
+            return [np.array(leaf) for leaf in self._gathered(self._kept)]
+        return (np.array(self._local[k]) for k in self._functions.kept)
+
+    @property
+    def _kept(self) -> list[Any]:
+        """The local leaves that are not frozen."""
+        return [self._local[k] for k in self._functions.kept]
+
+    def _held_frozen(self) -> list[Any]:
+        """The frozen leaves: a step returns what it was given."""
+        return [self._local[k] for k in self._functions.frozen]
+
+    def frozen(self) -> Digests:
+        """The digests of the frozen leaves, as they were made."""
+        return self._digests
 
     def forms(self, what: Taken) -> list[Any]:
         """The shapes and dtypes of leaves that can be taken from another life."""
         if what == "lent":
             return [self._local[k] for k in self._functions.lent]
         ahead = [] if what == "local" else [np.empty(_KEYS, np.int64)]
-        return [*ahead, *self._local, *(self._leaves if what == "whole" else [])]
+        return [*ahead, *self._kept, *(self._leaves if what == "whole" else [])]
 
     def fits(self, what: Taken, leaves: Sequence[Any]) -> bool:
         """Whether leaves of another life have these shapes and dtypes; False for lent ones if there are none."""
@@ -305,7 +322,7 @@ class Learner:
 
     def take_local(self, leaves: Sequence[Any]) -> bool:
         """Place `leaves`, in the form that `local` returns, as the local leaves; False if their forms differ."""
-        return self.fits("local", leaves) and self._take_at(range(len(self._local)), leaves)
+        return self.fits("local", leaves) and self._take_at(self._functions.kept, leaves)
 
     def _take_at(self, places: Sequence[int], leaves: Sequence[Any]) -> bool:
         """Place leaves at these indices among the local ones; True."""
@@ -337,7 +354,7 @@ class Learner:
         """Continue from leaves in the form that `own` returns, with the random keys that would have come next."""
         if not self.fits("own", leaves) and not self.fits("whole", leaves):
             return False
-        count = len(self._local) + 1
+        count = len(self._kept) + 1
         self.take_local(leaves[1:count])
         if len(leaves) > count:
             self._leaves = self._functions.copy(self._functions.put(list(leaves[count:])))

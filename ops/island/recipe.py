@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from isthmus.ops.exchange.merge_rules import DEFAULT, LOCAL, RULES
+from isthmus.ops.exchange.merge_rules import DEFAULT, FROZEN, LOCAL, RULES
 from isthmus.ops.exchange.parameter_trees import Rules, first_match, matches, named_leaves
 from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, Axes, Shard
 
@@ -128,6 +128,27 @@ def with_scalars(loss: Callable[[Any, Any], Any], params: Any, batch: Any) -> tu
     return value, {"loss": value, **scalars}
 
 
+def trained_part(model: Any, rules: Rules[Kind]) -> Any:
+    """A model of parameters with None, which is no leaf, in the place of frozen ones; itself if there are none."""
+    kinds = [first_match(rules, name) for name, _ in named_leaves(model)]
+    if FROZEN not in kinds:
+        return model
+    leaves, treedef = jax.tree.flatten(model)
+    trained = [None if kind == FROZEN else leaf for leaf, kind in zip(leaves, kinds, strict=True)]
+    return jax.tree.unflatten(treedef, trained)
+
+
+def with_part(model: Any, part: Any) -> Any:
+    """A model with the leaves of its trained part."""
+    leaves, treedef = jax.tree.flatten(model, is_leaf=_is_none)
+    chosen = zip(leaves, jax.tree.leaves(part, is_leaf=_is_none), strict=True)
+    return jax.tree.unflatten(treedef, [own if new is None else new for own, new in chosen])
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
 def of_loss(
     init: Callable[[Any], Any],
     loss: Callable[[Any, Any], Any],
@@ -143,19 +164,23 @@ def of_loss(
     scalars = partial(with_scalars, loss)
 
     def step(state: Trained, batch: Any, now: Now) -> tuple[Trained, Mapping[str, Any]]:
-        gradient, reported = jax.grad(scalars, has_aux=True)(state.model, batch)
-        updates, moments = transformation.update(gradient, state.optimizer, state.model, progress=now.progress)
-        return Trained(optax.apply_updates(state.model, updates), moments), reported
+        trained = trained_part(state.model, rules)
+
+        def objective(part: Any) -> tuple[Any, Mapping[str, Any]]:
+            return scalars(with_part(state.model, part), batch)
+
+        gradient, reported = jax.grad(objective, has_aux=True)(trained)
+        updates, moments = transformation.update(gradient, state.optimizer, trained, progress=now.progress)
+        return Trained(with_part(state.model, optax.apply_updates(trained, updates)), moments), reported
 
     def count(state: Trained, batch: Any, now: Now) -> Trained:
-        nothing = jax.tree.map(jnp.zeros_like, state.model)
-        return Trained(
-            state.model, transformation.update(nothing, state.optimizer, state.model, progress=now.progress)[1]
-        )
+        trained = trained_part(state.model, rules)
+        nothing = jax.tree.map(jnp.zeros_like, trained)
+        return Trained(state.model, transformation.update(nothing, state.optimizer, trained, progress=now.progress)[1])
 
     return Recipe(
         init=init,
-        state_of=lambda model: Trained(model, transformation.init(model)),
+        state_of=lambda model: Trained(model, transformation.init(trained_part(model, rules))),
         model_of=lambda state: state.model,
         step=step,
         count=count,

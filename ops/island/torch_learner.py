@@ -15,6 +15,7 @@ import torch
 import xxhash
 
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
 from isthmus.ops.island.life import LearnerLife, Tensors, lower_priority
@@ -108,6 +109,10 @@ class TorchEvaluation:
         with drawing(self._seed), torch.no_grad():
             _, scalars = with_scalars(self._task.loss, self._model.module, on_device(batch, self._model.device))
         return {name: float(scalar) for name, scalar in scalars.items()}
+
+    def frozen(self) -> Digests:
+        """The digests of the frozen leaves."""
+        return self._model.digests()
 
     def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Assembled:
         """The merged leaves that the fragments make up, in NumPy arrays, each made when it is asked for."""

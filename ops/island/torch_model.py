@@ -1,9 +1,9 @@
 """A module of PyTorch as a learner and an evaluation use it: its leaves by path, and arrays in and out.
 
 A leaf is a parameter or a buffer. Its path is its name with `/` for `.`, without the segments that `torch.compile`
-adds; a tied weight is one leaf, under its first name. A parameter has the kind that the task's rules say. A buffer that
-is saved with the module and is floating-point is a `mean`, unless a rule says that it is local; all other buffers are
-local.
+adds; a tied weight is one leaf, under its first name. A parameter has the kind that the task's rules say; one that
+needs no gradient is frozen, unless it is local. A buffer that is saved with the module and is floating-point is a
+`mean`, unless a rule says that it is local or frozen; all other buffers are local.
 
 Random numbers come from torch's own generators, of which a process has one for each device. So what draws does it in a
 `drawing` block: it seeds them first, and no other thread draws from them meanwhile.
@@ -20,7 +20,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from isthmus.ops.exchange.merge_rules import LOCAL, MEAN
+from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
+from isthmus.ops.exchange.merge_rules import FROZEN, LOCAL, MEAN, is_merged
 from isthmus.ops.exchange.parameter_trees import Rules, first_match, matches
 
 _COMPILED: Final = "_orig_mod"
@@ -73,7 +74,7 @@ class ModuleTask(Protocol):
 
 @final
 class Model:
-    """A module with its leaves by path: `merged` ones, in the module's order, and `local` ones."""
+    """A module with its leaves by path, in the module's order: `merged`, `local` and `frozen` ones."""
 
     def __init__(self, module: Any, rules: Rules[Any], device: torch.device) -> None:
         """The leaves of a module, all of which lie on a device."""
@@ -82,8 +83,11 @@ class Model:
         kinds = dict(_kinds(self.module, rules))
         self.leaves: dict[str, Any] = {path: tensor for path, tensor, _ in _named(self.module)}
         self.kinds: dict[str, str | None] = kinds
-        self.merged = {path: tensor for path, tensor in self.leaves.items() if kinds[path] != LOCAL}
+        self.merged = {path: tensor for path, tensor in self.leaves.items() if is_merged(kinds[path])}
         self.local = {path: tensor for path, tensor in self.leaves.items() if kinds[path] == LOCAL}
+        self.frozen = {path: tensor for path, tensor in self.leaves.items() if kinds[path] == FROZEN}
+        for tensor in self.frozen.values():
+            tensor.requires_grad_(requires_grad=False)
         self.paths = {id(tensor): path for path, tensor in self.leaves.items()}
 
     @classmethod
@@ -107,6 +111,10 @@ class Model:
                 named = ((name, self.paths.get(id(tensor))) for name, tensor in tensors.items())
                 found += [(tensors, name, path) for name, path in named if path in self.merged]
         return found
+
+    def digests(self) -> Digests:
+        """The digests of the frozen leaves."""
+        return digests_of((path, array_of(leaf)) for path, leaf in self.frozen.items())
 
     def write(self, tensors: Mapping[str, Any]) -> None:
         """Replace all merged leaves by arrays, where they lie."""
@@ -132,9 +140,10 @@ def _kinds(module: Any, rules: Rules[Any]) -> Iterator[tuple[str, str | None]]:
     saved = {_path(name) for name in module.state_dict()}
     for path, tensor, is_parameter in _named(module):
         if is_parameter:
-            yield path, first_match(rules, path)
+            kind = first_match(rules, path)
+            yield path, kind if tensor.requires_grad or kind == LOCAL else FROZEN
         elif path in saved and tensor.dtype.is_floating_point:
-            ruled = (kind for pattern, kind in rules if kind in (MEAN.name, LOCAL) and matches(pattern, path))
+            ruled = (kind for pattern, kind in rules if kind in (MEAN.name, LOCAL, FROZEN) and matches(pattern, path))
             yield path, next(ruled, MEAN.name)
         else:
             yield path, LOCAL
@@ -287,7 +296,7 @@ class OptimizerState:
         return [(path, each) for path, each in named if self._forms[path] and not (of_merged and self._is_local(path))]
 
     def _is_local(self, path: str) -> bool:
-        return self._model.kinds[path] == LOCAL
+        return path in self._model.local
 
     def _forms_kept(self) -> dict[str, dict[str, Any]]:
         """By path and key what the optimizer keeps: zeros of the form of a tensor, or a number."""

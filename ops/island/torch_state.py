@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from isthmus.ops.exchange.fragments import Fragment, Unit
+from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.torch_model import ArrayForm, Model, OptimizerState, array_of, form_of, tensor_of
@@ -82,6 +83,10 @@ class TorchState(ABC):
     def _rows(self, unit: Unit) -> torch.Tensor:
         leaf: torch.Tensor = self._model.merged[unit.tensor]
         return leaf[unit.start : unit.stop] if unit.is_split else leaf
+
+    def frozen(self) -> Digests:
+        """The digests of the frozen leaves."""
+        return self._model.digests()
 
     # -- whole trees ---------------------------------------------------------------------------------------------------
 

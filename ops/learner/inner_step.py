@@ -17,8 +17,10 @@ from typing import Any, ClassVar, Final, Literal
 
 from isthmus.ops.data.batches import Cursor, Step, first_batch, tokens_in
 from isthmus.ops.elastic.learner import ElasticLearner
+from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.adaptive import coarser
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import (
     Control,
     Loan,
@@ -62,7 +64,8 @@ class InnerStep:
     two reports of progress, which come at least every 100 ms; `tokens` the budget that the learning rate follows, where
     no message sets it; `alpha` the share of a learner's own fragment that survives an adoption. With `tells_links`,
     `progress` includes the goodput of its links. Its local leaves are lent to others on `moments`, and those of others
-    arrive on `loan`. Where its host is to leave, it gives last answers if it `answers_last`.
+    arrive on `loan`. Where its host is to leave, it gives last answers if it `answers_last`. `frozen`: the digests of
+    leaves that are not trained; a learner that makes others refuses to open.
     """
 
     outputs = ("parameters", "fragment", "progress", "report", "moments")
@@ -88,6 +91,7 @@ class InnerStep:
         push: Literal["float32", "bf16", "int8", "int4", "auto"] = "float32",
         tells_links: bool = False,
         answers_last: bool = True,
+        frozen: Digests = (),
     ) -> None:
         self._task = task
         self._fragments = tuple(fragments)
@@ -98,6 +102,7 @@ class InnerStep:
         self._push = push
         self._tells_links = tells_links
         self._answers_last = answers_last and bool(fragments)
+        self._frozen = frozen
         self.is_idle = bool(fragments)
         self.is_finished = False
         self._phase: Literal["ready", "stepping", "leaving", "final"] = "ready" if fragments else "stepping"
@@ -181,6 +186,7 @@ class InnerStep:
         self._sole = sole_learner_of(
             self._task, self._fragments, life=life, alpha=self._alpha, island=island, pushes=coarser(self._push)
         )
+        frozen_leaves.check(self._frozen, self._sole)
         return self._sole
 
     def _whole(self) -> SoleLearning:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 from isthmus.ops.data.batches import Cursor
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Permit, Progress, Restored, Round, Turn, Update, WantedCut, is_withdrawn
 from isthmus.ops.island.life import DeviceCall
 from isthmus.ops.learner.follow import Follow
@@ -43,6 +44,7 @@ class LockStep:
         overlap: int,
         alpha: float = 0.0,
         push: Literal["float32", "bf16", "int8", "int4"] = "float32",
+        frozen: Digests = (),
     ) -> None:
         self._step = InnerStep(
             task,
@@ -52,6 +54,7 @@ class LockStep:
             alpha=alpha,
             push=push,
             answers_last=False,  # A turn is everybody's: none is held for one who leaves.
+            frozen=frozen,
         )
         self._overlap = overlap
         self._wanted: WantedCut | None = None

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.merge_rules import LOCAL
+from isthmus.ops.exchange.frozen_leaves import Digests, difference, digests_of
+from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.exchange.messages import ShardState
 from isthmus.programs.engine.recorder.summary import fragments_in
 from isthmus.programs.engine.request.new_folder import CONFIG
@@ -157,23 +158,41 @@ def model_of(folder: Path, task: Any, tensors: Mapping[str, npt.NDArray[np.float
         raise ConfigError(
             doing, "a task whose init(key) runs", f"{type(error).__name__}: {error}", "Mend task.init."
         ) from error
-    merged = {leaf.name: leaf.shape for leaf in leaves if leaf.kind != LOCAL}
+    merged = {leaf.name: leaf.shape for leaf in leaves if is_merged(leaf.kind)}
     faults = _faults(doing, tensors, {name: tuple(shape.shape) for name, shape in merged.items()})
     if faults:
         raise ConfigError.of(faults)
     trained = {name: jnp.asarray(tensors[name].reshape(shape.shape), shape.dtype) for name, shape in merged.items()}
-    local = _local(folder, recipe, [i for i, leaf in enumerate(leaves) if leaf.kind == LOCAL])
-    return jax.tree.unflatten(
-        treedef, [trained[leaf.name] if leaf.kind != LOCAL else local[i] for i, leaf in enumerate(leaves)]
-    )
+    own = _frozen(folder, task, doing) if any(leaf.kind == FROZEN for leaf in leaves) else {}
+    trained |= {name: jnp.asarray(leaf) for name, leaf in own.items()}
+    local = _local(folder, recipe, [i for i, leaf in enumerate(leaves) if leaf.name not in trained])
+    return jax.tree.unflatten(treedef, [trained.get(leaf.name, local.get(i)) for i, leaf in enumerate(leaves)])
+
+
+def _frozen(folder: Path, task: Any, doing: str) -> dict[str, Any]:
+    """The frozen leaves as the task makes them; ConfigError if they are not those of the run."""
+    from isthmus.ops.island.functions import functions_of
+
+    leaves = functions_of(task, (), 0.0).frozen_leaves(_seed(folder))
+    _check_frozen(folder, digests_of(leaves), doing)
+    return leaves
+
+
+def _check_frozen(folder: Path, found: Digests, doing: str) -> None:
+    """ConfigError unless frozen leaves are those with which the run began, where its folder says which these were."""
+    expected = job_of(folder, doing).frozen if (folder / SPEC).is_file() else found
+    if (pair := difference(expected, found)) is not None:
+        raise ConfigError(doing, *pair, "Let the task load them from the files that it had.")
 
 
 def _own_model(folder: Path, task: OwnTask, tensors: Mapping[str, npt.NDArray[np.float32]], doing: str) -> Any:
     """The model of a task that makes it itself."""
     seed = _seed(folder)
-    shapes = {leaf.name: leaf.shape for leaf in task.leaves(seed) if leaf.kind != LOCAL}
+    shapes = {leaf.name: leaf.shape for leaf in task.leaves(seed) if is_merged(leaf.kind)}
     if faults := _faults(doing, tensors, shapes):
         raise ConfigError.of(faults)
+    if frozen := task.frozen(seed):
+        _check_frozen(folder, frozen, doing)
     return task.model({name: tensors[name].reshape(shape) for name, shape in shapes.items()}, seed)
 
 

@@ -56,7 +56,7 @@ class Job:
     `settings` are the builder's keywords; `tokens_per_batch` is the mean over learners where `tokens_by_slot` gives
     them different batches, and over the first batches where each is counted, and has `tokens_at_most` at most (0 where
     none is counted); `has_gradients`: the task is a loss and all its parameters are merged, so that gradients can
-    be averaged.
+    be averaged; `frozen`: (name, digest) of the leaves that are not trained.
     """
 
     program: str
@@ -71,6 +71,7 @@ class Job:
     tokens_by_slot: tuple[int, ...] = ()
     tokens_at_most: int = 0
     has_gradients: bool = True
+    frozen: tuple[tuple[str, str], ...] = ()
 
     @property
     def steps(self) -> int:

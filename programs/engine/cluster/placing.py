@@ -26,7 +26,7 @@ from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.programs.engine.islands.sizes import sizes_on
 from isthmus.programs.engine.recorder.roles import EVALUATOR, RECORDER
 from isthmus.programs.engine.recorder.summary import roster_counts
-from isthmus.programs.engine.request.faults import mesh_faults, process_faults
+from isthmus.programs.engine.request.faults import frozen_faults, mesh_faults, process_faults
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.results.words import size
 from isthmus.programs.task import AnyTask, OwnTask
@@ -168,6 +168,8 @@ def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> 
     counts = roster_counts(request.graph, request.run.learners)
     placement = place(request.graph, counts, topology, memory_bytes={LEARNER: learner_bytes(request)})
     if faults := list(process_faults(request.plans, request.tasks.values(), placement.processes, request.job.learners)):
+        raise PlacementError.of(faults)
+    if faults := list(frozen_faults(request.job.frozen, placement.processes)):
         raise PlacementError.of(faults)
     if request.run.processes:
         do = 'Leave it out: machines of one island say so in the cluster file, each by island = "NAME".'

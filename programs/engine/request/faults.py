@@ -24,6 +24,7 @@ import numpy as np
 
 from isthmus.ops.data.batches import first_batch
 from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_sharding import MeshShape, ShardingError
 from isthmus.ops.island.contract import LearnerSource
@@ -105,6 +106,14 @@ def process_faults(
         yield Fault(
             "Reading run.processes", "learners that exchange fragments and nothing else, by InnerStep", "others", do
         )
+
+
+def frozen_faults(frozen: Digests, processes: Sequence[int]) -> Iterator[Fault]:
+    """A fault for islands of several processes, which cannot show that they have the same frozen leaves."""
+    if frozen and max(processes, default=1) > 1:
+        do = "Give each island one process, or merge the leaf."
+        found = f"the frozen leaf {frozen[0][0]!r}"
+        yield Fault("Reading run.processes", "a task without frozen leaves, or islands of one process", found, do)
 
 
 def follower_plan(plan: Plan, role: str, learners: int, slots: int) -> Plan:

@@ -35,9 +35,11 @@ import numpy as np
 import optax
 
 from isthmus.ops.data.batches import first_batch
-from isthmus.ops.exchange.merge_rules import LOCAL
+from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
+from isthmus.ops.exchange.merge_rules import FROZEN, LOCAL, is_merged
 from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.ops.island.recipe import Leaf, Now, abstract_key, with_scalars
+from isthmus.ops.island.functions import functions_of
+from isthmus.ops.island.recipe import Leaf, Now, abstract_key, trained_part, with_part, with_scalars
 from isthmus.programs.engine.request.batch_checks import check_data
 from isthmus.programs.engine.request.leaf_checks import form, leaf_faults, rule_faults, stacked_faults, unmatched
 from isthmus.programs.task import METRICS_MAX, JaxTask, ModelLeaf, StepTask, Task
@@ -84,9 +86,20 @@ def check_loss(task: Task, batch: Any) -> None:
         raise ConfigError(f"Running {name}", "one scalar of a floating dtype", result, do)
     if faults := list(_metric_faults(name, {"loss": value, **metrics})):
         raise ConfigError.of(faults)
-    gradient = jax.grad(partial(with_scalars, task.loss), has_aux=True)
-    call(f"the gradient of {name}", task.loss, partial(jax.eval_shape, gradient, params, batch))
-    _check_optimizer(task.optimizer, params)
+    call(f"the gradient of {name}", task.loss, partial(jax.eval_shape, _gradient(task), params, batch))
+    _check_optimizer(task.optimizer, trained_part(params, task.rules))
+
+
+def _gradient(task: Task) -> Callable[[Any, Any], Any]:
+    """(parameters, batch) -> the gradient of what is trained of them, and the loss's scalars."""
+
+    def gradient(params: Any, batch: Any) -> Any:
+        def objective(part: Any) -> Any:
+            return with_scalars(task.loss, with_part(params, part), batch)
+
+        return jax.grad(objective, has_aux=True)(trained_part(params, task.rules))
+
+    return gradient
 
 
 def _has_scalars(result: Any) -> bool:
@@ -218,10 +231,10 @@ def warnings(task: JaxTask, seed: int) -> tuple[Fault, ...]:
 def without_gradient(task: Task, seed: int) -> list[str]:
     """The names of the parameters whose gradient is zero for every batch."""
     params = jax.eval_shape(task.init, abstract_key())
-    gradient = jax.grad(partial(with_scalars, task.loss), has_aux=True)
+    gradient = _gradient(task)
     traced = jax.make_jaxpr(lambda *arguments: gradient(*arguments)[0])(params, first_batch(task, seed)).jaxpr
     equations = {variable: equation for equation in traced.eqns for variable in equation.outvars}
-    outputs = zip(named_leaves(params), traced.outvars, strict=True)
+    outputs = zip(named_leaves(trained_part(params, task.rules)), traced.outvars, strict=True)
     return [name for (name, _), variable in outputs if _is_zero(variable, equations)]
 
 
@@ -230,7 +243,7 @@ def untouched(task: StepTask, seed: int) -> list[str]:
     state, now = jax.eval_shape(task.init, abstract_key()), Now(abstract_key(), np.float32(0.0))
     traced = jax.make_jaxpr(task.step)(state, first_batch(task, seed), now).jaxpr
     leaves = zip(task.recipe().leaves(), traced.invars, traced.outvars, strict=False)
-    return [leaf.name for leaf, before, after in leaves if leaf.kind != LOCAL and before is after]
+    return [leaf.name for leaf, before, after in leaves if is_merged(leaf.kind) and before is after]
 
 
 def _is_zero(variable: Any, equations: dict[Any, Any]) -> bool:
@@ -298,6 +311,18 @@ def _operations(traced: Any) -> int:
     return count
 
 
+def frozen_digests(task: JaxTask, seed: int, *, computes: bool) -> Digests:
+    """The digests of the frozen leaves; ConfigError if `init` makes some, and this process may not compute."""
+    frozen = [leaf for leaf in task.recipe().leaves() if leaf.kind == FROZEN]
+    if not frozen:
+        return ()
+    if not computes and any(task.load is None or task.load(leaf.name, leaf.shape) is None for leaf in frozen):
+        do = "Load them (load=), or start the run with the command `isthmus train`."
+        found = "some that init makes, where no device may be used"
+        raise ConfigError("Making the frozen leaves of the task", "leaves that load gives", found, do)
+    return call("task.init(key)", task.init, lambda: digests_of(functions_of(task, (), 0.0).frozen_leaves(seed)))  # type: ignore[no-any-return]
+
+
 def layout(task: JaxTask, seed: int = 0) -> tuple[TensorSpec, ...]:
     """The merged leaves of `task.init`, in the order of `jax.tree.leaves`; ConfigError for a task that cannot train.
 
@@ -316,5 +341,5 @@ def layout(task: JaxTask, seed: int = 0) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(name, tuple(shape.shape), str(shape.dtype), kind, is_stacked)
         for name, shape, kind, is_stacked in leaves
-        if kind is not None and kind != LOCAL
+        if kind is not None and is_merged(kind)
     )

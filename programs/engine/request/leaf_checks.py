@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.ops.exchange.fragments import ROWS
-from isthmus.ops.exchange.merge_rules import LOCAL
+from isthmus.ops.exchange.merge_rules import is_merged
 from isthmus.ops.exchange.parameter_trees import idle_rules
 from isthmus.programs.task import ModelLeaf, TaskTerms
 from isthmus.runtime.errors import Fault, nearest
@@ -35,12 +35,12 @@ def leaf_faults(leaves: Sequence[ModelLeaf], making: str) -> Iterator[Fault]:
         yield Fault(doing, "a model with at least one array", "no array", "Return the parameters from it.")
     seen = set()
     for name, shape, dtype, kind, _ in leaves:
-        if kind is not None and kind != LOCAL and dtype not in MERGED_DTYPES:
+        if kind is not None and is_merged(kind) and dtype not in MERGED_DTYPES:
             do = f"Merge floating-point leaves only, and keep this one local: merge={{{name!r}: 'local', ...}}."
             yield Fault(doing, f"{_listed(MERGED_DTYPES)} in {name!r}, which is merged", dtype, do)
-        if kind != LOCAL and not math.prod(shape):
+        if is_merged(kind) and not math.prod(shape):
             yield Fault(doing, f"elements in tensor {name!r}", f"shape {shape}", "Leave the empty tensor out.")
-        if kind != LOCAL and (why := _unstorable(name)):
+        if is_merged(kind) and (why := _unstorable(name)):
             do = "Rename it, or keep it local: the files of the model have tensors by name."
             yield Fault(doing, "a name with which a tensor can be stored and read back", f"{name!r}, {why}", do)
         if name in seen:
@@ -73,9 +73,10 @@ def rule_faults(task: TaskTerms, leaves: Sequence[ModelLeaf]) -> Iterator[Fault]
         do = 'Say what happens to them: end with "**": "local", for example.'
         order_text = f"none for {_listed(tuple(map(repr, bare[:_NAMES_MAX])))}{more}"
         yield Fault(_READING, "a rule for every leaf", order_text, do)
-    elif leaves and all(leaf.kind == LOCAL for leaf in leaves):
+    elif leaves and not any(is_merged(leaf.kind) for leaf in leaves):
         do = 'Merge what is trained: "params/**": "rda", for example. Without that every learner trains alone.'
-        yield Fault(_READING, "at least one leaf that is merged", "all of them local", do)
+        kinds = " or ".join(sorted({str(leaf.kind) for leaf in leaves}, reverse=True))
+        yield Fault(_READING, "at least one leaf that is merged", f"all of them {kinds}", do)
 
 
 def stacked_faults(task: TaskTerms, leaves: Sequence[ModelLeaf]) -> Iterator[Fault]:

@@ -41,10 +41,17 @@ from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.batch_checks import tokens_mean
 from isthmus.programs.engine.request.environment import prepare_environment
-from isthmus.programs.engine.request.faults import item_faults, loop_faults, process_faults
+from isthmus.programs.engine.request.faults import frozen_faults, item_faults, loop_faults, process_faults
 from isthmus.programs.engine.request.run_settings import SLOTS_MAX_DEFAULT, RunSettings
 from isthmus.programs.engine.request.slot_tasks import SLOT, SlotTasks, of_function, portable, references_of
-from isthmus.programs.engine.request.task_checks import check_alike, first_step_warnings, has_gradients, layout_of
+from isthmus.programs.engine.request.task_checks import (
+    check_alike,
+    check_frozen_alike,
+    first_step_warnings,
+    frozen_of,
+    has_gradients,
+    layout_of,
+)
 from isthmus.programs.engine.snapshots.stored import check, place_of
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
@@ -425,7 +432,7 @@ def _prepare(
 ) -> Request:
     program = Program(program) if isinstance(program, str) else program
     parts = _gather(program, given, run, run_dir, base, list(known_faults), has_cluster=has_cluster)
-    job = _job(program, parts)
+    job = _job(program, parts, computes=computes)
     warnings = () if given.is_shipped else _first_step(parts, computes=computes)
     for text, task in parts.subject.tasks.items():
         reference.bind(Reference(text), task)
@@ -445,6 +452,7 @@ def _prepare(
         *item_faults(graph),
         *process_faults(plans, tasks.values(), parts.run.processes, job.learners),
         *loop_faults(plans, parts.subject.task),
+        *frozen_faults(job.frozen, parts.run.processes),
     ]
     if faults:
         raise ConfigError.of(faults)
@@ -629,11 +637,13 @@ def _name_of(task: AnyTask) -> Reference:
     return Reference(text if text is not None else NAMELESS_TASK)
 
 
-def _job(program: Program, parts: _Parts) -> Job:
+def _job(program: Program, parts: _Parts, *, computes: bool) -> Job:
     task = parts.subject.task
     tensors = layout_of(task, parts.run.seed)
+    frozen = frozen_of(task, parts.run.seed, computes=computes)
     for text, other in parts.subject.others:
         check_alike(task, tensors, text, other, layout_of(other, parts.run.seed))
+        check_frozen_alike(text, frozen, frozen_of(other, parts.run.seed, computes=computes))
     mean = tokens_mean(task, parts.run.learners_expected, parts.run.seed)
     _check_budget(mean, parts.run)
     return Job(
@@ -641,6 +651,7 @@ def _job(program: Program, parts: _Parts) -> Job:
         task=parts.subject.reference,
         layout=tensors,
         tokens_per_batch=mean,
+        frozen=frozen,
         settings=MappingProxyType(dict(parts.settings)),
         tokens_by_slot=task.tokens_per_batch if isinstance(task.tokens_per_batch, tuple) else (),
         tokens_at_most=task.tokens_per_batch.at_most if isinstance(task.tokens_per_batch, Tokens) else 0,

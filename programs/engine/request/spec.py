@@ -220,6 +220,7 @@ def of(
             "tokens_by_slot": list(job.tokens_by_slot),
             "tokens_at_most": job.tokens_at_most,
             "has_gradients": job.has_gradients,
+            "frozen": [list(each) for each in job.frozen],
         },
     }
 
@@ -296,7 +297,10 @@ def read(data: Mapping[str, Any]) -> Spec:
     fields["elastic"] = tuple(map(tuple, fields.get("elastic", ())))
     fields["edges"] = {name: (source, target) for name, (source, target) in fields.get("edges", {}).items()}
     task = Reference(work.pop("task"))
-    job = Job(layout=layout, task=task, settings=settings, tokens_by_slot=by_slot, **run.of_job(), **work)
+    frozen = tuple((name, digest) for name, digest in work.pop("frozen", ()))
+    job = Job(
+        layout=layout, task=task, settings=settings, tokens_by_slot=by_slot, frozen=frozen, **run.of_job(), **work
+    )
     return Spec(job=job, computing=computing, here=here, settings=run, **fields)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isthmus.ops.data.batches import Tokens, first_batch
-from isthmus.ops.exchange.merge_rules import LOCAL
+from isthmus.ops.exchange.frozen_leaves import Digests, difference
+from isthmus.ops.exchange.merge_rules import is_merged
 from isthmus.ops.island.contract import GradientSource
 from isthmus.programs.engine.request.batch_checks import check_data
 from isthmus.programs.engine.request.leaf_checks import leaf_faults, rule_faults, stacked_faults
@@ -39,8 +40,24 @@ def _merged(task: OwnTask, leaves: Sequence[ModelLeaf]) -> tuple[TensorSpec, ...
     return tuple(
         TensorSpec(name, shape, dtype, kind, is_stacked)
         for name, shape, dtype, kind, is_stacked in leaves
-        if kind is not None and kind != LOCAL
+        if kind is not None and is_merged(kind)
     )
+
+
+def frozen_of(task: AnyTask, seed: int, *, computes: bool) -> Digests:
+    """The digests of a task's frozen leaves. ConfigError if they are to be computed in a process that may not."""
+    if isinstance(task, OwnTask):
+        return task.frozen(seed)
+    from isthmus.programs.engine.request.layout import frozen_digests
+
+    return frozen_digests(task, seed, computes=computes)
+
+
+def check_frozen_alike(text: str, frozen: Digests, other: Digests) -> None:
+    """ConfigError unless the task of this reference has frozen leaves with the digests of the run's."""
+    if (pair := difference(frozen, other)) is not None:
+        do = "Let all tasks of a run load them from the same files."
+        raise ConfigError(f"Comparing the task {text!r} with the run's", *pair, do)
 
 
 def check_alike(

@@ -90,7 +90,7 @@ def _traced(task: JaxTask, batch: Any) -> dict[str, Any]:
     import jax
     import optax
 
-    from isthmus.ops.island.recipe import Now, abstract_key
+    from isthmus.ops.island.recipe import Now, abstract_key, trained_part
 
     key = abstract_key()
     first = jax.eval_shape(task.init, key)
@@ -100,9 +100,10 @@ def _traced(task: JaxTask, batch: Any) -> dict[str, Any]:
         traced |= {"step": _program(task.step, first, batch, now), "evaluate": _program(task.evaluate, first, batch)}
         return traced | ({"restart": _program(task.restart, first, key)} if task.restart is not None else {})
     optimizer = optax.with_extra_args_support(task.optimizer)
-    state = jax.eval_shape(optimizer.init, first)
+    trained = trained_part(first, task.rules)
+    state = jax.eval_shape(optimizer.init, trained)
     update = partial(optimizer.update, progress=np.zeros((), np.float32))
-    steps = [_program(optimizer.init, first), _program(update, first, state, first)]
+    steps = [_program(optimizer.init, trained), _program(update, trained, state, trained)]
     return traced | {"loss": _program(task.loss, first, batch), "optimizer": steps}
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, final
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.merge_rules import LOCAL
+from isthmus.ops.exchange.merge_rules import is_merged
 from isthmus.ops.island.contract import Evaluating, SoleLearning
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.learner.inner_step import InnerStep
@@ -154,7 +154,7 @@ class LoopHost:
 
 def _check_layout(job: Job, found: Sequence[ModelLeaf]) -> None:
     """ConfigError unless the merged leaves of this process's model are those of the run."""
-    here = [(leaf.name, tuple(leaf.shape), leaf.dtype, leaf.kind) for leaf in found if leaf.kind != LOCAL]
+    here = [(leaf.name, tuple(leaf.shape), leaf.dtype, leaf.kind) for leaf in found if is_merged(leaf.kind)]
     there = [(tensor.name, tuple(tensor.shape), tensor.dtype, tensor.merge) for tensor in job.layout]
     if here == there:
         return
