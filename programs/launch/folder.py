@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import IO, Any, Final, Self, final
 
 import msgspec
 
@@ -30,8 +31,8 @@ RUN: Final = "run"
 @final
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch as its folder has it. `table` are the keys of [launch], `asked` those of the run that were asked for,
-    `ids` whatever the engine gave."""
+    """A launch as its folder has it, whose path has no links: by it engines know jobs. `table` are the keys of
+    [launch], `asked` those of the run that were asked for, `ids` whatever the engine gave."""
 
     folder: Path
     engine: str
@@ -48,7 +49,7 @@ class Launch:
     def of(cls, engine: str, request: LaunchRequest, folder: Path) -> Self:
         """The launch of a request."""
         numbers = (request.islands, request.nodes_per_island, request.slots_max, request.grace)
-        return cls(folder.absolute(), engine, request.name, *numbers, request.table, request.asked)
+        return cls(folder.resolve(), engine, request.name, *numbers, request.table, request.asked)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -56,7 +57,7 @@ class Launch:
         doing = f"Looking for a launch in {folder}"
         try:
             noted = json.loads((folder / NOTE).read_text(encoding="utf-8"))
-            return cls(folder.absolute(), **{**noted, "table": msgspec.convert(noted["table"], LaunchTable)})
+            return cls(folder.resolve(), **{**noted, "table": msgspec.convert(noted["table"], LaunchTable)})
         except FileNotFoundError:
             do = "Type it where `isthmus launch` was typed, or name the folder with --to."
             raise ConfigError(doing, f"{NOTE}, which `isthmus launch` writes", "none", do) from None
@@ -71,11 +72,23 @@ class Launch:
 
     @contextmanager
     def busy(self) -> Iterator[int]:
-        """For what submits or ends: waits for commands that a killed launcher has left. They hold the lock that is
-        yielded, a descriptor, as long as they live."""
-        with (self.folder / LOCK).open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield lock.fileno()
+        """For what looks and then submits or ends: waits for other launchers, and for commands that a killed one has
+        left. They hold the lock that is yielded, a descriptor, as long as they live. Within itself it is the same."""
+        path = self.folder / LOCK
+        if path in _held:
+            yield _held[path]
+            return
+        while True:
+            with _opened(path) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _is_at(lock.fileno(), path):  # Whoever had it took the folder away.
+                    continue
+                _held[path] = lock.fileno()
+                try:
+                    yield _held[path]
+                finally:
+                    del _held[path]
+                return
 
     def with_islands(self, islands: int) -> Launch:
         """The same with another number of islands, written."""
@@ -90,9 +103,31 @@ class Launch:
         return launch
 
 
+_held: Final[dict[Path, int]] = {}
+"""The locks of this process, by their paths."""
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """The file, in a folder that is made; ConfigError if it cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        do = "Name another folder with --to."
+        raise ConfigError(f"Writing to {path.parent}", "to write", str(error), do) from None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one at that path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
 def folder_for(name: str, to: Path | None) -> Path:
-    """The folder of a launch of that name."""
-    return (LAUNCHES / name if to is None else to).absolute()
+    """The folder of a launch of that name, by a path without links."""
+    return (LAUNCHES / name if to is None else to).resolve()
 
 
 def find(file: Path | None, to: Path | None) -> Launch:

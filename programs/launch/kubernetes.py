@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -252,8 +253,9 @@ def _keeps(launch: Launch, machines: Sequence[LaunchedMachine]) -> str:
         return f"copy its run folder from the claim    {kubectl} cp {home[0]}:/isthmus/{RUN} {to}"
     if not launch.folder.exists():  # It was not launched from here.
         return ""
-    copy, image = launch.folder / COPY, json.dumps(launch.table.image)
-    copy.write_text(_COPY.format(name=launch.name, label=LABEL, user=_USER, rights=_RIGHTS, image=image))
+    path, image = launch.folder / COPY, json.dumps(launch.table.image)
+    copy = shlex.quote(str(path))
+    path.write_text(_COPY.format(name=launch.name, label=LABEL, user=_USER, rights=_RIGHTS, image=image))
     return (
         f"copy its run folder from the claim    {kubectl} apply -f {copy} && {kubectl} wait --for=condition=Ready "
         f"pod/{pod} && {kubectl} cp {pod}:/isthmus/{RUN} {to} && {kubectl} delete -f {copy}\n"
@@ -321,7 +323,7 @@ def _own_faults(request: LaunchRequest) -> Iterator[Fault]:
     with collecting(faults):
         _ = table.time and cluster_file.duration_seconds(table.time, "Reading launch.time")
     yield from faults
-    yield from user_files.faults(request, FILES_BYTES_MAX, (CLUSTER, MACHINE, JOIN))
+    yield from user_files.faults(request, FILES_BYTES_MAX, (MANIFESTS, SUBMIT, COPY, CLUSTER, MACHINE, JOIN))
 
 
 def _member(launch: Launch, job: str, pod: Any) -> LaunchedMachine:

@@ -32,7 +32,10 @@ AFTER_GRACE_SECONDS: Final = 10
 """Engines are asked for so much more than the grace: for the last files, and for what is late."""
 NAME_LENGTH_MAX: Final = 40
 """Kubernetes takes 63 characters, of which 23 are for what its objects add."""
-_DEVICES: Final = re.compile(r"[A-Za-z][\w./-]*(:[\w.-]+)?:[1-9]\d*")
+_DEVICES: Final = re.compile(r"[A-Za-z][\w./-]*(:[\w.-]+)?:[1-9]\d*", re.ASCII)
+_WORD: Final = re.compile(r"\w[\w.,:/@+-]*", re.ASCII)
+_WORDS: Final = ("image", "partition", "namespace", "memory", "time")
+"""Keys whose values become words of scripts and manifests."""
 _SECTIONS: Final = ("launch", "run", "program", "task", "machine", "device", "keys")
 
 
@@ -202,6 +205,10 @@ def _table(values: Any, path: Path, chosen: Mapping[str, str]) -> LaunchTable:
     if complete["devices"] and not _DEVICES.fullmatch(complete["devices"]):
         do = "Write kind and number, as gpu:4 or gpu:a100:8."
         faults.append(Fault("Reading launch.devices", "KIND:NUMBER", repr(complete["devices"]), do))
+    for name in _WORDS:
+        if complete[name] and not _WORD.fullmatch(complete[name]):
+            do = "Write it without spaces and quotes; further options of the engine stand in launch.extra."
+            faults.append(Fault(f"Reading launch.{name}", "a word, as the engine has it", repr(complete[name]), do))
     complete["files"] = tuple(str(path.absolute().parent / Path(each).expanduser()) for each in complete["files"])
     for each in complete["files"]:
         if not Path(each).exists():

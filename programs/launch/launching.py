@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Final
 
 from isthmus.programs.launch import engine
 from isthmus.programs.launch.engine import LaunchState, PrintedFile
-from isthmus.programs.launch.folder import NOTE, RUN, Launch, folder_for
+from isthmus.programs.launch.folder import LOCK, NOTE, RUN, Launch, folder_for
 from isthmus.programs.launch.launch_file import LaunchRequest
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.system.files import write_bytes
@@ -29,7 +30,8 @@ def show(name: str, request: LaunchRequest, to: Path | None) -> str:
         public = [f"# --- {file.name}\n{file.text.rstrip()}" for file in files if not file.is_secret]
         return "\n".join([*public, f"# --- submitted in a folder with these files by\n# {chosen.by_hand(request)}"])
     _write(files, to.absolute())
-    return f"{to}: {', '.join(file.name for file in files)}. Submit them by\n    cd {to} && {chosen.by_hand(request)}"
+    names = ", ".join(file.name for file in files)
+    return f"{to}: {names}. Submit them by\n    cd {typed(to)} && {chosen.by_hand(request)}"
 
 
 def launch(name: str, request: LaunchRequest, to: Path | None) -> str:
@@ -40,24 +42,18 @@ def launch(name: str, request: LaunchRequest, to: Path | None) -> str:
     if faults:
         raise ConfigError.of(faults)
     note = Launch.of(name, request, folder)
-    state = chosen.state(note)
-    if state.outcome == DONE and not state.has_home:
-        do = "Name another folder with --to, or take that one away."
-        raise ConfigError(doing, "a run that is not over", f"that of {folder}, which is done", do)
-    _check_same(note, doing)
-    if machines := state.machines:
-        do = f"End it first: isthmus launch down --to {folder}"
-        raise ConfigError(doing, "nothing of that name", ", ".join(f"{each.name} ({each.id})" for each in machines), do)
-    is_new = not folder.exists()
-    try:
-        _write(chosen.files(request), folder)
-        note.write()
-        chosen.submit(note)
-    except BaseException:
-        if is_new:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shown = os.path.relpath(folder)
+    with note.busy():  # What is seen here holds until it is submitted, whoever else launches the file.
+        is_new = [path.name for path in folder.iterdir()] == [LOCK]
+        try:
+            _check_free(note, chosen.state(note), doing)
+            _write(chosen.files(request), folder)
+            note.write()
+            chosen.submit(note)
+        except BaseException:
+            if is_new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+    shown = typed(os.path.relpath(folder))
     return (
         f"{request.name} is submitted to {name}: a home and {_islands(request.islands)}, in {shown}\n"
         f"watch it   isthmus launch status --to {shown}\n"
@@ -71,13 +67,14 @@ def scale(note: Launch, islands: int) -> str:
     if not 1 <= islands <= note.slots_max:
         do = "To end it: isthmus launch down."
         raise ConfigError(doing, f"from 1 to {note.slots_max} islands, run.slots_max", str(islands), do)
-    state = chosen.state(note)
-    if state.outcome == DONE or not state.has_home:
-        do = f"Launch it again: isthmus launch {note.engine} FILE --islands {islands}"
-        found = f"one that is {state.outcome or 'not there'}"
-        raise ConfigError(doing, "a run that goes on", found, do)
-    chosen.scale(note, islands)
-    note.with_islands(islands)
+    with note.busy():
+        state = chosen.state(note)
+        if state.outcome == DONE or not state.has_home:
+            do = f"Launch it again: isthmus launch {note.engine} FILE --islands {islands}"
+            found = f"one that is {state.outcome or 'not there'}"
+            raise ConfigError(doing, "a run that goes on", found, do)
+        chosen.scale(note, islands)
+        note.with_islands(islands)
     return f"{note.name}: {_islands(islands)}"
 
 
@@ -95,6 +92,23 @@ def down(note: Launch) -> str:
     chosen.down(note)
     told = f"{note.name}: nothing is left on {note.engine}, of {count} before; its files are in {note.folder}"
     return "\n".join(filter(None, (told, chosen.state(note).keeps)))
+
+
+def typed(path: Path | str) -> str:
+    """A path as a shell takes it for a word that is no option."""
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
+
+
+def _check_free(note: Launch, state: LaunchState, doing: str) -> None:
+    """ConfigError if there is something of that launch, or its run is over, or was asked for otherwise."""
+    folder = note.folder
+    if state.outcome == DONE and not state.has_home:
+        do = "Name another folder with --to, or take that one away."
+        raise ConfigError(doing, "a run that is not over", f"that of {folder}, which is done", do)
+    _check_same(note, doing)
+    if machines := state.machines:
+        do = f"End it first: isthmus launch down --to {typed(folder)}"
+        raise ConfigError(doing, "nothing of that name", ", ".join(f"{each.name} ({each.id})" for each in machines), do)
 
 
 def _check_same(note: Launch, doing: str) -> None:

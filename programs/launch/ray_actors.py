@@ -72,7 +72,7 @@ class MachineActor:
                 self._call(f"isthmus keygen {HOME}")
             with socket.create_server((self._host, self._plan.port)) as server:
                 address = f"tcp://{self._host}:{server.getsockname()[1]}"
-            self._write("cluster.toml", self._plan.cluster.replace("{address}", address))
+            self._write("cluster.toml", self._plan.cluster.replace("{address}", address, 1))
             self._write("machine.toml", self._plan.home_machine)
             self._call(self._plan.invite)
             self._start(self._plan.daemon.format(address=address))

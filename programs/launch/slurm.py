@@ -51,6 +51,8 @@ ISLAND_FILE: Final = "island.sh"
 INVITATION: Final = "island.invite"
 APART: Final = "/tmp"
 """Where islands work that share no folder with the home; each makes its own below."""
+_ODD: Final = "|%\\"
+"""What Slurm replaces in the path of a log, and what is between the columns of squeue."""
 
 _HEAD: Final = """\
 #!/bin/bash
@@ -127,6 +129,9 @@ class _Slurm:
             return
         do = "Leave it out: jobs run this installation; what goes before it stands in launch.extra."
         yield from request.useless("Slurm", do, "image", "namespace")
+        if odd := [letter for letter in str(folder) if letter in _ODD or not letter.isprintable()]:
+            do = "Rename it, or name another folder with --to."
+            yield Fault("Reading the launch folder", f"one without {' '.join(_ODD)} in its path", repr(odd[0]), do)
         if _is_apart(table) and request.modules:
             do = "Install them on the nodes as a package, or launch in a folder that all share, by a file."
             yield Fault("Reading launch.invite_by", "file, by which the user's code travels", "env", do)
@@ -143,7 +148,7 @@ class _Slurm:
             return
         others = [row for row in _rows(request.name) if row.folder != str(folder)]
         if others:
-            do = f"End that one first, `isthmus launch down --to {others[0].folder}`, or rename the file."
+            do = f"End that one first, `isthmus launch down --to {shlex.quote(others[0].folder)}`, or rename the file."
             found = f"job {others[0].id} of {others[0].folder}"
             yield Fault(doing, "no other launch of that name", found, do)
             return
@@ -227,11 +232,10 @@ def _rows(name: str) -> list[_Row]:
     if done.returncode:
         do = "Type it on a login node of the cluster, once slurmctld runs."
         raise ConfigError("Looking for jobs on Slurm", "an answer of squeue", _words(done), do)
-    rows = (line.split("|") for line in done.stdout.splitlines())
+    rows = (line.split("|", len(_Row._fields)) for line in done.stdout.splitlines())
     return [
-        _Row(number, job, comment if folder == APART else folder, *others)
-        for number, job, folder, *others, comment in rows
-        if len(others) == len(_Row._fields) - 3
+        _Row(number, job, comment if folder == APART and job.endswith("-island") else folder, *others)
+        for number, job, folder, *others, comment in (row for row in rows if len(row) == len(_Row._fields) + 1)
     ]
 
 

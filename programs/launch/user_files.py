@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.programs.launch.engine import PrintedFile
-from isthmus.programs.launch.launch_file import LaunchRequest
+from isthmus.programs.launch.folder import LOCK, NOTE, RUN
+from isthmus.programs.launch.launch_file import HOME, ISLAND, LaunchRequest
 from isthmus.runtime.errors import Fault
 
 _NAME: Final = re.compile(r"[-._a-zA-Z0-9]+")
+_SECRETS: Final = (f"{HOME}.key", f"{HOME}.pub", f"{HOME}.admitted", "island.invite")
+_TAKEN: Final = (*_SECRETS, NOTE, LOCK, RUN, HOME, "state")
+"""Names of the folder of a launch, or of a machine, whatever the engine."""
 
 
 def paths(request: LaunchRequest) -> list[Path]:
@@ -48,9 +52,10 @@ def copies(request: LaunchRequest) -> list[PrintedFile]:
 
 def faults(request: LaunchRequest, bytes_max: int, taken: Sequence[str]) -> Iterator[Fault]:
     """Why files cannot travel as texts of at most `bytes_max` together; names that are `taken` are the launch's own."""
-    doing, names, size = "Reading launch.files", set(taken), 0
+    doing, names, size = "Reading launch.files", {*taken, *_TAKEN}, 0
     for path in paths(request):
-        if not path.is_file() or not _NAME.fullmatch(path.name) or path.name in names:
+        is_free = path.name not in names and not path.name.startswith(ISLAND)
+        if not path.is_file() or not _NAME.fullmatch(path.name) or not is_free:
             do = "Put folders and large files where the machines have them; the others travel into one folder."
             yield Fault(doing, "files with names of their own, of letters, digits, '.', '_' and '-'", str(path), do)
             continue

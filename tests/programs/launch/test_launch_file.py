@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from isthmus.programs.command import launch_commands
-from isthmus.programs.launch.engine import ENGINES, PrintedFile, engine_of
-from isthmus.programs.launch.folder import Launch, find, folder_for
+from isthmus.programs.launch import engine, launching, user_files
+from isthmus.programs.launch.engine import ENGINES, LaunchedMachine, LaunchState, PrintedFile, engine_of
+from isthmus.programs.launch.folder import LOCK, Launch, find, folder_for
 from isthmus.programs.launch.launch_file import LaunchFile, LaunchTable, modules_of, name_of
 from isthmus.programs.launch.launching import _check_same, _write
 from isthmus.runtime.errors import ConfigError
@@ -46,6 +49,18 @@ def test_all_faults_of_a_file_come_together(tmp_path: Path) -> None:
         ("Reading launch.devices", "'4'"),
         ("Reading launch.files", f"nothing at {tmp_path / 'none.py'}"),
     ]
+
+
+@pytest.mark.parametrize("name", ["image", "partition", "namespace", "memory", "time"])
+@pytest.mark.parametrize("value", ["a b", "a\\n#SBATCH --x", "a;b", "$(a)", "`a`", "a'", '\\"', "-x", "é"])
+def test_what_becomes_a_word_of_a_script_is_one(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"Reading launch.{name}: expected a word"):
+        LaunchFile.read(written(tmp_path, f'[launch]\n{name} = "{value}"\n'))
+
+
+@pytest.mark.parametrize("value", ["64G", "1-12:00:00", "registry.example:5000/a_b/isthmus:1@sha256:0a", "gpu,long"])
+def test_words_of_engines_are_taken(tmp_path: Path, value: str) -> None:
+    assert LaunchFile.read(written(tmp_path, f'[launch]\nimage = "{value}"\n')).table.image == value
 
 
 def test_an_unknown_key_is_named(tmp_path: Path) -> None:
@@ -107,6 +122,93 @@ def test_a_launch_is_found_by_its_folder_its_file_or_because_it_is_alone(
     with pytest.raises(ConfigError, match="2: demo, other"):
         find(None, None)
     assert find(Path("demo.toml"), None).with_ids(home="7").ids == find(Path("demo.toml"), None).ids == {"home": "7"}
+
+
+def test_a_folder_is_known_by_its_path_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm has no other of a job's folder; by another one `down` found nothing."""
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    launch = Launch.of("slurm", request(), tmp_path / "link")
+    launch.write()
+    assert {launch.folder, Launch.read(tmp_path / "link").folder, folder_for("x", tmp_path / "link")} == {real}
+    monkeypatch.chdir(tmp_path)
+    assert folder_for("demo", None) == tmp_path / "launches" / "demo"
+
+
+class Watched:
+    """An engine that has one home, if it `works`, and notes what it is asked while the launch folder is locked."""
+
+    def __init__(self, folder: Path, *, works: bool) -> None:
+        self.folder, self.works, self.asked = folder, works, list[str]()
+
+    def _note(self, what: str) -> None:
+        with (self.folder / LOCK).open("ab") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.asked.append(what)
+
+    def faults(self, *_: object) -> Sequence[object]:
+        return ()
+
+    def files(self, _: object) -> Sequence[PrintedFile]:
+        return [PrintedFile("home.sh", "")]
+
+    def state(self, _: object) -> LaunchState:
+        self._note("state")
+        return LaunchState([LaunchedMachine("home", "1", "RUNNING")] if self.works else ())
+
+    def submit(self, launch: Launch) -> None:
+        with launch.busy() as lock:
+            assert lock > 2
+        self._note("submit")
+
+    def scale(self, *_: object) -> None:
+        self._note("scale")
+
+
+def test_what_is_seen_of_a_launch_holds_until_it_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or two launchers at once begin two homes in one folder, and islands outlive `down`."""
+    for works, asked in ((False, ["state", "submit"]), (True, ["state", "scale"])):
+        folder = tmp_path / f"{works}"
+        watched = Watched(folder, works=works)
+        monkeypatch.setattr(engine, "engine_of", lambda _, watched=watched: watched)
+        if works:
+            launch = Launch.of("slurm", request(), folder)
+            folder.mkdir()
+            launching.scale(launch, 3)
+        else:
+            launching.launch("slurm", request(), folder)
+        assert watched.asked == asked
+        with (folder / LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_who_waits_for_a_folder_that_is_taken_away_makes_it_anew(tmp_path: Path) -> None:
+    launch = Launch.of("slurm", request(), tmp_path / "demo")
+    with launch.busy():
+        (launch.folder / LOCK).unlink()
+    with launch.busy():
+        assert (launch.folder / LOCK).exists()
+
+
+def test_a_refused_launch_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "engine_of", lambda _: Watched(tmp_path / "new", works=True))
+    with pytest.raises(ConfigError, match="End it first"):
+        launching.launch("slurm", request(), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_commands_that_are_told_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = launching.show("slurm", request(), Path("-a $(touch x)"))
+    assert "cd './-a $(touch x)' && sbatch" in told
+
+
+@pytest.mark.parametrize("name", ["home.key", "launch.json", "island-0", "home", "run", "theirs.py"])
+def test_your_own_files_take_no_name_of_the_launch(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    asked = request(table=LaunchTable(files=(str(tmp_path / name),)))
+    assert len(list(user_files.faults(asked, 100, ["theirs.py"]))) == 1
 
 
 def test_a_run_that_is_there_goes_on_as_it_was_asked_for(tmp_path: Path) -> None:

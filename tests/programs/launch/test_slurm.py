@@ -101,6 +101,20 @@ def test_rows_of_squeue_are_members_of_the_launch_whose_folder_they_work_in(answ
     assert fault.found == "job 8 of /x"
 
 
+def test_rows_of_folders_that_are_odd_hide_no_others(answers: Answers, tmp_path: Path) -> None:
+    launch = Launch.of("slurm", request(), tmp_path)
+    rows = ["9|demo-home|/a", "b|N/A|RUNNING|n0|(null)", "8|demo-home|/a|b|N/A|RUNNING|n1|(null)"]
+    own = f"7|demo-home|{tmp_path}|N/A|RUNNING|n2|what|ever"
+    answers["squeue"] = (0, "\n".join([*rows, own]), "")
+    assert [machine.id for machine in slurm.ENGINE.state(launch).machines] == ["7"]
+
+
+@pytest.mark.parametrize("name", ["a|b", "a%jb", "a\\b", "a\nb"])
+def test_a_folder_whose_jobs_could_not_be_found_is_refused(answers: Answers, tmp_path: Path, name: str) -> None:
+    (fault,) = slurm.ENGINE.faults(request(), tmp_path / name)
+    assert fault.action == "Reading the launch folder"
+
+
 def test_what_is_not_there_is_named(answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(slurm.ENGINE.faults(request(table=LaunchTable(partition="low")), tmp_path))
     (fault,) = slurm.ENGINE.faults(request(table=LaunchTable(partition="hihg")), tmp_path)
