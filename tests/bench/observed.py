@@ -62,12 +62,23 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def training(folder: Path, *options: str, learners: int, ready_seconds: float = READY_SECONDS_MAX) -> Iterator[Run]:
-    """A run without an end, once every learner steps and fragments are merged, for which it has `ready_seconds`."""
+def training(
+    folder: Path,
+    *options: str,
+    learners: int,
+    ready_seconds: float = READY_SECONDS_MAX,
+    after: tuple[str, ...] = (),
+) -> Iterator[Run]:
+    """A run without an end, once every learner steps and fragments are merged, for which it has `ready_seconds`.
+
+    `after` are the arguments of the script of `--loop`.
+    """
     command = [*COMMAND, "train", "--learners", str(learners), "--quiet"]
     if "--tokens" not in options:
         command += ["--tokens", str(10**12)]
-    run = subprocess.Popen([*command, *options, "--run-dir", str(folder)], stdout=subprocess.DEVNULL)
+    run = subprocess.Popen(
+        [*command, *options, "--run-dir", str(folder), *(("--", *after) if after else ())], stdout=subprocess.DEVNULL
+    )
     try:
         yield _ready(run, folder, learners, ready_seconds)
     finally:
