@@ -99,6 +99,7 @@ class GPT(nn.Module):
         self.blocks, self.norm = nn.Sequential(*(Block() for _ in range(layers))), nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.embedding.weight
+        nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, x, y):
         h = self.embedding(x) + self.position.weight[: x.shape[1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.runtime.system.processes import ONE_THREAD
 from tests.patience import PATIENCE
 from tests.programs.engine.run.process_run import ISTHMUS, assert_is_whole
 
@@ -48,11 +50,20 @@ def test_without_our_lines_it_is_a_script_that_trains_alone(tmp_path: Path) -> N
     text = "\n".join(line for line in opened if not OURS.search(line))
     (tmp_path / "alone.py").write_text(text)
     options = ["--data", str(EXAMPLES), "--max-iters", "6", "--eval-interval", "3", "--eval-iters", "1"]
-    command = [sys.executable, "alone.py", *options, "--dtype", "bfloat16"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    variables = {**os.environ, **ONE_THREAD}
+    command = [sys.executable, "alone.py", *options, "--batch", "2", "--dtype", "bfloat16"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert not done.returncode, done.stderr
     assert "step 6: train" in done.stdout
     resumed = subprocess.run(
-        [*command, "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
+        [*command, "--resume"],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert not resumed.returncode, resumed.stderr
