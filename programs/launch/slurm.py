@@ -46,6 +46,8 @@ COMMAND_SECONDS_MAX: Final = 60.0
 LEAVE_SECONDS_MAX: Final = 180.0
 """For jobs to be gone after they were cancelled: a site's KillWait, 30 s by default, and an epilog."""
 LOOK_SECONDS: Final = 0.5
+ALONE_SECONDS: Final = 300
+"""Between two looks of an island whether there still is a home in the queue."""
 HOME_FILE: Final = "home.sh"
 ISLAND_FILE: Final = "island.sh"
 INVITATION: Final = "island.invite"
@@ -93,20 +95,26 @@ _SUBMIT: Final = """\
     numbers=$(squeue -h -r --me --name={name}-island -o %K | paste -sd,)
     if [ -z "$numbers" ] || ! cmp -s island.invite submitted.invite; then
         scancel --me --name={name}-island
-        ISTHMUS_INVITE=$(cat island.invite) sbatch --comment="$PWD" ${{numbers:+--array=$numbers}} island.sh &&
-            cp -p island.invite submitted.invite
+        ISTHMUS_INVITE=$(cat island.invite) sbatch --export=ALL --comment="$PWD" ${{numbers:+--array=$numbers}} \
+            island.sh && cp -p island.invite submitted.invite
     fi
 }} &&
 """
 _WAIT: Final = """\
 until [ -s island.invite ]; do  # The home writes it; without one there is nothing to wait for.
     sleep 1
-    [ $((SECONDS % 30)) != 29 ] || [ -n "$(squeue -h --me --name={name}-home)" ] || exit 1
+    [ $((SECONDS % 30)) != 29 ] || ! is_alone || exit 1
 done
+"""
+_ALONE: Final = """is_alone() (home=$(squeue -h --me --name={name}-home) && [ -z "$home" ])
 """
 _ISLAND: Final = """\
 job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID name=island-$SLURM_ARRAY_TASK_ID
-{step} {join} {leaving}{config}
+{step} {join} {leaving}{config} &
+until timeout {look} tail -f --pid=$! /dev/null; do  # A home that was cancelled never tells that it is over.
+    ! is_alone || scancel "$job"
+done
+wait $!
 status=$?
 {again}exit "$status"
 """
@@ -248,6 +256,7 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
     seconds = math.ceil(request.grace) + AFTER_GRACE_SECONDS
     extra = f"{table.extra.rstrip()}\n" if table.extra else ""
     path = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH\n"
+    path += "export SLURM_EXPORT_ENV=ALL  # A site, or you, may have SBATCH_EXPORT=NONE: then steps had no PATH.\n"
     # Since 22.05 a step does not have its job's cores by itself.
     step = f"srun --cpus-per-task={table.cpus}" if table.cpus else "srun"
     leaving = f"--until-over --grace {request.grace:g}"
@@ -281,9 +290,9 @@ def _scripts(request: LaunchRequest) -> list[PrintedFile]:
         who='--name "$0"' if request.nodes_per_island == 1 else '--island "$0" --name "$0-$SLURM_NODEID"',
     )
     config = " --config island.toml" if request.modules else ""
-    wait = "" if apart else _SHARED + _WAIT.format(name=request.name)
-    island = head(f"{request.name}-island", log, *own) + wait
-    island += _ISLAND.format(step=step, join=join, leaving=leaving, config=config, again=_AGAIN)
+    words = {"step": step, "join": join, "leaving": leaving, "config": config, "again": _AGAIN}
+    island = head(f"{request.name}-island", log, *own) + _ALONE.format(name=request.name)
+    island += ("" if apart else _SHARED + _WAIT) + _ISLAND.format(look=ALONE_SECONDS, **words)
     return [PrintedFile(HOME_FILE, home), PrintedFile(ISLAND_FILE, island)]
 
 
@@ -306,6 +315,7 @@ def _invitation(launch: Launch) -> str:
 
 def _submit(launch: Launch, lock: int, *words: str, invitation: str = "") -> str:
     """The id of the job that sbatch makes of a script; ConfigError if it makes none. sbatch holds `lock`."""
+    words = ("--export=ALL", *words) if invitation else words
     done = _run("sbatch", "--parsable", *words, folder=launch.folder, holds=(lock,), invitation=invitation)
     if done.returncode:
         do = "Change [launch], or ask for what this account may submit."

@@ -140,10 +140,26 @@ def test_a_refused_submission_is_told(answers: Answers, tmp_path: Path) -> None:
         slurm.ENGINE.submit(Launch.of("slurm", request(), tmp_path))
 
 
+@pytest.mark.process
+def test_an_island_ends_without_a_home_but_not_without_an_answer(tmp_path: Path) -> None:
+    """A home that was cancelled left islands on their nodes for ever; a slurmctld that is away says nothing."""
+    _, island = scripts()
+    assert 'is_alone || scancel "$job"' in island
+    (line,) = (line for line in island.splitlines() if line.startswith("is_alone()"))
+    for squeue, status in (("echo 7 demo-home", 1), ("true", 0), ("false", 1)):
+        script = f"squeue() {{ {squeue}; }}\n{line}\nis_alone"
+        assert subprocess.run(["bash", "-c", script], check=False).returncode == status
+
+
+def test_jobs_have_their_environment_whatever_the_site_has_set() -> None:
+    for text in scripts():
+        assert "export SLURM_EXPORT_ENV=ALL" in text
+
+
 def test_islands_that_share_no_folder_are_submitted_by_the_home() -> None:
     apart = LaunchTable(invite_by="env")
     home, island = scripts(table=apart)
-    assert 'ISTHMUS_INVITE=$(cat island.invite) sbatch --comment="$PWD"' in home
+    assert 'ISTHMUS_INVITE=$(cat island.invite) sbatch --export=ALL --comment="$PWD"' in home
     assert "--chdir=/tmp" in island
     assert "island.invite" not in island
     assert "ISTHMUS_INVITE" not in scripts()[0]
