@@ -31,6 +31,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from isthmus.programs.engine.report.charts_lines import charts
 from isthmus.programs.engine.report.page import resource
@@ -54,6 +55,12 @@ DRAWN_TIMES: Final = 100
 BEAT_SECONDS: Final = 15.0
 """Between two events a line that keeps the connection."""
 VIEWERS_MAX: Final = 32
+CONNECTIONS_MAX: Final = 256
+"""Fewer than a process may have files; of more the newest are closed."""
+BACKLOG: Final = 64
+"""So many are accepted in one turn of the loop, before any can be closed."""
+IDLE_SECONDS: Final = 10.0
+"""A connection that asks nothing for so long, or takes nothing of what it asked for, is closed."""
 FEEDS_MAX: Final = 8
 """Runs whose files stay read when nobody views them."""
 PATH_LENGTH_MAX: Final = 512
@@ -440,10 +447,42 @@ def bound(address: str, port: int, token: str) -> socket.socket:
         raise ConfigError(doing, "a token, because others reach that address", "none", do)
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return socket.create_server((address, port), family=family, backlog=64)
+        return socket.create_server((address, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         do = "Take another --port, 0 for any that is free, and for --address one of this machine."
         raise ConfigError(doing, "an address and a port that are free", str(error), do) from None
+
+
+@final
+class Connection(H11Protocol):
+    """A connection that keeps a place only while it is used: anybody may open some, with or without a token."""
+
+    _seen: object = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take it, unless there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+            return
+        self._seen = self._use()
+        self.loop.call_later(IDLE_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Close it if it was of no use since the last look."""
+        if self.transport.is_closing():
+            return
+        seen, self._seen = self._seen, self._use()
+        if self._seen is not None and self._seen == seen:
+            self.transport.abort()
+            return
+        self.loop.call_later(IDLE_SECONDS, self._look)
+
+    def _use(self) -> object:
+        """What is the same later on if nothing has happened; None while it is of use."""
+        if left := self.transport.get_write_buffer_size():
+            return "unread", left
+        return None if self.cycle is not None and not self.cycle.response_complete else ("idle", self.cycle)
 
 
 @final
@@ -477,7 +516,8 @@ async def _serve(
     app, pages = application(shown, token, is_local=not token)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
+        backlog=BACKLOG,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -14,9 +14,11 @@ import urllib.request
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
 from typer.testing import Result
 
 from isthmus.programs.study.dashboard import serving
@@ -179,6 +181,57 @@ def test_so_many_pages_are_open_at_once(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(serving, "VIEWERS_MAX", 0)
     answer = ask(folder, "/run/first/events")
     assert (answer.status, answer.headers["retry-after"]) == (429, "30")
+
+
+class Wire(asyncio.Transport):
+    """A connection's transport, with so much that was not taken."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.left, self.is_over = 0, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+    def is_closing(self) -> bool:
+        return self.is_over
+
+    def abort(self) -> None:
+        self.is_over = True
+
+
+def test_who_asks_nothing_or_takes_nothing_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some hundred of them took all the files of the process, and nobody was answered."""
+    looks: list[Callable[[], None]] = []
+    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 3)
+    config = uvicorn.Config(lambda: None, ws="none", lifespan="off", log_config=None)
+    config.load()
+    state = uvicorn.server.ServerState()
+
+    async def connections() -> list[tuple[Any, Wire]]:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", lambda _, look: looks.append(look))
+        made = [(serving.Connection(config, state, {}, loop), Wire()) for _ in range(4)]
+        for connection, wire in made:
+            connection.connection_made(wire)
+        return made
+
+    (_, idle_wire), (busy, busy_wire), (stuck, stuck_wire), (_, late_wire) = asyncio.run(connections())
+    assert [wire.is_over for wire in (idle_wire, busy_wire, stuck_wire, late_wire)] == [False, False, False, True]
+    for each in (busy, stuck):
+        each.cycle = SimpleNamespace(response_complete=False)
+    for left, is_over in ((0, False), (7, False), (5, False), (5, True)):
+        stuck_wire.left = left
+        for _ in range(len(looks)):
+            looks.pop(0)()
+        assert (busy_wire.is_over, stuck_wire.is_over) == (False, is_over)
+    assert idle_wire.is_over
+    busy.cycle.response_complete = True  # It may ask once more.
+    looks.pop()()
+    assert not busy_wire.is_over
+    looks.pop()()
+    assert busy_wire.is_over
+    assert not looks
 
 
 def test_an_error_of_ours_ends_the_stream_and_is_told(
