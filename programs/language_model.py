@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from isthmus.ops.data.batches import Windows
 from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, CorpusFile, DataError, find, load
@@ -47,6 +47,46 @@ BATCH: Final = "an integer of at least 1, or a list of them, one for each slot"
 REMEDY: Final = "Change task.{}, or leave it out."
 
 
+BatchSetting: TypeAlias = Annotated[
+    int | tuple[int, ...] | None,
+    Setting(
+        "Sequences a batch, or a list with those of each slot; slots beyond its end have the last. Default: 8, or "
+        "fewer in a run that would merge too seldom.",
+        ge=1,
+        expected=BATCH,
+    ),
+]
+RateSetting: TypeAlias = Annotated[
+    float | None,
+    Setting(
+        "The peak of the learning rate. Default: by optimizer, width and batch.",
+        gt=0,
+        expected="a number above 0",
+        resumes=True,
+    ),
+]
+WarmupSetting: TypeAlias = Annotated[
+    float,
+    Setting(
+        "The share of the run in which the learning rate rises to its peak.",
+        ge=0,
+        lt=1,
+        expected="a number from 0 to below 1, a share of the run",
+        resumes=True,
+    ),
+]
+DecaySetting: TypeAlias = Annotated[
+    float, Setting("Weight decay of matrices.", ge=0, expected="a number of at least 0", resumes=True)
+]
+ClipSetting: TypeAlias = Annotated[
+    float, Setting("The largest global norm of a gradient.", gt=0, expected="a number above 0", resumes=True)
+]
+TokenDtypeSetting: TypeAlias = Annotated[Literal["uint16", "uint32"], Setting("The dtype of .bin files.")]
+CheckpointSetting: TypeAlias = Annotated[
+    bool, Setting("The backward pass computes each layer again, instead of keeping its activations.")
+]
+
+
 @checked("Setting task.{}", _rules, remedy=REMEDY)
 def task(
     *,
@@ -58,40 +98,11 @@ def task(
     dtype: Annotated[
         Literal["float32", "bfloat16"], Setting("The dtype of the computation; parameters are float32.")
     ] = "float32",
-    batch: Annotated[
-        int | tuple[int, ...] | None,
-        Setting(
-            "Sequences a batch, or a list with those of each slot; slots beyond its end have the last. Default: 8, or "
-            "fewer in a run that would merge too seldom.",
-            ge=1,
-            expected=BATCH,
-        ),
-    ] = None,
-    lr: Annotated[
-        float | None,
-        Setting(
-            "The peak of the learning rate. Default: by optimizer, width and batch.",
-            gt=0,
-            expected="a number above 0",
-            resumes=True,
-        ),
-    ] = None,
-    warmup: Annotated[
-        float,
-        Setting(
-            "The share of the run in which the learning rate rises to its peak.",
-            ge=0,
-            lt=1,
-            expected="a number from 0 to below 1, a share of the run",
-            resumes=True,
-        ),
-    ] = 0.2,
-    weight_decay: Annotated[
-        float, Setting("Weight decay of matrices.", ge=0, expected="a number of at least 0", resumes=True)
-    ] = 0.1,
-    clip: Annotated[
-        float, Setting("The largest global norm of a gradient.", gt=0, expected="a number above 0", resumes=True)
-    ] = 1.0,
+    batch: BatchSetting = None,
+    lr: RateSetting = None,
+    warmup: WarmupSetting = 0.2,
+    weight_decay: DecaySetting = 0.1,
+    clip: ClipSetting = 1.0,
     optimizer: Annotated[
         Literal["adamw", "muon"],
         Setting("Muon for the matrices of the layers (routers apart), with AdamW for all else; or AdamW for all."),
@@ -104,7 +115,7 @@ def task(
         int | None,
         Setting("How many token ids there are, for files of them.", ge=2, lt=1 << 31, expected="from 2 to 2^31 - 1"),
     ] = None,
-    token_dtype: Annotated[Literal["uint16", "uint32"], Setting("The dtype of .bin files.")] = "uint16",
+    token_dtype: TokenDtypeSetting = "uint16",
     experts: Annotated[
         int,
         Setting(
@@ -131,9 +142,7 @@ def task(
     stacked: Annotated[
         bool, Setting("All layers are rows of the same tensors, compiled once: for deep models.")
     ] = False,
-    checkpoint: Annotated[
-        bool, Setting("The backward pass computes each layer again, instead of keeping its activations.")
-    ] = False,
+    checkpoint: CheckpointSetting = False,
 ) -> Task:
     """The language model as a Task. ConfigError, with every fault, for a setting out of range and for wrong data.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from isthmus.programs import SHIPPED, language_model
+from isthmus.programs import SHIPPED, folder_task, language_model
 from isthmus.programs.engine.cluster.cluster_file import ClusterKeys, DeviceTable, MachineTable
 from isthmus.programs.engine.cluster.machine_file import KeysTable, ProgramsTable, RunsTable
 from isthmus.programs.engine.request.request import Program
@@ -31,9 +31,9 @@ def page() -> str:
     parts = [HEAD, *_section("`run.`", "`[run]`, `--set run.KEY=VALUE`", Schema.of("run", RunSettings))]
     for name in SHIPPED:
         parts += _section(f"`program.` of {name}", "`[program]`, `--set program.KEY=VALUE`", Program(name).schema())
-    parts += _section(
-        "`task.` of the shipped task", "`[task]`, `--set task.KEY=VALUE`", Schema.of("task", language_model.task)
-    )
+    where = "`[task]`, `--set task.KEY=VALUE`"
+    parts += _section("`task.` of the shipped task", where, Schema.of("task", language_model.task))
+    parts += _section("`task.` of a model folder", f"{where}, with `folder`", Schema.of("task", folder_task.task))
     for title, where, table in (
         ("`[programs]` of machine.toml", "", ProgramsTable),
         ("`[keys]` of machine.toml", "", KeysTable),

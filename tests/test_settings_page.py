@@ -1,6 +1,6 @@
 """The reference page of settings is what the declarations say, and each of them has a help text."""
 
-from isthmus.programs import SHIPPED, language_model
+from isthmus.programs import SHIPPED, folder_task, language_model
 from isthmus.programs.engine.request.request import Program
 from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.settings import Schema
@@ -13,7 +13,11 @@ def test_the_page_is_made_from_the_declarations() -> None:
 
 def test_every_setting_has_help() -> None:
     schemas = [Program(name).schema() for name in SHIPPED]
-    schemas += [Schema.of("run", RunSettings), Schema.of("task", language_model.task)]
+    schemas += [
+        Schema.of("run", RunSettings),
+        Schema.of("task", language_model.task),
+        Schema.of("task", folder_task.task),
+    ]
     bare = [
         f"{schema.section}.{name}" for schema in schemas for name, key in schema.keys.items() if not key.declared.help
     ]

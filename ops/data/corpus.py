@@ -172,7 +172,13 @@ def load(sources: Sequence[CorpusFile], *, vocabulary: int | None = None, token_
     sequence: its files in order, joined without a separator.
     """
     vocabulary = _vocabulary(sources, vocabulary)
-    files = [_read(source, vocabulary, np.dtype(token_dtype).newbyteorder("<")) for source in sources]
+    return split_of(
+        [_read(source, vocabulary, np.dtype(token_dtype).newbyteorder("<")) for source in sources], vocabulary
+    )
+
+
+def split_of(files: Sequence[Segment], vocabulary: int) -> Corpus:
+    """The corpus of files that are token ids already, each one integer array; the split is that of `load`."""
     train, evaluation = _split(files)
     return Corpus(TokenIds(train), TokenIds(evaluation), vocabulary)
 

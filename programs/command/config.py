@@ -16,6 +16,7 @@ from typing import Any, Final, final
 from isthmus.programs import settings
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.request import FOLDER
 from isthmus.programs.engine.request.run_settings import SCHEMA, SLOTS_MAX_DEFAULT
 from isthmus.programs.engine.request.slot_tasks import SlotTasks
 from isthmus.programs.settings import Text, collecting
@@ -119,10 +120,12 @@ def _preset(model: str, *, has_own_task: bool) -> dict[tuple[str, str], Any]:
     """The keys that --model stands for."""
     doing = "Reading --model"
     if has_own_task:
-        do = "Leave --model out, or --task: sizes are of the shipped task."
-        raise ConfigError(doing, "no size beside a task of your own", repr(model), do)
+        do = "Leave --model out, or --task: sizes and folders are of the shipped tasks."
+        raise ConfigError(doing, "no model beside a task of your own", repr(model), do)
+    if os.sep in model or (model not in MODELS and os.path.isdir(model)):
+        return {("task", FOLDER): os.path.abspath(os.path.expanduser(model))}
     if model not in MODELS:
-        raise ConfigError(doing, "a size of the shipped task", repr(model), nearest(model, MODELS))
+        raise ConfigError(doing, "a size of the shipped task, or a folder", repr(model), nearest(model, MODELS))
     return {("task", key): value for key, value in MODELS[model].items()}
 
 
@@ -171,6 +174,8 @@ def absolute(values: Mapping[tuple[str, str], Any], folder: Path) -> dict[tuple[
         place = result.get(where)
         if isinstance(place, str) and place and "://" not in place:
             result[where] = type(place)(os.path.abspath(folder / os.path.expanduser(place)))
+    if isinstance(model := result.get(("task", FOLDER)), str):
+        result["task", FOLDER] = type(model)(os.path.abspath(folder / os.path.expanduser(model)))
     data = result.get(("task", "data"))
     if isinstance(data, list | tuple) and all(isinstance(path, str) for path in data):
         result["task", "data"] = [os.path.abspath(folder / os.path.expanduser(path)) for path in data]

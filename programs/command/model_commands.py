@@ -78,19 +78,13 @@ def sample(
 
     Of a run, also while it goes on, or of a model folder.
     """
-    from isthmus.programs.trained.sample import continuation
+    from isthmus.programs.trained.sample import Writer
     from isthmus.programs.trained.text_model import text_model
 
     folder = _expanded(model)
     doing = f"Sampling from {folder}"
-    pieces = continuation(
-        text_model(folder, doing, snapshot),
-        os.fsencode(prompt),
-        tokens,
-        doing,
-        temperature=temperature,
-        seed=seed,
-    )
+    writer = Writer(text_model(folder, doing, snapshot), doing)
+    pieces = writer.continuation(os.fsencode(prompt), tokens, temperature=temperature, seed=seed)
     is_terminal = sys.stdout.isatty()
     first = next(pieces)  # Faults are found by now.
     for piece in (prompt, first):

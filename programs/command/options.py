@@ -331,8 +331,9 @@ class Options:
         str | None,
         typer.Option(
             "--model",
-            metavar="NAME",
-            help="The size of the shipped task: nano (the default), micro, mini, small, gpt-124m, gpt-1.2b or gpt-12b.",
+            metavar="NAME|FOLDER",
+            help="The size of the shipped task: nano (the default), micro, mini, small, gpt-124m, gpt-1.2b or gpt-12b; "
+            "or a model folder, to train it further.",
             rich_help_panel=_WHAT,
         ),
     ] = None

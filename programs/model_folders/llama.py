@@ -290,3 +290,15 @@ def theirs(config: ModelConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
             tensor = tensors[place.ours]
         found[place.theirs] = tensor.T if place.is_matrix else tensor
     return found
+
+
+def nested(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of the tensors, by the steps of their paths."""
+    tree: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        *steps, leaf = name.split("/")
+        branch = tree
+        for step in steps:
+            branch = branch.setdefault(step, {})
+        branch[leaf] = tensor
+    return tree

@@ -5,6 +5,7 @@ A tokenizer.json is read by the library `tokenizers`, which runs no code of the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
@@ -27,6 +28,9 @@ class TextTokens(Protocol):
         ConfigError where it is no such text.
         """
 
+    def encode_all(self, texts: Sequence[bytes]) -> list[Ids]:
+        """The tokens of each of some texts, as `encode` has them."""
+
     def decode(self, ids: Ids) -> str:
         """The text of some tokens, with U+FFFD for what is none."""
 
@@ -40,6 +44,9 @@ class ByteTokens:
 
     def encode(self, text: bytes, *, begins: bool = False) -> Ids:
         return np.frombuffer(text, np.uint8).astype(np.int32)
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[Ids]:
+        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Ids) -> str:
         return bytes(ids[ids < BYTES].astype(np.uint8)).decode(errors="replace")
@@ -73,6 +80,10 @@ class FolderTokens:
 
     def encode(self, text: bytes, *, begins: bool = False) -> Ids:
         return np.asarray(self._tokenizer.encode(self._text(text), add_special_tokens=begins).ids, np.int32)
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[Ids]:
+        encoded = self._tokenizer.encode_batch([self._text(text) for text in texts], add_special_tokens=False)
+        return [np.asarray(each.ids, np.int32) for each in encoded]
 
     def decode(self, ids: Ids) -> str:
         text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)

@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from isthmus.ops.transformer import ModelConfig
 from isthmus.programs import language_model
+from isthmus.programs.engine.request.request import FOLDER
 from isthmus.programs.model_folders import folders, llama
 from isthmus.programs.model_folders.tokens import byte_tokenizer
 from isthmus.programs.trained.run_model import job_of, opened
-from isthmus.programs.trained.text_model import is_run, nested, settings_of
+from isthmus.programs.trained.text_model import is_run, settings_of
 from isthmus.runtime.errors import ConfigError, nearest
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
@@ -64,6 +65,8 @@ def export(run: Path, to: Path, form: str, *, snapshot: int | None = None, dtype
 def _huggingface(run: Path, doing: str) -> Form:
     """The form of transformers, of a run that has one."""
     settings = settings_of(run, doing)
+    if settings is not None and FOLDER in settings:
+        return Form(partial(write_folder, folders.read(Path(settings[FOLDER]), doing)))
     if settings is None or settings["experts"]:
         found = "one of a task of its own" if settings is None else f"{settings['experts']} experts in each layer"
         do = "Use --format safetensors, or orbax: names and arrays, of any task."
@@ -80,6 +83,19 @@ def _write_llama(config: ModelConfig, files: Mapping[str, bytes], folder: Path, 
     tensors = llama.theirs(config, arrays)
     folders.write_documents(folder, {folders.CONFIG: llama.document_of(config, dtype)}, files)
     folders.write_tensors(folder, tensors, dict.fromkeys(tensors, dtype))
+
+
+def write_folder(source: folders.ModelFolder, folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
+    """A model that came from a folder, with what was beside it there."""
+    kinds = set(dtypes.values())
+    document = llama.with_dtype(source.document, kinds.pop()) if len(kinds) == 1 else dict(source.document)
+    folders.write_documents(folder, {folders.CONFIG: document}, source.beside())
+    names = {name: name.replace("/", ".") for name in arrays}
+    folders.write_tensors(
+        folder,
+        {names[name]: array for name, array in arrays.items()},
+        {names[name]: dtype for name, dtype in dtypes.items()},
+    )
 
 
 def _safetensors(run: Path, doing: str) -> Form:
@@ -100,7 +116,7 @@ def _orbax(run: Path, doing: str) -> Form:
 def _write_orbax(folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
     from orbax.checkpoint import StandardCheckpointer
 
-    tree = nested({name: array.astype(dtypes[name]) for name, array in arrays.items()})
+    tree = llama.nested({name: array.astype(dtypes[name]) for name, array in arrays.items()})
     with StandardCheckpointer() as checkpointer:
         checkpointer.save(folder.absolute(), tree, force=True)  # The folder is there, and empty.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, final
 
 import jax
 import jax.numpy as jnp
@@ -24,56 +24,67 @@ _UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
 """What the beginning of a character of several tokens looks like."""
 
 
-def continuation(
-    model: TextModel, prompt: bytes, count: int, doing: str, *, temperature: float = 1.0, seed: int = 0
-) -> Iterator[str]:
-    """The text of `count` tokens after a prompt, or of fewer if the model ends the text, piece by piece.
+@final
+class Writer:
+    """A model that writes; ConfigError for one without a tokenizer.
 
-    At a temperature of 0 each token is the most likely one. ConfigError where there is no tokenizer, and for a prompt
-    without a token.
+    What it has compiled stays with it, by the room for keys and values, and the length of a prompt in blocks.
     """
-    if model.tokens is None:
-        do = "Its data are token ids, and what they stand for is not known here."
-        raise ConfigError(doing, "a model with a tokenizer", "one of token ids", do)
-    ids = model.tokens.encode(prompt, begins=True)
-    if not len(ids):
-        raise ConfigError(doing, "a prompt of at least one token", "an empty one", "Give one with --prompt.")
-    said = len(model.tokens.decode(ids))
-    for more in _more(model, ids, count, temperature, seed):
-        ids = np.concatenate([ids, more])
-        text = model.tokens.decode(ids)
-        if not text.endswith(_UNFINISHED):
-            yield text[said:]
-            said = len(text)
-    yield model.tokens.decode(ids)[said:]
 
+    def __init__(self, model: TextModel, doing: str) -> None:
+        if model.tokens is None:
+            do = "Its data are token ids, and what they stand for is not known here."
+            raise ConfigError(doing, "a model with a tokenizer", "one of token ids", do)
+        self._model, self._tokens, self._doing = model, model.tokens, doing
+        self._params = jax.tree.map(jnp.asarray, model.params)
+        self._begin, self._go_on = (
+            jax.jit(partial(function, model.config), donate_argnums=1) for function in (_begin, _go_on)
+        )
 
-def _more(model: TextModel, ids: npt.NDArray[np.int32], count: int, temperature: float, seed: int) -> Iterator[Any]:
-    """Up to `count` tokens after `ids`, in chunks.
+    def continuation(self, prompt: bytes, count: int, *, temperature: float = 1.0, seed: int = 0) -> Iterator[str]:
+        """The text of `count` tokens after a prompt, or of fewer if the model ends the text, piece by piece.
 
-    A model sees no more than its context: where that is full, it reads the last half of it again.
-    """
-    config = model.config
-    params = jax.tree.map(jnp.asarray, model.params)
-    begin, go_on = (jax.jit(partial(function, config), donate_argnums=1) for function in (_begin, _go_on))
-    key = jax.random.key(seed)
-    while count > 0:
-        recent = ids if len(ids) < config.context else ids[-max(config.context // 2, 1) :]
-        places = min(_blocks(len(recent) + count), config.context)
-        padded = np.zeros((1, min(_blocks(len(recent)), places)), np.int32)
-        padded[0, : len(recent)] = recent
-        scores, past = begin(params, transformer.room(config, 1, places), padded, len(recent) - 1)
-        at = len(recent)
-        while count > 0 and at < places:
-            now = min(CHUNK, count, places - at)
-            tokens, scores, past, key = go_on(params, past, scores, at, now, key, temperature)
-            more = np.asarray(tokens)[:now]
-            ends = np.flatnonzero(np.isin(more, model.ends))
-            if len(ends):
-                yield more[: ends[0]]
-                return
-            yield more
-            ids, at, count = np.concatenate([ids, more]), at + now, count - now
+        At a temperature of 0 each token is the most likely one. ConfigError for a prompt without a token.
+        """
+        ids = self._tokens.encode(prompt, begins=True)
+        if not len(ids):
+            do = "Give one with --prompt."
+            raise ConfigError(self._doing, "a prompt of at least one token", "an empty one", do)
+        said = len(self._tokens.decode(ids))
+        for more in self._more(ids, count, temperature, seed):
+            ids = np.concatenate([ids, more])
+            text = self._tokens.decode(ids)
+            if not text.endswith(_UNFINISHED):
+                yield text[said:]
+                said = len(text)
+        yield self._tokens.decode(ids)[said:]
+
+    def _more(
+        self, ids: npt.NDArray[np.int32], count: int, temperature: float, seed: int
+    ) -> Iterator[npt.NDArray[np.int32]]:
+        """Up to `count` tokens after `ids`, in chunks.
+
+        A model sees no more than its context: where that is full, it reads the last half of it again.
+        """
+        config, key = self._model.config, jax.random.key(seed)
+        while count > 0:
+            recent = ids if len(ids) < config.context else ids[-max(config.context // 2, 1) :]
+            places = min(_blocks(len(recent) + count), config.context)
+            padded = np.zeros((1, min(_blocks(len(recent)), places)), np.int32)
+            padded[0, : len(recent)] = recent
+            past = transformer.room(config, 1, places)
+            scores, past = self._begin(self._params, past, padded, len(recent) - 1)
+            at = len(recent)
+            while count > 0 and at < places:
+                now = min(CHUNK, count, places - at)
+                tokens, scores, past, key = self._go_on(self._params, past, scores, at, now, key, temperature)
+                more = np.asarray(tokens)[:now]
+                ends = np.flatnonzero(np.isin(more, self._model.ends))
+                if len(ends):
+                    yield more[: ends[0]]
+                    return
+                yield more
+                ids, at, count = np.concatenate([ids, more]), at + now, count - now
 
 
 def _blocks(length: int) -> int:

@@ -16,11 +16,12 @@ import numpy.typing as npt
 from isthmus.ops.transformer import ModelConfig, Parameters
 from isthmus.programs import language_model
 from isthmus.programs.engine.request.new_folder import CONFIG
+from isthmus.programs.engine.request.request import FOLDER, shipped_task
 from isthmus.programs.model_folders import folders, llama
 from isthmus.programs.model_folders.tokens import ByteTokens, FolderTokens, TextTokens
 from isthmus.programs.settings import Schema
 from isthmus.programs.task import Task
-from isthmus.programs.trained.run_model import opened, task_of
+from isthmus.programs.trained.run_model import job_of, opened, task_of
 from isthmus.runtime.errors import ConfigError
 
 Array = npt.NDArray[Any]
@@ -83,30 +84,28 @@ def _of_run(where: Path, doing: str, snapshot: int | None) -> TextModel:
     if settings is None:
         do = "Read it with isthmus.load, or export its tensors with --format safetensors."
         raise ConfigError(doing, "a run of the shipped language model", "one of another task", do)
+    tensors = opened(where, doing, snapshot).tensors
+    # As it is trained: merged values have more digits than bfloat16 parameters.
+    dtypes = {leaf.name: leaf.dtype for leaf in job_of(where, doing).layout}
+    arrays = {name: tensors[name].astype(dtype).astype(COMPUTED_IN) for name, dtype in dtypes.items()}
+    if FOLDER in settings:
+        folder = folders.read(Path(settings[FOLDER]), doing)
+        params = llama.ours(folder.config, {name.replace("/", "."): array for name, array in arrays.items()})
+        folder_tokens = FolderTokens(folder.path, folder.config.vocabulary, doing)
+        return TextModel(where, folder.config, params, folder_tokens, _ends(folder.document), run=where)
     config = replace(language_model.model_config(settings), dtype=COMPUTED_IN)
-    params = nested(opened(where, doing, snapshot).tensors)
     tokens = ByteTokens() if language_model.is_of_bytes(settings) else None
-    return TextModel(where, config, params, tokens, run=where)
+    return TextModel(where, config, llama.nested(arrays), tokens, run=where)
 
 
 def settings_of(run: Path, doing: str) -> Mapping[str, Any] | None:
-    """The settings of the shipped language model in a run's configuration; None if it trains another task."""
+    """The settings of the shipped task in a run's configuration, with `folder` among them if it is that of a model
+    folder; None if it trains another task."""
     try:
         document = tomllib.loads((run / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(doing, f"a {CONFIG} that can be read", str(error), "Name another run.") from None
     if document.get("run", {}).get("task") is not None:
         return None
-    return Schema.of("task", language_model.task).read(document.get("task", {}))
-
-
-def nested(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree of the tensors, by the steps of their paths."""
-    tree: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        *steps, leaf = name.split("/")
-        branch = tree
-        for step in steps:
-            branch = branch.setdefault(step, {})
-        branch[leaf] = tensor
-    return tree
+    settings = document.get("task", {})
+    return Schema.of("task", shipped_task(settings)[1].task).read(settings)

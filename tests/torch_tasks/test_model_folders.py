@@ -12,13 +12,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 
-from isthmus import Program
+from isthmus import At, Program
 from isthmus.ops import transformer
-from isthmus.programs.engine.request.request import prepare
+from isthmus.programs.engine.request.request import find_task, prepare
 from isthmus.programs.model_folders import folders, llama
+from isthmus.programs.trained.export import write_folder
 from isthmus.programs.training import start
 from isthmus.runtime.errors import ConfigError
 from tests.patience import PATIENCE
@@ -94,6 +96,105 @@ def test_a_folder_of_transformers_has_the_same_logits_here(name: str, tmp_path: 
     params = llama.ours(folder.config, folder.tensors("float32"))
     ours = jax.jit(transformer.logits, static_argnums=0)(folder.config, params, tokens)
     assert difference(ours, model(torch.tensor(tokens)).logits) <= LARGEST
+
+
+# -- in ----------------------------------------------------------------------------------------------------------------
+
+
+def folder_of(name: str, to: Path, dtype: str) -> Path:
+    """A model folder with a tokenizer of 94 tokens, and what else transformers writes beside it."""
+    model_of(name).to(getattr(torch, dtype)).save_pretrained(to, max_shard_size="20KB")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={chr(33 + i): i for i in range(94)}, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(to / "tokenizer.json"))
+    return to
+
+
+def data_in(folder: Path) -> dict[str, Path]:
+    """The same texts as text, JSON lines and parquet."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [f"{i} times 7 is {7 * i}." for i in range(500)]
+    paths = {kind: folder / f"data.{kind}" for kind in ("txt", "jsonl", "parquet")}
+    paths["txt"].write_text("".join(rows))
+    paths["jsonl"].write_text("".join(json.dumps({"n": i, "text": row}) + "\n" for i, row in enumerate(rows)))
+    parquet.write_table(pyarrow.table({"n": list(range(500)), "text": rows}), paths["parquet"])
+    return paths
+
+
+def task_of(folder: Path, data: Path, **more: Any) -> Any:
+    settings = {"folder": str(folder), "data": [str(data)], "context": 16, "batch": 2, **more}
+    return find_task(None, settings).task
+
+
+@pytest.mark.parametrize("name", ["llama, tied, grouped", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_folder_comes_back_to_the_bit_without_a_step(name: str, dtype: str, tmp_path: Path) -> None:
+    source = folder_of(name, tmp_path / "it", dtype)
+    task = task_of(source, data_in(tmp_path)["txt"])
+    leaves = task.recipe().leaves()
+    opened = folders.read(source, "Reading it")
+    assert {leaf.name.replace("/", ".") for leaf in leaves} == set(opened.files)
+    arrays = {leaf.name: np.asarray(task.load(leaf.name, leaf.shape), np.float32) for leaf in leaves}
+    to = tmp_path / "again"
+    to.mkdir()
+    write_folder(opened, to, arrays, {leaf.name: str(leaf.shape.dtype) for leaf in leaves})
+    again = folders.read(to, "Reading it")
+    assert again.files.keys() == opened.files.keys()
+    for tensor in opened.files:
+        assert again.tensor(tensor).dtype == opened.tensor(tensor).dtype == dtype
+        assert again.tensor(tensor).tobytes() == opened.tensor(tensor).tobytes()
+    assert json.loads((to / "config.json").read_text()) == json.loads((source / "config.json").read_text())
+    assert (to / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
+def test_the_loss_of_a_folder_is_that_of_transformers(tmp_path: Path) -> None:
+    source = folder_of("qwen3", tmp_path / "it", "float32")
+    task = task_of(source, data_in(tmp_path)["txt"])
+    params = llama.nested({leaf.name: task.load(leaf.name, leaf.shape) for leaf in task.recipe().leaves()})
+    batch = task.batch(At(0, 0, 0))
+    tokens = torch.tensor(batch["tokens"].astype(np.int64))
+    assert tokens.shape == (2, 17)
+    theirs = model_of("qwen3")(tokens, labels=tokens).loss.item()
+    assert float(task.loss(params, batch)) == pytest.approx(theirs, rel=1e-5)
+
+
+def test_texts_are_the_same_in_every_form(tmp_path: Path) -> None:
+    source = folder_of("llama", tmp_path / "it", "float32")
+    document = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**document, "eos_token_id": [95, 96]}))
+    paths = data_in(tmp_path)
+    lines, rows = (task_of(source, paths[kind]).batch(At(0, 0, 3))["tokens"] for kind in ("jsonl", "parquet"))
+    np.testing.assert_array_equal(lines, rows)
+    assert (lines == 95).any(), "each document ends"
+    for kind in ("jsonl", "parquet"):
+        with pytest.raises(ConfigError, match=r"n, text"):
+            task_of(source, paths[kind], column="words")
+    with pytest.raises(ConfigError, match=r"task\.data"):
+        find_task(None, {"folder": str(source)})
+
+
+@pytest.mark.process
+def test_a_folder_is_trained_and_goes_out_as_it_came_in(tmp_path: Path) -> None:
+    source = folder_of("qwen3", tmp_path / "it", "bfloat16")
+    paths = data_in(tmp_path)
+    run = tmp_path / "run"
+    more = ("--learners", 1, "--tokens", 64 * 40, "--set", "task.context=16", "--set", "task.batch=4")
+    isthmus("train", "--model", source, "--data", paths["jsonl"], "--run-dir", run, "--quiet", *more)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["eval_loss_final"] < summary["eval_loss_initial"]
+    to = exported(run, tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(to)
+    assert model.dtype == torch.bfloat16
+    assert not torch.equal(model.lm_head.weight, model_of("qwen3").to(torch.bfloat16).lm_head.weight)
+    of_run, of_folder = (
+        json.loads(isthmus("evaluate", where, "--data", paths["txt"], "--json")[0]) for where in (run, to)
+    )
+    assert of_run == pytest.approx(of_folder, abs=1e-6)
+    assert of_run["bits_per_byte"] > 0
+    said, _ = isthmus("sample", run, "--prompt", "7 times", "--tokens", 5)
+    assert said.startswith("7 times")
 
 
 # -- out ---------------------------------------------------------------------------------------------------------------

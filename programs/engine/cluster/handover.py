@@ -33,7 +33,7 @@ import xxhash
 from isthmus.ops.data.corpus import DataError, find
 from isthmus.programs.engine.request import new_folder, reference, spec
 from isthmus.programs.engine.request.new_folder import LOCK
-from isthmus.programs.engine.request.request import SHIPPED_TASK
+from isthmus.programs.engine.request.request import FOLDER, FOLDER_TASK, SHIPPED_TASK
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.snapshots.stored import place_of
@@ -59,9 +59,10 @@ def digest(program: str, task: str) -> str:
         target = reference.parse(text, "Reading a reference") if ":" in text else None
         if target is not None and target.is_file:
             _add(hasher, Path(target.where))
-        if target is not None and text.partition("(")[0] == SHIPPED_TASK:
+        if target is not None and text.partition("(")[0] in (SHIPPED_TASK, FOLDER_TASK):
+            keywords = target.keywords or {}
             try:
-                for source in find((target.keywords or {}).get("data", ())):
+                for source in find([*keywords.get("data", ()), *([keywords[FOLDER]] if FOLDER in keywords else [])]):
                     _add(hasher, Path(source.path))
             except DataError as error:
                 raise ConfigError(error.action, error.expected, error.found, error.remedy) from error

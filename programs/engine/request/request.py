@@ -29,14 +29,14 @@ from datetime import datetime
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
 import msgspec
 import numpy as np
 
 from isthmus import ops
-from isthmus.programs import DEFAULT, SHIPPED, language_model
+from isthmus.programs import DEFAULT, SHIPPED, folder_task, language_model
 from isthmus.programs.engine.recorder.roles import with_recorder
 from isthmus.programs.engine.request import new_folder, reference
 from isthmus.programs.engine.request.batch_checks import tokens_mean
@@ -271,6 +271,9 @@ def elastic_data_parallel(**settings: Any) -> Program:
 
 
 SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
+FOLDER_TASK: Final = "isthmus.programs.folder_task:task"
+FOLDER: Final = "folder"
+"""The setting of section `task.` that a model folder's task alone has."""
 NAMELESS_TASK: Final = "a Task object that no module names"
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -595,15 +598,15 @@ def _of_slots(tasks: SlotTasks, home: Subject | SlotTasks, machines: Mapping[str
 def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettings | None) -> Subject | SlotTasks:
     """One task; where a function is named, the tasks that it names by slot."""
     if task is None:
-        schema = Schema.of("task", language_model.task)
-        section = schema.read(settings)
+        text, shipped = shipped_task(settings)
+        section = Schema.of("task", shipped.task).read(settings)
         section["data"] = tuple(os.path.abspath(path) for path in section["data"])
-        chosen = language_model.chosen(section, run.tokens, run.learners_expected) if run is not None else {}
+        if FOLDER in section:
+            section[FOLDER] = os.path.abspath(section[FOLDER])
+        chosen = shipped.chosen(section, run.tokens, run.learners_expected) if run is not None else {}
         section |= chosen
         named = {f"task.{key}": value for key, value in chosen.items()}
-        return Subject(
-            Reference(reference.called(SHIPPED_TASK, section)), language_model.task(**section), section, named
-        )
+        return Subject(Reference(reference.called(text, section)), shipped.task(**section), section, named)
     if settings:
         keys_text = ", ".join(f"task.{name}" for name in settings)
         do = "Leave these out, or leave --task out: they belong to the shipped task."
@@ -615,6 +618,11 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
     if inspect.isfunction(loaded) and list(inspect.signature(loaded).parameters) == [SLOT]:
         return of_function(loaded, text, SLOTS_MAX_DEFAULT if run is None else run.slots_max)
     return Subject(Reference(text), _checked(loaded, text), {})
+
+
+def shipped_task(settings: Mapping[str, Any]) -> tuple[str, ModuleType]:
+    """The shipped task to which settings belong, by its reference, and its module: of a model folder, or the other."""
+    return (FOLDER_TASK, folder_task) if FOLDER in settings else (SHIPPED_TASK, language_model)
 
 
 def _loaded(text: str) -> AnyTask:

@@ -132,7 +132,8 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("train --set program.fragments=1000", "units", "1000", "Choose one"),
     ("train --set program.gamma=1", "below 1", "1.0", "0.8"),
     ("train --set task.layers=0", "at least 1", "0", "task.layers"),
-    ("train --model nan", "a size of the shipped task", "'nan'", "Did you mean 'nano'?"),
+    ("train --model ./none", "a model folder at", "no such folder", "save_pretrained"),
+    ("train --model nan", "a size of the shipped task, or a folder", "'nan'", "Did you mean 'nano'?"),
     ("train --transport zmk", "'zmq' or 'inproc'", "'zmk'", "Did you mean 'zmq'?"),
     # Files.
     ("train --config configs/no.toml", "a file", "nothing there", "--config"),
@@ -148,7 +149,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("train --task mine.py:loss", "a Task", "function loss", "Name a Task"),
     ("train --task mine.py:task --data short.txt", "no settings beside a task", "task.data", "--task"),
     ("train --task mine.py:task --set task.layers=3", "no settings beside a task", "task.layers", "--task"),
-    ("train --task mine.py:task --model nano", "no size beside a task", "'nano'", "--model"),
+    ("train --task mine.py:task --model nano", "no model beside a task", "'nano'", "--model"),
     ("train --task mine.py:several", "one scalar", "float32[8, 2]", "Return the mean"),
     ("train --task mine.py:uneven", "float32[8, 4]", "float32[9, 4]", "same shapes"),
 ]

@@ -14,7 +14,7 @@ from isthmus.ops import transformer
 from isthmus.ops.transformer import ModelConfig
 from isthmus.programs.model_folders.tokens import ByteTokens
 from isthmus.programs.trained.evaluate import evaluate
-from isthmus.programs.trained.sample import continuation
+from isthmus.programs.trained.sample import Writer
 from isthmus.programs.trained.text_model import TextModel, text_model
 from isthmus.runtime.errors import ConfigError
 
@@ -58,7 +58,7 @@ def test_every_token_but_the_first_is_predicted_once(tmp_path: Path) -> None:
 
 
 def written(it: TextModel, prompt: bytes, count: int, **more: Any) -> str:
-    return "".join(continuation(it, prompt, count, DOING, **more))
+    return "".join(Writer(it, DOING).continuation(prompt, count, **more))
 
 
 @pytest.mark.slow
