@@ -124,7 +124,7 @@ versions: .venv/installed
 	tests/versions.sh
 
 # Without those that need a GPU or the compiler of TPUs, and those of large models (`make scale`).
-BENCHES := $(filter-out %_gpu.py %_line.py %_compile.py %_fragment.py %_memory.py %_mixed.py,$(wildcard tests/bench/bench_*.py))
+BENCHES := $(filter-out %_gpu.py %_line.py %_compile.py %_fragment.py %_memory.py %_mixed.py %_sample.py,$(wildcard tests/bench/bench_*.py))
 
 bench: .venv/installed-test
 	for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done

@@ -25,7 +25,6 @@ app = typer.Typer(
 )
 app.add_typer(run_commands.commands)
 app.add_typer(run_commands.past_commands)
-app.add_typer(model_commands.commands)
 app.add_typer(lab_commands.chaos_commands)
 app.add_typer(lab_commands.plan_commands)
 app.add_typer(machine_commands.commands)
@@ -41,6 +40,7 @@ app.add_typer(
     rich_help_panel=run_commands.PANEL,
     help="Simulate runs, or their goodput, without any machine.",
 )
+app.add_typer(model_commands.commands)
 
 
 @app.callback(invoke_without_command=True)

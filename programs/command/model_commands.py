@@ -74,7 +74,9 @@ def sample(
     seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="Of what is drawn.")] = 0,
     snapshot: Snapshot = None,
 ) -> None:
-    """Let a language model write: the prompt and what follows it, and nothing else.
+    """Let a language model write.
+
+    Standard output has the prompt and what follows it, and nothing else.
 
     Of a run, also while it goes on, or of a model folder.
     """
