@@ -71,6 +71,8 @@ def scale(note: Launch, islands: int) -> str:
         state = chosen.state(note)
         if state.outcome == DONE or not state.has_home:
             do = f"Launch it again: isthmus launch {note.engine} FILE --islands {islands}"
+            if state.outcome == DONE:
+                do = "It has trained all its tokens; another launch of the file needs another folder, --to."
             found = f"one that is {state.outcome or 'not there'}"
             raise ConfigError(doing, "a run that goes on", found, do)
         chosen.scale(note, islands)
@@ -108,6 +110,8 @@ def _check_free(note: Launch, state: LaunchState, doing: str) -> None:
     _check_same(note, doing)
     if machines := state.machines:
         do = f"End it first: isthmus launch down --to {typed(folder)}"
+        if not (folder / NOTE).exists():
+            do = f"It was submitted by hand. End it by commands of {note.engine}, or give the file another name."
         raise ConfigError(doing, "nothing of that name", ", ".join(f"{each.name} ({each.id})" for each in machines), do)
 
 
@@ -120,8 +124,10 @@ def _check_same(note: Launch, doing: str) -> None:
     keys = [key for key in {**former, **asked} if former.get(key) != asked.get(key)]
     if keys:
         do = "Ask for what it was, or name another folder with --to."
-        expected = f"{keys[0]} = {former.get(keys[0])!r}, as the run in {note.folder} has it"
-        raise ConfigError(doing, expected, repr(asked.get(keys[0])), do)
+        key = keys[0]
+        value = f"{key} = {former[key]!r}" if key in former else f"nothing about {key}"
+        expected = f"{value}, as the run in {note.folder} was asked for"
+        raise ConfigError(doing, expected, repr(asked[key]) if key in asked else "nothing about it", do)
 
 
 def _islands(count: int) -> str:

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple, final
 from isthmus.programs.engine.machine.invitations import VARIABLE
 from isthmus.programs.engine.run.resume import outcome_of
 from isthmus.programs.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
-from isthmus.programs.launch.folder import RUN, Launch
+from isthmus.programs.launch.folder import NOTE, RUN, Launch
 from isthmus.programs.launch.launch_file import (
     AFTER_GRACE_SECONDS,
     HOME,
@@ -156,7 +156,10 @@ class _Slurm:
             return
         others = [row for row in _rows(request.name) if row.folder != str(folder)]
         if others:
-            do = f"End that one first, `isthmus launch down --to {shlex.quote(others[0].folder)}`, or rename the file."
+            end = f"isthmus launch down --to {shlex.quote(others[0].folder)}"
+            if not (Path(others[0].folder) / NOTE).exists():  # Submitted by hand.
+                end = f"scancel --me --name={request.name}-{HOME} && scancel --me --name={request.name}-island"
+            do = f"End that one first, `{end}`, or rename the file."
             found = f"job {others[0].id} of {others[0].folder}"
             yield Fault(doing, "no other launch of that name", found, do)
             return

@@ -193,7 +193,7 @@ def test_who_waits_for_a_folder_that_is_taken_away_makes_it_anew(tmp_path: Path)
 
 def test_a_refused_launch_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "engine_of", lambda _: Watched(tmp_path / "new", works=True))
-    with pytest.raises(ConfigError, match="End it first"):
+    with pytest.raises(ConfigError, match="nothing of that name"):
         launching.launch("slurm", request(), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

@@ -13,7 +13,7 @@ from isthmus.programs.launch import slurm
 from isthmus.programs.launch.folder import Launch
 from isthmus.programs.launch.launch_file import LaunchTable
 from isthmus.runtime.errors import ConfigError
-from tests.programs.launch.launch_request import request
+from tests.programs.launch.launch_request import launched, request
 
 Answers = dict[str, tuple[int, str, str]]
 
@@ -99,6 +99,11 @@ def test_rows_of_squeue_are_members_of_the_launch_whose_folder_they_work_in(answ
     ]
     (fault,) = slurm.ENGINE.faults(request(), tmp_path)
     assert fault.found == "job 8 of /x"
+    assert "scancel --me --name=demo-home && " in fault.remedy
+    other = launched(tmp_path / "other")
+    answers["squeue"] = (0, f"8|demo-home|{other.folder}|N/A|RUNNING|n1|(null)", "")
+    (fault,) = slurm.ENGINE.faults(request(), tmp_path)
+    assert f"`isthmus launch down --to {other.folder}`" in fault.remedy
 
 
 def test_rows_of_folders_that_are_odd_hide_no_others(answers: Answers, tmp_path: Path) -> None:
