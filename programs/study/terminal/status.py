@@ -178,12 +178,17 @@ def _silent(folder: Path) -> ConfigError:
 
     note = note_of(folder)
     actual = "none: the run was in one process" if _is_in_one(folder) else "none yet, or one that did not start"
+    # The folder of a cluster's run may be shared, and looked at from a machine that is not the home.
+    is_of_cluster = (folder / CLUSTER).exists()
     if note is not None:
-        actual = f"no answer from {note.endpoint}, process {note.pid}{'' if note.is_living else ', which is gone'}"
+        gone = ", which is gone, or of another machine" if is_of_cluster else ", which is gone"
+        actual = f"no answer from {note.endpoint}, process {note.pid}{'' if note.is_living else gone}"
     do = "Without its daemon a run ends by itself within a minute; its folder holds what it left."
     if note is not None and note.is_living:
         do = "It may be busy, or suspended: ask again."
-    elif note is not None and not any((folder / name).exists() for name in (OVER, CLUSTER)):
+    elif note is not None and is_of_cluster:
+        do = f"If its home is another machine, name the run's cluster file: --cluster FILE. {do}"
+    elif note is not None and not (folder / OVER).exists():
         do = f"{do} To go on from its last snapshot: isthmus train --resume {folder}"
     return ConfigError(f"Asking for the run {folder}", "a daemon that answers", actual, do)
 

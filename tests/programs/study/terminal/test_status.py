@@ -217,6 +217,8 @@ def test_a_run_of_a_cluster_is_not_to_be_resumed_as_one_of_a_machine(tmp_path: P
     with pytest.raises(ConfigError) as refused:
         status_view.status_of(tmp_path)
     assert "train --resume" not in str(refused.value)
+    assert "or of another machine" in str(refused.value)  # Its folder may be shared, as that of a launch is.
+    assert "--cluster FILE" in str(refused.value)
 
 
 def test_the_log_of_a_host_elsewhere_is_asked_for_by_the_cluster_file(
