@@ -23,6 +23,8 @@ help:
 .venv/installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@# A wheel that has trained here leaves compiled kernels, which hide the package.
+	rm -rf .venv/lib/python3*/site-packages/isthmus
 	touch $@
 
 .venv/installed-test: .venv/installed
