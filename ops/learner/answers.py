@@ -231,10 +231,15 @@ WAITING_MAX: Final = 64
 """Steps whose scalars may wait to be read: a learner is found sick within so many steps, or at the next full report."""
 
 
+FIRST_LOSSES: Final = 4
+"""Losses of a life that are kept, to be compared with those of others."""
+
+
 class StepMetrics:
-    """The scalars since the last report, as sums by name."""
+    """The scalars since the last report, as sums by name; and the first losses of all."""
 
     def __init__(self) -> None:
+        self.first_losses: list[float] = []
         self._waiting: list[Mapping[str, Any]] = []
         self._sums: dict[str, float] = {}
         self._count = 0
@@ -259,6 +264,7 @@ class StepMetrics:
             values = [float(np.asarray(metrics[name])) for metrics in read]  # A sixth of what jax's own float() takes.
             self._sums[name] = self._sums.get(name, 0.0) + sum(values)
             losses = values if name == "loss" else losses
+        self.first_losses += losses[: FIRST_LOSSES - len(self.first_losses)]
         if math.isfinite(sum(losses)):
             return None
         first = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), count - 1)

@@ -411,6 +411,10 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "pace": Wording("{own_ns} a step, {other_paces} {usual_ns}"),
     "slow": Wording("slow: {pace}", "is {itself}"),
     "keeps-up": Wording("keeps up again: {pace}"),
+    "same-losses": Wording(
+        "its first losses are to the bit those of {other}: the same data on both?",
+        "began with the very losses of {other}: the same data on both?",
+    ),
     "starved": Wording("data is the bottleneck: {starving}", "waits for its data: {starving}"),
     "failed": Wording("failed: {error}"),
     "condemned": Wording("killed: {verdict}", "{verdict.predicate}"),

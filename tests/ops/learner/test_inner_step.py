@@ -550,6 +550,20 @@ def test_a_firing_is_interrupted_for_the_users_step_after_answers_and_before_the
     assert body.position == 2
 
 
+def test_the_first_losses_of_a_loop_are_told_as_a_digest() -> None:
+    task = LoopedTask()
+    body, _, context = stepping(task)
+    for _ in range(9):
+        firing = body(batch=batch(task, 0))
+        assert next(firing) is None
+        task.made.append(8)
+        with pytest.raises(StopIteration):
+            next(firing)
+    digests = [each.get("first_losses") for each in context.published]
+    assert digests[0] is None
+    assert digests[-1]
+
+
 def test_where_the_user_has_made_no_step_none_is_counted() -> None:
     task = LoopedTask(made=[0])
     body, _, context = stepping(task)

@@ -52,6 +52,7 @@ from isthmus.runtime.supervision.incidents import (
     RecorderFailed,
     ReportRefused,
     RestartsExhausted,
+    SameLosses,
     Starved,
     Superseded,
     SupersededHome,
@@ -194,6 +195,11 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
             Starved("step", "frames", 300 * MILLISECOND, 2 * MILLISECOND),
             "data is the bottleneck: a firing of frames takes 300 ms, a step 2.00 ms",
             "waits for its data: a firing of frames takes 300 ms, a step 2.00 ms",
+        ),
+        (
+            SameLosses("learner/0"),
+            "its first losses are to the bit those of learner/0: the same data on both?",
+            "began with the very losses of learner/0: the same data on both?",
         ),
         (BodyRaised(WRONG), "failed: ValueError: no (mine.py:3)", "failed: ValueError: no (mine.py:3)"),
         (
