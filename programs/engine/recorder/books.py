@@ -252,6 +252,7 @@ class Books(BooksMemory, kw_only=True):
     totals: Totals = msgspec.field(default_factory=Totals)
     changes: Changes = msgspec.field(default_factory=Changes)
     paused: int = 0
+    _points: tuple[list[EvaluationLine] | None, set[tuple[int, str]]] = (None, set())
     _live: Set[Life] | None = None
     _zero_max: int | None = None
     _recalled: Set[Life] = frozenset()
@@ -376,10 +377,17 @@ class Books(BooksMemory, kw_only=True):
             if point.tokens <= self.evaluations[-1].tokens:
                 return None
             point = msgspec.structs.replace(point, kind="during")
-        if any((known.tokens, known.kind) == (point.tokens, point.kind) for known in self.evaluations):
+        if (point.tokens, point.kind) in self._known_points():
             return None
         self.evaluations.append(point)
+        self._points[1].add((point.tokens, point.kind))
         return point
+
+    def _known_points(self) -> Set[tuple[int, str]]:
+        """Tokens and kind of each evaluation: made anew once a memory brought others."""
+        if self._points[0] is not self.evaluations:
+            self._points = self.evaluations, {(known.tokens, known.kind) for known in self.evaluations}
+        return self._points[1]
 
     # -- results -------------------------------------------------------------------------------------------------------
 

@@ -80,9 +80,11 @@ class Chart(msgspec.Struct, frozen=True):
     is_logarithmic: bool = False
 
 
-def charts(record: RunRecord, window: TimeWindow | None) -> list[Chart]:
-    """Every chart of curves that has any, in the order in which they are shown; `window` is marked in the last."""
-    scalars = [_scalar(record, LOSS, "Loss"), *(_scalar(record, name, name) for name in record.metrics)]
+def charts(record: RunRecord, window: TimeWindow | None, metrics_max: int | None = None) -> list[Chart]:
+    """Every chart of curves that has any, in the order in which they are shown; `window` is marked in the last. At most
+    so many are of scalars beside the loss."""
+    metrics = record.metrics[:metrics_max]
+    scalars = [_scalar(record, LOSS, "Loss"), *(_scalar(record, name, name) for name in metrics)]
     every = [*scalars, _paces(record, window)]
     return [chart for chart in every if chart.curves]
 

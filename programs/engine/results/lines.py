@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from stat import S_ISREG
 from typing import Annotated, Any, Final, Generic, TypeAlias, TypeVar, final
 
 import msgspec
@@ -210,6 +211,8 @@ class GrowingFile(Generic[_L]):
         """The lines since the last call, without those that cannot be read; of a file that took its place, all."""
         try:
             found = self._path.stat()
+            if not S_ISREG(found.st_mode):  # To open a pipe would wait for its writer.
+                return
             place = found.st_dev, found.st_ino
             if place != self._place or found.st_size < self._offset:
                 self._place, self._offset = place, 0

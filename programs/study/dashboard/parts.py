@@ -40,6 +40,7 @@ CHANGES_SHOWN: Final = 12
 EDGES_SHOWN: Final = 12
 RUNS_SHOWN: Final = 40
 RUNS_DRAWN: Final = 8
+POINTS_DRAWN: Final = 1000
 _TONES: Final = {"red": "bad", "yellow": "odd", "dim": "past", "": ""}
 _OUTCOME_TONES: Final = {"running": "live", "done": "good", "stopped": "odd", "failed": "bad"}
 
@@ -519,6 +520,7 @@ def _row(name: str, program: str, outcome: str, known: Mapping[str, float | None
 
 def _evaluated(name: str, lines: Sequence[EvaluationLine], index: int, *, is_main: bool) -> Curve:
     known = [line for line in lines if line.eval_loss is not None and math.isfinite(line.eval_loss)]
+    known = [*known[: -1 : len(known) // POINTS_DRAWN + 1], *known[-1:]]
     tokens, times = [float(line.tokens) for line in known], [line.time for line in known]
     return Curve(name, learner_class(index), tokens, times, [line.eval_loss for line in known], is_main)
 

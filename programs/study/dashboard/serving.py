@@ -52,6 +52,10 @@ RUNS_SECONDS: Final = 5.0
 DRAWN_SECONDS_MIN: Final = 2.0
 DRAWN_TIMES: Final = 100
 """Curves are drawn anew after so many times what it took: a hundredth of a core."""
+AFTER_ERROR_SECONDS: Final = 60.0
+"""Until a page asks again about a run that could not be shown."""
+METRICS_MAX: Final = 64
+"""Scalars beside the loss that have a curve."""
 BEAT_SECONDS: Final = 15.0
 """Between two events a line that keeps the connection."""
 VIEWERS_MAX: Final = 32
@@ -179,7 +183,7 @@ class LiveParts:
         if what == self._drawn_for:
             return None
         begun = time.thread_time()
-        drawn = [*charts(self._run.record(look), None), *parts.steps_of_settings(look)]
+        drawn = [*charts(self._run.record(look), None, METRICS_MAX), *parts.steps_of_settings(look)]
         self._drawn_for = what
         self._drawn_at = look.at + max(DRAWN_SECONDS_MIN, DRAWN_TIMES * (time.thread_time() - begun))
         return drawn
@@ -384,6 +388,8 @@ class Pages:
                 waiting = asyncio.create_task(feed.changed())
                 await asyncio.wait({waiting, ending}, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
+            if feed.has_failed:  # To read it all again at once would fail again.
+                yield b"retry: %d\n\n" % int(1e3 * AFTER_ERROR_SECONDS)
         finally:
             ending.cancel()
             feed.leave()

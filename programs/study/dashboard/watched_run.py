@@ -45,6 +45,8 @@ _T = TypeVar("_T", ReportLine, EvaluationLine, MergeRecord, ChangeRecord)
 
 REPORTS_MAX: Final = 10_000
 """Reports of all learners that are kept: twice the places of a chart."""
+EVALUATIONS_MAX: Final = 4_000
+"""Evaluations that are kept; beyond them every other one is dropped, but for the newest."""
 REPORTS_OF_LEARNER: Final = (40, 300)
 """The least and the most of one learner: a chart draws half as many."""
 
@@ -195,6 +197,8 @@ class Look:
         return str((self.summary or {}).get("program") or self.graph.get("program") or "")
 
 
+UNREADABLE: Final = (OSError, ValueError, LookupError, RecursionError)
+"""What reading a damaged file raises."""
 SILENT: Final = "silent"
 """The outcome of a run that is not over, and of which no daemon answers."""
 
@@ -221,7 +225,7 @@ class WatchedRun:
         files.read()
         try:
             status: Mapping[str, Any] = self._status()
-        except (ConfigError, OSError, ValueError, KeyError) as error:  # No daemon answers, or a summary is torn.
+        except (ConfigError, *UNREADABLE) as error:  # No daemon answers, or a summary is torn.
             fault = str(error)
             status = {"outcome": SILENT, "hosts": [], "training": files.figures()}
         if self._home is not None:
@@ -265,7 +269,7 @@ class WatchedRun:
         if (count := training.get("evaluations", 0)) > self._seen_evaluations:
             self._seen_evaluations = count
             line = EvaluationLine(time=time, tokens=training["eval_tokens"], eval_loss=training["eval_loss"])
-            self._files.evaluations.append(line)
+            self._files.add_evaluation(line)
 
 
 def place_of(path: Path) -> object:
@@ -301,14 +305,22 @@ class _RunFiles:
             self.reports.add(report)
         for merge in self._folded(self._merge_file):
             self.merges.add(merge)
-        self.evaluations += self._folded(self._evaluation_file)
+        for evaluation in self._folded(self._evaluation_file):
+            self.add_evaluation(evaluation)
         self.changes += self._folded(self._change_file)
         if not self.graph:
-            with suppress(OSError, ValueError):
-                self.graph = json.loads((self._folder / "graph.json").read_bytes())
+            with suppress(*UNREADABLE):
+                graph = json.loads((self._folder / "graph.json").read_bytes())
+                self.graph = graph if isinstance(graph, dict) else {}
         if not self.configuration:
-            with suppress(OSError, ValueError):
+            with suppress(*UNREADABLE):
                 self.configuration = tomllib.loads((self._folder / "config.toml").read_text(encoding="utf-8"))
+
+    def add_evaluation(self, line: EvaluationLine) -> None:
+        """Take in an evaluation."""
+        self.evaluations.append(line)
+        if len(self.evaluations) > EVALUATIONS_MAX:
+            self.evaluations = [*self.evaluations[:-1:2], line]
 
     def _folded(self, file: GrowingFile[_T]) -> Iterator[_T]:
         """The new lines of a file, which are folded into the books, too, where these are needed."""
@@ -332,7 +344,7 @@ class _RunFiles:
             run = self.configuration.get("run", {})
             figures = self._books.figures(int(run.get("learners", 0)))
             return {**figures, "time": time, "phase": "training", "tokens_budget": run.get("tokens", 0)}
-        except (OSError, KeyError, TypeError, ValueError):  # Nothing was recorded, or nothing of it can be read.
+        except (*UNREADABLE, TypeError, AttributeError, ArithmeticError):  # Nothing was recorded, or it is damaged.
             return {"time": time}
 
     def record(self, summary: Mapping[str, Any]) -> RunRecord:

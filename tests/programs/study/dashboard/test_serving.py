@@ -243,6 +243,7 @@ def test_an_error_of_ours_ends_the_stream_and_is_told(
     monkeypatch.setattr(serving.parts, "merges", fail)
     answer = ask(folder, "/run/first/events", enough=lambda _: False)
     assert "event:" not in answer.text
+    assert answer.text.endswith("retry: 60000\n\n")
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from isthmus.programs.engine.report.charts_lines import charts
 from isthmus.programs.engine.results import lines
 from isthmus.programs.engine.results.lines import GrowingFile, MergeRecord, ReportLine
+from isthmus.programs.study.dashboard import watched_run
 from isthmus.programs.study.dashboard.watched_run import (
     SILENT,
     CoarseReports,
@@ -66,6 +68,30 @@ def test_reports_become_coarser_and_keep_their_means(learners: int, kept_max: in
     assert max(spans) <= 2.01 * min(spans[1:-1])  # Even, so that nothing passes for a break.
     every = sum(number % 7 for number in range(count)) / count
     assert sum(line.loss or 0.0 for line in of_one) / len(of_one) == pytest.approx(every, abs=0.3)
+
+
+def test_of_many_evaluations_some_are_kept_and_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_run, "EVALUATIONS_MAX", 10)
+    lines = [f'{{"time": {number}.0, "tokens": {number}, "eval_loss": 1.0}}\n' for number in range(100)]
+    (tmp_path / "evaluations.jsonl").write_text("".join(lines))
+    files = watched_run._RunFiles(tmp_path)
+    files.read()
+    kept = [line.tokens for line in files.evaluations]
+    assert kept == sorted(set(kept))
+    assert (kept[0], kept[-1], 5 <= len(kept) <= 10) == (0, 99, True)
+
+
+def test_files_of_other_shapes_are_no_error(tmp_path: Path) -> None:
+    for name, text in (("graph.json", "[1]"), ("summary.json", "[" * 100_000), ("config.toml", "a=" + "[" * 5_000)):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "metrics.jsonl").write_text('{"time": 1e999, "tokens": 5, "loss": 1.0}\n')
+    look = WatchedRun(tmp_path).look(0.0)
+    assert (look.status["outcome"], look.program) == (SILENT, "")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    assert list(GrowingFile(tmp_path, ReportLine).read()) == []
 
 
 def test_lives_and_phases_are_not_mixed() -> None:
