@@ -7,13 +7,16 @@ SECONDS_MAX the answer is 503, a failed scrape.
 
 from __future__ import annotations
 
+import socket
 import socketserver
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from socket import AF_INET6
 from typing import TYPE_CHECKING, Any, Final, final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -30,17 +33,50 @@ PATH: Final = "/metrics"
 LOOPBACK: Final = "127.0.0.1"
 
 
+SCRAPES_MAX: Final = 32
+
+
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """A thread for each scrape, which ends with the process."""
+    """A thread for each scrape, which ends with the process, of SCRAPES_MAX; more are refused, or take the place of one
+    that has lasted for longer than SECONDS_MAX."""
 
     daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._open: dict[Any, float] = {}
+        """When a connection was taken, the oldest first."""
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is a place for it."""
+        now = time.monotonic()
+        if len(self._open) >= SCRAPES_MAX:
+            oldest, begun = next(iter(list(self._open.items())), (None, now))
+            if oldest is None or now - begun <= SECONDS_MAX:
+                return False
+            self._open.pop(oldest, None)
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        self._open[request] = now
+        return True
+
+    def shutdown_request(self, request: Any) -> None:
+        """It is over."""
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """What a client does wrong, or too slowly, is not told; errors of ours are."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 @final
 class _ServerOfSix(_Server):
     """The same at an address of IPv6."""
 
-    address_family = AF_INET6
+    address_family = socket.AF_INET6
 
 
 @final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import socket
 import threading
 import urllib.error
@@ -88,6 +89,20 @@ def test_a_loop_makes_the_statuses_and_one_that_is_busy_or_closed_none(monkeypat
     loop.close()
     assert answer(busy.url)[0] == 503
     busy.close()
+
+
+def test_who_asks_nothing_gives_its_place_to_who_does(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each took a thread of the run's process, as many as there were, and wrote a traceback into its output."""
+    monkeypatch.setattr(module, "SCRAPES_MAX", 1)
+    with socket.create_connection(exporter._server.server_address[:2], timeout=60) as idle:
+        with pytest.raises((OSError, http.client.HTTPException)):
+            answer(exporter.url)
+        monkeypatch.setattr(module, "SECONDS_MAX", -1.0)
+        assert answer(exporter.url)[0] == 200
+        assert idle.recv(1) == b""
+    assert capsys.readouterr().err == ""
 
 
 def test_an_exporter_that_is_closed_has_no_port() -> None:
