@@ -27,10 +27,18 @@ from observed import pin, signal_all, training
 
 from isthmus.ops.island.life import lower_priority
 from isthmus.runtime.host.own_process import environment
+from isthmus.runtime.system import processes
 
 SCRIPT = Path(__file__).with_name("own_loop_steps.py")
 BARS = {50: 0.97, 200: 0.99}
 """By the milliseconds of a step, at least."""
+
+
+def give_way() -> None:
+    """Lower the priority of a process and of its session, as a learner does: what else runs here takes as much from
+    both."""
+    lower_priority()
+    processes.lower_priority()
 
 
 @contextmanager
@@ -38,7 +46,7 @@ def bare_loop(lines: Path, batch: int) -> Iterator[int]:
     """The bare loop in a process of its own, with the threads and the priority of a learner."""
     command = [sys.executable, str(SCRIPT), str(lines), str(batch), "bare"]
     variables = environment(computes=True)
-    loop = subprocess.Popen(command, env=variables, preexec_fn=lower_priority, start_new_session=True)
+    loop = subprocess.Popen(command, env=variables, preexec_fn=give_way, start_new_session=True)
     try:
         until = time.monotonic() + START_SECONDS_MAX
         while not lines.exists() or not lines.stat().st_size:
