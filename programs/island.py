@@ -54,9 +54,9 @@ def island(
     with a 'loss' among them: a process of its own runs the script as far as the `with`, and calls it with the module
     that has the values of the whole run; without it nothing is evaluated. ConfigError for anything else.
     """
-    life = _life_of(os.environ)
+    life = life_of(os.environ)
     rules = tuple(merge.items()) if isinstance(merge, Mapping) else tuple(merge)
-    with _answering(life):
+    with answering(life):
         return Island(life, model, optimizer, rules, tokens_most, evaluate)
 
 
@@ -170,7 +170,7 @@ class Island:
         `loss` is a number or a scalar tensor, `tokens` those on which this step has trained, also an integer tensor.
         Where `is_over`, it does nothing. ConfigError for other arguments, in another thread, or outside of the `with`.
         """
-        with _answering(self._life):
+        with answering(self._life):
             self._check_thread(f"Calling {_STEPPING}")
             self._check_leaves()
             count = _tokens_of(tokens)
@@ -196,7 +196,7 @@ class Island:
         from isthmus.ops.island.torch_loop import fault_of_kept
 
         doing = "island.keep()"
-        with _answering(self._life):
+        with answering(self._life):
             self._check_thread(doing)
             if fault := fault_of_kept(kept, self._moments.optimizer):
                 do = "Pass what torch.load(..., weights_only=True) can read: tensors, numbers, texts, lists and dicts."
@@ -306,7 +306,7 @@ def _end() -> NoReturn:
 
 
 @contextmanager
-def _answering(life: LoopLife | int) -> Iterator[None]:
+def answering(life: LoopLife | int) -> Iterator[None]:
     """Where this process is asked for its model, answer with the faults of a ConfigError."""
     try:
         yield
@@ -316,7 +316,7 @@ def _answering(life: LoopLife | int) -> Iterator[None]:
         raise
 
 
-def _life_of(environment: Mapping[str, str]) -> LoopLife | int:
+def life_of(environment: Mapping[str, str]) -> LoopLife | int:
     """What this process is; ConfigError where nothing has started it as an island."""
     text = environment.get(ISLAND)
     if text is None:

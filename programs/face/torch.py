@@ -1,8 +1,10 @@
-"""Tasks in PyTorch: `isthmus.torch.Task(build, loss, batch, ...)`. Needs the extra `isthmus[torch]`."""
+"""Tasks in PyTorch, `isthmus.torch.Task(build, loss, batch, ...)`, and `isthmus.torch.Callback()` for the Trainer of
+transformers. Needs the extra `isthmus[torch]`; the callback also transformers, which is imported when it is used."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from isthmus.runtime.errors import ConfigError
 
@@ -16,4 +18,19 @@ if find_spec("torch") is None:
 
 from isthmus.programs.torch_task import TorchTask as Task
 
-__all__ = ["Task"]
+if TYPE_CHECKING:
+    from isthmus.programs.trainer_callback import Callback
+
+__all__ = ["Callback", "Task"]
+
+
+def __getattr__(name: str) -> Any:
+    """The callback, when it is first used."""
+    if name != "Callback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_spec("transformers") is None:
+        do = "Install it beside isthmus: pip install 'transformers[torch]'."
+        raise ConfigError("Using isthmus.torch.Callback", "transformers", "none", do)
+    from isthmus.programs.trainer_callback import Callback
+
+    return Callback
