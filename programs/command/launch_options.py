@@ -97,7 +97,7 @@ def request_of(options: LaunchOptions) -> LaunchRequest:
 def shown(note: Launch, *, as_json: bool) -> str:
     """What the engine has of a launch, and how its run ended, as far as its folder knows."""
     state = launching.state_of(note)
-    members, outcome = state.machines, state.outcome or ("running" if state.has_home else None)
+    members, outcome = state.machines, state.phase or None
     if as_json:
         fields = {"launch": note.name, "engine": note.engine, "folder": str(note.folder), "outcome": outcome}
         return json.dumps({**fields, "members": [asdict(member) for member in members]}, indent=2)

@@ -23,6 +23,10 @@ ENGINES: Final = MappingProxyType(
 """The module of each engine; its `ENGINE` is one."""
 
 
+ENDS: Final = ("done", "failed")
+"""Outcomes of runs that no home goes on with."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class PrintedFile:
@@ -62,6 +66,14 @@ class LaunchState:
     def has_home(self) -> bool:
         """Whether its home waits or works."""
         return any(machine.is_home for machine in self.machines)
+
+    @property
+    def phase(self) -> str:
+        """'waiting' until the home has a node, 'running' from then on; the outcome of what is over, else empty."""
+        home = next((machine for machine in self.machines if machine.is_home), None)
+        if home is None or self.outcome in ENDS:
+            return self.outcome
+        return "running" if home.node else "waiting"
 
 
 class Engine(Protocol):

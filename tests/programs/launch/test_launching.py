@@ -60,3 +60,13 @@ def test_what_was_asked_for_otherwise_is_named(
     launched(tmp_path / "here", **former)
     with pytest.raises(ConfigError, match=said):
         launching.launch("slurm", request(sections={"task": asked}), tmp_path / "here")
+
+
+def test_a_home_without_a_node_waits_also_for_its_next_life() -> None:
+    waiting = LaunchedMachine("home", "5", "PENDING")
+    phases = [
+        LaunchState(machines, outcome).phase
+        for machines in ((), (waiting,), (HOME,))
+        for outcome in ("", "interrupted", "done")
+    ]
+    assert phases == ["", "interrupted", "done", "waiting", "waiting", "done", "running", "running", "done"]
