@@ -76,7 +76,7 @@ def test_a_rule_that_is_misspelt_covers_nothing_or_comes_too_late_is_told() -> N
         ({"ANYANY": "rda", "head": "average"}, r"found '\*\*' before 'head', which takes all"),
         ({"a__ANYANY": "rda"}, "a rule for every leaf, found none for 'head', 'headless'"),
         ({"ANYANY": "local"}, "at least one leaf that is merged, found all of them local"),
-        ({"ANYANY": "sum"}, "one of 'rda', 'average', 'mean', 'local' in merge="),
+        ({"ANYANY": "sum"}, "one of 'rda', 'average', 'mean', 'local', 'frozen' in merge="),
     ):
         with pytest.raises(ConfigError, match=told):
             kinds(**rules)

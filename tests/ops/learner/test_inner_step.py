@@ -553,6 +553,7 @@ def test_a_firing_is_interrupted_for_the_users_step_after_answers_and_before_the
 def test_the_first_losses_of_a_loop_are_told_as_a_digest() -> None:
     task = LoopedTask()
     body, _, context = stepping(task)
+    watch(context)
     for _ in range(9):
         firing = body(batch=batch(task, 0))
         assert next(firing) is None

@@ -35,7 +35,14 @@ REQUEST = json.dumps({"name": "learner/0", "incarnation": 1, "endpoint": "tcp://
 @pytest.mark.parametrize("answered", [0, 1], ids=["before-an-answer", "with-an-answer-unread"])
 def test_without_its_daemon_it_ends(tmp_path: Path, answered: int) -> None:
     daemon, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "isthmus.programs.engine.run.fork_server", str(tmp_path), str(its.fileno())]
+    command = [
+        sys.executable,
+        "-m",
+        "isthmus.programs.engine.run.fork_server",
+        str(tmp_path),
+        str(its.fileno()),
+        "task",
+    ]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=[its.fileno()])
     its.close()
     daemon.settimeout(60)
@@ -51,7 +58,14 @@ def test_without_its_daemon_it_ends(tmp_path: Path, answered: int) -> None:
 
 def test_it_says_why_it_cannot_fork(tmp_path: Path) -> None:
     daemon, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "isthmus.programs.engine.run.fork_server", str(tmp_path), str(its.fileno())]
+    command = [
+        sys.executable,
+        "-m",
+        "isthmus.programs.engine.run.fork_server",
+        str(tmp_path),
+        str(its.fileno()),
+        "task",
+    ]
     with daemon, subprocess.Popen(command, pass_fds=[its.fileno()]) as server:
         its.close()
         daemon.settimeout(60)
