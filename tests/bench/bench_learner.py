@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from observed import cpu_of, pin, signal_all, training
+from observed import Run, cpu_of, pin, signal_all, training
 
 from isthmus.runtime.system.processes import ONE_THREAD
 
@@ -179,6 +179,26 @@ def take_turn(pid: int, seconds: float, others: list[int]) -> Window:
     return Window(begun, ended, {thread: after[thread] - before.get(thread, 0.0) for thread in after})
 
 
+def take_turns(loop: int, run: Run, pairs: int, seconds: float) -> tuple[list[Window], list[Window]]:
+    """Turns of a bare loop, which is stopped, and of the learner of a run, in alternating order; the run goes on then.
+
+    The learner has core 0 for itself, everything else of the run core 1.
+    """
+    alone, inside = list[Window](), list[Window]()
+    learner, others = run.pids["learner/0"], run.others("learner/0")
+    pin(others, 1)
+    pin([learner], 0)
+    signal_all((*others, learner), signal.SIGSTOP)
+    for number in range(pairs):
+        for side in (number % 2, 1 - number % 2):
+            if side:
+                alone.append(take_turn(loop, seconds, []))
+            else:
+                inside.append(take_turn(learner, seconds, others))
+    signal_all((*others, learner), signal.SIGCONT)
+    return alone, inside
+
+
 @contextmanager
 def bare_loop(here: Path, model: str, batch: int) -> Iterator[int]:
     """The bare loop in a process of its own."""
@@ -200,25 +220,13 @@ def bare_loop(here: Path, model: str, batch: int) -> Iterator[int]:
 
 def measure(model: str, pairs: int, seconds: float, batch: int) -> list[tuple[Turn, Turn]]:
     """Turns of the bare loop and of the learner, in alternating order; steps by the clock of whoever made them."""
-    alone: list[Window] = []
-    inside: list[Window] = []
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         bare_loop(Path(folder), model, batch) as loop,
     ):
         os.kill(loop, signal.SIGSTOP)
         with training(Path(folder, "run"), *MODELS[model].options(batch), learners=1) as run:
-            learner, others = run.pids["learner/0"], run.others("learner/0")
-            pin(others, 1)
-            pin([learner], 0)
-            signal_all((*others, learner), signal.SIGSTOP)
-            for number in range(pairs):
-                for side in (number % 2, 1 - number % 2):
-                    if side:
-                        alone.append(take_turn(loop, seconds, []))
-                    else:
-                        inside.append(take_turn(learner, seconds, others))
-            signal_all((*others, learner), signal.SIGCONT)
+            alone, inside = take_turns(loop, run, pairs, seconds)
             run.stop()
             made = [ended for _, ended in run.spans("learner/0", "inner-step")]
         bare_made = list(map(float, Path(folder, "bare.txt").read_text().split()))

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench_learner import START_SECONDS_MAX, Turn, Window, by_thread, spread, take_turn
-from observed import pin, signal_all, training
+from bench_learner import START_SECONDS_MAX, Turn, by_thread, spread, take_turns
+from observed import pin, training
 
 from isthmus.ops.island.life import lower_priority
 from isthmus.runtime.host.own_process import environment
@@ -68,24 +68,13 @@ def instants(lines: Path) -> list[float]:
 
 def measure(pairs: int, seconds: float, batch: int) -> list[tuple[Turn, Turn]]:
     """Turns of the bare loop and of the island; steps by their own clock."""
-    alone, inside = list[Window](), list[Window]()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         bare_lines, lines = Path(folder, "bare.txt"), Path(folder, "island.txt")
         with bare_loop(bare_lines, batch) as loop:
             os.kill(loop, signal.SIGSTOP)
             options = ("--loop", str(SCRIPT))
             with training(Path(folder, "run"), *options, learners=1, after=(str(lines), str(batch))) as run:
-                island, others = run.pids["learner/0"], run.others("learner/0")
-                pin(others, 1)
-                pin([island], 0)
-                signal_all((*others, island), signal.SIGSTOP)
-                for number in range(pairs):
-                    for side in (number % 2, 1 - number % 2):
-                        if side:
-                            alone.append(take_turn(loop, seconds, []))
-                        else:
-                            inside.append(take_turn(island, seconds, others))
-                signal_all((*others, island), signal.SIGCONT)
+                alone, inside = take_turns(loop, run, pairs, seconds)
                 run.stop()
         ends, bare_ends = instants(lines), instants(bare_lines)
     return [(one.turn(bare_ends), other.turn(ends)) for one, other in zip(alone, inside, strict=True)]

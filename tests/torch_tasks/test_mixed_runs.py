@@ -17,25 +17,11 @@ from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.task_checks import check_alike, layout_of
-from tests.programs.engine.run.process_run import FOREVER, Run
+from tests.programs.engine.run.process_run import FOREVER, TASK, Run
 from tests.torch_tasks.torch_models import EXAMPLE
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 
-IN_JAX = """
-import time
-import jax, jax.numpy as jnp, numpy as np, optax
-from isthmus import Task
-
-def init(key): return {"w": jax.random.normal(key, (32, 1)), "b": jnp.zeros(1)}
-def loss(params, batch): return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
-def batch(at):
-    time.sleep(0.004)
-    x = at.rng().normal(size=(64, 32)).astype(np.float32)
-    return {"x": x, "y": x.sum(1, keepdims=True)}
-
-task = Task(init, loss, batch, tokens_per_batch=64, optimizer=optax.adamw(1e-2))
-"""
 IN_TORCH = """
 import time
 import numpy as np, torch
@@ -64,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
     def begin(*tasks: str, **options: Any) -> Run:
         words = [word for task in tasks for word in ("--task", task)]
-        runs.append(Run(tmp_path, *words, task=IN_JAX, **options))
+        runs.append(Run(tmp_path, *words, task=TASK, **options))
         return runs[-1]
 
     yield begin

@@ -31,18 +31,16 @@ fork_server._fork(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), req
 REQUEST = json.dumps({"name": "learner/0", "incarnation": 1, "endpoint": "tcp://127.0.0.1:1"}).encode()
 
 
+def command_of(folder: Path, its: socket.socket) -> list[str]:
+    """The command of a fork server for a run in a folder, with its end of the socket."""
+    return [sys.executable, "-m", "isthmus.programs.engine.run.fork_server", str(folder), str(its.fileno()), "task"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("answered", [0, 1], ids=["before-an-answer", "with-an-answer-unread"])
 def test_without_its_daemon_it_ends(tmp_path: Path, answered: int) -> None:
     daemon, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [
-        sys.executable,
-        "-m",
-        "isthmus.programs.engine.run.fork_server",
-        str(tmp_path),
-        str(its.fileno()),
-        "task",
-    ]
+    command = command_of(tmp_path, its)
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=[its.fileno()])
     its.close()
     daemon.settimeout(60)
@@ -58,14 +56,7 @@ def test_without_its_daemon_it_ends(tmp_path: Path, answered: int) -> None:
 
 def test_it_says_why_it_cannot_fork(tmp_path: Path) -> None:
     daemon, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [
-        sys.executable,
-        "-m",
-        "isthmus.programs.engine.run.fork_server",
-        str(tmp_path),
-        str(its.fileno()),
-        "task",
-    ]
+    command = command_of(tmp_path, its)
     with daemon, subprocess.Popen(command, pass_fds=[its.fileno()]) as server:
         its.close()
         daemon.settimeout(60)
