@@ -76,7 +76,8 @@ def task(
     from isthmus.programs.model_folders import folders
 
     doing = f"Reading the model folder {folder}"
-    model = folders.read(Path(folder), doing)
+    path = Path(folder)
+    model = folders.read(path, doing)
     computed = dtype or ("bfloat16" if set(model.dtypes.values()) == {"bfloat16"} else "float32")
     config = replace(model.config, dtype=computed, checkpoint=checkpoint)
     length = _length(context, config.context)
@@ -86,7 +87,6 @@ def task(
         windows = Windows(corpus, sequences, length=length + 1)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
-    path = Path(folder)
     return Task(
         partial(_init, config, tuple(model.dtypes.items())),
         partial(_loss, config),
@@ -99,9 +99,11 @@ def task(
             clip=clip,
         ),
         evaluation=windows.evaluation_batches,
-        merge={"model/embed_tokens/weight": "average", "lm_head/weight": "average", "**": "rda"}
-        if not config.tied
-        else {"model/embed_tokens/weight": "average", "**": "rda"},
+        merge={
+            "model/embed_tokens/weight": "average",
+            **({} if config.tied else {"lm_head/weight": "average"}),
+            "**": "rda",
+        },
         load=partial(_leaf, path, doing),
     )
 

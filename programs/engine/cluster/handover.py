@@ -33,7 +33,7 @@ import xxhash
 from isthmus.ops.data.corpus import DataError, find
 from isthmus.programs.engine.request import new_folder, reference, spec
 from isthmus.programs.engine.request.new_folder import LOCK
-from isthmus.programs.engine.request.request import FOLDER, FOLDER_TASK, SHIPPED_TASK
+from isthmus.programs.engine.request.request import FOLDER, SHIPPED_TASKS
 from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.snapshots.stored import place_of
@@ -59,7 +59,7 @@ def digest(program: str, task: str) -> str:
         target = reference.parse(text, "Reading a reference") if ":" in text else None
         if target is not None and target.is_file:
             _add(hasher, Path(target.where))
-        if target is not None and text.partition("(")[0] in (SHIPPED_TASK, FOLDER_TASK):
+        if target is not None and reference.without_keywords(text) in SHIPPED_TASKS:
             keywords = target.keywords or {}
             try:
                 for source in find([*keywords.get("data", ()), *([keywords[FOLDER]] if FOLDER in keywords else [])]):

@@ -56,7 +56,7 @@ class MachineConfig:
         """Faults of a program and a task that this machine may not load."""
         shipped = {*SHIPPED, *SHIPPED.values(), SHIPPED_TASK}
         for kind, text in (("program", program), *(("task", text) for text in references_of(task))):
-            if text.partition("(")[0] in shipped or self._permits(text):
+            if reference.without_keywords(text) in shipped or self._permits(text):
                 continue
             where, _ = reference.split(text)
             expected = "a shipped one, or one of a module that its machine.toml lists"

@@ -489,11 +489,7 @@ class Recorder:
             self._sizes,
             budget=self._budget,
             is_stopped=self._context.stop_requested() or self._stop_reason is not None,
-            loss=None
-            if last is None or not self._has_losses
-            else math.nan
-            if last.eval_loss is None
-            else last.eval_loss,
+            loss=None if last is None or not self._has_losses else _or_nan(last.eval_loss),
         )
 
     def _is_flushed(self, now: int) -> bool:
@@ -561,3 +557,8 @@ class Recorder:
 def _lives(members: Iterable[Any]) -> frozenset[tuple[int, int]]:
     """The learners among live members, as (slot, incarnation)."""
     return frozenset((member.replica.slot, member.incarnation) for member in members if member.replica.role == LEARNER)
+
+
+def _or_nan(loss: float | None) -> float:
+    """The loss of a line, in which one that is not finite is None."""
+    return math.nan if loss is None else loss

@@ -95,6 +95,12 @@ def split(text: str) -> tuple[str, str]:
     return (text, "") if form is None else (form["where"], text[form.end("where") + 1 :])
 
 
+def without_keywords(text: str) -> str:
+    """What a reference names, without the keywords that it is called with."""
+    where, rest = split(text)
+    return f"{where}:{rest.partition('(')[0]}" if rest else text
+
+
 def absolute(text: str, folder: Path | None = None) -> str:
     """`text` with the path of its file made absolute, from `folder` or the current one; any other text as it is."""
     where, rest = split(text)

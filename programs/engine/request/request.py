@@ -272,6 +272,10 @@ def elastic_data_parallel(**settings: Any) -> Program:
 
 SHIPPED_TASK: Final = "isthmus.programs.language_model:task"
 FOLDER_TASK: Final = "isthmus.programs.folder_task:task"
+SHIPPED_TASKS: Final[Mapping[str, ModuleType]] = MappingProxyType(
+    {SHIPPED_TASK: language_model, FOLDER_TASK: folder_task}
+)
+"""The modules of the tasks that have the settings of section `task.`, by reference without keywords."""
 FOLDER: Final = "folder"
 """The setting of section `task.` that a model folder's task alone has."""
 NAMELESS_TASK: Final = "a Task object that no module names"
@@ -622,7 +626,8 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
 
 def shipped_task(settings: Mapping[str, Any]) -> tuple[str, ModuleType]:
     """The shipped task to which settings belong, by its reference, and its module: of a model folder, or the other."""
-    return (FOLDER_TASK, folder_task) if FOLDER in settings else (SHIPPED_TASK, language_model)
+    text = FOLDER_TASK if FOLDER in settings else SHIPPED_TASK
+    return text, SHIPPED_TASKS[text]
 
 
 def _loaded(text: str) -> AnyTask:

@@ -24,13 +24,12 @@ from typing import Any, Final
 
 import msgspec
 
-from isthmus.programs import folder_task, language_model
 from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.recorder import books
 from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
 from isthmus.programs.engine.request.new_folder import AT_END, OVER, InUseError, RunLock, user_of
-from isthmus.programs.engine.request.request import FOLDER_TASK, SHIPPED_TASK, Program, Request
+from isthmus.programs.engine.request.request import SHIPPED_TASKS, Program, Request
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, in_child, submitted
 from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
@@ -81,14 +80,10 @@ def _may_change(key: str, wanted: Job) -> bool:
     schemas: dict[str, Callable[[], Schema]] = {
         "run": lambda: run_settings.SCHEMA,
         "program": Program(wanted.program).schema,
-        "task": lambda: Schema.of("task", (folder_task if _is_of_folder(wanted) else language_model).task),
+        "task": lambda: Schema.of("task", SHIPPED_TASKS[reference.without_keywords(wanted.task.text)].task),
     }
     declared = schemas[section]().keys.get(name) if section in schemas else None
     return declared is not None and declared.declared.resumes
-
-
-def _is_of_folder(job: Job) -> bool:
-    return job.task.text.startswith(f"{FOLDER_TASK}(")
 
 
 def _differences(job: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -108,8 +103,9 @@ def _differences(job: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]
 
 
 def _of_tasks(former: str, wanted: str) -> list[tuple[str, Any, Any]]:
-    """The keywords of the shipped task, by key; of others only that they are others."""
-    if not any(former.startswith(f"{text}(") and wanted.startswith(f"{text}(") for text in (SHIPPED_TASK, FOLDER_TASK)):
+    """The keywords of a shipped task, by key; of others only that they are others."""
+    task = reference.without_keywords(former)
+    if task not in SHIPPED_TASKS or task != reference.without_keywords(wanted):
         return [("run.task", former, wanted)]
     was, now = (reference.parse(text, "Reading a task").keywords or {} for text in (former, wanted))
     return [(f"task.{name}", was.get(name), now.get(name)) for name in sorted({*was, *now})]
