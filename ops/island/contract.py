@@ -303,9 +303,9 @@ def evaluation_of(task: Any, seed: int) -> Evaluating:
     """The evaluation of a task."""
     if isinstance(task, LearnerSource):
         return task.evaluator(seed)
-    from isthmus.ops.island.jax_evaluation import Evaluation
+    from isthmus.ops.island.jax_evaluation import JaxEvaluation
 
-    return Evaluation(task, seed)
+    return JaxEvaluation(task, seed)
 
 
 def first_tensors_of(task: Any, seed: int) -> Tensors:

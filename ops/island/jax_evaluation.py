@@ -35,7 +35,7 @@ def trace_evaluation(task: Any) -> None:
     _evaluate_of(functions).trace(functions.shapes, others, next(task.evaluation_batches(0)))
 
 
-class Evaluation:
+class JaxEvaluation:
     """The mean scalars of a task over its evaluation batches. A model's local leaves are those of `init`, and
     its frozen ones those that it loads, or of `init`, too."""
 

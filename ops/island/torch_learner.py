@@ -20,10 +20,10 @@ from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
 from isthmus.ops.island.life import LearnerLife, Tensors, lower_priority
 from isthmus.ops.island.torch_model import (
+    GroupRates,
     Model,
     ModuleTask,
     OptimizerState,
-    Rates,
     device_of,
     drawing,
     form_of,
@@ -63,7 +63,7 @@ class TorchLearner(TorchState):
         self._restart_module()
         optimizer = self._task.optimizer(self._model.module)
         self._moments.begin(optimizer)
-        self._rates = Rates(optimizer, self._task.rate)
+        self._rates = GroupRates(optimizer, self._task.rate)
 
     def step(self, batch: Any, progress: float) -> Mapping[str, Any]:
         """Perform one inner step; the result is its scalars, of which a GPU may still compute."""

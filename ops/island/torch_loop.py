@@ -36,7 +36,7 @@ class LoopLearner(TorchState):
         self._may_step = False
         self._tokens, self._scalars = 0, dict[str, Any]()
         self._kept: Sequence[Any] = ()
-        self._found: Kept | None = None
+        self._found: KeptStates | None = None
         self.progress = 0.0
 
     def begin(self) -> None:
@@ -69,12 +69,12 @@ class LoopLearner(TorchState):
     def local(self) -> Iterable[np.ndarray[Any, Any]]:
         """The local leaves, and then uint8[n]: what else is kept."""
         yield from super().local()
-        yield Kept.of(self._kept, self._moments.optimizer).array()
+        yield KeptStates.of(self._kept, self._moments.optimizer).array()
 
     def take_local(self, leaves: Sequence[Any]) -> bool:
         if not leaves or leaves[-1].dtype != np.uint8 or leaves[-1].ndim != 1 or not super().take_local(leaves[:-1]):
             return False
-        self._found = Kept.read(leaves[-1])
+        self._found = KeptStates.read(leaves[-1])
         return True
 
     @property
@@ -127,20 +127,20 @@ class LoopEvaluation:
         return Assembled(fragments, values, {path: form_of(leaf) for path, leaf in self._model.merged.items()})
 
 
-class Kept(NamedTuple):
+class KeptStates(NamedTuple):
     """The states of what a loop keeps, and the settings of each group of its optimizer."""
 
     states: list[Any]
     groups: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, kept: Sequence[Any], optimizer: Any) -> Kept:
+    def of(cls, kept: Sequence[Any], optimizer: Any) -> KeptStates:
         """Those of the present moment; nothing, where nothing is kept."""
         groups = [{name: each[name] for name in each if name != "params"} for each in optimizer.param_groups]
         return cls([each.state_dict() for each in kept], groups if kept else [])
 
     @classmethod
-    def read(cls, array: Any) -> Kept:
+    def read(cls, array: Any) -> KeptStates:
         """From `array()`."""
         return cls(*torch.load(io.BytesIO(np.asarray(array).tobytes()), map_location="cpu", weights_only=True))
 
@@ -157,7 +157,7 @@ def fault_of_kept(kept: Sequence[Any], optimizer: Any) -> str:
         if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
             return f"a {type(each).__name__}, which lacks them"
         try:
-            Kept.read(Kept.of([each], optimizer).array())
+            KeptStates.read(KeptStates.of([each], optimizer).array())
         except Exception as error:  # Of the user's classes, or of what torch reads without running code.
             return f"a {type(each).__name__}, of which this cannot be read back: {str(error).splitlines()[0]}"
     return ""

@@ -328,7 +328,7 @@ class OptimizerState:
 
 
 @final
-class Rates:
+class GroupRates:
     """The learning rates of an optimizer's groups, as it was made with them, times a factor that follows progress."""
 
     def __init__(self, optimizer: Any, factor: Callable[[float], float] | None) -> None:

@@ -468,18 +468,18 @@ class InnerStep:
         if self._odometer.steps and self._phase == "stepping":
             self._stepping = now - self._first_at
         self._context.publish(
-            {"phase": self._phase, "step": self._odometer.steps, "sick": self._sick, **self._first_losses()}
+            {"phase": self._phase, "step": self._odometer.steps, "sick": self._sick, **self._data_digest()}
         )
         progress = self._progress()
         for_pacer: list[tuple[str, Any]] = [("progress", progress)] if is_paced else []
         return [*for_pacer, ("report", self._report(progress))] if is_watched else for_pacer
 
-    def _first_losses(self) -> dict[str, int]:
+    def _data_digest(self) -> dict[str, int]:
         """A digest of the first losses of a user's loop, 60 bits: where two islands have the same, their data are."""
         losses = self._metrics.first_losses
         if self._loop is None or len(losses) < FIRST_LOSSES:
             return {}
-        return {"first_losses": xxhash.xxh3_64_intdigest(np.array(losses, np.float64).tobytes()) >> 4}
+        return {"data_digest": xxhash.xxh3_64_intdigest(np.array(losses, np.float64).tobytes()) >> 4}
 
     def _progress(self) -> Progress:
         progress = Progress(

@@ -30,7 +30,7 @@ def compile_for(options: Options, islands: Sequence[str], *, fit: bool, as_json:
     """
     targets = _targets(islands)
     check_compiler(f"Compiling for {targets[0].name}")
-    line = _Line()
+    line = _CompilingLine()
     try:
         line.show(_PREPARING)
         spec = in_child(lambda: _spec_of(options, targets))
@@ -83,7 +83,7 @@ def _spec_of(options: Options, targets: Sequence[Target]) -> dict[str, Any]:
     return spec.of(request, zero_ns=0, cpu_seconds=0.0)
 
 
-class _Line:
+class _CompilingLine:
     """A progress line on standard error: on a terminal one that changes, elsewhere one for each island."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ ATTENTION: Final = ("query", "key", "value")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Family:
+class LlamaFamily:
     """An architecture that `ops.transformer` computes, and what its configurations leave out."""
 
     architecture: str
@@ -35,11 +35,11 @@ class Family:
     window: int | None = None
 
 
-FAMILIES: Final[Mapping[str, Family]] = {
-    "llama": Family("LlamaForCausalLM"),
-    "mistral": Family("MistralForCausalLM", key_heads=8, window=4096),
-    "qwen2": Family("Qwen2ForCausalLM", key_heads=32, biases=ATTENTION),
-    "qwen3": Family("Qwen3ForCausalLM", key_heads=32, head_width=128, head_norms=True),
+FAMILIES: Final[Mapping[str, LlamaFamily]] = {
+    "llama": LlamaFamily("LlamaForCausalLM"),
+    "mistral": LlamaFamily("MistralForCausalLM", key_heads=8, window=4096),
+    "qwen2": LlamaFamily("Qwen2ForCausalLM", key_heads=32, biases=ATTENTION),
+    "qwen3": LlamaFamily("Qwen3ForCausalLM", key_heads=32, head_width=128, head_norms=True),
 }
 """By `model_type`; the numbers are the defaults of transformers' classes, which a config.json may leave out."""
 
@@ -117,7 +117,7 @@ def config_of(document: Mapping[str, Any], doing: str) -> ModelConfig:
         raise ConfigError(doing, f"a configuration of {family.architecture}", str(error), do) from None
 
 
-def _config(given: ConfigDocument, family: Family, doing: str) -> ModelConfig:
+def _config(given: ConfigDocument, family: LlamaFamily, doing: str) -> ModelConfig:
     refused = {
         f"architectures {given.architectures}": given.architectures not in (None, [], [family.architecture]),
         f"hidden_act {given.hidden_act!r}": given.hidden_act not in ("silu", "swish"),
@@ -227,7 +227,7 @@ def with_dtype(document: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     return {**document, key: dtype}
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """One tensor: its name and shape in a folder, and its name in `ops.transformer`."""
 
     theirs: str
@@ -252,7 +252,7 @@ _LAYER: Final[Mapping[str, str]] = {
 _REST: Final[Mapping[str, str]] = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 
 
-def places(config: ModelConfig) -> Iterator[Place]:
+def places(config: ModelConfig) -> Iterator[TensorPlace]:
     """Every tensor of a model, in the order of its forward pass; its layers are no rows of one tensor."""
     for name, (shape, _) in transformer.tensors(replace(config, stacked=False)).items():
         bare = name.removesuffix("_bias")
@@ -263,7 +263,7 @@ def places(config: ModelConfig) -> Iterator[Place]:
             _, index, part = bare.split("/", 2)
             place = f"model.layers.{index}.{_LAYER[part]}"
         is_matrix = len(shape) == 2 and name != "embedding"
-        yield Place(f"{place}.{suffix}", name, is_matrix, shape[::-1] if is_matrix else shape)
+        yield TensorPlace(f"{place}.{suffix}", name, is_matrix, shape[::-1] if is_matrix else shape)
 
 
 def ours(config: ModelConfig, tensors: Mapping[str, Any]) -> transformer.Parameters:

@@ -26,7 +26,7 @@ CONTEXT_MAX: Final = 1024
 
 
 @final
-class Evaluation(NamedTuple):
+class TextLoss(NamedTuple):
     """`loss` in nats a token, over all predicted `tokens` of all `windows`; `bits_per_byte` of the text, None where it
     is not known how many bytes it has."""
 
@@ -37,7 +37,7 @@ class Evaluation(NamedTuple):
     windows: int
 
 
-def evaluate(model: TextModel, data: Path | None, doing: str) -> Evaluation:
+def evaluate(model: TextModel, data: Path | None, doing: str) -> TextLoss:
     """The loss of a model on all of the text in a file or folder; without one on the held-out text of its run.
 
     The text is cut into windows of the model's context (of 1024 tokens at most), so that every token but the first is
@@ -60,11 +60,11 @@ class Sum(NamedTuple):
     tokens: int
     windows: int
 
-    def evaluation(self, text_bytes: int | None) -> Evaluation:
+    def evaluation(self, text_bytes: int | None) -> TextLoss:
         """The means; `text_bytes` of text were predicted, None where that is not known."""
         mean = self.loss / self.tokens
         bits = self.loss / math.log(2) / text_bytes if text_bytes else None
-        return Evaluation(mean, float(np.exp(mean)), bits, self.tokens, self.windows)
+        return TextLoss(mean, float(np.exp(mean)), bits, self.tokens, self.windows)
 
 
 def _ids(model: TextModel, data: Path, doing: str) -> tuple[TokenIds, int | None]:

@@ -29,7 +29,7 @@ DTYPES: Final = tuple(folders.DTYPES.values())
 
 
 @final
-class Form(NamedTuple):
+class ExportForm(NamedTuple):
     """How a model is written into an empty folder, and what its reader may miss there."""
 
     write: Callable[[Path, Arrays, Dtypes], None]
@@ -62,20 +62,20 @@ def export(run: Path, to: Path, form: str, *, snapshot: int | None = None, dtype
     return (f"{model.words} of {run.resolve().name} is in {to}", *chosen.notes)
 
 
-def _huggingface(run: Path, doing: str) -> Form:
+def _huggingface(run: Path, doing: str) -> ExportForm:
     """The form of transformers, of a run that has one."""
     settings = settings_of(run, doing)
     if settings is not None and FOLDER in settings:
-        return Form(partial(write_folder, folders.read(Path(settings[FOLDER]), doing)))
+        return ExportForm(partial(write_folder, folders.read(Path(settings[FOLDER]), doing)))
     if settings is None or settings["experts"]:
         found = "one of a task of its own" if settings is None else f"{settings['experts']} experts in each layer"
         do = "Use --format safetensors, or orbax: names and arrays, of any task."
         raise ConfigError(doing, "a model that transformers knows, the shipped one without experts", found, do)
     config = language_model.model_config(settings)
     if language_model.is_of_bytes(settings):
-        return Form(partial(_write_llama, config, byte_tokenizer(doing)))
+        return ExportForm(partial(_write_llama, config, byte_tokenizer(doing)))
     note = "without a tokenizer: the run was trained on token ids"
-    return Form(partial(_write_llama, config, {}), (note,))
+    return ExportForm(partial(_write_llama, config, {}), (note,))
 
 
 def _write_llama(config: ModelConfig, files: Mapping[str, bytes], folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
@@ -98,19 +98,19 @@ def write_folder(source: folders.ModelFolder, folder: Path, arrays: Arrays, dtyp
     )
 
 
-def _safetensors(run: Path, doing: str) -> Form:
+def _safetensors(run: Path, doing: str) -> ExportForm:
     """Every merged leaf by its path."""
-    return Form(folders.write_tensors)
+    return ExportForm(folders.write_tensors)
 
 
-def _orbax(run: Path, doing: str) -> Form:
+def _orbax(run: Path, doing: str) -> ExportForm:
     """A tree of the merged leaves, by the steps of their paths."""
     try:
         import orbax.checkpoint  # noqa: F401
     except ImportError:
         do = "Install it beside isthmus: in a clone, pip install -e '.[orbax]'."
         raise ConfigError(doing, "the library orbax-checkpoint", "none", do) from None
-    return Form(_write_orbax)
+    return ExportForm(_write_orbax)
 
 
 def _write_orbax(folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
@@ -121,7 +121,7 @@ def _write_orbax(folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
         checkpointer.save(folder.absolute(), tree, force=True)  # The folder is there, and empty.
 
 
-FORMS: Final[Mapping[str, Callable[[Path, str], Form]]] = {
+FORMS: Final[Mapping[str, Callable[[Path, str], ExportForm]]] = {
     "huggingface": _huggingface,
     "safetensors": _safetensors,
     "orbax": _orbax,

@@ -138,7 +138,7 @@ def _read(message: Message, run: str) -> tuple[HostSpoke, Shown]:
         msgspec.convert(figures.get("refusals", []), tuple[ItemRefusal, ...]),
         msgspec.convert(figures.get("formed", Formed()), Formed),
         _door(message.get("door")),
-        max((_count(dict(each), "first_losses") for each in published.values()), default=0),
+        max((_count(dict(each), "data_digest") for each in published.values()), default=0),
     )
     over = None
     if message["type"] == "over":

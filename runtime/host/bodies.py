@@ -23,7 +23,7 @@ from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.graph.body import Trait, trait
 from isthmus.runtime.graph.plans import NodePlan, OutputPlan, Plan
 from isthmus.runtime.graph.template import Reference
-from isthmus.runtime.host.contract import Context, Island, Traffic, pairs
+from isthmus.runtime.host.contract import Context, IslandDevices, Traffic, pairs
 from isthmus.runtime.ids import Handle, Member
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.encoding import Encoded, encode
@@ -170,7 +170,7 @@ class Bodies:
         traffic: Traffic,
         members: Callable[[], frozenset[Member]],
         emitted: Callable[[NodePlan, list[Emission]], None],
-        island: Island | None = None,
+        island: IslandDevices | None = None,
         folder: Path | None = None,
     ) -> None:
         self.published: dict[str, dict[str, Any]] = {}

@@ -67,7 +67,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Island:
+class IslandDevices:
     """The devices that a host may use.
 
     `kinds` are the names that they may have, none for any; `devices` is their number, None for all that its process
@@ -109,7 +109,7 @@ class Context:
     refuse: Callable[[str, tuple[int, int], tuple[str, str, str]], None]
     traffic: Traffic
     disk: Disk
-    island: Island | None = None
+    island: IslandDevices | None = None
     folder: Path | None = None
 
 

@@ -52,7 +52,7 @@ from isthmus.runtime.errors import InvariantError, LocalProtocolError, RemotePro
 from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 from isthmus.runtime.graph.template import Every, Quorum, Reference
 from isthmus.runtime.host.bodies import Bodies, Emission, FiringResult, Payload, Payloads
-from isthmus.runtime.host.contract import EdgeTraffic, Executor, Island, Span, Trace, Traffic, raised, story
+from isthmus.runtime.host.contract import EdgeTraffic, Executor, IslandDevices, Span, Trace, Traffic, raised, story
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.schemas import Mismatch, compiled
@@ -175,7 +175,7 @@ class Host:
         disk: Disk = DISK,
         tape: Tape | None = None,
         trace: Trace | None = None,
-        island: Island | None = None,
+        island: IslandDevices | None = None,
         folder: Path | None = None,
         on_ended: Callable[[Host, str], None] = lambda host, node: None,
         on_failed: Callable[[Host, str, str], None] = lambda host, node, error: None,

@@ -20,7 +20,7 @@ from isthmus.runtime.channels.in_process import Network
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
-from isthmus.runtime.host.contract import Island, Span, Trace
+from isthmus.runtime.host.contract import IslandDevices, Span, Trace
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import ThreadExecutor
 from isthmus.runtime.ids import Member, Replica
@@ -31,7 +31,7 @@ from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
 
 FLUSH_SECONDS: Final = 0.5
 """Interval at which tapes are written; a crash of the whole process loses at most this much of them."""
-_ALL_DEVICES: Final[Mapping[Replica, Island]] = MappingProxyType({})
+_ALL_DEVICES: Final[Mapping[Replica, IslandDevices]] = MappingProxyType({})
 
 
 class LocalRun:
@@ -52,7 +52,7 @@ class LocalRun:
         folder: Path | None = None,
         tape_bytes: int = TAPE_BYTES,
         trace: Trace | None = None,
-        islands: Mapping[Replica, Island] = _ALL_DEVICES,
+        islands: Mapping[Replica, IslandDevices] = _ALL_DEVICES,
     ) -> None:
         self.error: str | None = None
         """The full text of the error."""

@@ -28,7 +28,7 @@ from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, Replica
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.bodies import Bodies
-from isthmus.runtime.host.contract import Island, Span, Trace, Traffic, raised, spans_file, story, untold
+from isthmus.runtime.host.contract import IslandDevices, Span, Trace, Traffic, raised, spans_file, story, untold
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LentThread, ThreadExecutor
 from isthmus.runtime.ids import LEARNER, Member, Replica, leader
@@ -385,7 +385,7 @@ class HostProcess:
         meets: Callable[[Replica], Meeting],
         resolve: Callable[[Reference], Any],
         open_channel: OpenChannel,
-        island: Island | None = None,
+        island: IslandDevices | None = None,
         door: Sequence[str] = (),
         on_roster: Callable[[Sequence[Row], Sequence[Form]], None] | None = None,
         elastic: HostIsland | None = None,

@@ -196,8 +196,8 @@ class Starved(Finding, frozen=True, tag="starved"):
     rest_ns: Count
 
 
-class SameLosses(Finding, frozen=True, tag="same-losses"):
-    """The first losses of its loop are to the bit those of host `other`: both may train on the same data."""
+class SameData(Finding, frozen=True, tag="same-data"):
+    """It has begun with the data digest of host `other`: both may have the same data."""
 
     other: Name
 
@@ -335,7 +335,7 @@ class LedgerRemoved(Finding, frozen=True, tag="ledger-removed"):
     """The daemon's ledger was deleted while in use, and was rewritten: no number is lost."""
 
 
-HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | SameLosses | BodyRaised | ItemRefused
+HostIncident: TypeAlias = MemberIncident | CutOff | Reached | Starved | SameData | BodyRaised | ItemRefused
 LifeIncident: TypeAlias = Condemned | Ended | Restarted | Adopted | Joined | GivenUp | LoopLeft | Delayed
 IslandIncident: TypeAlias = ProcessLost | ProcessMissing | ProcessBack | Reformed
 HomeIncident: TypeAlias = NumbersLost | LedgerRemoved | HomeTaken | HomeSetAside | Superseded | ReportRefused

@@ -113,8 +113,8 @@ class Heartbeat(Part, frozen=True):
     `missing` are the first. `refusals` are the items that it has refused, a record for each sender and edge. `formed`
     is set by the leader of an elastic island. `endpoints` are those for control and for data of a host that listens,
     and that of its machine's porter, if there is one; `door` is where the leader of an island of several processes
-    awaits the others. `flows`: what it has moved and awaited. `first_losses`: a digest of those of a user's loop, 0
-    where none is known.
+    awaits the others. `flows`: what it has moved and awaited. `data_digest`: a digest of the first that it
+    made of its data, which no other host should have; 0 where none is known.
     """
 
     phase: Phase = "starting"
@@ -132,7 +132,7 @@ class Heartbeat(Part, frozen=True):
     refusals: Annotated[tuple[ItemRefusal, ...], Meta(max_length=REFUSAL_ROWS_MAX)] = ()
     formed: Formed = Formed()
     door: tuple[DoorAddress, DoorToken] | None = None
-    first_losses: Count = 0
+    data_digest: Count = 0
 
 
 class Over(Part, frozen=True):

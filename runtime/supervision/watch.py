@@ -114,8 +114,8 @@ def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
     if seen.heartbeat.starved is not None and not life.is_starved and not run.is_ending:
         life.is_starved = True
         run.write(member, seen.heartbeat.starved)
-    if seen.heartbeat.first_losses and not before.heartbeat.first_losses and not run.is_ending:
-        _compare_losses(run, seen)
+    if seen.heartbeat.data_digest and not before.heartbeat.data_digest and not run.is_ending:
+        _compare_data(run, seen)
     if seen.heartbeat.phase in SERVING and life.served_at is None:
         life.served_at = run.now
     if seen.beats and seen.beats != before.beats and replica not in machine.condemned:
@@ -130,11 +130,11 @@ def update_life(run: RunState, machine: MachineLives, seen: Seen) -> None:
         settle(run, "failed" if failure else "stopped" if is_stopped else "done", failure)
 
 
-def _compare_losses(run: RunState, seen: Seen) -> None:
-    """Record that a loop has begun with the losses of another one."""
+def _compare_data(run: RunState, seen: Seen) -> None:
+    """Record that a host has begun as another one: both may have the same data."""
     for replica, other in sorted(run.lives.items()):
-        if replica != seen.member.replica and other.seen.heartbeat.first_losses == seen.heartbeat.first_losses:
-            run.write(seen.member, incidents.SameLosses(str(replica)))
+        if replica != seen.member.replica and other.seen.heartbeat.data_digest == seen.heartbeat.data_digest:
+            run.write(seen.member, incidents.SameData(str(replica)))
             return
 
 

@@ -21,14 +21,14 @@ TOGETHER = """
     from isthmus.programs.engine.request.request import Program
     from isthmus.programs.engine.request.request import prepare
     from isthmus.programs.engine.run.in_process import run_inproc
-    from isthmus.runtime.host.contract import Island
+    from isthmus.runtime.host.contract import IslandDevices
     from isthmus.runtime.ids import Replica
 
     settings = {"layers": 1, "context": 16, "data": (sys.argv[2],)}
     given = {"tokens": 16 * 8 * 60 * len(sizes), "learners": len(sizes)}
     request = prepare(Program(fragments=2), run=given, task_settings=settings, run_dir=sys.argv[1])
     begins = [sum(sizes[:n]) for n in range(len(sizes))]
-    islands = {Replica("learner", n): Island(("cpu",), sizes[n], begin) for n, begin in enumerate(begins)}
+    islands = {Replica("learner", n): IslandDevices(("cpu",), sizes[n], begin) for n, begin in enumerate(begins)}
     print(json.dumps(run_inproc(request.with_folder(), watch=None, islands=islands).summary))
 """
 APART = """

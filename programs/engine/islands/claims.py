@@ -27,7 +27,7 @@ from isthmus.programs.engine.islands.gang import ElasticHost, GangOfProcesses
 from isthmus.programs.engine.request.environment import has_backend
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.host.contract import Island
+from isthmus.runtime.host.contract import IslandDevices
 from isthmus.runtime.ids import LEARNER, Member, leader
 
 
@@ -90,7 +90,7 @@ _CLAIMS: Final[list[IslandClaim]] = []
 """Held until this process ends."""
 
 
-def claim_island(member: Member, run_spec: Spec) -> Island | None:
+def claim_island(member: Member, run_spec: Spec) -> IslandDevices | None:
     """The island of a host that computes, None for all that jax finds; sets the environment of this process for it.
 
     The island carries a fault, if any, and the body that uses the island raises it.
@@ -124,11 +124,11 @@ def claim_island(member: Member, run_spec: Spec) -> Island | None:
         )
         elastic = ElasticHost(member, size, run_spec.here.address) if run_spec.is_elastic(replica.slot) else None
     except (ConfigError, OSError) as error:
-        return Island(refusal=str(error))
+        return IslandDevices(refusal=str(error))
     if islands.platform is None:
-        return Island(gang=gang, elastic=elastic) if size > 1 else None
+        return IslandDevices(gang=gang, elastic=elastic) if size > 1 else None
     kinds = run_spec.here.kinds if platform_of(run_spec.here.kinds) == islands.platform else ()
-    return Island(kinds, islands.devices, gang=gang, elastic=elastic)
+    return IslandDevices(kinds, islands.devices, gang=gang, elastic=elastic)
 
 
 def take_all() -> None:
@@ -144,10 +144,10 @@ def would_take() -> bool:
     return not has_backend() and environment.find() is not None
 
 
-def shares(devices: int, learners: int) -> list[Island]:
+def shares(devices: int, learners: int) -> list[IslandDevices]:
     """The islands of learners that share one process: own devices for each, as far as there are enough."""
     each = max(devices // max(learners, 1), 1)
-    return [Island(devices=each, begin=learner * each % (devices // each * each)) for learner in range(learners)]
+    return [IslandDevices(devices=each, begin=learner * each % (devices // each * each)) for learner in range(learners)]
 
 
 def set_environment(variables: Mapping[str, str | None]) -> None:

@@ -36,7 +36,7 @@ LOOPBACK: Final = "127.0.0.1"
 SCRAPES_MAX: Final = 32
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
+class _ScrapeServer(socketserver.ThreadingMixIn, WSGIServer):
     """A thread for each scrape, which ends with the process, of SCRAPES_MAX; more are refused, or take the place of one
     that has lasted for longer than SECONDS_MAX."""
 
@@ -73,7 +73,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 
 @final
-class _ServerOfSix(_Server):
+class _ServerOfSix(_ScrapeServer):
     """The same at an address of IPv6."""
 
     address_family = socket.AF_INET6
@@ -115,7 +115,7 @@ class Exporter:
         registry.register(self)
         self._app: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
         self._is_local = is_loopback(f"tcp://{f'[{address}]' if ':' in address else address}:{port}")
-        kind = _ServerOfSix if ":" in address else _Server
+        kind = _ServerOfSix if ":" in address else _ScrapeServer
         try:
             self._server = make_server(address, port, self._answer, kind, _Handler)
         except (OSError, OverflowError) as error:

@@ -476,7 +476,7 @@ _REMARKS: Final[Mapping[str, tuple[Topic, Tone, str]]] = {
     "joined": ("machines", "good", "{host} {predicate}"),
     "machine-taken": ("machines", "odd", "{host} {predicate}; the others go on"),
     "slow": ("pace", "odd", "{host} {predicate}[; {waits} for it]"),
-    "same-losses": ("data", "odd", "{host} {predicate}"),
+    "same-data": ("data", "odd", "{host} {predicate}"),
     "starved": ("data", "odd", "{itself} ({host})"),
     "keeps-up": ("pace", "good", "{host} {predicate}"),
     "given-up": ("given up", "bad", "{host} {predicate}; the others go on"),

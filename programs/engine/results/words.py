@@ -411,7 +411,7 @@ CATALOGUE: Final[Mapping[str, Wording]] = {
     "pace": Wording("{own_ns} a step, {other_paces} {usual_ns}"),
     "slow": Wording("slow: {pace}", "is {itself}"),
     "keeps-up": Wording("keeps up again: {pace}"),
-    "same-losses": Wording(
+    "same-data": Wording(
         "its first losses are to the bit those of {other}: the same data on both?",
         "began with the very losses of {other}: the same data on both?",
     ),

@@ -18,7 +18,7 @@ from isthmus.programs.engine.request.environment import prepare_environment
 from isthmus.runtime.graph.body import has
 from isthmus.runtime.graph.plans import Plan
 from isthmus.runtime.graph.template import Reference
-from isthmus.runtime.host.contract import Island
+from isthmus.runtime.host.contract import IslandDevices
 from isthmus.runtime.host.own_process import HostProcess, meets
 from isthmus.runtime.host.threads import LentThread
 from isthmus.runtime.ids import LEARNER, Member, Replica, gang_number, leader
@@ -42,7 +42,9 @@ def settle_on_core(replica: Replica, learners: int) -> None:
         os.sched_setaffinity(0, {cores[(replica.slot + gang_number(replica)) % len(cores)]})
 
 
-def start_forker(plan: Plan, member: Member, island: Island, seed: int, resolve: Callable[[Reference], Any]) -> None:
+def start_forker(
+    plan: Plan, member: Member, island: IslandDevices, seed: int, resolve: Callable[[Reference], Any]
+) -> None:
     """Start the forker, which forks the processes that compute for this host: before it has threads."""
     node = next(node for node in plan.nodes if has(node.body, "work"))
     place = island.elastic.place(island.devices, island.kinds)
@@ -65,7 +67,7 @@ def host_of(
     daemon: str,
     plan: Plan,
     *,
-    island: Island | None = None,
+    island: IslandDevices | None = None,
     lent: tuple[int, LentThread] | None = None,
 ) -> HostProcess:
     """The host of a member, which serves its role's plan under the daemon at an endpoint; `lent` as in HostProcess."""

@@ -31,7 +31,7 @@ from isthmus.programs.engine.run.watch_loop import RunOutcome, Watch
 from isthmus.programs.update_settings import step_tokens_of
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.errors import RunError
-from isthmus.runtime.host.contract import Island, Trace
+from isthmus.runtime.host.contract import IslandDevices, Trace
 from isthmus.runtime.host.one_process import LocalRun
 from isthmus.runtime.ids import LEARNER, Replica
 from isthmus.runtime.supervision.flows import RunFlows
@@ -42,7 +42,9 @@ STATUS_SECONDS: Final = 0.25
 RECORD: Final = "recorder/0/record"
 
 
-def run_inproc(request: Request, *, watch: Watch | None, islands: Mapping[Replica, Island] | None = None) -> RunOutcome:
+def run_inproc(
+    request: Request, *, watch: Watch | None, islands: Mapping[Replica, IslandDevices] | None = None
+) -> RunOutcome:
     """Train in this process a request whose run folder exists.
 
     RunError if a body failed, or after a second Ctrl-C; results so far are written. InUseError if another process has
@@ -52,7 +54,7 @@ def run_inproc(request: Request, *, watch: Watch | None, islands: Mapping[Replic
         return _run_inproc(request, watch, _islands(request) if islands is None else islands)
 
 
-def _islands(request: Request) -> dict[Replica, Island]:
+def _islands(request: Request) -> dict[Replica, IslandDevices]:
     """The devices of this process, shared among the learners of a request that compute with jax."""
     if "jax" not in sys.modules:
         return {}
@@ -62,7 +64,7 @@ def _islands(request: Request) -> dict[Replica, Island]:
     return {Replica(LEARNER, slot): each for slot, each in enumerate(shares(jax.local_device_count(), learners))}
 
 
-def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica, Island]) -> RunOutcome:
+def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica, IslandDevices]) -> RunOutcome:
     folder = request.run_dir
     shape = as_json(request.graph, request.proof, request.fingerprint, _placement(request))
     with new_folder.prepared(folder):

@@ -41,7 +41,7 @@ END_SECONDS: Final = 10.0
 Make = Callable[[Sequence[Fragment], LearnerLife, float], SoleLearning]
 
 
-class Place(NamedTuple):
+class IslandSlot(NamedTuple):
     """The slot of an island, of at most so many, in a run of this seed."""
 
     slot: int
@@ -84,7 +84,7 @@ class LoopHost:
         self._host = host_of(folder, run_spec, member, life.daemon, plan, lent=lent)
         self._status: int | None = None
         self._served = threading.Thread(target=self._serve, name=f"isthmus {replica}", daemon=True)
-        self.place = Place(replica.slot, run_spec.job.slots_max, run_spec.job.seed)
+        self.place = IslandSlot(replica.slot, run_spec.job.slots_max, run_spec.job.seed)
 
     @property
     def is_over(self) -> bool:

@@ -460,7 +460,7 @@ def bound(address: str, port: int, token: str) -> socket.socket:
 
 
 @final
-class Connection(H11Protocol):
+class ViewerConnection(H11Protocol):
     """A connection that keeps a place only while it is used: anybody may open some, with or without a token."""
 
     _seen: object = None
@@ -492,7 +492,7 @@ class Connection(H11Protocol):
 
 
 @final
-class _Server(uvicorn.Server):
+class _PageServer(uvicorn.Server):
     """A server whose streams end when it is to end."""
 
     def __init__(self, config: uvicorn.Config, pages: Pages) -> None:
@@ -522,7 +522,7 @@ async def _serve(
     app, pages = application(shown, token, is_local=not token)
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=ViewerConnection,
         backlog=BACKLOG,
         ws="none",
         lifespan="off",
@@ -532,6 +532,6 @@ async def _serve(
         server_header=False,
         timeout_graceful_shutdown=1,
     )
-    server = _Server(config, pages)
+    server = _PageServer(config, pages)
     say(url)
     await server.serve(sockets=[opened])

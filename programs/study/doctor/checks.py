@@ -451,7 +451,7 @@ def _counted(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-class _Line(NamedTuple):
+class _CheckLine(NamedTuple):
     """A line of the text: what leads it, and what is folded behind."""
 
     lead: str
@@ -463,10 +463,10 @@ def text_of(checks: Sequence[Check], width: int) -> str:
     names = max((len(check.name) for check in checks), default=0)
     lines: list[str] = []
     for check in checks:
-        parts = [_Line(f"{check.state:<5}  {check.name:<{names}}  ", check.found)]
+        parts = [_CheckLine(f"{check.state:<5}  {check.name:<{names}}  ", check.found)]
         if check.state != OK:
             blank = " " * len(parts[0].lead)
-            parts += [_Line(blank, f"expected {check.expected}"), _Line(blank, check.do)]
+            parts += [_CheckLine(blank, f"expected {check.expected}"), _CheckLine(blank, check.do)]
         for part in parts:
             lines += textwrap.wrap(
                 part.text,

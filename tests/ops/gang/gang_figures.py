@@ -24,7 +24,7 @@ from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.recipe import Recipe
 from isthmus.programs.engine.islands.gang import GangOfProcesses
-from isthmus.runtime.host.contract import Island
+from isthmus.runtime.host.contract import IslandDevices
 from isthmus.runtime.ids import Member, Replica
 from tests.ops.island.mesh_figures import STEPS, LanguageTask, arrays, fragments_of, part_bytes
 
@@ -134,9 +134,11 @@ def main(number: int, there: str = "") -> None:
         given = lead(gang)
     task = LanguageTask()
     fragments = fragments_of(task, 3)
-    learner = Learner(task, fragments, life=LearnerLife(0, 0, 1), island=Island(("cpu",), DEVICES_EACH, gang=gang))
+    learner = Learner(
+        task, fragments, life=LearnerLife(0, 0, 1), island=IslandDevices(("cpu",), DEVICES_EACH, gang=gang)
+    )
     square = Learner(
-        SquareTask(), fragments, life=LearnerLife(0, 0, 1), island=Island(("cpu",), DEVICES_EACH, gang=gang)
+        SquareTask(), fragments, life=LearnerLife(0, 0, 1), island=IslandDevices(("cpu",), DEVICES_EACH, gang=gang)
     )
     if number == 0:
         leader = Leader(learner, given, lambda: Step(POSITION[0]))

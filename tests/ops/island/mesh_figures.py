@@ -23,7 +23,7 @@ from isthmus.ops.island.optimizer import adamw, muon
 from isthmus.ops.island.recipe import Recipe, of_loss
 from isthmus.ops.kernels import coding
 from isthmus.ops.learner.fragment_send import norms
-from isthmus.runtime.host.contract import Island
+from isthmus.runtime.host.contract import IslandDevices
 from tests.ops.bodies import Spec
 
 STEPS: Final = 20
@@ -77,7 +77,7 @@ def fragments_of(task: LanguageTask, count: int) -> tuple[Fragment, ...]:
 
 
 def learner_on(task: LanguageTask, fragments: tuple[Fragment, ...], devices: int, begin: int = 0) -> Learner:
-    learner = Learner(task, fragments, life=LearnerLife(0, 0, 1), island=Island(("cpu",), devices, begin))
+    learner = Learner(task, fragments, life=LearnerLife(0, 0, 1), island=IslandDevices(("cpu",), devices, begin))
     learner.compile(task.batch(At(0, 0, 0)))
     learner.begin()
     return learner
@@ -136,7 +136,7 @@ def codes_agree(learner: Learner, fragment: Fragment, anchor: np.ndarray[Any, An
 
 def averaged(task: LanguageTask, devices: int) -> list[float]:
     """The losses of a learner that steps along its own gradients."""
-    learner = GradientLearner(task, 0, task.batch(At(0, 0, 0)), Island(("cpu",), devices))
+    learner = GradientLearner(task, 0, task.batch(At(0, 0, 0)), IslandDevices(("cpu",), devices))
     losses = []
     for n in range(3):
         told, gradient = learner.gradient(task.batch(At(0, 0, n)))

@@ -15,7 +15,7 @@ from isthmus.ops.exchange.fragments import partition
 from isthmus.ops.exchange.merge_rules import LOCAL
 from isthmus.ops.exchange.messages import Capture
 from isthmus.ops.island.functions import functions_of
-from isthmus.ops.island.jax_evaluation import Evaluation
+from isthmus.ops.island.jax_evaluation import JaxEvaluation
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.recipe import Recipe, of_step
@@ -184,7 +184,7 @@ def test_what_adoption_rounds_away_is_not_counted_as_training() -> None:
 
 def test_evaluation_takes_the_merged_leaves_and_local_ones_of_init() -> None:
     task = StepTask()
-    evaluation = Evaluation(task, 7)
+    evaluation = JaxEvaluation(task, 7)
     values = {"w": np.full(4, 0.5, jnp.bfloat16), "stats/mean": np.ones(2, np.float32)}
     assert evaluation.metrics(values) == {"loss": 2.0, "mean": 4.0}
     fragments = fragments_of(task)

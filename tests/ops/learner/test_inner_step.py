@@ -560,7 +560,7 @@ def test_the_first_losses_of_a_loop_are_told_as_a_digest() -> None:
         task.made.append(8)
         with pytest.raises(StopIteration):
             next(firing)
-    digests = [each.get("first_losses") for each in context.published]
+    digests = [each.get("data_digest") for each in context.published]
     assert digests[0] is None
     assert digests[-1]
 

@@ -22,7 +22,7 @@ from isthmus.runtime.supervision.incidents import (
     Ordered,
     ProgramFailed,
     RestartsExhausted,
-    SameLosses,
+    SameData,
     Starved,
 )
 from isthmus.runtime.supervision.messages import Heartbeat, Report, Seen
@@ -326,13 +326,13 @@ def test_loops_that_begin_with_the_same_losses_are_told_once() -> None:
     story = HomeStory()
     for beats, losses in ((1, 0), (2, 7), (3, 7)):
         others = [
-            Seen(life(name), 4711, beats, heartbeat=said(name, "stepping", first_losses=losses))
+            Seen(life(name), 4711, beats, heartbeat=said(name, "stepping", data_digest=losses))
             for name in ("learner/0", "learner/1")
         ]
         told = [*story.hears(beats, "alpha", others[0]), *story.hears(beats, "beta", others[1])]
-        assert (written("learner/1", SameLosses("learner/0")) in told) == (beats == 2)
-    other = Seen(life("learner/1"), 4711, 4, heartbeat=said("learner/1", "stepping", first_losses=8))
-    assert not [each for each in story.hears(4, "beta", other) if "SameLosses" in str(each)]
+        assert (written("learner/1", SameData("learner/0")) in told) == (beats == 2)
+    other = Seen(life("learner/1"), 4711, 4, heartbeat=said("learner/1", "stepping", data_digest=8))
+    assert not [each for each in story.hears(4, "beta", other) if "SameData" in str(each)]
 
 
 def test_one_that_has_raised_has_not_left_though_it_ends_well() -> None:

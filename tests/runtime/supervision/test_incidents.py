@@ -57,7 +57,7 @@ INCIDENTS: Final = (
     incidents.CutOff(3),
     incidents.Reached(5),
     SlowHost(PACE),
-    incidents.SameLosses("learner/0"),
+    incidents.SameData("learner/0"),
     incidents.Starved("inner-step", "data", 300_000_000, 2_000_000),
     KeepsUp(PACE),
     incidents.BodyRaised(BOOM),

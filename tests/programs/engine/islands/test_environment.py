@@ -21,7 +21,7 @@ from isthmus.programs.engine.islands.environment import (
 )
 from isthmus.programs.engine.request.spec import Here
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.host.contract import Island
+from isthmus.runtime.host.contract import IslandDevices
 
 GPUS = [f"nvidia{number}" for number in range(8)] + ["nvidiactl", "nvidia-uvm"]
 H100 = ("NVIDIA H100", "H100")
@@ -141,9 +141,9 @@ def test_an_evaluator_on_an_island_shares_the_memory_of_the_first() -> None:
 
 
 def test_learners_of_one_process_have_devices_of_their_own() -> None:
-    assert shares(8, 4) == [Island(devices=2, begin=begin) for begin in (0, 2, 4, 6)]
-    assert shares(3, 2) == [Island(devices=1, begin=0), Island(devices=1, begin=1)]
-    assert shares(1, 2) == [Island(devices=1, begin=0)] * 2
+    assert shares(8, 4) == [IslandDevices(devices=2, begin=begin) for begin in (0, 2, 4, 6)]
+    assert shares(3, 2) == [IslandDevices(devices=1, begin=0), IslandDevices(devices=1, begin=1)]
+    assert shares(1, 2) == [IslandDevices(devices=1, begin=0)] * 2
 
 
 @pytest.mark.parametrize(

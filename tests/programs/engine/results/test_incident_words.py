@@ -52,7 +52,7 @@ from isthmus.runtime.supervision.incidents import (
     RecorderFailed,
     ReportRefused,
     RestartsExhausted,
-    SameLosses,
+    SameData,
     Starved,
     Superseded,
     SupersededHome,
@@ -197,7 +197,7 @@ def test_the_reference_names_every_kind_and_every_field(kinds: Any, page: str) -
             "waits for its data: a firing of frames takes 300 ms, a step 2.00 ms",
         ),
         (
-            SameLosses("learner/0"),
+            SameData("learner/0"),
             "its first losses are to the bit those of learner/0: the same data on both?",
             "began with the very losses of learner/0: the same data on both?",
         ),

@@ -211,7 +211,7 @@ def test_who_asks_nothing_or_takes_nothing_keeps_no_connection(monkeypatch: pyte
     async def connections() -> list[tuple[Any, Wire]]:
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "call_later", lambda _, look: looks.append(look))
-        made = [(serving.Connection(config, state, {}, loop), Wire()) for _ in range(4)]
+        made = [(serving.ViewerConnection(config, state, {}, loop), Wire()) for _ in range(4)]
         for connection, wire in made:
             connection.connection_made(wire)
         return made
