@@ -1,6 +1,7 @@
 """Settings of the whole suite: the same examples on every machine, compiled programs kept between tests, and no test
 that finds the files of users which another one has loaded."""
 
+import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -86,6 +87,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests run in a folder of their own: runs/latest of the clone is its user's."""
+    here = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    yield
+    os.chdir(here)
 
 
 @pytest.fixture(autouse=True, scope="module")
