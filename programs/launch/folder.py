@@ -32,7 +32,7 @@ RUN: Final = "run"
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A launch as its folder has it, whose path has no links: by it engines know jobs. `table` are the keys of
-    [launch], `asked` those of the run that were asked for, `ids` whatever the engine gave."""
+    [launch] and `asked` those of the run that were asked for."""
 
     folder: Path
     engine: str
@@ -43,7 +43,6 @@ class Launch:
     grace: float
     table: LaunchTable = field(default_factory=LaunchTable)
     asked: Mapping[str, Any] = field(default_factory=dict)
-    ids: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, engine: str, request: LaunchRequest, folder: Path) -> Self:
@@ -93,12 +92,6 @@ class Launch:
     def with_islands(self, islands: int) -> Launch:
         """The same with another number of islands, written."""
         launch = replace(self, islands=islands)
-        launch.write()
-        return launch
-
-    def with_ids(self, **ids: str) -> Launch:
-        """The same with more ids of the engine's, written."""
-        launch = replace(self, ids={**self.ids, **ids})
         launch.write()
         return launch
 

@@ -181,9 +181,9 @@ class _Slurm:
     def submit(self, launch: Launch) -> None:
         try:
             with launch.busy() as lock:
-                launch = launch.with_ids(home=_submit(launch, lock, HOME_FILE))
+                _submit(launch, lock, HOME_FILE)
                 if not _is_apart(launch.table):
-                    launch = launch.with_ids(islands=_submit(launch, lock, ISLAND_FILE))
+                    _submit(launch, lock, ISLAND_FILE)
         except BaseException:
             self.down(launch)
             raise
@@ -316,14 +316,13 @@ def _invitation(launch: Launch) -> str:
         raise ConfigError(f"Reading {path}", "the invitation, which the home writes", str(error), do) from None
 
 
-def _submit(launch: Launch, lock: int, *words: str, invitation: str = "") -> str:
-    """The id of the job that sbatch makes of a script; ConfigError if it makes none. sbatch holds `lock`."""
+def _submit(launch: Launch, lock: int, *words: str, invitation: str = "") -> None:
+    """Have sbatch make a job of a script; ConfigError if it makes none. sbatch holds `lock`."""
     words = ("--export=ALL", *words) if invitation else words
     done = _run("sbatch", "--parsable", *words, folder=launch.folder, holds=(lock,), invitation=invitation)
     if done.returncode:
         do = "Change [launch], or ask for what this account may submit."
         raise ConfigError(f"Submitting {words[-1]}", "a job that Slurm takes", _words(done), do)
-    return done.stdout.strip().partition(";")[0]
 
 
 def _cancel(ids: Sequence[str]) -> None:

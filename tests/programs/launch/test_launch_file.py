@@ -121,7 +121,7 @@ def test_a_launch_is_found_by_its_folder_its_file_or_because_it_is_alone(
     other.write()
     with pytest.raises(ConfigError, match="2: demo, other"):
         find(None, None)
-    assert find(Path("demo.toml"), None).with_ids(home="7").ids == find(Path("demo.toml"), None).ids == {"home": "7"}
+    assert find(Path("demo.toml"), None).with_islands(3) == find(Path("demo.toml"), None) != launch
 
 
 def test_a_folder_is_known_by_its_path_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
