@@ -67,6 +67,26 @@ def _refuse_processes(
 sys.addaudithook(_refuse_processes)
 
 
+LATEST = Path("runs", "latest").absolute()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
+    """The newest run of the clone is its user's: tests' runs, which are elsewhere, only borrow runs/latest."""
+    if not hasattr(session.config, "workerinput"):  # Once for all workers.
+        former = os.readlink(LATEST) if LATEST.is_symlink() else None
+        session.config.add_cleanup(lambda: _restore(former))
+    return (yield)
+
+
+def _restore(former: str | None) -> None:
+    """Let runs/latest point where it did, unless it points to a run of the clone."""
+    if LATEST.is_symlink() and len(Path(os.readlink(LATEST)).parts) > 1:
+        LATEST.unlink()
+        if former is not None:
+            LATEST.symlink_to(former)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with real processes come first, then those that take long: whatever is last is short, for each worker."""
     begin = [item.path for item in items if item.get_closest_marker("process")]
@@ -87,15 +107,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
-
-
-@pytest.fixture(autouse=True, scope="session")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests run in a folder of their own: runs/latest of the clone is its user's."""
-    here = Path.cwd()
-    os.chdir(tmp_path_factory.mktemp("elsewhere"))
-    yield
-    os.chdir(here)
 
 
 @pytest.fixture(autouse=True, scope="module")
