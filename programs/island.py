@@ -7,7 +7,8 @@
 
 Decides what the loop's user sees: checks of what is passed, and the names on an island. The process of a script that
 `isthmus train --loop` has started knows from its environment which life of which learner it is; where it is only asked
-for its model, it ends at its first step.
+for its model, it ends at its first step. Any other process joins a home with a daemon of its own. Where it is the first
+there, its first step tells of its model, before the run: the values after that step are the first that are exchanged.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Any, Final, NoReturn, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, final
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.life import LearnerLife
-from isthmus.programs.loop_task import ISLAND, LoopLife, ModelFound
+from isthmus.programs.loop_task import INVITE, ISLAND, LoopHome, LoopLife, ModelFound
 from isthmus.programs.task import METRICS_MAX, ModelLeaf
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.ids import LEARNER, Replica
+
+if TYPE_CHECKING:
+    from isthmus.programs.engine.run.loop_host import IslandSlot
+    from isthmus.programs.engine.run.own_daemon import OwnDaemon
 
 _MAKING: Final = "Making an island"
 _STEPPING: Final = "island.step(loss, tokens=)"
@@ -45,6 +50,9 @@ def island(
     merge: Mapping[str, str] | Sequence[tuple[str, str]] = (("**", "rda"),),
     tokens_most: int | None = None,
     evaluate: Callable[[Any], Any] | None = None,
+    invite: str | os.PathLike[str] | None = None,
+    address: str | None = None,
+    name: str | None = None,
 ) -> Island:
     """The learner of a run that is this process's loop, to be used in a `with`.
 
@@ -53,8 +61,12 @@ def island(
     step can have, by default eight times those of the first one. `evaluate(model)` returns a loss, or numbers by name
     with a 'loss' among them: a process of its own runs the script as far as the `with`, and calls it with the module
     that has the values of the whole run; without it nothing is evaluated. ConfigError for anything else.
+
+    A process that `isthmus train --loop` has not started joins by `invite`, the file of an invitation (or the text of
+    one in ISTHMUS_INVITE), or at the `address` tcp://127.0.0.1:PORT of a home without keys; `name` is what its machine
+    is called there, by default what the invitation says, or the host's name.
     """
-    life = life_of(os.environ)
+    life = life_of(os.environ, invite=invite, address=address, name=name)
     rules = tuple(merge.items()) if isinstance(merge, Mapping) else tuple(merge)
     with answering(life):
         return Island(life, model, optimizer, rules, tokens_most, evaluate)
@@ -71,14 +83,15 @@ class Island:
 
     def __init__(
         self,
-        life: LoopLife | int,
+        life: LoopLife | LoopHome | int,
         model: Any,
         optimizer: Any,
         merge: tuple[tuple[str, str], ...],
         tokens_most: int | None,
         evaluate: Any,
     ) -> None:
-        """`life`: the life that this process is, or the descriptor for the answer where it is asked for its model."""
+        """`life`: the life that this process is, the home that it joins by itself, or the descriptor for the answer
+        where it is asked for its model."""
         self._torch = _torch_of(model)
         self._merge, self._tokens_most, self._evaluate = merge, tokens_most, evaluate
         if evaluate is not None and not callable(evaluate):
@@ -89,6 +102,9 @@ class Island:
         self._moments = _checked_moments(self._torch, self._model, optimizer)
         self._life = life
         self._host: Any = None
+        self._daemon: OwnDaemon | None = None
+        self._first: IslandSlot | None = None
+        self._kept: tuple[Any, ...] | None = None
         self._learner: Any = None
         self._thread: int | None = None
         self._handlers: dict[int, Any] = {}
@@ -98,7 +114,7 @@ class Island:
 
     def __enter__(self) -> Self:
         """Join the run, and wait for its model. ConfigError, RunError if that is not possible."""
-        if self._host is not None:
+        if self._thread is not None or self._host is not None:
             do = "Write one `with` around all of the training."
             raise ConfigError("Entering the with of an island", "once in a process", "a second time", do)
         self._thread = threading.get_ident()
@@ -106,15 +122,42 @@ class Island:
             return self
         from isthmus.programs.engine.run.loop_host import LoopHost
 
+        if isinstance(self._life, LoopHome):
+            self._join(self._life)
+            return self
         os.environ.pop(ISLAND, None)  # Processes that the loop starts are no islands.
-        leaves = self._leaves()
         if Replica.parse(self._life.replica).role != LEARNER:
-            LoopHost(self._life, leaves, in_forks=self._restore_handlers, judge=self._judge()).begin()
+            LoopHost(self._life, self._leaves(), in_forks=self._restore_handlers, judge=self._judge()).begin()
             _end()
-        self._host = LoopHost(self._life, leaves, in_forks=self._restore_handlers, make=self._make)
         self._handle_signals()
-        self._host.begin()
+        self._begin(self._life)
         return self
+
+    def _join(self, home: LoopHome) -> None:
+        """Join a home with a daemon of its own: a run that goes on, or one that begins with the model of this loop."""
+        from isthmus.programs.engine.run.loop_host import IslandSlot
+        from isthmus.programs.engine.run.own_daemon import OwnDaemon
+
+        self._daemon = OwnDaemon(home)
+        try:
+            answer = self._daemon.wait()
+            if isinstance(answer, LoopLife):
+                self._begin(answer)
+            else:
+                self._first = IslandSlot(0, answer["slots"], answer["seed"])
+        except BaseException:
+            self._daemon.close(1, is_over=False)
+            raise
+
+    def _begin(self, life: LoopLife) -> None:
+        """Be that life, and wait for the run's model."""
+        from isthmus.programs.engine.run.loop_host import LoopHost
+
+        own = self._daemon is not None
+        self._host = LoopHost(life, self._leaves(), in_forks=self._restore_handlers, make=self._make, is_guest=own)
+        self._host.begin()
+        if self._kept is not None:
+            self._keep(self._kept)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -126,13 +169,19 @@ class Island:
                 do = f"Call {_STEPPING} after each optimizer.step()."
                 _answer(self._life, [Fault("Running the loop to its first step", "a step", "none", do)])
             return
+        is_in_order = error is None or (isinstance(error, SystemExit) and not error.code)
+        was_over = self.is_over
         try:
-            if error is None or (isinstance(error, SystemExit) and not error.code):
+            if self._host is None:  # The first of a run, which has made no step.
+                pass
+            elif is_in_order:
                 self._host.leave()
             else:
                 self._host.fail(error)
         finally:
             self._restore_handlers()
+            if self._daemon is not None:
+                self._daemon.close(0 if is_in_order else 1, is_over=was_over)
 
     def _make(self, fragments: Sequence[Fragment], life: LearnerLife, alpha: float) -> Any:
         """The learner of this loop, which inner-step asks for as it opens."""
@@ -177,11 +226,25 @@ class Island:
             _check_loss(loss)
             if isinstance(self._life, int):
                 _answer(self._life, self._found(count))
+        if self._host is None:
+            self._begin_run(count)
+            return
         if self._host.is_over:
             return
+        if self._daemon is not None and self._daemon.lost:
+            raise RunError(f"this loop is no island of the run any more: {self._daemon.lost}")
         scalars, self._more = {"loss": loss, **self._more}, {}
         self._learner.record(count, scalars)
         self._host.go_on()
+
+    def _begin_run(self, tokens: int) -> None:
+        """Tell of the model, after a first step of so many tokens, and be a host of the run that begins with it."""
+        assert self._daemon is not None
+        self._daemon.tell(self._found(tokens)._replace(evaluates=False))
+        life = self._daemon.wait()
+        while not isinstance(life, LoopLife):  # The home has begun anew, and asks again.
+            life = self._daemon.wait()
+        self._begin(life)
 
     def metrics(self, **scalars: Any) -> None:
         """Report numbers beside the loss of the next `step`."""
@@ -202,11 +265,16 @@ class Island:
                 do = "Pass what torch.load(..., weights_only=True) can read: tensors, numbers, texts, lists and dicts."
                 raise ConfigError(doing, "things with state_dict and load_state_dict", fault, do)
         if self._learner is not None:
-            try:
-                self._learner.keep(kept)
-            except ValueError as error:
-                do = "Pass as many, in the same order, in every life."
-                raise ConfigError(doing, f"as many as before, not {len(kept)}", str(error), do) from error
+            self._keep(kept)
+        else:
+            self._kept = kept
+
+    def _keep(self, kept: tuple[Any, ...]) -> None:
+        try:
+            self._learner.keep(kept)
+        except ValueError as error:
+            do = "Pass as many, in the same order, in every life."
+            raise ConfigError("island.keep()", f"as many as before, not {len(kept)}", str(error), do) from error
 
     def __call__(self, batches: Iterable[Item]) -> Iterator[Item]:
         """The batches, until no further step is to be made."""
@@ -228,22 +296,26 @@ class Island:
     @property
     def slot(self) -> int:
         """The number of this island among `slots`."""
-        return 0 if self._host is None else int(self._host.place.slot)
+        return 0 if self._place is None else int(self._place.slot)
 
     @property
     def slots(self) -> int:
         """The most islands that the run may ever have."""
-        return 1 if self._host is None else int(self._host.place.slots)
+        return 1 if self._place is None else int(self._place.slots)
 
     @property
     def seed(self) -> int:
         """A seed for samplers and generators, another one in every slot; 63 bits."""
-        if self._host is None:
+        if self._place is None:
             return 0
         from isthmus.ops.data.batches import At
 
-        place = self._host.place
+        place = self._place
         return int(At(place.seed, place.slot, 0).rng().integers(1 << 63))
+
+    @property
+    def _place(self) -> IslandSlot | None:
+        return self._first if self._host is None else self._host.place
 
     @property
     def position(self) -> int:
@@ -306,7 +378,7 @@ def _end() -> NoReturn:
 
 
 @contextmanager
-def answering(life: LoopLife | int) -> Iterator[None]:
+def answering(life: LoopLife | LoopHome | int) -> Iterator[None]:
     """Where this process is asked for its model, answer with the faults of a ConfigError."""
     try:
         yield
@@ -316,14 +388,25 @@ def answering(life: LoopLife | int) -> Iterator[None]:
         raise
 
 
-def life_of(environment: Mapping[str, str]) -> LoopLife | int:
-    """What this process is; ConfigError where nothing has started it as an island."""
-    text = environment.get(ISLAND)
-    if text is None:
-        do = "Start the script by: isthmus train --loop train.py --learners 2"
-        raise ConfigError(_MAKING, "a process that `isthmus train --loop` has started", "another one", do)
-    fields = json.loads(text)
-    return int(fields["asks"]) if "asks" in fields else LoopLife(**fields)
+def life_of(
+    environment: Mapping[str, str],
+    *,
+    invite: str | os.PathLike[str] | None = None,
+    address: str | None = None,
+    name: str | None = None,
+) -> LoopLife | LoopHome | int:
+    """What this process is, where `isthmus train --loop` has started it, or the home that it is to join by itself;
+    ConfigError where there is neither."""
+    if (text := environment.get(ISLAND)) is not None:
+        fields = json.loads(text)
+        return int(fields["asks"]) if "asks" in fields else LoopLife(**fields)
+    invitation = environment.get(INVITE) if invite is None and address is None else None
+    if (invite, address, invitation) == (None, None, None):
+        do = 'Start the script by: isthmus train --loop train.py --learners 2; or pass invite="NAME.invite" of a home.'
+        raise ConfigError(_MAKING, "a process that `isthmus train --loop` has started, or a home", "neither", do)
+    if invite is not None and address is not None:
+        raise ConfigError(_MAKING, "invite= or address=", "both", "Leave address= out: the invitation has it.")
+    return LoopHome(address, None if invite is None else os.path.abspath(invite), invitation, name)
 
 
 def _torch_of(model: Any) -> Any:

@@ -2,8 +2,9 @@
 
 Nothing of the model is code here: names, shapes, dtypes and rules of the leaves, and the tokens of a step, are data
 that the script's first step tells. A request asks for them (`completed`): the script is run as far as that step, in a
-process that ends there. So everything about a run is known, and every fault is found, before anything is started; and
-daemons, syncers and recorders need neither the script nor its framework.
+process that ends there; or, where loops start themselves, the first one has told them, and they are in a file. So
+everything about a run is known, and every fault is found, before anything is started; and daemons, syncers and
+recorders need neither the script nor its framework.
 
 A batch is the permission to make one step: the position of it in its slot.
 """
@@ -20,8 +21,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, final
+from typing import Annotated, Any, BinaryIO, Final, NamedTuple, TypeAlias, final
 
+import msgspec
 import numpy as np
 
 from isthmus.ops.data.batches import At, Tokens
@@ -35,13 +37,24 @@ from isthmus.runtime.system.processes import kill_session
 
 LOOP: Final = "isthmus.programs.loop_task:loop"
 """The reference by which hosts find the task; its keywords are those of `loop`."""
+OPEN: Final = "isthmus.programs.loop_task:open_loop"
+"""Likewise, where no daemon starts a script: learners are processes that join with a loop of their own."""
+OPEN_NAME: Final = "isthmus.island"
+"""What a cluster file names as the task of a run whose model the first of these brings."""
 ISLAND: Final = "ISTHMUS_ISLAND"
 """The variable of the environment from which a script's process knows what it is, as JSON: the fields of a `LoopLife`,
 or {"asks": the descriptor for the answer}."""
+INVITE: Final = "ISTHMUS_INVITE"
+"""Has the text of an invitation's file where machines share none."""
 STEP_TOKENS_MAX: Final = 1 << 40
 """For hosts, which take what the script says; what others accept of it the request has fixed."""
+LEAVES_MAX: Final = 1 << 16
+"""Of a model that another machine tells of."""
 OUTPUT_BYTES_MAX: Final = 1 << 14
 """Of the script's output, from its end, in which the reason of its failure is looked for."""
+
+
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class LoopLife(NamedTuple):
@@ -51,6 +64,16 @@ class LoopLife(NamedTuple):
     replica: str
     incarnation: int
     daemon: str
+
+
+class LoopHome(NamedTuple):
+    """The home that a loop joins by itself: its `address`, the absolute path of an `invitation`, or the text of one; and
+    what this machine is to be called, if that was said."""
+
+    address: str | None = None
+    invitation: str | None = None
+    invitation_text: str | None = None
+    name: str | None = None
 
 
 class ModelFound(NamedTuple):
@@ -70,6 +93,14 @@ class ModelFound(NamedTuple):
         return {**self._asdict(), "leaves": [list(leaf) for leaf in self.leaves]}
 
     @classmethod
+    def checked(cls, answer: Mapping[str, Any]) -> ModelFound:
+        """What the answer of another machine says; KeyError, TypeError or ValueError for one that no loop gives."""
+        found = msgspec.convert(dict(answer), _Told)
+        if len(found.leaves) > LEAVES_MAX:
+            raise ValueError(f"a model of {len(found.leaves)} leaves")
+        return cls.read(answer)
+
+    @classmethod
     def read(cls, answer: Mapping[str, Any]) -> ModelFound:
         """What an answer says."""
         leaves = tuple(ModelLeaf(name, tuple(shape), *rest) for name, shape, *rest in answer["leaves"])
@@ -77,6 +108,40 @@ class ModelFound(NamedTuple):
         frozen = tuple((name, digest) for name, digest in answer["frozen"])
         tokens = answer["tokens"], answer["tokens_most"]
         return cls(leaves, merge, *tokens, answer["learner_bytes"], answer["evaluates"], frozen)
+
+
+class _Told(msgspec.Struct, forbid_unknown_fields=True):
+    """The types of a ModelFound's answer."""
+
+    leaves: list[tuple[str, list[_Count], str, str | None, bool]]
+    merge: list[tuple[str, str]]
+    tokens: _Count
+    tokens_most: _Count
+    learner_bytes: _Count
+    evaluates: bool
+    frozen: list[tuple[str, str]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ToldModel:
+    """The model that a loop which has started itself has told of, in a file."""
+
+    file: str
+
+    def found(self) -> ModelFound:
+        """What it has told; ConfigError if the file cannot be read."""
+        try:
+            return ModelFound.checked(json.loads(Path(self.file).read_text()))
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            do = "Begin the run anew, by `isthmus daemon --run FILE`: the next loop that joins tells it again."
+            doing = f"Reading {self.file}"
+            raise ConfigError(doing, "the model that the first loop has told of", str(error)[:300], do) from None
+
+    @property
+    def names(self) -> list[str]:
+        """Nothing by which tasks of one model differ."""
+        return []
 
 
 @final
@@ -93,16 +158,25 @@ class LoopScript:
         """The command that runs it."""
         return [sys.executable, self.script, *self.arguments]
 
+    def found(self) -> ModelFound:
+        """What it tells; ConfigError if it does not come to its first step."""
+        return asked_of(self)
+
+    @property
+    def names(self) -> list[str]:
+        """By what tasks of scripts differ."""
+        return [self.script, *self.arguments]
+
 
 @final
 @dataclass(frozen=True, slots=True)
 class LoopTask(OwnTask):
-    """The task of a script; `found` is what it has told.
+    """The task of loops from this `origin`; `found` is what one has told.
 
     In a process of the script, `make` makes a learner, and `judge` evaluates there.
     """
 
-    script: LoopScript
+    origin: LoopScript | ToldModel
     _: KW_ONLY
     found: ModelFound | None = None
     make: Callable[[Sequence[Fragment], LearnerLife, float], SoleLearning] | None = None
@@ -115,7 +189,7 @@ class LoopTask(OwnTask):
 
     def completed(self) -> LoopTask:
         """This task, with the answer of the script; ConfigError with what it complains of, or if it makes no step."""
-        found = asked_of(self.script)
+        found = self.origin.found()
         tokens = Tokens(lambda batch: found.tokens, found.tokens_most)
         return replace(self, found=found, merge=found.merge, tokens_per_batch=tokens)
 
@@ -137,10 +211,10 @@ class LoopTask(OwnTask):
         return self.judge or Unevaluated()
 
     def leaves(self, seed: int) -> list[ModelLeaf]:
-        return list((self.found or asked_of(self.script)).leaves)
+        return list((self.found or self.origin.found()).leaves)
 
     def frozen(self, seed: int) -> Digests:
-        return (self.found or asked_of(self.script)).frozen
+        return (self.found or self.origin.found()).frozen
 
     def check_first_step(self, batch: Any, seed: int, *, computes: bool) -> tuple[Fault, ...]:
         """Nothing: the script has made its first step."""
@@ -150,7 +224,7 @@ class LoopTask(OwnTask):
         return 0 if self.found is None else self.found.learner_bytes
 
     def digests(self, seed: int) -> Mapping[str, Any]:
-        return {"script": [self.script.script, *self.script.arguments]}
+        return {"origin": self.origin.names}
 
     def model(self, tensors: Tensors, seed: int) -> Mapping[str, Any]:
         """The merged leaves by name, in NumPy arrays."""
@@ -174,6 +248,11 @@ def loop(script: str, arguments: Sequence[str], folder: str) -> LoopTask:
     """The task of a script."""
     tokens = Tokens(lambda batch: 1, STEP_TOKENS_MAX)
     return LoopTask(LoopScript(script, tuple(arguments), folder), tokens_per_batch=tokens)
+
+
+def open_loop(model: str) -> LoopTask:
+    """The task of loops that start themselves; `model` is the file with what the first one has told."""
+    return LoopTask(ToldModel(model), tokens_per_batch=Tokens(lambda batch: 1, STEP_TOKENS_MAX))
 
 
 @cache

@@ -16,7 +16,7 @@ import torch
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
-from isthmus.ops.island.life import LearnerLife, Tensors, lower_priority
+from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.ops.island.torch_model import Model, OptimizerState, form_of
 from isthmus.ops.island.torch_state import PendingScalar, TorchState
 
@@ -31,7 +31,6 @@ class LoopLearner(TorchState):
     def __init__(
         self, model: Model, moments: OptimizerState, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float
     ) -> None:
-        lower_priority()  # As of every learner: messages of this process go before its steps.
         super().__init__(model, moments, fragments, life=life, alpha=alpha)
         self._may_step = False
         self._tokens, self._scalars = 0, dict[str, Any]()

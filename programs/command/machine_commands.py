@@ -188,7 +188,7 @@ def join(
     It only dials out, and waits for the home. Ctrl-C takes it away again; SIGTERM, too, with exit status 75: the same
     name gets its slots back. Without a home, the text of an invitation may stand in ISTHMUS_INVITE.
     """
-    from isthmus.programs.engine.machine.invitations import VARIABLE
+    from isthmus.programs.loop_task import INVITE
     from isthmus.programs.engine.machine.joining import JoinRequest
     from isthmus.programs.engine.machine.joining import join as offer
 
@@ -197,7 +197,7 @@ def join(
         raise ConfigError("Reading --rank and --size", "--island beside them", "none", do)
     part = None if island is None else (island, rank, size)
     metrics = metrics_at(metrics_port, metrics_address)
-    text = os.environ.pop(VARIABLE, None)  # No process that this one starts is to have it.
+    text = os.environ.pop(INVITE, None)  # No process that this one starts is to have it.
     request = JoinRequest(
         home, name, islands, server_key, config, invite, wait, until_over, cluster, grace, metrics, text, part
     )

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
-from isthmus.programs.engine.machine.invitations import VARIABLE
+from isthmus.programs.loop_task import INVITE
 from isthmus.programs.engine.run.resume import outcome_of
 from isthmus.programs.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
 from isthmus.programs.launch.folder import NOTE, RUN, Launch
@@ -347,7 +347,7 @@ def _run(
             text=True,
             timeout=COMMAND_SECONDS_MAX,
             check=False,
-            env={**os.environ, VARIABLE: invitation} if invitation else None,
+            env={**os.environ, INVITE: invitation} if invitation else None,
             pass_fds=holds,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -130,11 +130,15 @@ class LocalGround(Ground):
         *,
         name: str,
         launch: HostLaunching,
+        processes: Processes | None = None,
         tape_bytes: int = TAPE_BYTES,
     ) -> None:
-        """OSError or sqlite3.Error if the ledger cannot be opened. Tapes of each core have at most `tape_bytes`."""
+        """OSError or sqlite3.Error if the ledger cannot be opened. Tapes of each core have at most `tape_bytes`.
+
+        `processes`: None for those that `launch` starts as children of this one.
+        """
         ledger = Ledger(folder, was_there=(folder / HERE).exists())
-        super().__init__(folder, DISK, LoopClock(loop, 0), ledger, LocalProcesses(loop), launch)
+        super().__init__(folder, DISK, LoopClock(loop, 0), ledger, processes or LocalProcesses(loop), launch)
         self._loop, self._name, self._tape_bytes = loop, name, tape_bytes
         self._identity = identity(folder)
         self._tapes: list[tuple[TapeFiles, Tape]] = []

@@ -40,6 +40,7 @@ BAR, BAR_LONG_STEPS = 0.93, 0.97
 LONG_STEPS_BATCH_MIN = 32
 SETTLE_SECONDS = 0.3
 START_SECONDS_MAX = 120.0
+PRINT_SECONDS = 0.2
 
 
 class Turn(NamedTuple):
@@ -60,6 +61,8 @@ class Window(NamedTuple):
     def turn(self, ends: list[float]) -> Turn:
         """With the instants at which steps ended: those that ended in it, over the time between first and last."""
         inside = [end for end in ends if self.begun <= end <= self.ended]
+        if len(inside) < 2:
+            raise SystemExit(f"{len(inside)} steps ended in a turn: give turns more --seconds")
         rate = (len(inside) - 1) / (inside[-1] - inside[0])
         made = rate * (self.ended - self.begun)
         return Turn(rate, sum(self.threads.values()) / made, {name: cpu / made for name, cpu in self.threads.items()})
@@ -89,7 +92,7 @@ def bare(model: str, batch: int) -> None:
             float(pending["loss"])
         pending, step = loss, step + 1
         ends.append(time.monotonic())
-        if len(ends) == 32:
+        if ends[-1] - ends[0] >= PRINT_SECONDS:
             print(*ends, sep="\n", flush=True)
             ends.clear()
 
@@ -207,7 +210,7 @@ def bare_loop(here: Path, model: str, batch: int) -> Iterator[int]:
         loop = subprocess.Popen(command, stdout=lines)
     try:
         until = time.monotonic() + START_SECONDS_MAX
-        while (here / "bare.txt").stat().st_size < 500:
+        while (here / "bare.txt").stat().st_size < 50:
             time.sleep(0.2)
             if loop.poll() is not None or time.monotonic() > until:
                 raise SystemExit("the bare loop does not step")

@@ -22,6 +22,7 @@ from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.request import reference
 from isthmus.programs.engine.request.request import SHIPPED_TASK
 from isthmus.programs.engine.request.slot_tasks import references_of
+from isthmus.programs.loop_task import OPEN
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault, nearest
 from isthmus.runtime.wire import security_keys
@@ -54,7 +55,7 @@ class MachineConfig:
 
     def faults(self, program: str, task: str, machine: str) -> Iterator[Fault]:
         """Faults of a program and a task that this machine may not load."""
-        shipped = {*SHIPPED, *SHIPPED.values(), SHIPPED_TASK}
+        shipped = {*SHIPPED, *SHIPPED.values(), SHIPPED_TASK, OPEN}
         for kind, text in (("program", program), *(("task", text) for text in references_of(task))):
             if reference.without_keywords(text) in shipped or self._permits(text):
                 continue

@@ -32,6 +32,7 @@ from isthmus.programs.engine.machine import admissions
 from isthmus.programs.engine.machine.admissions import AWAY_SECONDS, Invitation
 from isthmus.programs.engine.machine.links import LINK_SECONDS, REDIAL_BEATS, UP_SECONDS, HomeAddress
 from isthmus.programs.engine.machine.names import living
+from isthmus.programs.loop_task import INVITE
 from isthmus.programs.settings import Schema, Setting, collecting
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.placement import home_of
@@ -44,8 +45,6 @@ from isthmus.runtime.wire.security_curve import CUT, KEYLESS, UNADMITTED
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 ENDING: Final = ".invite"
-VARIABLE: Final = "ISTHMUS_INVITE"
-"""Has the text of a file where machines share none."""
 COUNT_MAX: Final = 4096
 """Names that one invitation admits at most: each has a line in a file that is read as a whole."""
 DO_INVITE: Final = "Name a file that `isthmus invite` has written."
@@ -105,7 +104,7 @@ class InvitationFile:
     @classmethod
     def of_variable(cls, text: str) -> InvitationFile:
         """The contents of a file that came in the variable ISTHMUS_INVITE; ConfigError if it is none."""
-        doing = f"Reading the invitation in {VARIABLE}"
+        doing = f"Reading the invitation in {INVITE}"
         try:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, final
 
@@ -22,6 +22,7 @@ from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile, home_in
 from isthmus.programs.engine.machine.island_parts import IslandPart, host_towards, part_of
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
+from isthmus.programs.engine.machine.loop_guest import LoopGuest
 from isthmus.programs.engine.metrics.exporter import MetricsAddress
 from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.settings import collecting
@@ -55,6 +56,10 @@ class JoinRequest:
     """The text of an invitation that came in the environment; it counts where no other home is named."""
     part: tuple[str, int | None, int | None] | None = None
     """Island, rank and size, of which this machine is a part; None for a rank and size that the environment has."""
+    host: str = field(default_factory=socket.gethostname)
+    """What this machine is called where neither `name` nor an invitation says it."""
+    guest: LoopGuest | None = None
+    """The loop whose daemon this one is, if any."""
 
 
 def join(request: JoinRequest) -> int:
@@ -100,10 +105,11 @@ def _checked(request: JoinRequest) -> tuple[str, HomeAddress, MachineConfig, Inv
         elif text is not None:
             invitation = InvitationFile.of_variable(text)
         if invitation is not None:
-            name, home = invitation.name_for(request.name, socket.gethostname()), invitation.home
+            name, home = invitation.name_for(request.name, request.host), invitation.home
     if invitation is None and not faults:
         with collecting(faults):
-            name = cluster_file.checked_name(request.name or "", "Reading --name", "for example --name beta")
+            own = "" if request.guest is None else request.host
+            name = cluster_file.checked_name(request.name or own, "Reading --name", "for example --name beta")
         with collecting(faults):
             home = _home(request)
     with collecting(faults):
@@ -177,6 +183,9 @@ class _Joining:
     def begin(self, machine: MachineDaemon) -> None:
         """Dial, and go on until the daemon ends."""
         machine.ends_when_expelled = True
+        if self._request.guest is not None:
+            self._request.guest.attach(machine, machine.loop)
+            machine.neighbours.outposts.guest = self._request.guest
         if self._request.until_over:
             machine.end_when_over()
         if self._invitation is None:
@@ -229,6 +238,8 @@ class _Joining:
         if line != self._last:
             self._last = line
             machine.tell(line)
+            if self._request.guest is not None:
+                self._request.guest.tell(state=line)
         machine.later(LOOK_SECONDS, lambda: self._look(machine))
 
     def _state(self, link: HomeLink | None) -> str:

@@ -63,12 +63,16 @@ def living(home: Path | None = None) -> dict[str, DaemonEntry]:
     return {name: entry for name, entry in entries.items() if entry.note.is_living}
 
 
+class NameTakenError(ConfigError):
+    """Another daemon of this user on this computer has the name."""
+
+
 @final
 class NameClaim:
     """A machine's daemon has its name to itself for as long as the process lives: the kernel releases its lock."""
 
     def __init__(self, name: str) -> None:
-        """Take the name; ConfigError if another daemon of this user has it."""
+        """Take the name; NameTakenError if another daemon of this user has it, ConfigError if it cannot be noted."""
         self._path = machines_folder() / f"{name}.json"
         self._name = name
         doing = f"Starting the daemon {name!r}"
@@ -89,7 +93,7 @@ class NameClaim:
             )
             self._lock.close()
             do = "Take another --name, or end that one first."
-            raise ConfigError(doing, "a name that no daemon on this machine has", actual, do) from None
+            raise NameTakenError(doing, "a name that no daemon on this machine has", actual, do) from None
         entry = _read(self._path)
         self.former: tuple[DaemonRun, ...] = () if entry is None else entry.runs
 

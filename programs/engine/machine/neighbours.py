@@ -73,6 +73,10 @@ class Neighbours:
         self.followed: FollowedRuns | None = None
         """Set in a daemon that ends with its runs."""
         self.former = FormerRuns(FORMER_MAX)
+        self.on_loop: Callable[[str], None] = lambda name: None
+        """Called with the name of a machine that is the daemon of a loop, at each of its announcements."""
+        self.first_loop = ""
+        """The loop that the model of a run came from: it has the first slot, before others join."""
         self.set_aside: set[str] = set()
         """The runs of this home with which its next daemon goes on."""
         self._joined = ""
@@ -138,7 +142,8 @@ class Neighbours:
         part = self.own_part.as_data() if self.own_part is not None and is_joined else None
         offers = {"islands": self.islands if is_joined else None, "part": part}
         follows = [] if self.followed is None else self.followed.of(home.identity)
-        return {"name": self._name, "runs": self.outposts.runs(home), "follows": follows, **offers}
+        has = {"runs": self.outposts.runs(home), "follows": follows, "loop": self.outposts.guest is not None}
+        return {"name": self._name, **has, **offers}
 
     def _ordered(self, link: HomeLink, message: Message) -> None:
         if message["type"] == EXPELLED:
@@ -245,6 +250,9 @@ class Neighbours:
         self._send(peer, {"type": "linked", "name": self._name, "outcomes": outcomes})
         if is_new:
             self._tell(f"machine {name} is linked")
+        is_loop = bool(message.get("loop"))
+        if is_loop:
+            self.on_loop(name)
         for run in self._runs():
             if name in run.daemon.home.fleet.others:
                 if run.name not in held:
@@ -252,17 +260,26 @@ class Neighbours:
             elif part is not None and run.is_running:
                 self._let_island_join(run, self._parts.whole(name))
             elif run.is_running and (count := islands or len(run.daemon.home.fleet.left_by(name))):
-                self._let_join(run, name, instance, count)
+                self._let_join(run, name, instance, count, is_loop=is_loop)
 
-    def _let_join(self, run: MachineRun, name: str, instance: str, islands: int) -> None:
+    def _let_join(self, run: MachineRun, name: str, instance: str, islands: int, *, is_loop: bool) -> None:
         """Let a machine join a run, once it confirms that it may load the program; asks each process once."""
         key = run.name, instance
-        if key in self._joining or key in self._refused:
+        if key in self._joining or key in self._refused or not self._may_join(run, name, is_loop=is_loop):
             return
         self._joining.add(key)
         task = self._loop.create_task(self._join_run(run, name, key, islands))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _may_join(self, run: MachineRun, name: str, *, is_loop: bool) -> bool:
+        """Whether a machine may join a run now: loops join runs of loops, in which the first of them comes first."""
+        if run.takes_loops != is_loop:
+            return False
+        if self.first_loop not in ("", name) and self.links.is_up(self.first_loop):
+            return not is_loop
+        self.first_loop = ""
+        return True
 
     async def _join_run(self, run: MachineRun, name: str, key: tuple[str, str], islands: int) -> None:
         try:

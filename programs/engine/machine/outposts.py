@@ -30,10 +30,13 @@ from isthmus.programs.engine.cluster.handover import RUN_NAME
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine.failover import HomeView
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink
+from isthmus.programs.engine.machine.loop_guest import LoopGuest
 from isthmus.programs.engine.request import spec
+from isthmus.programs.engine.request.reference import is_open_loop
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.launch import Launcher
-from isthmus.runtime.daemon.ground import LocalGround
+from isthmus.programs.loop_task import OPEN_NAME
+from isthmus.runtime.daemon.ground import HostLaunching, LocalGround
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
@@ -42,6 +45,8 @@ from isthmus.runtime.wire.control_messages import LEAVE_RUN, Message
 
 STATION: Final = "station"
 UNSTATIONED: Final = "unstationed"
+NO_MODEL: Final = "no-model"
+"""Tells the daemon of a loop that no run begins with its model."""
 SUPERSEDED: Final = "superseded"
 """Tells a machine that believes itself the home of a run that another one is."""
 HEIR_SECONDS: Final = 2.0
@@ -116,10 +121,13 @@ class Outposts:
         self._left: set[str] = set()
         """The runs that this daemon has left because their home has asked for it: it takes part in them no more."""
         self._keeps_texts = config.error_texts == "local"
+        self.guest: LoopGuest | None = None
+        """The loop that this is the daemon of, if any: it is the only host."""
         self._requests: Mapping[str, Callable[[HomeAddress, Message], Awaitable[Message]]] = {
             "check": self._check,
             "files": self._files,
             "piece": self._piece,
+            "model": self._model,
         }
         loop.call_later(HEIR_SECONDS, self._look_for_homes)
 
@@ -143,6 +151,8 @@ class Outposts:
                 self._station(link, message)
             elif message["type"] == ORDERS and message["run"] in self._held:
                 self._heard(link, str(message["run"])).outpost.order(link.home.name, message)
+            elif message["type"] == NO_MODEL and self.guest is not None:
+                self.guest.refuse([Fault(*map(str, fault)) for fault in message["faults"]])
             elif message["type"] == LEAVE_RUN and message["run"] in self._held:
                 self._leave_run(link, str(message["run"]), float(message["seconds"]))
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -264,10 +274,16 @@ class Outposts:
     ) -> HeldOutpost:
         self._settle(folder, link.home)
         run_spec = spec.load(folder)
-        launch = Launcher(self._loop, folder, run_spec.computing, run_spec.task_of)
+        launch: HostLaunching
+        if self.guest is None:
+            launch, processes = Launcher(self._loop, folder, run_spec.computing, run_spec.task_of), None
+        else:
+            launch, processes = self.guest.life(folder), self.guest
         tape_bytes = run_spec.settings.tape_bytes
         outpost = Outpost(
-            LocalGround(self._loop, folder, name=self._name, launch=launch, tape_bytes=tape_bytes),
+            LocalGround(
+                self._loop, folder, name=self._name, launch=launch, processes=processes, tape_bytes=tape_bytes
+            ),
             run=run,
             name=self._name,
             home=link.home.name,
@@ -356,11 +372,20 @@ class Outposts:
 
     def _permit(self, program: str, task: str) -> None:
         faults = list(self._config.faults(program, task, self._name))
+        if self.guest is not None and not is_open_loop(task):
+            do = f"Begin a run of loops there: a cluster file with [run] task = {OPEN_NAME!r}."
+            faults.append(Fault("Joining with a loop", "a run whose learners are loops", f"one of {task!r}", do))
         if self._is_ending:
             do = "Start it again, or wait until it has been."
             faults.append(Fault(f"Asking the machine {self._name!r} to take part", "one that goes on", "it ends", do))
         if faults:
             raise ConfigError.of(faults)
+
+    async def _model(self, home: HomeAddress, message: Message) -> Message:
+        """The model of the loop that this is the daemon of, None until its first step: for a home that begins a run."""
+        if self.guest is None:
+            raise ValueError("this is the daemon of no loop")
+        return {"type": "model", "model": self.guest.model(int(message["slots"]), int(message["seed"]))}
 
     async def _files(self, home: HomeAddress, message: Message) -> Message:
         """[name, bytes] of the logs, spans and tapes of a run, and the names of the logs that are `kept` here."""

@@ -3,10 +3,15 @@
 What a unit, a job script or a pod starts is one process tree then. The request is prepared in a process of its own, the
 command `isthmus train --cluster FILE --detach`, because a daemon imports no user's code; it calls this daemon as any
 other command does.
+
+A run whose task is OPEN_NAME has loops as learners that start themselves. Its request is prepared once the first of
+them has made a step, and told of its model: the home asks the daemon of the first that is linked, again and again. A
+model that the request refuses is refused to that loop, and the home waits for another.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -14,13 +19,23 @@ import threading
 from pathlib import Path
 from typing import Final, final
 
+from isthmus.programs.engine.cluster import cluster_file
+from isthmus.programs.engine.machine.client import DaemonClient
 from isthmus.programs.engine.machine.daemon import MachineDaemon
+from isthmus.programs.engine.machine.links import MALFORMED
 from isthmus.programs.engine.machine.names import DaemonRun
-from isthmus.programs.engine.request import new_folder
+from isthmus.programs.engine.machine.outposts import NO_MODEL
+from isthmus.programs.engine.request import new_folder, reference
+from isthmus.programs.engine.request.run_settings import RunSettings
 from isthmus.programs.engine.run.resume import again, outcome_of
+from isthmus.programs.loop_task import OPEN, OPEN_NAME, ModelFound
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system.files import write_json
 
 ERROR_LENGTH_MAX: Final = 4000
+ASK_SECONDS: Final = 0.5
+"""Between two questions for a model that a loop does not have yet."""
+ASK_SECONDS_MAX: Final = 20.0
 
 
 @final
@@ -33,6 +48,9 @@ class OwnRun:
     def __init__(self, machine: MachineDaemon, file: Path, run_dir: Path | None, *, goes_on: bool) -> None:
         self._machine, self._file, self._goes_on = machine, file, goes_on
         self._folder = machine.root / (run_dir or new_folder.RUNS / file.stem)
+        self._refused = set[str]()
+        """Daemons of loops whose model was refused."""
+        self._asking: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Begin it, or go on with it; the daemon ends with status 2 if it cannot be."""
@@ -40,7 +58,7 @@ class OwnRun:
         if str(folder) in machine.folders:  # The former daemon of this name had it.
             return
         if not (self._goes_on and new_folder.has_run(folder)):
-            threading.Thread(target=self._hand_over, name=f"begin {folder.name}", daemon=True).start()
+            self._begin_anew()
             return
         outcome = outcome_of(folder)
         if outcome == "done":
@@ -54,14 +72,89 @@ class OwnRun:
             return
         machine.adopt(DaemonRun(str(folder), is_watched=False))
 
-    def _hand_over(self) -> None:
-        """In a thread: have a command prepare the run and hand it to this daemon."""
-        command = [sys.executable, "-m", "isthmus.programs.command", "train", "--cluster", str(self._file), "--detach"]
-        command += ["--quiet", "--run-dir", str(self._folder)]
-        done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
-        if done.returncode:
+    def _begin_anew(self) -> None:
+        machine = self._machine
+        run = cluster_file.read(self._file).sections.get("run", {})
+        if run.get("task") != OPEN_NAME:
+            threading.Thread(target=self._begin, name=f"begin {self._folder.name}", daemon=True).start()
+            return
+        try:
+            settings = RunSettings.read({key: run[key] for key in run if key not in ("task", "program")})
+        except ConfigError as error:
+            machine.fail(error)
+            return
+        threading.Thread(target=self._check_calls, name=f"begin {self._folder.name}", daemon=True).start()
+        machine.tell(f"waits for the first loop, which brings the model of {self._folder}")
+        machine.neighbours.on_loop = lambda name: self._on_loop(name, settings)
+
+    def _check_calls(self) -> None:
+        """In a thread: end the daemon, before the first loop comes, if the file does not say how to call it."""
+        try:
+            DaemonClient.of(cluster_file.read(self._file)).find()
+        except ConfigError as error:
+            self._machine.loop.call_soon_threadsafe(self._machine.fail, error)
+
+    def _begin(self) -> None:
+        """In a thread: begin the run, or end the daemon."""
+        told = self._hand_over()
+        if told:
             doing, do = f"Starting the run of {self._file}", "Mend that, and start the daemon again."
-            told = done.stderr.split("isthmus: ")[-1].strip().rstrip(".")  # Warnings come first.
-            found = told[-ERROR_LENGTH_MAX:] or f"status {done.returncode}"
-            fault = ConfigError.of([Fault(doing, "a run that this daemon takes", found, do)])
+            fault = ConfigError.of([Fault(doing, "a run that this daemon takes", told, do)])
             self._machine.loop.call_soon_threadsafe(self._machine.fail, fault)
+
+    def _hand_over(self, *options: str) -> str:
+        """Have a command prepare the run and hand it to this daemon, which takes a while; returns what it complains of.
+        """
+        command = [sys.executable, "-m", "isthmus.programs.command", "train", "--cluster", str(self._file), "--detach"]
+        command += ["--quiet", "--run-dir", str(self._folder), *options]
+        done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
+        if not done.returncode:
+            return ""
+        told = done.stderr.split("isthmus: ")[-1].strip().rstrip(".")  # Warnings come first.
+        return told[-ERROR_LENGTH_MAX:] or f"status {done.returncode}"
+
+    # -- loops that start themselves -----------------------------------------------------------------------------------
+
+    def _on_loop(self, name: str, settings: RunSettings) -> None:
+        """The daemon of a loop is linked: ask it for its model, unless another one is asked."""
+        instance = self._machine.neighbours.links.instance(name)
+        if self._asking is None and instance not in self._refused:
+            self._asking = self._machine.loop.create_task(self._ask(name, instance, settings))
+
+    async def _ask(self, name: str, instance: str, settings: RunSettings) -> None:
+        """Ask the daemon of a loop for its model as long as it is linked, and begin the run with that."""
+        links = self._machine.neighbours.links
+        request = {"type": "model", "slots": settings.slots_max, "seed": settings.seed}
+        try:
+            while links.is_up(name) and links.instance(name) == instance:
+                answer = (await links.request(name, request, ASK_SECONDS_MAX))["model"]
+                if answer is not None:
+                    await self._begin_with(name, instance, ModelFound.checked(answer))
+                    return
+                await asyncio.sleep(ASK_SECONDS)
+        except (ConfigError, *MALFORMED) as error:
+            self._refuse(name, instance, str(error))
+        finally:
+            self._asking = None
+
+    async def _begin_with(self, name: str, instance: str, found: ModelFound) -> None:
+        machine, path = self._machine, self._folder.with_name(f"{self._folder.name}.model.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, found.answer())
+        machine.tell(f"has the model of {self._folder} from {name}: {len(found.leaves)} leaves")
+        task = reference.called(OPEN, {"model": str(path)})
+        machine.neighbours.first_loop = name
+        told = await machine.loop.run_in_executor(None, self._hand_over, "--task", task, "--learners", "0")
+        if told:
+            machine.neighbours.first_loop = ""
+            self._refuse(name, instance, told)
+        else:
+            machine.neighbours.on_loop = lambda name: None
+
+    def _refuse(self, name: str, instance: str, why: str) -> None:
+        """Begin no run with the model of a loop, and wait for another one."""
+        self._refused.add(instance)
+        self._machine.tell(f"begins no run with the model of {name}: {why}")
+        do = "Mend that in the script, or in the file at the home."
+        fault = Fault(f"Starting the run of {self._file.name}", "a model with which the home begins it", why, do)
+        self._machine.neighbours.links.send(name, {"type": NO_MODEL, "faults": [list(fault)]})

@@ -25,6 +25,7 @@ from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, Machine
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED, host_of, is_log
 from isthmus.programs.engine.request import spec
 from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
+from isthmus.programs.engine.request.reference import is_open_loop
 from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.launch import log_of
@@ -219,6 +220,11 @@ class MachineRun:
         )
         self.daemon = self._held.daemon
         loop.call_soon(self._start)
+
+    @property
+    def takes_loops(self) -> bool:
+        """Whether its learners are loops that start themselves, and no others."""
+        return is_open_loop(self._spec.job.task.text)
 
     @property
     def is_watched(self) -> bool:

@@ -28,7 +28,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from isthmus.programs import settings
-from isthmus.programs.loop_task import LOOP, LoopScript
+from isthmus.programs.loop_task import LOOP, OPEN, LoopScript
 from isthmus.runtime.errors import ConfigError, RequestError, nearest
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import LIBRARIES
@@ -122,10 +122,17 @@ def script_of(text: str) -> LoopScript | None:
     return LoopScript(keywords["script"], tuple(keywords["arguments"]), keywords["folder"])
 
 
+def is_open_loop(text: str) -> bool:
+    """Whether a reference names the task of loops that start themselves."""
+    return text.startswith(f"{OPEN}(")
+
+
 def portable(text: str) -> str:
     """A reference without the folder of its file, or of its script."""
     if (script := script_of(text)) is not None:
         return called(LOOP, {"script": Path(script.script).name, "arguments": list(script.arguments)})
+    if is_open_loop(text):
+        return OPEN
     where, rest = split(text)
     return f"{Path(where).name}:{rest}" if rest and is_file(where) else text
 

@@ -53,6 +53,7 @@ from isthmus.programs.engine.request.task_checks import (
     layout_of,
 )
 from isthmus.programs.engine.snapshots.stored import check, place_of
+from isthmus.programs.loop_task import OPEN_NAME
 from isthmus.programs.settings import Schema, collecting
 from isthmus.programs.sweeps import few_sweeps
 from isthmus.programs.task import AnyTask, OwnTask, Tokens
@@ -618,6 +619,10 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
     if isinstance(task, AnyTask):
         return Subject(_name_of(task), task, {})
     text = reference.absolute(task)
+    if text == OPEN_NAME:
+        do = "Begin it with: isthmus daemon --name NAME --listen tcp://ADDRESS:PORT --run FILE.toml."
+        expected = f"a run that its home's daemon begins, once the first loop has joined, for {OPEN_NAME!r}"
+        raise ConfigError("Reading run.task", expected, "another command", do)
     loaded = reference.load(text, f"Loading the task {text!r}")
     if inspect.isfunction(loaded) and list(inspect.signature(loaded).parameters) == [SLOT]:
         return of_function(loaded, text, SLOTS_MAX_DEFAULT if run is None else run.slots_max)

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, final
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import is_merged
 from isthmus.ops.island.contract import Evaluating, SoleLearning
-from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.island.life import LearnerLife, lower_priority
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.faults import looped
@@ -61,16 +61,19 @@ class LoopHost:
         in_forks: Callable[[], None],
         make: Make | None = None,
         judge: Evaluating | None = None,
+        is_guest: bool = False,
     ) -> None:
         """ConfigError unless the leaves `found` are those of the run; `make` and `judge` as in LoopTask.
 
-        `in_forks` is called in each process that is forked from this one, which has none of its connections.
+        A process that `is_guest` was started by its user, and keeps its name, its cores and its priority. `in_forks` is called in each process that is forked from this one, which has none of its connections.
         """
         folder, replica = Path(life.run), Replica.parse(life.replica)
         run_spec = spec.load(folder)
         _check_layout(run_spec.job, found)
-        name_process(f"isthmus {replica}")
-        settle_on_core(replica, run_spec.here.learners)
+        if not is_guest:
+            name_process(f"isthmus {replica}")
+            settle_on_core(replica, run_spec.here.learners)
+            lower_priority()  # As of every learner: messages of this process go before its steps.
         task = reference.resolve(run_spec.job.task)
         reference.bind(run_spec.job.task, replace(task, make=make, judge=judge))
         plan = run_spec.plans()[replica.role]

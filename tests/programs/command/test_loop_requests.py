@@ -55,7 +55,7 @@ def test_a_request_has_the_layout_that_the_script_has_told(monkeypatch: pytest.M
     assert (prepared.job.tokens_per_batch, prepared.job.tokens_at_most) == (8, 64)
     assert prepared.config["run"]["task"] == text
     assert isinstance(prepared.task, LoopTask)
-    assert prepared.task.script == LoopScript("/x/train.py", ("--rate", "1"), "/x")
+    assert prepared.task.origin == LoopScript("/x/train.py", ("--rate", "1"), "/x")
     moved = text.replace("/x", "/y")
     again = request.prepare(
         "decoupled-diloco", moved, run={"tokens": 100_000, "learners": 2}, run_dir=tmp_path / "again"

@@ -31,7 +31,8 @@ from isthmus.programs.engine.machine.admissions import (
     Register,
 )
 from isthmus.programs.engine.machine.daemon import MachineDaemon
-from isthmus.programs.engine.machine.invitations import VARIABLE, InvitationClaim, InvitationFile
+from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile
+from isthmus.programs.loop_task import INVITE
 from isthmus.programs.engine.machine.links import REDIAL_BEATS, HomeAddress
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
@@ -301,14 +302,14 @@ def test_an_invitation_in_the_environment_counts_where_no_home_is_named_and_no_c
 
     def run(name: str, endpoint: str, permitted: MachineConfig, begin: Any, grace: float, metrics: Any) -> int:
         joining = begin.__self__
-        seen.append((name, joining._located(None), VARIABLE in os.environ))
+        seen.append((name, joining._located(None), INVITE in os.environ))
         return 0
 
     monkeypatch.setattr(serve, "run", run)
     text = written(place, "tcp://127.0.0.1:7").read_text()
     written(place)
     for words in ([], ["--invite", "an.invite"], [NOWHERE, "--name", "gamma"]):
-        monkeypatch.setenv(VARIABLE, text)
+        monkeypatch.setenv(INVITE, text)
         assert typed("join", *words).exit_code == 0
     assert seen == [
         ("beta", "tcp://127.0.0.1:7", False),
@@ -323,11 +324,11 @@ def test_an_invitation_in_the_environment_counts_where_no_home_is_named_and_no_c
 def test_what_is_no_invitation_in_the_environment_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, text: str, found: str
 ) -> None:
-    monkeypatch.setenv(VARIABLE, text)
+    monkeypatch.setenv(INVITE, text)
     result = typed("join")
     assert result.exit_code == 2
     words = " ".join(result.stderr.split())
-    assert f"the invitation in {VARIABLE}" in words
+    assert f"the invitation in {INVITE}" in words
     assert found in words
     assert os.listdir(place) == []
 

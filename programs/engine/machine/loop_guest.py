@@ -1,0 +1,256 @@
+"""The daemon of a loop that has started itself: `python -m isthmus.programs.engine.machine.loop_guest`.
+
+Decides what such a daemon has in place of processes of its own. The loop's process has started it, and is the one host
+that it ever has: it is handed one life, and never killed. A life that the home ends is lost to the loop, which hears of
+it; once the loop's process ends, or its `with`, the daemon leaves the home, and ends.
+
+Theory of operation. Both have one end of a socket, on which each sends lines of JSON. The loop's first one says how to
+join (`LoopHome`). To the loop go: `state`, in words, for people; `faults`, if it cannot join; `first`, if the home
+waits for a model: then the loop goes on to its first step, and answers with its `model`; `life`, by which it is a host
+of the run; `lost`, if the home has ended that. From the loop come `model` and, once it is no host any more, `ended`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Protocol, final
+
+from isthmus.programs.loop_task import LoopHome, LoopLife
+from isthmus.runtime.daemon.ground import HostLaunching, OnEnd
+from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.supervision.incidents import Exited
+from isthmus.runtime.system.processes import is_stopped
+
+LINE_BYTES_MAX: Final = 64 << 20
+"""Of a model with LEAVES_MAX leaves, and more."""
+OVER_SECONDS: Final = 60.0
+"""How long a home whose run is over may take to fetch the files of it."""
+REPORT_SECONDS: Final = 1.0
+"""In which the home hears how its host has ended, before it hears that the machine leaves."""
+NAMES_MAX: Final = 1000
+"""Loops of one name on a machine, each with a number behind it."""
+_LOST: Final = "the home has given its slot up: it was taken for stuck, or was not heard of for too long"
+
+
+class Machine(Protocol):
+    """What a loop's daemon is, as far as its guest cares."""
+
+    def request_end(self) -> None:
+        """Leave all runs, and end."""
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call back from the loop of the daemon."""
+
+
+def lines_of(buffer: bytearray) -> Iterator[dict[str, Any]]:
+    """Take the whole lines out of what has arrived; ValueError for a line that is too long."""
+    while (end := buffer.find(b"\n")) >= 0:
+        line = bytes(buffer[:end])
+        del buffer[: end + 1]
+        yield json.loads(line)
+    if len(buffer) > LINE_BYTES_MAX:
+        raise ValueError(f"a line of more than {LINE_BYTES_MAX} bytes")
+
+
+@final
+class LoopGuest:
+    """The process `pid` of a loop, at the other end of a socket (`Processes`)."""
+
+    def __init__(self, pid: int, connection: socket.socket, buffer: bytearray) -> None:
+        self._pid, self._socket, self._buffer = pid, connection, buffer
+        self._model: dict[str, Any] | None = None
+        self._member: Member | None = None
+        self._is_first = self._is_through = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._machine: Machine | None = None
+        self._watched: tuple[Member, OnEnd] | None = None
+        self._pidfd = os.pidfd_open(pid)
+
+    def attach(self, machine: Machine, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve the loop from now on."""
+        self._machine, self._loop = machine, loop
+        self._socket.setblocking(False)
+        loop.add_reader(self._socket.fileno(), self._hear)
+        loop.add_reader(self._pidfd, self._see_end)
+
+    def tell(self, **fields: Any) -> None:
+        """Send a line to the loop; one that has gone misses it."""
+        with suppress(OSError):
+            self._socket.setblocking(True)
+            self._socket.sendall(json.dumps(fields).encode() + b"\n")
+        self._socket.setblocking(False)
+
+    # -- its model and its life ----------------------------------------------------------------------------------------
+
+    def model(self, slots: int, seed: int) -> dict[str, Any] | None:
+        """The model of the loop, which is the first of a run with so many slots and this seed; None until its first
+        step."""
+        if not self._is_first:
+            self._is_first = True
+            self.tell(first={"slots": slots, "seed": seed})
+        return self._model
+
+    def refuse(self, faults: Sequence[Fault]) -> None:
+        """No run begins with its model, or none that it may be in: it hears why, and this daemon ends."""
+        self.tell(faults=[list(fault) for fault in faults])
+        self._go(Exited())
+
+    def life(self, folder: Path) -> HostLaunching:
+        """How lives of the run in `folder` are begun here."""
+        return _OneLife(self, folder)
+
+    def begin(self, folder: Path, member: Member, daemon: str) -> int | None:
+        """Hand the one life to the loop; returns its pid, None if it has had one."""
+        if self._member is not None or self._is_through:
+            return None
+        self._member = member
+        life = LoopLife(str(folder), str(member.replica), member.incarnation, daemon)
+        self.tell(life=life._asdict())
+        return self._pid
+
+    # -- as processes --------------------------------------------------------------------------------------------------
+
+    def watch(self, member: Member, pid: int, ended: OnEnd) -> None:
+        """Call `ended` once its life is over; soon for another one, which this process was before, or another was."""
+        assert self._loop is not None
+        if member != self._member or self._is_through:
+            self._loop.call_soon(ended, member, Exited(), None)
+        else:
+            self._watched = member, ended
+
+    def kill(self, member: Member) -> None:
+        """Take the life from it; the process goes on."""
+        if self._watched is not None and self._watched[0] == member:
+            self.tell(lost=_LOST)
+            self._go(Exited(signal=signal.SIGKILL.name))
+
+    def stopped(self) -> tuple[Member, ...]:
+        return (self._watched[0],) if self._watched is not None and is_stopped(self._pid) else ()
+
+    def close(self) -> None:
+        """No-op: it lives as long as this process."""
+
+    # -- what it says --------------------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        assert self._loop is not None
+        if not data:  # What it has forked may hold its end; this is its own doing.
+            self._loop.remove_reader(self._socket.fileno())
+            self._go(Exited())
+            return
+        self._buffer += data
+        for message in lines_of(self._buffer):
+            self._take(message)
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "model" in message:
+            self._model = message["model"]
+        elif "ended" in message:
+            self._go(Exited(int(message["ended"])), is_over=bool(message["is_over"]))
+
+    def _see_end(self) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(self._pidfd)
+        self._hear_rest()
+        self._go(Exited())
+
+    def _hear_rest(self) -> None:
+        """Take what it has sent before its end: it may have left in order."""
+        with suppress(OSError, ValueError):
+            while data := self._socket.recv(1 << 20):
+                self._buffer += data
+        for message in lines_of(self._buffer):
+            self._take(message)
+
+    def _go(self, how: Exited, *, is_over: bool = False) -> None:
+        """Its life, if it had one, is over: leave, and end; of a run that is over, once the home has what it wants."""
+        if self._is_through:
+            return
+        self._is_through = True
+        self._end(how)
+        assert self._machine is not None
+        self._machine.later(OVER_SECONDS if is_over else REPORT_SECONDS, self._machine.request_end)
+
+    def _end(self, how: Exited) -> None:
+        if self._watched is not None and self._loop is not None:
+            (member, ended), self._watched = self._watched, None
+            self._loop.call_soon(ended, member, how, None)
+
+
+@final
+class _OneLife:
+    """The launch of the one life (`HostLaunching`)."""
+
+    def __init__(self, guest: LoopGuest, folder: Path) -> None:
+        self._guest, self._folder = guest, folder
+
+    def prepare(self, wanted: Sequence[Replica]) -> list[Replica]:
+        return list(wanted)
+
+    def __call__(self, member: Member, endpoint: str, started: Callable[[int], None]) -> None:
+        pid = self._guest.begin(self._folder, member, endpoint)
+        if pid is None:
+            raise OSError("its loop has ended")
+        started(pid)
+
+    def close(self) -> None:
+        """No-op."""
+
+
+def main(arguments: list[str]) -> int:
+    """Be the daemon of the process with the pid, and the socket, that the arguments name; returns the exit status."""
+    from isthmus.programs.engine.machine.joining import JoinRequest, join
+    from isthmus.programs.engine.machine.names import NameTakenError
+
+    pid, descriptor = map(int, arguments)
+    connection, buffer = socket.socket(fileno=descriptor), bytearray()
+    guest = LoopGuest(pid, connection, buffer)
+    home = LoopHome(**_first_line(connection, buffer))
+    request = JoinRequest(
+        address=home.address,
+        name=home.name,
+        invitation=None if home.invitation is None else Path(home.invitation),
+        invitation_text=home.invitation_text,
+        until_over=True,
+        guest=guest,
+    )
+    host = socket.gethostname()
+    for number in range(NAMES_MAX):
+        try:
+            return join(replace(request, host=host if not number else f"{host}-{number + 1}"))
+        except NameTakenError as error:
+            if home.name is not None or number + 1 == NAMES_MAX:
+                guest.tell(faults=[list(fault) for fault in error.faults])
+                return 2
+        except ConfigError as error:
+            guest.tell(faults=[list(fault) for fault in error.faults])
+            return 2
+    return 2
+
+
+def _first_line(connection: socket.socket, buffer: bytearray) -> dict[str, Any]:
+    while data := connection.recv(1 << 16):
+        buffer += data
+        for message in lines_of(buffer):
+            return message
+    raise EOFError
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""The daemon that a loop which starts itself brings along, as the loop's process sees it.
+
+Decides how that process waits for what the daemon says; what is said is in `machine.loop_guest`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections import deque
+from contextlib import suppress
+from typing import Any, Final, final
+
+from isthmus.programs.engine.machine.loop_guest import lines_of
+from isthmus.programs.engine.machine.names import machines_folder
+from isthmus.programs.engine.run.launch import opened_log
+from isthmus.programs.loop_task import LoopHome, LoopLife, ModelFound
+from isthmus.runtime.errors import ConfigError, Fault, RunError
+
+END_SECONDS: Final = 20.0
+"""How long the end of a `with` waits for the daemon to have left."""
+
+
+@final
+class OwnDaemon:
+    """A daemon that joins `home` for this process, in a session of its own."""
+
+    def __init__(self, home: LoopHome) -> None:
+        """Start it; ConfigError if its folder cannot be written."""
+        folder = machines_folder().parent / "loops"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            do = "Set XDG_STATE_HOME to a folder that it may write to."
+            raise ConfigError("Joining with this loop", f"to write to {folder}", str(error), do) from None
+        self._socket, its = socket.socketpair()
+        self.log = folder / f"{os.getpid()}.log"
+        with its, opened_log(self.log) as log:
+            command = [sys.executable, "-m", "isthmus.programs.engine.machine.loop_guest"]
+            self._process = subprocess.Popen(
+                [*command, str(os.getpid()), str(its.fileno())],
+                cwd=folder,
+                pass_fds=(its.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._buffer, self._heard = bytearray(), deque[dict[str, Any]]()
+        self._lost = ""
+        self._send(home._asdict())
+
+    def wait(self) -> LoopLife | dict[str, int]:
+        """The life that this process is in a run, or, where a home waits for a model, the `slots` and the `seed` of
+        the run that begins with this one's. ConfigError if it cannot join; RunError if the daemon has ended."""
+        while True:
+            while self._heard:
+                message = self._heard.popleft()
+                if "state" in message:
+                    sys.stderr.write(f"isthmus: {message['state']}\n")
+                elif "faults" in message:
+                    raise ConfigError.of([Fault(*fault) for fault in message["faults"]])
+                elif "first" in message:
+                    return dict(message["first"])
+                elif "life" in message:
+                    return LoopLife(**message["life"])
+            self._read(None)
+
+    def tell(self, found: ModelFound) -> None:
+        """Tell of the model of this loop."""
+        self._send({"model": found.answer()})
+
+    @property
+    def lost(self) -> str:
+        """Why this process is no host of the run any more; empty while it is one."""
+        while not self._lost and select.select([self._socket], [], [], 0)[0]:
+            try:
+                self._read(0)
+            except RunError as error:
+                self._lost = str(error)
+        self._lost = self._lost or next((str(each["lost"]) for each in self._heard if "lost" in each), "")
+        return self._lost
+
+    def close(self, status: int, *, is_over: bool) -> None:
+        """This process is a host no more, with that exit status: have the daemon leave, and wait a while for that."""
+        with suppress(RunError):
+            self._send({"ended": status, "is_over": is_over})
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        self._socket.close()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            raise self._gone() from None
+
+    def _read(self, seconds_max: float | None) -> None:
+        select.select([self._socket], [], [], seconds_max)
+        try:
+            data = self._socket.recv(1 << 20)
+        except OSError:
+            data = b""
+        if not data:
+            raise self._gone()
+        self._buffer += data
+        self._heard.extend(lines_of(self._buffer))
+
+    def _gone(self) -> RunError:
+        return RunError(f"the daemon of this loop has ended: {self.log} has the reason")
