@@ -31,8 +31,8 @@ from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.ids import LEARNER, Replica
 
 if TYPE_CHECKING:
+    from isthmus.programs.engine.machine.own_daemon import OwnDaemon
     from isthmus.programs.engine.run.loop_host import IslandSlot
-    from isthmus.programs.engine.run.own_daemon import OwnDaemon
 
 _MAKING: Final = "Making an island"
 _STEPPING: Final = "island.step(loss, tokens=)"
@@ -66,7 +66,7 @@ def island(
     one in ISTHMUS_INVITE), or at the `address` tcp://127.0.0.1:PORT of a home without keys; `name` is what its machine
     is called there, by default what the invitation says, or the host's name.
     """
-    life = life_of(os.environ, invite=invite, address=address, name=name)
+    life = life_of(os.environ, invite=invite, address=address, name=name, is_evaluated=evaluate is not None)
     rules = tuple(merge.items()) if isinstance(merge, Mapping) else tuple(merge)
     with answering(life):
         return Island(life, model, optimizer, rules, tokens_most, evaluate)
@@ -135,8 +135,8 @@ class Island:
 
     def _join(self, home: LoopHome) -> None:
         """Join a home with a daemon of its own: a run that goes on, or one that begins with the model of this loop."""
+        from isthmus.programs.engine.machine.own_daemon import OwnDaemon
         from isthmus.programs.engine.run.loop_host import IslandSlot
-        from isthmus.programs.engine.run.own_daemon import OwnDaemon
 
         self._daemon = OwnDaemon(home)
         try:
@@ -394,6 +394,7 @@ def life_of(
     invite: str | os.PathLike[str] | None = None,
     address: str | None = None,
     name: str | None = None,
+    is_evaluated: bool = False,
 ) -> LoopLife | LoopHome | int:
     """What this process is, where `isthmus train --loop` has started it, or the home that it is to join by itself;
     ConfigError where there is neither."""
@@ -404,6 +405,9 @@ def life_of(
     if (invite, address, invitation) == (None, None, None):
         do = 'Start the script by: isthmus train --loop train.py --learners 2; or pass invite="NAME.invite" of a home.'
         raise ConfigError(_MAKING, "a process that `isthmus train --loop` has started, or a home", "neither", do)
+    if is_evaluated:
+        do = "Start the script by `isthmus train --loop`, or leave evaluate= out."
+        raise ConfigError(_MAKING, "no evaluate= in a loop that starts itself", "one", do)
     if invite is not None and address is not None:
         raise ConfigError(_MAKING, "invite= or address=", "both", "Leave address= out: the invitation has it.")
     return LoopHome(address, None if invite is None else os.path.abspath(invite), invitation, name)

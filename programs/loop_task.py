@@ -67,8 +67,8 @@ class LoopLife(NamedTuple):
 
 
 class LoopHome(NamedTuple):
-    """The home that a loop joins by itself: its `address`, the absolute path of an `invitation`, or the text of one; and
-    what this machine is to be called, if that was said."""
+    """The home that a loop joins by itself: its `address`, the path of an `invitation`, or the text of one; and what
+    this machine is to be called, if that was said."""
 
     address: str | None = None
     invitation: str | None = None

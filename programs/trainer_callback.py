@@ -17,7 +17,7 @@ import transformers
 from transformers import TrainerCallback
 
 from isthmus.programs.island import Island, answering, island, life_of
-from isthmus.programs.loop_task import LoopLife
+from isthmus.programs.loop_task import LoopHome, LoopLife
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Replica
 
@@ -42,7 +42,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not in
         evaluate: Any = None,
     ) -> None:
         self._options = {"merge": merge, "tokens_most": tokens_most, "evaluate": evaluate}
-        self._life: LoopLife | int = -1
+        self._life: LoopLife | LoopHome | int = -1
         self._island: Island | None = None
         self._losses: list[torch.Tensor] = []
         self._tokens: list[torch.Tensor | int] = []
@@ -56,7 +56,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not in
             do = "Leave it out, and use seed: every island draws its own order from that."
             with answering(life):
                 raise ConfigError("Reading the arguments of the Trainer", "no data_seed", str(args.data_seed), do)
-        if not isinstance(life, int):
+        if isinstance(life, LoopLife):  # Who joins by itself does not know its slot yet.
             transformers.set_seed(args.seed + LIVES_MAX * Replica.parse(life.replica).slot + life.incarnation)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:

@@ -188,9 +188,9 @@ def join(
     It only dials out, and waits for the home. Ctrl-C takes it away again; SIGTERM, too, with exit status 75: the same
     name gets its slots back. Without a home, the text of an invitation may stand in ISTHMUS_INVITE.
     """
-    from isthmus.programs.loop_task import INVITE
     from isthmus.programs.engine.machine.joining import JoinRequest
     from isthmus.programs.engine.machine.joining import join as offer
+    from isthmus.programs.loop_task import INVITE
 
     if island is None and (rank is not None or size is not None):
         do = "Name the island that this machine is a part of, with --island NAME."

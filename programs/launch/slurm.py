@@ -27,7 +27,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
-from isthmus.programs.loop_task import INVITE
 from isthmus.programs.engine.run.resume import outcome_of
 from isthmus.programs.launch.engine import Engine, LaunchedMachine, LaunchState, PrintedFile
 from isthmus.programs.launch.folder import NOTE, RUN, Launch
@@ -39,6 +38,7 @@ from isthmus.programs.launch.launch_file import (
     LaunchTable,
     home_table,
 )
+from isthmus.programs.loop_task import INVITE
 from isthmus.runtime.errors import ConfigError, Fault, RunError, nearest
 
 PROGRAMS: Final = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")

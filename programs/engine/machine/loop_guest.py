@@ -1,4 +1,4 @@
-"""The daemon of a loop that has started itself: `python -m isthmus.programs.engine.machine.loop_guest`.
+"""The process of a loop that has started itself, as its daemon sees it.
 
 Decides what such a daemon has in place of processes of its own. The loop's process has started it, and is the one host
 that it ever has: it is handed one life, and never killed. A life that the home ends is lost to the loop, which hears of
@@ -17,16 +17,14 @@ import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
-from isthmus.programs.loop_task import LoopHome, LoopLife
+from isthmus.programs.loop_task import LoopLife
 from isthmus.runtime.daemon.ground import HostLaunching, OnEnd
-from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.errors import Fault
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import Exited
 from isthmus.runtime.system.processes import is_stopped
@@ -37,8 +35,6 @@ OVER_SECONDS: Final = 60.0
 """How long a home whose run is over may take to fetch the files of it."""
 REPORT_SECONDS: Final = 1.0
 """In which the home hears how its host has ended, before it hears that the machine leaves."""
-NAMES_MAX: Final = 1000
-"""Loops of one name on a machine, each with a number behind it."""
 _LOST: Final = "the home has given its slot up: it was taken for stuck, or was not heard of for too long"
 
 
@@ -211,46 +207,3 @@ class _OneLife:
 
     def close(self) -> None:
         """No-op."""
-
-
-def main(arguments: list[str]) -> int:
-    """Be the daemon of the process with the pid, and the socket, that the arguments name; returns the exit status."""
-    from isthmus.programs.engine.machine.joining import JoinRequest, join
-    from isthmus.programs.engine.machine.names import NameTakenError
-
-    pid, descriptor = map(int, arguments)
-    connection, buffer = socket.socket(fileno=descriptor), bytearray()
-    guest = LoopGuest(pid, connection, buffer)
-    home = LoopHome(**_first_line(connection, buffer))
-    request = JoinRequest(
-        address=home.address,
-        name=home.name,
-        invitation=None if home.invitation is None else Path(home.invitation),
-        invitation_text=home.invitation_text,
-        until_over=True,
-        guest=guest,
-    )
-    host = socket.gethostname()
-    for number in range(NAMES_MAX):
-        try:
-            return join(replace(request, host=host if not number else f"{host}-{number + 1}"))
-        except NameTakenError as error:
-            if home.name is not None or number + 1 == NAMES_MAX:
-                guest.tell(faults=[list(fault) for fault in error.faults])
-                return 2
-        except ConfigError as error:
-            guest.tell(faults=[list(fault) for fault in error.faults])
-            return 2
-    return 2
-
-
-def _first_line(connection: socket.socket, buffer: bytearray) -> dict[str, Any]:
-    while data := connection.recv(1 << 16):
-        buffer += data
-        for message in lines_of(buffer):
-            return message
-    raise EOFError
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -281,9 +281,7 @@ class Outposts:
             launch, processes = self.guest.life(folder), self.guest
         tape_bytes = run_spec.settings.tape_bytes
         outpost = Outpost(
-            LocalGround(
-                self._loop, folder, name=self._name, launch=launch, processes=processes, tape_bytes=tape_bytes
-            ),
+            LocalGround(self._loop, folder, name=self._name, launch=launch, processes=processes, tape_bytes=tape_bytes),
             run=run,
             name=self._name,
             home=link.home.name,

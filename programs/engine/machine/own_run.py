@@ -103,8 +103,7 @@ class OwnRun:
             self._machine.loop.call_soon_threadsafe(self._machine.fail, fault)
 
     def _hand_over(self, *options: str) -> str:
-        """Have a command prepare the run and hand it to this daemon, which takes a while; returns what it complains of.
-        """
+        """Have a command prepare the run and hand it to this daemon, for seconds; returns what it complains of."""
         command = [sys.executable, "-m", "isthmus.programs.command", "train", "--cluster", str(self._file), "--detach"]
         command += ["--quiet", "--run-dir", str(self._folder), *options]
         done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)

@@ -65,7 +65,8 @@ class LoopHost:
     ) -> None:
         """ConfigError unless the leaves `found` are those of the run; `make` and `judge` as in LoopTask.
 
-        A process that `is_guest` was started by its user, and keeps its name, its cores and its priority. `in_forks` is called in each process that is forked from this one, which has none of its connections.
+        A process that `is_guest` was started by its user, and keeps its name, its cores and its priority. `in_forks` is
+        called in each process that is forked from this one, which has none of its connections.
         """
         folder, replica = Path(life.run), Replica.parse(life.replica)
         run_spec = spec.load(folder)

@@ -32,8 +32,8 @@ from isthmus.programs.engine.machine.admissions import (
 )
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile
-from isthmus.programs.loop_task import INVITE
 from isthmus.programs.engine.machine.links import REDIAL_BEATS, HomeAddress
+from isthmus.programs.loop_task import INVITE
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring

@@ -1,6 +1,6 @@
 """The daemon that a loop which starts itself brings along, as the loop's process sees it.
 
-Decides how that process waits for what the daemon says; what is said is in `machine.loop_guest`.
+Decides how that process waits for what the daemon says; what is said is in `loop_guest`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OwnDaemon:
         self._socket, its = socket.socketpair()
         self.log = folder / f"{os.getpid()}.log"
         with its, opened_log(self.log) as log:
-            command = [sys.executable, "-m", "isthmus.programs.engine.machine.loop_guest"]
+            command = [sys.executable, "-m", "isthmus.programs.engine.machine.loop_daemon"]
             self._process = subprocess.Popen(
                 [*command, str(os.getpid()), str(its.fileno())],
                 cwd=folder,
