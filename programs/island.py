@@ -35,6 +35,10 @@ from isthmus.runtime.ids import LEARNER, Replica
 _MAKING: Final = "Making an island"
 TOKENS_MOST: Final = 8
 """By default no step may have more than so many times the tokens of the first one: no island may claim more."""
+LIVES_MAX: Final = 10_000
+"""So many lives of a slot draw from seeds that no life of another has."""
+IGNORED: Final = -100
+"""The label of what is not trained on, in PyTorch."""
 _LEAVING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 Item = TypeVar("Item")
@@ -314,6 +318,11 @@ def life_of(environment: Mapping[str, str]) -> LoopLife | int:
         raise ConfigError(_MAKING, "a process that `isthmus train --loop` has started", "another one", do)
     fields = json.loads(text)
     return int(fields["asks"]) if "asks" in fields else LoopLife(**fields)
+
+
+def seed_of_life(seed: int, life: LoopLife) -> int:
+    """A seed for a trainer that is begun with `seed` in all processes, another one in each life of each slot."""
+    return seed + LIVES_MAX * Replica.parse(life.replica).slot + life.incarnation
 
 
 def _loop_model(model: Any, optimizer: Any, rules: tuple[tuple[str, str], ...]) -> LoopModel:
