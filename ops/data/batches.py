@@ -407,7 +407,7 @@ class LoaderStream:
     def _begun(self) -> Iterator[Any]:
         sampler, generator = getattr(self._loader, "sampler", None), getattr(self._loader, "generator", None)
         for ordered in (self._loader, sampler):
-            if hasattr(ordered, "set_epoch"):
+            if ordered is not None and hasattr(ordered, "set_epoch"):
                 ordered.set_epoch(self._epoch)
         if generator is not None:
             generator.manual_seed(self._seed + self._epoch)
