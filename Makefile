@@ -81,9 +81,11 @@ check: .venv/installed-check .typing/isthmus
 	PYTHONPATH=.typing $(BIN)/lint-imports  # Of an editable installation it would see the face alone.
 
 # All examples and seeds, and then what takes longer than `make test` may, one at a time.
-soak: .venv/installed-test
+soak: .venv/installed-test .venv-torch/installed-doors .venv-mosaic/installed
 	TESTS_EFFORT=100 $(PYTEST) loadfile -m "not process and not soak and not engine and not torch"
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m "soak and not torch"
+	.venv-torch/bin/python -m pytest -m "soak and torch" tests/torch_tasks
+	.venv-mosaic/bin/python -m pytest -m "soak and torch" tests/torch_tasks/test_data_of_others.py
 	$(BIN)/python -m tests.programs.study.simulation.mutants
 	$(BIN)/isthmus simulate world --seeds 10000 --each 20
 	$(BIN)/isthmus simulate world --seeds 2000 --each 20 --deaths
@@ -112,8 +114,20 @@ TORCH ?= torch
 	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test-torch]'
 	touch $@
 
+# With the build of PyTorch that is there: what else is installed must not bring another one.
+.venv-torch/installed-doors: .venv-torch/installed
+	.venv-torch/bin/python -m pip freeze | grep '^torch==' > .venv-torch/constraints
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-torch/constraints --editable '.[test-torch,test-doors]'
+	touch $@
+
+# It wants other versions of what the rest has.
+.venv-mosaic/installed: $(SOURCES)
+	test -x .venv-mosaic/bin/python || $(PYTHON) -m venv .venv-mosaic
+	.venv-mosaic/bin/python -m pip install --quiet --disable-pip-version-check mosaicml-streaming --editable '.[torch,pytest]'
+	touch $@
+
 test-torch: .venv-torch/installed
-	env -u PYTHONDONTWRITEBYTECODE .venv-torch/bin/python -m pytest -n 2 --no-loadscope-reorder --dist loadfile -m torch tests/torch_tasks
+	env -u PYTHONDONTWRITEBYTECODE .venv-torch/bin/python -m pytest -n 2 --no-loadscope-reorder --dist loadfile -m "torch and not soak" tests/torch_tasks
 
 mutate: .venv/installed-mutate
 	$(BIN)/python tests/mutation/mutate.py $(MODULES)

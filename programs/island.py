@@ -5,10 +5,11 @@
             loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
             island.step(loss, tokens=n)
 
-Decides what the loop's user sees: checks of what is passed, and the names on an island. The process of a script that
-`isthmus train --loop` has started knows from its environment which life of which learner it is; where it is only asked
-for its model, it ends at its first step. Any other process joins a home with a daemon of its own. Where it is the first
-there, its first step tells of its model, before the run: the values after that step are the first that are exchanged.
+What a framework brings of the model is in `module_island`, of PyTorch, and `state_island`, of jax. Decides what the
+loop's user sees: checks of what is passed, and the names on an island. The process of a script that `isthmus train
+--loop` has started knows from its environment which life of which learner it is; where it is only asked for its model,
+it ends at its first step. Any other process joins a home with a daemon of its own. Where it is the first there, its
+first step tells of its model, before the run: the values after that step are the first that are exchanged.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, final
 
+import numpy as np
+
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.life import LearnerLife
-from isthmus.programs.loop_task import INVITE, ISLAND, LoopHome, LoopLife, ModelFound
-from isthmus.programs.task import METRICS_MAX, ModelLeaf
+from isthmus.programs.loop_task import INVITE, ISLAND, LoopHome, LoopLife, LoopModel, ModelFound
+from isthmus.programs.task import METRICS_MAX
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.ids import LEARNER, Replica
 
@@ -35,9 +38,12 @@ if TYPE_CHECKING:
     from isthmus.programs.engine.run.loop_host import IslandSlot
 
 _MAKING: Final = "Making an island"
-_STEPPING: Final = "island.step(loss, tokens=)"
 TOKENS_MOST: Final = 8
 """By default no step may have more than so many times the tokens of the first one: no island may claim more."""
+LIVES_MAX: Final = 10_000
+"""So many lives of a slot draw from seeds that no life of another has."""
+IGNORED: Final = -100
+"""The label of what is not trained on, in PyTorch."""
 _LEAVING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 Item = TypeVar("Item")
@@ -45,7 +51,7 @@ Item = TypeVar("Item")
 
 def island(
     model: Any,
-    optimizer: Any,
+    optimizer: Any = None,
     *,
     merge: Mapping[str, str] | Sequence[tuple[str, str]] = (("**", "rda"),),
     tokens_most: int | None = None,
@@ -56,11 +62,13 @@ def island(
 ) -> Island:
     """The learner of a run that is this process's loop, to be used in a `with`.
 
-    `model` is a `torch.nn.Module` on one device, and `optimizer` one of its parameters. `merge` are the rules by which
-    its leaves are merged, as of a task: patterns on names with `/` for `.`. `tokens_most` is the most tokens that a
-    step can have, by default eight times those of the first one. `evaluate(model)` returns a loss, or numbers by name
-    with a 'loss' among them: a process of its own runs the script as far as the `with`, and calls it with the module
-    that has the values of the whole run; without it nothing is evaluated. ConfigError for anything else.
+    `model` is a `torch.nn.Module` on one device, and `optimizer` one of its parameters; or `model` is the state of a
+    loop in jax, a tree of arrays with the optimizer's among them, and there is no `optimizer`. `merge` are the rules by
+    which its leaves are merged, as of a task: patterns on names with `/` for `.`, and on the paths of a tree, of which
+    each leaf needs a rule. `tokens_most` is the most tokens that a step can have, by default eight times those of the
+    first one. `evaluate(model)` returns a loss, or numbers by name with a 'loss' among them: a process of its own runs
+    the script as far as the `with`, and calls it with the module, or the state, that has the values of the whole run;
+    without it nothing is evaluated. ConfigError for anything else.
 
     A process that `isthmus train --loop` has not started joins by `invite`, the file of an invitation (or the text of
     one in ISTHMUS_INVITE), or at the `address` tcp://127.0.0.1:PORT of a home without keys; `name` is what its machine
@@ -69,7 +77,7 @@ def island(
     life = life_of(os.environ, invite=invite, address=address, name=name, is_evaluated=evaluate is not None)
     rules = tuple(merge.items()) if isinstance(merge, Mapping) else tuple(merge)
     with answering(life):
-        return Island(life, model, optimizer, rules, tokens_most, evaluate)
+        return Island(life, _loop_model(model, optimizer, rules), tokens_most, evaluate)
 
 
 @final
@@ -84,22 +92,18 @@ class Island:
     def __init__(
         self,
         life: LoopLife | LoopHome | int,
-        model: Any,
-        optimizer: Any,
-        merge: tuple[tuple[str, str], ...],
+        model: LoopModel,
         tokens_most: int | None,
         evaluate: Any,
     ) -> None:
         """`life`: the life that this process is, the home that it joins by itself, or the descriptor for the answer
         where it is asked for its model."""
-        self._torch = _torch_of(model)
-        self._merge, self._tokens_most, self._evaluate = merge, tokens_most, evaluate
+        self._model, self._tokens_most, self._evaluate = model, tokens_most, evaluate
         if evaluate is not None and not callable(evaluate):
-            do = "Pass a function of the module."
+            do = "Pass a function of the model."
             raise ConfigError(_MAKING, "evaluate= a function", f"a {type(evaluate).__name__}", do)
-        self._model = _checked_model(self._torch, model, merge)
-        self._places = [(tensors, name, self._model.merged[path]) for tensors, name, path in self._model.places()]
-        self._moments = _checked_moments(self._torch, self._model, optimizer)
+        self._calling = f"Calling {model.step_call}"
+        self._counts = TokenCounts(model)
         self._life = life
         self._host: Any = None
         self._daemon: OwnDaemon | None = None
@@ -127,7 +131,8 @@ class Island:
             return self
         os.environ.pop(ISLAND, None)  # Processes that the loop starts are no islands.
         if Replica.parse(self._life.replica).role != LEARNER:
-            LoopHost(self._life, self._leaves(), in_forks=self._restore_handlers, judge=self._judge()).begin()
+            leaves, judge = self._model.leaves(), self._judge()
+            LoopHost(self._life, leaves, in_forks=self._restore_handlers, judge=judge).begin()
             _end()
         self._handle_signals()
         self._begin(self._life)
@@ -153,8 +158,8 @@ class Island:
         """Be that life, and wait for the run's model."""
         from isthmus.programs.engine.run.loop_host import LoopHost
 
-        own = self._daemon is not None
-        self._host = LoopHost(life, self._leaves(), in_forks=self._restore_handlers, make=self._make, is_guest=own)
+        own, leaves = self._daemon is not None, self._model.leaves()
+        self._host = LoopHost(life, leaves, in_forks=self._restore_handlers, make=self._make, is_guest=own)
         self._host.begin()
         if self._kept is not None:
             self._keep(self._kept)
@@ -166,7 +171,7 @@ class Island:
         self._thread = None
         if isinstance(self._life, int):
             if error is None:
-                do = f"Call {_STEPPING} after each optimizer.step()."
+                do = f"Call {self._model.step_call} after each step of the optimizer."
                 _answer(self._life, [Fault("Running the loop to its first step", "a step", "none", do)])
             return
         is_in_order = error is None or (isinstance(error, SystemExit) and not error.code)
@@ -175,7 +180,7 @@ class Island:
             if self._host is None:  # The first of a run, which has made no step.
                 pass
             elif is_in_order:
-                self._host.leave()
+                self._leave()
             else:
                 self._host.fail(error)
         finally:
@@ -183,18 +188,22 @@ class Island:
             if self._daemon is not None:
                 self._daemon.close(0 if is_in_order else 1, is_over=was_over)
 
+    def _leave(self) -> None:
+        try:
+            self._model.check_end()
+        except ConfigError as fault:
+            self._host.fail(fault)
+            raise
+        self._host.leave()
+
     def _make(self, fragments: Sequence[Fragment], life: LearnerLife, alpha: float) -> Any:
         """The learner of this loop, which inner-step asks for as it opens."""
-        from isthmus.ops.island.torch_loop import LoopLearner
-
-        self._learner = LoopLearner(self._model, self._moments, fragments, life=life, alpha=alpha)
+        self._learner = self._model.learner(fragments, life=life, alpha=alpha)
         return self._learner
 
     def _judge(self) -> Any:
         """What evaluates in this process."""
-        from isthmus.ops.island.torch_loop import LoopEvaluation
-
-        return None if self._evaluate is None else LoopEvaluation(self._model, self._evaluate)
+        return None if self._evaluate is None else self._model.evaluator(self._evaluate)
 
     def _handle_signals(self) -> None:
         """Let a notice make the loop leave at its next boundary; in a thread that may not, signals stay as they are."""
@@ -213,29 +222,29 @@ class Island:
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
-    def step(self, loss: Any, *, tokens: Any) -> None:
+    def step(self, stepped: Any = None, loss: Any = None, *, tokens: Any) -> Any:
         """Count a step that the loop has made: adopt what was merged meanwhile, and answer pulls.
 
-        `loss` is a number or a scalar tensor, `tokens` those on which this step has trained, also an integer tensor.
-        Where `is_over`, it does nothing. ConfigError for other arguments, in another thread, or outside of the `with`.
+        `step(loss, tokens=n)` in PyTorch, `state = step(state, loss=loss, tokens=n)` in jax. `loss` is a number or a
+        scalar tensor, `tokens` those on which this step has trained, also an integer tensor. On a device both may still
+        be computed: they are read a step later. Where `is_over`, nothing is counted. ConfigError for other arguments,
+        in another thread, or outside of the `with`.
         """
         with answering(self._life):
-            self._check_thread(f"Calling {_STEPPING}")
-            self._check_leaves()
-            count = _tokens_of(tokens)
-            _check_loss(loss)
+            self._check_thread(self._calling)
+            loss = self._model.after(stepped, loss)
+            count = self._counts.of(tokens)
             if isinstance(self._life, int):
                 _answer(self._life, self._found(count))
         if self._host is None:
             self._begin_run(count)
-            return
-        if self._host.is_over:
-            return
-        if self._daemon is not None and self._daemon.lost:
-            raise RunError(f"this loop is no island of the run any more: {self._daemon.lost}")
-        scalars, self._more = {"loss": loss, **self._more}, {}
-        self._learner.record(count, scalars)
-        self._host.go_on()
+        elif not self._host.is_over:
+            if self._daemon is not None and self._daemon.lost:
+                raise RunError(f"this loop is no island of the run any more: {self._daemon.lost}")
+            scalars, self._more = {"loss": loss, **self._more}, {}
+            self._learner.record(count, scalars)
+            self._host.go_on()
+        return self._model.stepped()
 
     def _begin_run(self, tokens: int) -> None:
         """Tell of the model, after a first step of so many tokens, and be a host of the run that begins with it."""
@@ -245,6 +254,12 @@ class Island:
         while not isinstance(life, LoopLife):  # The home has begun anew, and asks again.
             life = self._daemon.wait()
         self._begin(life)
+
+    @property
+    def state(self) -> Any:
+        """The module; or in jax the state, which from the beginning of the `with` has the run's present model, and
+        behind it, where the run is over, its last one."""
+        return self._model.state
 
     def metrics(self, **scalars: Any) -> None:
         """Report numbers beside the loss of the next `step`."""
@@ -256,12 +271,10 @@ class Island:
     def keep(self, *kept: Any) -> None:
         """Keep schedulers, scalers and whatever else has `state_dict` and `load_state_dict`, with the optimizer's
         state: it is given what the life of this slot before has kept. Once, inside of the `with`, before the loop."""
-        from isthmus.ops.island.torch_loop import fault_of_kept
-
         doing = "island.keep()"
         with answering(self._life):
             self._check_thread(doing)
-            if fault := fault_of_kept(kept, self._moments.optimizer):
+            if fault := self._model.fault_of_kept(kept):
                 do = "Pass what torch.load(..., weights_only=True) can read: tensors, numbers, texts, lists and dicts."
                 raise ConfigError(doing, "things with state_dict and load_state_dict", fault, do)
         if self._learner is not None:
@@ -330,36 +343,17 @@ class Island:
             do = "Call it in the thread that has entered the with."
             raise ConfigError(doing, "one thread", "another one", do)
 
-    def _check_leaves(self) -> None:
-        """ConfigError if the module has another tensor where it had a merged leaf: it would train one for itself."""
-        for tensors, name, leaf in self._places:
-            if tensors.get(name) is not leaf:
-                do = "Change the module before isthmus.island(...), and afterwards only the values of its tensors."
-                path = self._model.paths[id(leaf)]
-                raise ConfigError(f"Calling {_STEPPING}", f"the module's own {path!r}, as it was", "another tensor", do)
-
-    # -- its model -----------------------------------------------------------------------------------------------------
-
-    def _leaves(self) -> list[ModelLeaf]:
-        dtype_name, model = self._torch.dtype_name, self._model
-        return [
-            ModelLeaf(path, tuple(leaf.shape), dtype_name(leaf), model.kinds[path])
-            for path, leaf in model.leaves.items()
-        ]
-
     def _found(self, tokens: int) -> ModelFound:
         """What this process tells of its model, after a first step of so many tokens; ConfigError if it has none."""
         most = TOKENS_MOST * tokens if self._tokens_most is None else self._tokens_most
         if tokens < 1:
             do = "Pass the tokens, or samples, that the step has trained on."
-            raise ConfigError(f"Calling {_STEPPING}", "at least 1 token in the first step", str(tokens), do)
+            raise ConfigError(self._calling, "at least 1 token in the first step", str(tokens), do)
         if most < tokens:
             do = "Pass the most tokens that a step can have."
             raise ConfigError(_MAKING, f"tokens_most= of at least {tokens}, those of the first step", str(most), do)
-        sizes = [leaf.numel() * leaf.element_size() * (1 + leaf.requires_grad) for leaf in self._model.leaves.values()]
-        size_bytes = int(sum(sizes) + self._moments.size_bytes)
-        evaluates, frozen = self._evaluate is not None, self._model.digests()
-        return ModelFound(tuple(self._leaves()), self._merge, tokens, most, size_bytes, evaluates, frozen)
+        size_bytes, evaluates, frozen = self._model.learner_bytes(), self._evaluate is not None, self._model.frozen()
+        return ModelFound(tuple(self._model.leaves()), self._model.merge, tokens, most, size_bytes, evaluates, frozen)
 
 
 def _answer(descriptor: int, answer: ModelFound | Sequence[Fault]) -> NoReturn:
@@ -413,49 +407,72 @@ def life_of(
     return LoopHome(address, None if invite is None else os.path.abspath(invite), invitation, name)
 
 
-def _torch_of(model: Any) -> Any:
-    """Our modules for PyTorch, where the model is PyTorch's."""
+def seed_of_life(seed: int, life: LoopLife) -> int:
+    """A seed for a trainer that is begun with `seed` in all processes, another one in each life of each slot."""
+    return seed + LIVES_MAX * Replica.parse(life.replica).slot + life.incarnation
+
+
+def _loop_model(model: Any, optimizer: Any, rules: tuple[tuple[str, str], ...]) -> LoopModel:
+    """The model of a loop, as its framework has it."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        from isthmus.ops.island import torch_model
+        from isthmus.programs.module_island import ModuleModel
 
-        return torch_model
-    do = "Pass the module itself, before or after torch.compile."
-    raise ConfigError(_MAKING, "a torch.nn.Module", f"a {type(model).__name__}", do)
+        return ModuleModel(model, optimizer, rules)
+    if optimizer is None:
+        from isthmus.programs.state_island import StateModel
 
-
-def _checked_model(framework: Any, module: Any, merge: tuple[tuple[str, str], ...]) -> Any:
-    leaves = [*module.parameters(), *module.buffers()]
-    devices = sorted({str(leaf.device) for leaf in leaves})
-    if len(devices) != 1:
-        do = "Move the module to one device before: model.to(device)."
-        raise ConfigError(_MAKING, "a module with parameters, all on one device", ", ".join(devices) or "none", do)
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        do = "Let requires_grad be true for what is to be trained."
-        raise ConfigError(_MAKING, "a parameter that is trained", "all of them frozen", do)
-    return framework.Model(module, merge, leaves[0].device)
+        return StateModel(model, rules)
+    do = "Pass the module itself, before or after torch.compile. A state in jax has the optimizer's in it."
+    raise ConfigError(_MAKING, "a torch.nn.Module beside an optimizer", f"a {type(model).__name__}", do)
 
 
-def _checked_moments(framework: Any, model: Any, optimizer: Any) -> Any:
-    try:
-        return framework.OptimizerState(optimizer, model)
-    except TypeError as error:
-        do = "Pass the optimizer that the loop steps, made of this module's parameters."
-        raise ConfigError(_MAKING, "an optimizer of the module", str(error), do) from error
+@final
+class TokenCounts:
+    """The tokens of a loop's steps.
 
+    Those on a device may still be computed as a step ends. Then the step counts as many as the last one of which they
+    are known, and the difference is made up for in the steps that follow, of which none counts more than any had.
+    """
 
-def _tokens_of(tokens: Any) -> int:
-    with suppress(TypeError, ValueError):
-        count = int(tokens)
-        if count == tokens and count >= 0 and not isinstance(tokens, bool):
-            return count
-    do = "Pass the tokens, or samples, that this step has trained on."
-    raise ConfigError(f"Calling {_STEPPING}", "tokens= an integer of at least 0", repr(tokens), do)
+    def __init__(self, model: LoopModel) -> None:
+        self._model = model
+        self._last: int | None = None
+        self._later: Any = None
+        self._most = self._owed = 0
 
+    def of(self, tokens: Any) -> int:
+        """The tokens that the step counts which was made now; ConfigError if they are no integer of at least 0."""
+        if self._later is not None:
+            before, self._last, self._later = self._last, self._known(self._later), None
+            self._owed += self._last - (before or 0)
+        later = self._later_of(tokens)
+        if self._last is None or getattr(later, "is_ready", lambda: True)():
+            self._last = self._known(later)
+        else:
+            self._later = later
+        wanted = self._last + self._owed
+        counted = min(max(wanted, min(self._last, 1)), self._most)
+        self._owed = wanted - counted
+        return counted
 
-def _check_loss(loss: Any) -> None:
-    is_number = isinstance(loss, int | float) and not isinstance(loss, bool)
-    if is_number or (hasattr(loss, "dtype") and getattr(loss, "numel", lambda: 0)() == 1):
-        return
-    do = "Pass the loss of this step: a scalar tensor, or a number."
-    raise ConfigError(f"Calling {_STEPPING}", "a loss that is one number", repr(loss)[:60], do)
+    def _later_of(self, tokens: Any) -> Any:
+        try:
+            return self._model.read_later(tokens) if hasattr(tokens, "dtype") else tokens
+        except (TypeError, ValueError, RuntimeError):  # It has several numbers, for example.
+            raise self._error(tokens) from None
+
+    def _known(self, tokens: Any) -> int:
+        with suppress(TypeError, ValueError):
+            number = np.asarray(tokens)
+            count = int(number)
+            if count == number and count >= 0 and number.dtype != np.bool_:
+                self._most = max(self._most, count)
+                return count
+        raise self._error(tokens)
+
+    def _error(self, tokens: Any) -> ConfigError:
+        do = "Pass the tokens, or samples, that this step has trained on."
+        return ConfigError(
+            f"Calling {self._model.step_call}", "tokens= an integer of at least 0", repr(tokens)[:60], do
+        )

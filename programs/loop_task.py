@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, NamedTuple, TypeAlias, final
+from typing import Annotated, Any, BinaryIO, Final, NamedTuple, Protocol, TypeAlias, final
 
 import msgspec
 import numpy as np
@@ -142,6 +142,51 @@ class ToldModel:
     def names(self) -> list[str]:
         """Nothing by which tasks of one model differ."""
         return []
+
+
+class LoopModel(Protocol):
+    """What a framework brings of the model in a user's loop. Faults of the user's are ConfigErrors."""
+
+    step_call: str
+    """How the loop calls `island.step`, in words."""
+    merge: tuple[tuple[str, str], ...]
+    """The rules of its leaves."""
+
+    def leaves(self) -> list[ModelLeaf]:
+        """All leaves, local ones, too."""
+
+    def learner_bytes(self) -> int:
+        """The least bytes of a learner: its state, and a gradient of the merged leaves."""
+
+    def frozen(self) -> Digests:
+        """The digests of the frozen leaves."""
+
+    @property
+    def state(self) -> Any:
+        """The model as the loop has it."""
+
+    def after(self, stepped: Any, loss: Any) -> Any:
+        """Take what the loop passes `island.step`; returns the loss. ConfigError if the merged leaves are not those
+        that it began with, or the loss is not one number."""
+
+    def stepped(self) -> Any:
+        """What `island.step` returns."""
+
+    def check_end(self) -> None:
+        """ConfigError if the loop has ended with other leaves than those of its last `island.step`."""
+
+    def fault_of_kept(self, kept: Sequence[Any]) -> str:
+        """Why this cannot be kept beside the local leaves; empty if it can."""
+
+    def read_later(self, scalar: Any) -> Any:
+        """A scalar of the loop's as a number; where a device may still compute it, what NumPy will wait for, and
+        `is_ready()`."""
+
+    def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> Any:
+        """The loop's learner: a `SoleLearning` and `LoopLearning`, with `progress` and `record(tokens, scalars)`."""
+
+    def evaluator(self, evaluate: Callable[[Any], Any]) -> Evaluating:
+        """The evaluation by a function of the script's."""
 
 
 @final
@@ -305,5 +350,6 @@ def _end_of(output: BinaryIO, status: int) -> str:
 def _do(script: LoopScript) -> str:
     return (
         "Write `with isthmus.island(model, optimizer) as island:` around the loop, and after each optimizer.step() "
-        f"island.step(loss, tokens=n); or look at {' '.join(script.command)}"
+        "island.step(loss, tokens=n); in jax `isthmus.island(state, merge=...)` and `state = island.step(state, "
+        f"loss=loss, tokens=n)`; or look at {' '.join(script.command)}"
     )

@@ -10,21 +10,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, final
+from typing import Any, final
 
 import torch
 import transformers
 from transformers import TrainerCallback
 
-from isthmus.programs.island import Island, answering, island, life_of
+from isthmus.programs.island import IGNORED, Island, answering, island, life_of, seed_of_life
 from isthmus.programs.loop_task import LoopHome, LoopLife
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.ids import Replica
-
-LIVES_MAX: Final = 10_000
-"""So many lives of a slot draw from seeds that no life of another has."""
-IGNORED: Final = -100
-"""The label of what is not trained on, in transformers."""
 
 
 @final
@@ -57,7 +51,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not in
             with answering(life):
                 raise ConfigError("Reading the arguments of the Trainer", "no data_seed", str(args.data_seed), do)
         if isinstance(life, LoopLife):  # Who joins by itself does not know its slot yet.
-            transformers.set_seed(args.seed + LIVES_MAX * Replica.parse(life.replica).slot + life.incarnation)
+            transformers.set_seed(seed_of_life(args.seed, life))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Join the run: the model has its present values then."""
@@ -78,7 +72,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not in
                 raise ConfigError("Counting a step of the Trainer", "a model that gives a loss", "none", do)
         total = torch.stack(self._losses).sum()
         loss = total if self._is_sum else total / len(self._losses)
-        tokens = sum(int(each) for each in self._tokens)
+        tokens = sum(self._tokens)
         self._losses, self._tokens = [], []
         self._island.step(loss, tokens=tokens)
         control.should_training_stop = control.should_training_stop or self._island.is_over

@@ -343,16 +343,24 @@ class LoaderStream:
     """The batches of a loader, epoch after epoch, as numpy arrays.
 
     `loader` can be iterated over and over, and is of one slot: `DataLoader(dataset, batch_size=8, drop_last=True,
-    sampler=DistributedSampler(dataset, slots, slot))`, for example. DataError for one that shuffles without a
-    generator, whose order cannot be repeated, and for one without batches.
+    sampler=DistributedSampler(dataset, slots, slot))`, for example. Or it is a function of the number of an epoch,
+    whose result is iterated once. DataError for one that shuffles without a generator, whose order cannot be repeated,
+    and for one without batches.
 
-    An epoch is one pass over the loader. Where a sampler has `set_epoch`, or the loader a `generator`, its order
-    follows from the seed and the number of the epoch, so that an epoch can be read again. A loader that has a state of
-    its own (`state_dict`) keeps it; of any other the state is the epoch and the number of its batches, and to go back
-    there those batches are read and discarded.
+    An epoch is one pass over the loader. Where the loader, or a sampler, has `set_epoch`, or the loader a `generator`,
+    its order follows from the seed and the number of the epoch, so that an epoch can be read again. A loader that has a
+    state of its own (`state_dict`) keeps it; of any other the state is the epoch and the number of its batches, and to
+    go back there those batches are read and discarded.
     """
 
     def __init__(self, loader: Any, *, seed: int = 0) -> None:
+        self._epoch_of = loader if callable(loader) and not hasattr(loader, "__iter__") else None
+        self._loader, self._seed = loader, seed
+        self._epoch = self._count = 0
+        self._batches: Iterator[Any] | None = None
+        if self._epoch_of is not None:
+            self._loader = self._epoch_of(0)
+            return
         if not hasattr(loader, "__iter__") or hasattr(loader, "__next__"):
             actual, remedy = f"a {type(loader).__name__}", "Pass the DataLoader itself, not iter(loader)."
             raise DataError(_DOING, "a loader that can be iterated again and again", actual, remedy)
@@ -360,9 +368,6 @@ class LoaderStream:
         if shuffles and getattr(loader, "generator", None) is None:
             remedy = "Pass generator=torch.Generator() to the DataLoader, or a sampler with set_epoch."
             raise DataError(_DOING, "an order that can be repeated", "shuffle=True without a generator", remedy)
-        self._loader, self._seed = loader, seed
-        self._epoch = self._count = 0
-        self._batches: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
         """The next batch, of this epoch or the next."""
@@ -374,7 +379,7 @@ class LoaderStream:
             if not self._count:
                 do = "Use fewer slots, a smaller batch, or more data."
                 raise DataError("Reading a LoaderStream", "batches in an epoch", "none", do) from None
-            self._epoch, self._count, self._batches = self._epoch + 1, 0, None
+            self._go_to(self._epoch + 1)
             return next(self)
         self._count += 1
         return as_numpy(batch)
@@ -386,7 +391,7 @@ class LoaderStream:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go to that position."""
-        self._epoch, self._count, self._batches = state["epoch"], 0, None
+        self._go_to(state["epoch"])
         if state["loader"] is not None:
             self._loader.load_state_dict(state["loader"])
             self._count = state["count"]
@@ -394,10 +399,16 @@ class LoaderStream:
         for _ in range(state["count"]):
             next(self)
 
+    def _go_to(self, epoch: int) -> None:
+        self._epoch, self._count, self._batches = epoch, 0, None
+        if self._epoch_of is not None:
+            self._loader = self._epoch_of(epoch)
+
     def _begun(self) -> Iterator[Any]:
         sampler, generator = getattr(self._loader, "sampler", None), getattr(self._loader, "generator", None)
-        if sampler is not None and hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(self._epoch)
+        for ordered in (self._loader, sampler):
+            if ordered is not None and hasattr(ordered, "set_epoch"):
+                ordered.set_epoch(self._epoch)
         if generator is not None:
             generator.manual_seed(self._seed + self._epoch)
         return iter(self._loader)

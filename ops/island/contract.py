@@ -190,6 +190,14 @@ class Evaluating(Protocol):
         """The merged leaves that the fragments make up, in NumPy arrays."""
 
 
+def scalars_of(result: Any, call: str) -> dict[str, float]:
+    """What a user's evaluation `call` returned, as scalars by name; TypeError unless 'loss' is among them."""
+    scalars = result if isinstance(result, Mapping) else {"loss": result}
+    if "loss" not in scalars:
+        raise TypeError(f"{call} returns a loss, or a dict with one by the name 'loss', not {result!r}")
+    return {str(name): float(scalar) for name, scalar in scalars.items()}
+
+
 def prepare_learner(task: Any, fragments: Sequence[Fragment], alpha: float) -> None:
     """Do all that learners of a task need and that needs no device: import its framework, or trace every function."""
     if isinstance(task, LearnerSource):

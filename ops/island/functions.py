@@ -36,15 +36,25 @@ class FragmentFunctions:
     """
 
     def __init__(
-        self, fragment: Fragment, places: dict[str, int], alpha: float, layout: StateLayout | None, leaves: Any
+        self,
+        fragment: Fragment,
+        places: dict[str, int],
+        alpha: float,
+        layout: StateLayout | None,
+        leaves: Any,
+        *,
+        donates: bool = True,
     ) -> None:
-        """`leaves` are the shardings of the touched leaves, where there is a layout."""
+        """`leaves` are the shardings of the touched leaves, where there is a layout, or where they have any of their
+        own. Unless it `donates`, what is written are new leaves."""
+        donated = 0 if donates else ()
         self.fragment = fragment
         self._units = None if layout is None else layout.of_fragment(fragment)
         self._processes = 1 if layout is None else layout.processes
         if self._units is None:
             self.extract: jax.stages.Wrapped = jax.jit(partial(_extract, fragment, places))
-            self.replace: jax.stages.Wrapped = jax.jit(partial(_adopt, fragment, places, 0.0), donate_argnums=0)
+            adopt = partial(_adopt, fragment, places, 0.0)
+            self.replace: jax.stages.Wrapped = jax.jit(adopt, donate_argnums=donated, out_shardings=leaves)
         else:
             shapes = [unit.shape for unit in self._units]
             out = [unit.leaves for unit in self._units]
@@ -59,7 +69,8 @@ class FragmentFunctions:
         }
         self.adopt = self.replace
         if alpha and layout is None:
-            self.adopt = jax.jit(partial(_adopt, fragment, places, alpha), donate_argnums=0)
+            adopt = partial(_adopt, fragment, places, alpha)
+            self.adopt = jax.jit(adopt, donate_argnums=donated, out_shardings=leaves)
         elif alpha:
             adopt = partial(_adopt_crossed, fragment, places, self._processes, alpha)
             self.adopt = jax.jit(adopt, donate_argnums=0, out_shardings=leaves)
@@ -397,11 +408,11 @@ class Functions:
         They have the values that `init` gives for the seed's `key`, except that random keys among them are this life's
         own, and that counters have the values `counts`, if given; then the task's `restart` is applied.
         """
-        own = _key_of(life, number)
+        own = key_of(life, number)
         others = self.local_of_model(key) if self.has_local_model else []
         for k, leaf in zip(self.frozen, frozen, strict=True):
             others[k] = leaf
-        model = jax.tree.map(partial(_folded, jax.random.bits(own)), self.model(merged, others))
+        model = jax.tree.map(partial(folded, jax.random.bits(own)), self.model(merged, others))
         state = self.recipe.state_of(model)
         if counts is not None:
             leaves = jax.tree.leaves(state)
@@ -416,7 +427,7 @@ class Functions:
     def _counted(self, key: Any, life: Any, steps: Any, batch: Any) -> list[Any]:
         """The counters after so many steps. Nothing else of a step is computed, because nothing else is used."""
         state = jax.tree.leaves(self.recipe.state_of(self.recipe.init(key)))
-        now = Now(_key_of(life, np.uint32(0)), jnp.float32(0.0))
+        now = Now(key_of(life, np.uint32(0)), jnp.float32(0.0))
         places = [i for i in self._local if is_integer(self._shapes[i])]  # One may depend on another.
 
         def values(leaves: list[Any]) -> list[Any]:
@@ -434,7 +445,7 @@ class Functions:
     def _step(self, state: tuple[Any, Any], batch: Any, progress: Any, life: Any, number: Any) -> Any:
         """One inner step: (merged leaves, local leaves) -> the same, and its scalars."""
         whole = jax.tree.unflatten(self._treedef, self._joined(*state, len(self._shapes)))
-        stepped, metrics = self.recipe.step(whole, batch, Now(_key_of(life, number), progress))
+        stepped, metrics = self.recipe.step(whole, batch, Now(key_of(life, number), progress))
         leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(stepped)]
         local = [state[1][k] if k in self.frozen else leaves[i] for k, i in enumerate(self._local)]
         return ([leaves[i] for i in self.merged], local), dict(metrics)
@@ -458,7 +469,7 @@ def words_of(life: LearnerLife) -> np.ndarray[Any, np.dtype[np.uint32]]:
     return np.array([life.seed & 0xFFFF_FFFF, life.seed >> 32, life.slot, life.incarnation], np.uint32)
 
 
-def _key_of(life: Any, number: Any) -> Any:
+def key_of(life: Any, number: Any) -> Any:
     """The random key of one step of a life."""
     key = jax.random.key(life[0])
     for word in (*life[1:], number):
@@ -466,7 +477,7 @@ def _key_of(life: Any, number: Any) -> Any:
     return key
 
 
-def _folded(bits: Any, leaf: Any) -> Any:
+def folded(bits: Any, leaf: Any) -> Any:
     """A leaf of a model; random keys folded with `bits`."""
     if not is_key(leaf):
         return leaf

@@ -16,6 +16,7 @@ import torch
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
+from isthmus.ops.island.contract import scalars_of
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.ops.island.torch_model import Model, OptimizerState, form_of
 from isthmus.ops.island.torch_state import PendingScalar, TorchState
@@ -90,7 +91,7 @@ class LoopLearner(TorchState):
     def record(self, tokens: int, scalars: Mapping[str, Any]) -> None:
         """Take the tokens and the scalars, 'loss' among them, of the step that was made; tensors may be on a device."""
         self._tokens = tokens
-        self._scalars = {name: _read_later(value) for name, value in scalars.items()}
+        self._scalars = {name: read_later(value) for name, value in scalars.items()}
 
     def made_tokens(self) -> int:
         """The tokens of the step that was made; 0 where none was."""
@@ -115,11 +116,7 @@ class LoopEvaluation:
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The scalars of these merged leaves; TypeError if the script's are none."""
         self._model.write(tensors)
-        result = self._evaluate(self._model.module)
-        scalars = result if isinstance(result, Mapping) else {"loss": result}
-        if "loss" not in scalars:
-            raise TypeError(f"evaluate(model) returns a loss, or a dict with one by the name 'loss', not {result!r}")
-        return {str(name): float(scalar) for name, scalar in scalars.items()}
+        return scalars_of(self._evaluate(self._model.module), "evaluate(model)")
 
     def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Assembled:
         """The merged leaves that the fragments make up, in NumPy arrays, each made when it is asked for."""
@@ -162,7 +159,8 @@ def fault_of_kept(kept: Sequence[Any], optimizer: Any) -> str:
     return ""
 
 
-def _read_later(value: Any) -> Any:
+def read_later(value: Any) -> Any:
+    """A scalar as a number; one that a GPU may still compute is not waited for."""
     if not isinstance(value, torch.Tensor):
         return float(value)
     detached = value.detach()

@@ -191,10 +191,18 @@ def _write(leaves: Mapping[str, Any], arrays: Sequence[Any]) -> None:
 
 @final
 class PendingScalar:
-    """A number that a GPU may still compute; NumPy waits for it."""
+    """A number that a GPU may still compute; NumPy waits for it, and for nothing that was asked of the GPU after it."""
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        self._copied = torch.empty((), dtype=value.dtype, pin_memory=True)
+        self._copied.copy_(value.reshape(()), non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(value.device))
+
+    def is_ready(self) -> bool:
+        """Whether NumPy would not wait."""
+        return bool(self._event.query())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.array(float(self._value), dtype)
+        self._event.synchronize()
+        return np.array(self._copied.item(), dtype)

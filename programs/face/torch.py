@@ -1,10 +1,13 @@
-"""Tasks in PyTorch, `isthmus.torch.Task(build, loss, batch, ...)`, and `isthmus.torch.Callback()` for the Trainer of
-transformers. Needs the extra `isthmus[torch]`; the callback also transformers, which is imported when it is used."""
+"""Tasks in PyTorch, `isthmus.torch.Task(build, loss, batch, ...)`, and callbacks that make a trainer's loop a learner:
+`isthmus.torch.Callback()` for the Trainer of transformers, `isthmus.torch.LightningCallback()` for that of Lightning.
+
+Needs the extra `isthmus[torch]`; a callback also its trainer, which is imported when it is used."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.runtime.errors import ConfigError
 
@@ -19,18 +22,24 @@ if find_spec("torch") is None:
 from isthmus.programs.torch_task import TorchTask as Task
 
 if TYPE_CHECKING:
+    from isthmus.programs.lightning_callback import LightningCallback
     from isthmus.programs.trainer_callback import Callback
 
-__all__ = ["Callback", "Task"]
+__all__ = ["Callback", "LightningCallback", "Task"]
+
+_CALLBACKS: Final = {
+    "Callback": ("isthmus.programs.trainer_callback", ("transformers",), "transformers[torch]"),
+    "LightningCallback": ("isthmus.programs.lightning_callback", ("lightning", "pytorch_lightning"), "lightning"),
+}
+"""The module of each, the packages of which it needs one, and what to install."""
 
 
 def __getattr__(name: str) -> Any:
-    """The callback, when it is first used."""
-    if name != "Callback":
+    """A callback, when it is first used."""
+    if name not in _CALLBACKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if find_spec("transformers") is None:
-        do = "Install it beside isthmus: pip install 'transformers[torch]'."
-        raise ConfigError("Using isthmus.torch.Callback", "transformers", "none", do)
-    from isthmus.programs.trainer_callback import Callback
-
-    return Callback
+    module, packages, install = _CALLBACKS[name]
+    if not any(map(find_spec, packages)):
+        do = f"Install it beside isthmus: pip install '{install}'."
+        raise ConfigError(f"Using isthmus.torch.{name}", " or ".join(packages), "none", do)
+    return getattr(import_module(module), name)

@@ -1,7 +1,7 @@
 """The daemon that a loop which starts itself brings: `python -m isthmus.programs.engine.machine.loop_daemon PID FD`.
 
-Started by that loop's process, and never by hand. It joins the home that the first line on the socket names, as a machine
-that has a name to itself.
+Started by the process of that loop, never by hand. It joins the home that the first line on the socket names, and has
+a name to itself.
 """
 
 from __future__ import annotations

@@ -90,6 +90,36 @@ def test_another_one_goes_on_from_a_state(taken: int) -> None:
         assert numbers(other, 11) == expected
 
 
+def test_a_function_of_the_epoch_gives_batches_that_are_read_once() -> None:
+    def epoch(number: int) -> Iterator[Any]:
+        return iter([{"x": np.array([10 * number + each])} for each in range(4)])
+
+    stream = LoaderStream(epoch)
+    assert numbers(stream, 6) == [0, 1, 2, 3, 10, 11]
+    state = stream.get_state()
+    other = LoaderStream(epoch)
+    assert numbers(other, 2) == [0, 1]  # It may have gone on before.
+    other.set_state(state)
+    assert numbers(other, 4) == numbers(stream, 4) == [12, 13, 20, 21]
+
+
+def test_a_loader_of_an_epoch_may_keep_its_own_state() -> None:
+    stream, other = LoaderStream(lambda number: Counting()), LoaderStream(lambda number: Counting())
+    numbers(stream, 7)
+    other.set_state(stream.get_state())
+    assert numbers(other, 4) == numbers(stream, 4) == [2, 3, 4, 0]
+
+
+def test_a_loader_that_asks_for_the_number_of_the_epoch_gets_it() -> None:
+    class Ordered(Loader):
+        def set_epoch(self, epoch: int) -> None:
+            epochs.append(epoch)
+
+    epochs: list[int] = []
+    numbers(LoaderStream(Ordered()), 11)
+    assert epochs == [0, 1, 2]
+
+
 def test_epochs_are_shuffled_in_an_order_of_their_own_that_follows_from_the_seed() -> None:
     def made(seed: int) -> list[int]:
         return numbers(LoaderStream(Loader(generator=Generator(), count=50), seed=seed), 100)

@@ -1,0 +1,102 @@
+"""The model of a loop in PyTorch: a module, and the optimizer that the loop steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, final
+
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.frozen_leaves import Digests
+from isthmus.ops.island import torch_model
+from isthmus.ops.island.contract import Evaluating
+from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.island.torch_loop import LoopEvaluation, LoopLearner, fault_of_kept, read_later
+from isthmus.programs.task import ModelLeaf
+from isthmus.runtime.errors import ConfigError
+
+_MAKING: Final = "Making an island"
+
+
+@final
+class ModuleModel:
+    """A module and its optimizer (`LoopModel`)."""
+
+    step_call = "island.step(loss, tokens=)"
+
+    def __init__(self, module: Any, optimizer: Any, merge: tuple[tuple[str, str], ...]) -> None:
+        """ConfigError unless they are what a loop trains, on one device."""
+        self.merge = merge
+        self._model = _checked_model(module, merge)
+        self._places = [(tensors, name, self._model.merged[path]) for tensors, name, path in self._model.places()]
+        self._moments = _checked_moments(self._model, optimizer)
+
+    def leaves(self) -> list[ModelLeaf]:
+        model = self._model
+        return [
+            ModelLeaf(path, tuple(leaf.shape), torch_model.dtype_name(leaf), model.kinds[path])
+            for path, leaf in model.leaves.items()
+        ]
+
+    def learner_bytes(self) -> int:
+        sizes = [leaf.numel() * leaf.element_size() * (1 + leaf.requires_grad) for leaf in self._model.leaves.values()]
+        return int(sum(sizes) + self._moments.size_bytes)
+
+    def frozen(self) -> Digests:
+        return self._model.digests()
+
+    @property
+    def state(self) -> Any:
+        return self._model.module
+
+    def after(self, stepped: Any, loss: Any) -> Any:
+        """`stepped` or `loss` is the loss. ConfigError if the module has another tensor where it had a merged leaf, of
+        which it would train one for itself, or if the loss is not one number."""
+        doing, loss = f"Calling {self.step_call}", stepped if loss is None else loss
+        for tensors, name, leaf in self._places:
+            if tensors.get(name) is not leaf:
+                do = "Change the module before isthmus.island(...), and afterwards only the values of its tensors."
+                path = self._model.paths[id(leaf)]
+                raise ConfigError(doing, f"the module's own {path!r}, as it was", "another tensor", do)
+        is_number = isinstance(loss, int | float) and not isinstance(loss, bool)
+        if not is_number and not (hasattr(loss, "dtype") and getattr(loss, "numel", lambda: 0)() == 1):
+            do = "Pass the loss of this step: a scalar tensor, or a number."
+            raise ConfigError(doing, "a loss that is one number", repr(loss)[:60], do)
+        return loss
+
+    def stepped(self) -> None:
+        return None
+
+    def check_end(self) -> None:
+        """No-op: a module keeps its tensors."""
+
+    def fault_of_kept(self, kept: Sequence[Any]) -> str:
+        return fault_of_kept(kept, self._moments.optimizer)
+
+    def read_later(self, scalar: Any) -> Any:
+        return read_later(scalar)
+
+    def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> LoopLearner:
+        return LoopLearner(self._model, self._moments, fragments, life=life, alpha=alpha)
+
+    def evaluator(self, evaluate: Callable[[Any], Any]) -> Evaluating:
+        return LoopEvaluation(self._model, evaluate)
+
+
+def _checked_model(module: Any, merge: tuple[tuple[str, str], ...]) -> torch_model.Model:
+    leaves = [*module.parameters(), *module.buffers()]
+    devices = sorted({str(leaf.device) for leaf in leaves})
+    if len(devices) != 1:
+        do = "Move the module to one device before: model.to(device)."
+        raise ConfigError(_MAKING, "a module with parameters, all on one device", ", ".join(devices) or "none", do)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        do = "Let requires_grad be true for what is to be trained."
+        raise ConfigError(_MAKING, "a parameter that is trained", "all of them frozen", do)
+    return torch_model.Model(module, merge, leaves[0].device)
+
+
+def _checked_moments(model: torch_model.Model, optimizer: Any) -> torch_model.OptimizerState:
+    try:
+        return torch_model.OptimizerState(optimizer, model)
+    except TypeError as error:
+        do = "Pass the optimizer that the loop steps, made of this module's parameters."
+        raise ConfigError(_MAKING, "an optimizer of the module", str(error), do) from error
