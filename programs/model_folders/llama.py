@@ -19,6 +19,11 @@ from isthmus.ops import transformer
 from isthmus.ops.transformer import BandScaling, LinearScaling, ModelConfig, Rotary, Scaling, YarnScaling
 from isthmus.runtime.errors import ConfigError
 
+
+class OtherModelError(ConfigError):
+    """A configuration of a model that is not computed here; transformers may know it."""
+
+
 ATTENTION: Final = ("query", "key", "value")
 
 
@@ -98,17 +103,15 @@ class ConfigDocument(msgspec.Struct, frozen=True):
 def config_of(document: Mapping[str, Any], doing: str) -> ModelConfig:
     """The model that a config.json describes, computed in float32.
 
-    ConfigError for an architecture that is not known here, with the known ones, for code of its own, and for whatever
-    would be computed otherwise.
+    OtherModelError for an architecture that is not known here, with the known ones, and for whatever would be computed
+    otherwise; ConfigError for code of its own, and for what is no such configuration.
     """
     kind = document.get("model_type")
-    if document.get("auto_map"):
-        do = "Code of a folder's own is never run here. Take a folder that transformers' own classes have written."
-        raise ConfigError(doing, "a model that transformers itself knows", "code of its own (auto_map)", do)
+    check_code(document, doing)
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         known = ", ".join(f"{name} ({each.architecture})" for name, each in FAMILIES.items())
-        raise ConfigError(doing, f"a model_type of {known}", repr(kind)[:80], "Take a folder of one of these.")
+        raise OtherModelError(doing, f"a model_type of {known}", repr(kind)[:80], "Take a folder of one of these.")
     try:
         given = msgspec.convert(document, ConfigDocument)
         return _config(given, family, doing)
@@ -117,17 +120,40 @@ def config_of(document: Mapping[str, Any], doing: str) -> ModelConfig:
         raise ConfigError(doing, f"a configuration of {family.architecture}", str(error), do) from None
 
 
+def check_code(document: Mapping[str, Any], doing: str) -> None:
+    """ConfigError for a configuration with code of its own."""
+    if document.get("auto_map"):
+        do = "Code of a folder's own is never run here. Take a folder that transformers' own classes have written."
+        raise ConfigError(doing, "a model that transformers itself knows", "code of its own (auto_map)", do)
+
+
+def is_computed_here(document: Mapping[str, Any]) -> bool:
+    """Whether a configuration is of a model that `ops.transformer` computes, or would be if it were valid."""
+    try:
+        config_of(document, "Reading a configuration")
+    except OtherModelError:
+        return False
+    except ConfigError:
+        return True
+    return True
+
+
 def _config(given: ConfigDocument, family: LlamaFamily, doing: str) -> ModelConfig:
-    refused = {
+    wrong = {
         f"architectures {given.architectures}": given.architectures not in (None, [], [family.architecture]),
-        f"hidden_act {given.hidden_act!r}": given.hidden_act not in ("silu", "swish"),
         "quantization_config": given.quantization_config is not None,
+    }
+    if found := [what for what, is_there in wrong.items() if is_there]:
+        do = "Take a folder without: it is no model that predicts tokens, in floating-point numbers."
+        raise ConfigError(doing, f"{family.architecture}, unquantized", ", ".join(found), do)
+    refused = {
+        f"hidden_act {given.hidden_act!r}": given.hidden_act not in ("silu", "swish"),
         "use_sliding_window": given.use_sliding_window and given.model_type != "mistral",
         f"partial_rotary_factor {given.partial_rotary_factor}": given.partial_rotary_factor not in (None, 1.0),
     }
     if found := [what for what, is_there in refused.items() if is_there]:
         do = "Take a folder without: what it means is not computed here."
-        raise ConfigError(doing, f"{family.architecture} with silu, unquantized", ", ".join(found), do)
+        raise OtherModelError(doing, f"{family.architecture} with silu", ", ".join(found), do)
     window = given.sliding_window if given.model_type == "mistral" else None
     biases = [*family.biases]
     if given.attention_bias and not biases:
@@ -163,7 +189,8 @@ def _rotary(given: ConfigDocument, doing: str) -> Rotary:
     }
     if kind not in scalings or rope.partial_rotary_factor not in (None, 1.0):
         found = f"rope_type {kind!r}" if kind not in scalings else "partial_rotary_factor"
-        raise ConfigError(doing, f"rotary positions of {', '.join(scalings)}", found, "Take a folder of one of these.")
+        do = "Take a folder of one of these."
+        raise OtherModelError(doing, f"rotary positions of {', '.join(scalings)}", found, do)
     return Rotary(base, scalings[kind]())
 
 

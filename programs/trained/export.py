@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from isthmus.ops.transformer import ModelConfig
 from isthmus.programs import language_model
+from isthmus.programs.engine.request.kept_model import folder_kept
 from isthmus.programs.engine.request.request import FOLDER
-from isthmus.programs.model_folders import folders, llama
+from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.tokens import byte_tokenizer
 from isthmus.programs.trained.run_model import job_of, opened
 from isthmus.programs.trained.text_model import is_run, settings_of
@@ -66,7 +67,11 @@ def _huggingface(run: Path, doing: str) -> ExportForm:
     """The form of transformers, of a run that has one."""
     settings = settings_of(run, doing)
     if settings is not None and FOLDER in settings:
-        return ExportForm(partial(write_folder, folders.read(Path(settings[FOLDER]), doing)))
+        kept = folder_kept(run, settings[FOLDER])
+        document = folders.document_in(kept, doing)
+        if llama.is_computed_here(document):
+            return ExportForm(partial(write_folder, document, kept))
+        return ExportForm(partial(_write_module_folder, modules.read(kept, doing), doing))
     if settings is None or settings["experts"]:
         found = "one of a task of its own" if settings is None else f"{settings['experts']} experts in each layer"
         do = "Use --format safetensors, or orbax: names and arrays, of any task."
@@ -85,17 +90,29 @@ def _write_llama(config: ModelConfig, files: Mapping[str, bytes], folder: Path, 
     folders.write_tensors(folder, tensors, dict.fromkeys(tensors, dtype))
 
 
-def write_folder(source: folders.ModelFolder, folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
-    """A model that came from a folder, with what was beside it there."""
-    kinds = set(dtypes.values())
-    document = llama.with_dtype(source.document, kinds.pop()) if len(kinds) == 1 else dict(source.document)
-    folders.write_documents(folder, {folders.CONFIG: document}, source.beside())
+def write_folder(document: Mapping[str, Any], beside: Path, folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
+    """A model that came from a folder with this config.json, with what was `beside` it there."""
+    _write_beside(document, beside, folder, dtypes)
     names = {name: name.replace("/", ".") for name in arrays}
     folders.write_tensors(
         folder,
         {names[name]: array for name, array in arrays.items()},
         {names[name]: dtype for name, dtype in dtypes.items()},
     )
+
+
+def _write_module_folder(model: modules.ModuleFolder, doing: str, folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
+    """A model that came from a folder, as transformers writes it, with what was beside it there."""
+    (dtype,) = set(dtypes.values())
+    modules.write(model.with_tensors(arrays, dtype, doing), folder)
+    _write_beside(model.document, model.path, folder, dtypes)
+
+
+def _write_beside(document: Mapping[str, Any], beside: Path, folder: Path, dtypes: Dtypes) -> None:
+    """What a model folder has beside its tensors: its config.json, of which the dtype alone may be another."""
+    kinds = set(dtypes.values())
+    document = llama.with_dtype(document, kinds.pop()) if len(kinds) == 1 else document
+    folders.write_documents(folder, {folders.CONFIG: document}, folders.beside(beside))
 
 
 def _safetensors(run: Path, doing: str) -> ExportForm:
