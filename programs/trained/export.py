@@ -1,7 +1,8 @@
 """The model of a run as a folder for others: a model folder of transformers, plain safetensors, or an orbax checkpoint.
 
-Decides what goes into each. A model folder is written of what has its form: the shipped language model without experts.
-The other two take the merged leaves of any task, by their names.
+Decides what goes into each. A model folder is written of what has its form: the shipped language model without experts,
+a model that came from a folder, and modules of transformers and of peft. The other two take the merged leaves of any
+task, by their names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from isthmus.programs.engine.request.kept_model import folder_kept
 from isthmus.programs.engine.request.request import FOLDER
 from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.tokens import byte_tokenizer
-from isthmus.programs.trained.run_model import job_of, opened
+from isthmus.programs.task import OwnTask
+from isthmus.programs.trained import module_export
+from isthmus.programs.trained.run_model import job_of, model_of, opened, task_of
 from isthmus.programs.trained.text_model import is_run, settings_of
 from isthmus.runtime.errors import ConfigError, nearest
 
@@ -27,6 +30,7 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Dtypes: TypeAlias = Mapping[str, str]
 DTYPES: Final = tuple(folders.DTYPES.values())
 """What --dtype may be."""
+HUGGINGFACE: Final = "huggingface"
 
 
 @final
@@ -37,10 +41,28 @@ class ExportForm(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def export(run: Path, to: Path, form: str, *, snapshot: int | None = None, dtype: str | None = None) -> tuple[str, ...]:
+@final
+class ExportWish(NamedTuple):
+    """`dtype`: of all tensors, None for that in which each is trained; `is_merged`: not an adapter, but the model that
+    it adapts, with it."""
+
+    dtype: str | None = None
+    is_merged: bool = False
+
+
+def export(
+    run: Path,
+    to: Path,
+    form: str,
+    *,
+    snapshot: int | None = None,
+    dtype: str | None = None,
+    is_merged: bool = False,
+) -> tuple[str, ...]:
     """Write the model of a run into a new folder, whole or not at all; returns what is to be said about it.
 
-    `dtype`: of all tensors; None for that in which each is trained. ConfigError for a form that the model does not
+    `dtype`: of all tensors; None for that in which each is trained. `is_merged`: of an adapter of peft, the model that
+    it adapts, with it. ConfigError for a form that the model does not
     have, and where something is at `to`.
     """
     doing = f"Exporting {run}"
@@ -54,7 +76,10 @@ def export(run: Path, to: Path, form: str, *, snapshot: int | None = None, dtype
         what_is_there = "no such folder" if not run.is_dir() else "no config.toml in it"
         do = "Name the folder of a run: runs/latest, or see isthmus status --all."
         raise ConfigError(doing, "a run folder", what_is_there, do)
-    chosen = FORMS[form](run, doing)
+    if is_merged and form != HUGGINGFACE:
+        do = f"Leave it out, or take --format {HUGGINGFACE}."
+        raise ConfigError("Reading --merged", f"an adapter, and --format {HUGGINGFACE}", f"--format {form}", do)
+    chosen = FORMS[form](run, doing, ExportWish(dtype, is_merged))
     model = opened(run, doing, snapshot)
     layout = job_of(run, doing).layout
     arrays = {leaf.name: model.tensors[leaf.name].reshape(leaf.shape) for leaf in layout}
@@ -63,9 +88,15 @@ def export(run: Path, to: Path, form: str, *, snapshot: int | None = None, dtype
     return (f"{model.words} of {run.resolve().name} is in {to}", *chosen.notes)
 
 
-def _huggingface(run: Path, doing: str) -> ExportForm:
-    """The form of transformers, of a run that has one."""
+def _huggingface(run: Path, doing: str, wish: ExportWish) -> ExportForm:
+    """The form of transformers, of a run that has one; that of peft, of an adapter."""
     settings = settings_of(run, doing)
+    task = task_of(run, doing) if settings is None else None
+    if isinstance(task, OwnTask):
+        return ExportForm(partial(_write_module, run, task, wish, doing))
+    if wish.is_merged:
+        do = "Leave --merged out."
+        raise ConfigError(doing, "an adapter of peft, which can be merged", "no adapter", do)
     if settings is not None and FOLDER in settings:
         kept = folder_kept(run, settings[FOLDER])
         document = folders.document_in(kept, doing)
@@ -108,6 +139,14 @@ def _write_module_folder(model: modules.ModuleFolder, doing: str, folder: Path, 
     _write_beside(model.document, model.path, folder, dtypes)
 
 
+def _write_module(
+    run: Path, task: OwnTask, wish: ExportWish, doing: str, folder: Path, arrays: Arrays, dtypes: Dtypes
+) -> None:
+    """The module of a task in PyTorch, as the library of its class writes it."""
+    module = model_of(run, task, arrays, doing)
+    module_export.write(module, folder, dtypes, dtype=wish.dtype, is_merged=wish.is_merged, doing=doing)
+
+
 def _write_beside(document: Mapping[str, Any], beside: Path, folder: Path, dtypes: Dtypes) -> None:
     """What a model folder has beside its tensors: its config.json, of which the dtype alone may be another."""
     kinds = set(dtypes.values())
@@ -115,12 +154,12 @@ def _write_beside(document: Mapping[str, Any], beside: Path, folder: Path, dtype
     folders.write_documents(folder, {folders.CONFIG: document}, folders.beside(beside))
 
 
-def _safetensors(run: Path, doing: str) -> ExportForm:
+def _safetensors(run: Path, doing: str, wish: ExportWish) -> ExportForm:
     """Every merged leaf by its path."""
     return ExportForm(folders.write_tensors)
 
 
-def _orbax(run: Path, doing: str) -> ExportForm:
+def _orbax(run: Path, doing: str, wish: ExportWish) -> ExportForm:
     """A tree of the merged leaves, by the steps of their paths."""
     try:
         import orbax.checkpoint  # noqa: F401
@@ -138,8 +177,8 @@ def _write_orbax(folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
         checkpointer.save(folder.absolute(), tree, force=True)  # The folder is there, and empty.
 
 
-FORMS: Final[Mapping[str, Callable[[Path, str], ExportForm]]] = {
-    "huggingface": _huggingface,
+FORMS: Final[Mapping[str, Callable[[Path, str, ExportWish], ExportForm]]] = {
+    HUGGINGFACE: _huggingface,
     "safetensors": _safetensors,
     "orbax": _orbax,
 }
