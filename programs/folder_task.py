@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
-from isthmus.ops.data.batches import At, Batch, Windows
+from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
 from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, find, load, split_of
 from isthmus.ops.island.schedule import share_of_peak
 from isthmus.programs.language_model import (
@@ -34,6 +34,8 @@ from isthmus.programs.language_model import (
     rate_default,
 )
 from isthmus.programs.model_folders import folders, llama, modules
+from isthmus.programs.model_folders.texts import TABLES, ids_of
+from isthmus.programs.model_folders.tokens import FolderTokens
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import AnyTask, Task
@@ -44,6 +46,7 @@ CONTEXT_MAX: Final = 1024
 RATE_SHARE: Final = 0.1
 """The default rate as a share of that of a model that begins at random; none was compared."""
 OPTIMIZER: Final = "adamw"
+_BESIDE_ARROW: Final = ("dataset_info.json", "state.json", "dataset_dict.json")
 JAX: Final = "jax"
 TORCH: Final = "torch"
 Framework: TypeAlias = Literal["jax", "torch"]
@@ -58,7 +61,7 @@ FrameworkSetting: TypeAlias = Annotated[
 
 def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
     if not values["data"]:
-        do = "Name files or folders with --data: text, .jsonl, .parquet, or token ids in .npy and .bin."
+        do = "Name files or folders with --data: text, .jsonl, .parquet, .arrow, or token ids in .npy and .bin."
         yield Fault("Setting task.data", "the data that a model folder is trained on", "none", do)
 
 
@@ -67,9 +70,16 @@ def task(
     *,
     folder: Annotated[str, Setting("The model folder, as transformers writes it: `--model FOLDER`.")],
     data: Annotated[
-        tuple[str, ...], Setting("Files and folders of text, .jsonl, .parquet; or .npy and .bin files of token ids.")
+        tuple[str, ...],
+        Setting("Files and folders of text, .jsonl, .parquet, .arrow; or .npy and .bin files of token ids."),
     ] = (),
-    column: Annotated[str, Setting("The field of .jsonl and the column of .parquet files that has the text.")] = "text",
+    column: Annotated[
+        str, Setting("The field of .jsonl, and the column of .parquet and .arrow files, that has the text.")
+    ] = "text",
+    prompt: Annotated[
+        str | None,
+        Setting("The field or column that has what comes before the text; its tokens are read, and not trained on."),
+    ] = None,
     framework: FrameworkSetting = None,
     context: Annotated[
         int | None, Setting("Tokens of a sequence. Default: the model's, 1024 at most.", ge=1, expected=COUNT)
@@ -90,14 +100,20 @@ def task(
     facts = _facts(Path(folder), framework, _doing(folder))
     sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
     length = _length(context, facts.context)
-    windows = _windows(Path(folder), facts, data, sequences, length, column, token_dtype)
+    windows = _windows(Path(folder), facts, data, sequences, length, column, prompt, token_dtype)
     terms = {
-        "tokens_per_batch": sequences * length if isinstance(sequences, int) else tuple(n * length for n in sequences),
+        "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=prompt is not None),
         "evaluation": windows.evaluation_batches,
     }
     steps = {"peak": _rate(facts.width, sequences) if lr is None else lr, "weight_decay": weight_decay, "clip": clip}
     make = _in_torch if facts.framework == TORCH else _in_jax
     return make(Path(folder), windows, terms, steps, dtype=dtype, warmup=warmup, checkpoint=checkpoint)
+
+
+def _tokens_per_batch(sequences: int | tuple[int, ...], length: int, *, is_counted: bool) -> TokensPerBatch:
+    """What a batch counts for: all that it predicts, which differs where some tokens are of prompts."""
+    sizes = sequences * length if isinstance(sequences, int) else tuple(n * length for n in sequences)
+    return Tokens(predicted, sizes if isinstance(sizes, int) else max(sizes)) if is_counted else sizes
 
 
 def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
@@ -106,7 +122,9 @@ def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
     `folder` has the configuration and the tokenizer of the model folder. ConfigError for data that cannot be used.
     """
     facts = _facts(folder, settings["framework"], _doing(str(folder)))
-    windows = _windows(folder, facts, *(settings[key] for key in ("data", "batch", "context", "column", "token_dtype")))
+    windows = _windows(
+        folder, facts, *(settings[key] for key in ("data", "batch", "context", "column", "prompt", "token_dtype"))
+    )
     return (windows.batch(At(0, 0, position, "evaluation")) for position in range(windows.evaluation_batches))
 
 
@@ -117,12 +135,13 @@ def _windows(
     sequences: int | tuple[int, ...],
     length: int,
     column: str,
+    prompt: str | None,
     token_dtype: str,
 ) -> Windows:
     """The batches; ConfigError for data that cannot be used."""
     try:
-        ids = _corpus(find(data), str(folder), column, token_dtype, facts.vocabulary, facts.end)
-        return Windows(ids, sequences, length=length + 1)
+        ids = _corpus(find(data), str(folder), column, prompt, token_dtype, facts.vocabulary, facts.end)
+        return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None)
     except DataError as error:
         raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
 
@@ -249,17 +268,31 @@ def _end(document: Mapping[str, Any]) -> int | None:
 
 @lru_cache(maxsize=2)
 def _corpus(
-    sources: tuple[CorpusFile, ...], folder: str, column: str, token_dtype: str, vocabulary: int, end: int | None
+    sources: tuple[CorpusFile, ...],
+    folder: str,
+    column: str,
+    prompt: str | None,
+    token_dtype: str,
+    vocabulary: int,
+    end: int | None,
 ) -> Corpus:
     """The tokens of all files, made once in a process."""
-    from isthmus.programs.model_folders.texts import ids_of
-    from isthmus.programs.model_folders.tokens import FolderTokens
-
-    if any(source.holds_tokens for source in sources):
-        return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)
     doing = "Reading the training data"
+    if held := [source.path for source in sources if source.holds_tokens]:
+        if prompt is not None:
+            do = "Leave task.prompt out."
+            raise ConfigError(doing, f"prompts in rows of {', '.join(TABLES)}", f"{held[0]}, token ids", do)
+        return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)
     tokens = FolderTokens(Path(folder), vocabulary, doing)
-    return split_of([ids_of(Path(source.path), column, tokens, end, doing) for source in sources], vocabulary)
+    fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}
+    return split_of([ids_of(path, fields, tokens, end, doing) for path in _texts(sources)], vocabulary)
+
+
+def _texts(sources: Sequence[CorpusFile]) -> list[Path]:
+    """The files that have texts; not what `datasets` writes beside its .arrow files."""
+    paths = [Path(source.path) for source in sources]
+    saved = {path.parent for path in paths if path.suffix == ".arrow"}
+    return [path for path in paths if not (path.parent in saved and path.name in _BESIDE_ARROW)]
 
 
 def _leaf(folder: Path, doing: str, path: str, _: Any) -> Any:
@@ -286,7 +319,8 @@ def _loss(config: Any, params: Mapping[str, Any], batch: dict[str, Any]) -> Any:
     from isthmus.ops.exchange.parameter_trees import named_leaves
 
     tensors = {name.replace("/", "."): leaf for name, leaf in named_leaves(params)}
-    return transformer.loss(config, llama.ours(config, tensors), batch)
+    losses = transformer.token_losses(config, llama.ours(config, tensors), batch["tokens"])
+    return _weighted(losses, batch)
 
 
 def _module(path: Path, dtype: str, doing: str, *, checkpoint: bool) -> Any:
@@ -301,4 +335,9 @@ def _module(path: Path, dtype: str, doing: str, *, checkpoint: bool) -> Any:
 
 
 def _module_loss(dtype: str, module: Any, batch: Mapping[str, Any]) -> Any:
-    return modules.token_losses(module, batch["tokens"], dtype).mean()
+    return _weighted(modules.token_losses(module, batch["tokens"], dtype), batch)
+
+
+def _weighted(losses: Any, batch: Mapping[str, Any]) -> Any:
+    """The loss of a batch, from those of its tokens, in whatever framework."""
+    return (losses * batch["weights"]).sum() if "weights" in batch else losses.mean()

@@ -14,7 +14,7 @@ import pytest
 
 from isthmus.ops.island import optimizer, schedule
 from isthmus.ops.kernels import averaging
-from isthmus.ops.transformer import ModelConfig
+from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.command.config import MODELS
 from isthmus.programs.language_model import rate_default
 from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from isthmus.ops.transformer import ModelConfig
+from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.model_folders import llama
 from isthmus.runtime.errors import ConfigError, Fault
 

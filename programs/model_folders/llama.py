@@ -15,8 +15,16 @@ from typing import Annotated, Any, Final, NamedTuple, final
 
 import msgspec
 
-from isthmus.ops import transformer
-from isthmus.ops.transformer import BandScaling, LinearScaling, ModelConfig, Rotary, Scaling, YarnScaling
+from isthmus.ops.model_config import (
+    ROTARY_BASE,
+    BandScaling,
+    LinearScaling,
+    ModelConfig,
+    Rotary,
+    Scaling,
+    YarnScaling,
+)
+from isthmus.ops.model_config import tensors as shapes_of
 from isthmus.runtime.errors import ConfigError
 
 
@@ -179,7 +187,7 @@ def _config(given: ConfigDocument, family: LlamaFamily, doing: str) -> ModelConf
 
 def _rotary(given: ConfigDocument, doing: str) -> Rotary:
     rope = given.rope_parameters or given.rope_scaling or RopeDocument()
-    base = rope.rope_theta or given.rope_theta or transformer.ROTARY_BASE
+    base = rope.rope_theta or given.rope_theta or ROTARY_BASE
     kind = rope.rope_type or rope.type or "default"
     scalings: dict[str, Any] = {
         "default": lambda: None,
@@ -281,7 +289,7 @@ _REST: Final[Mapping[str, str]] = {"embedding": "model.embed_tokens", "norm": "m
 
 def places(config: ModelConfig) -> Iterator[TensorPlace]:
     """Every tensor of a model, in the order of its forward pass; its layers are no rows of one tensor."""
-    for name, (shape, _) in transformer.tensors(replace(config, stacked=False)).items():
+    for name, (shape, _) in shapes_of(replace(config, stacked=False)).items():
         bare = name.removesuffix("_bias")
         suffix = "weight" if bare == name else "bias"
         if bare in _REST:
@@ -293,9 +301,9 @@ def places(config: ModelConfig) -> Iterator[TensorPlace]:
         yield TensorPlace(f"{place}.{suffix}", name, is_matrix, shape[::-1] if is_matrix else shape)
 
 
-def ours(config: ModelConfig, tensors: Mapping[str, Any]) -> transformer.Parameters:
+def ours(config: ModelConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of `ops.transformer`, nested, from a folder's tensors by name: NumPy's arrays, or jax's."""
-    params: transformer.Parameters = {}
+    params: dict[str, Any] = {}
     for place in places(config):
         *folders, leaf = place.ours.split("/")
         branch = params

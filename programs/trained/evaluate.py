@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from isthmus.ops.data.batches import Batch
 from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, find, whole
 from isthmus.programs.model_folders.tokens import ByteTokens, TextTokens
 from isthmus.programs.trained.text_model import TextModel
@@ -40,12 +41,17 @@ def evaluate(model: TextModel, data: Path | None, doing: str) -> TextLoss:
     predicted once, from what its window has before it. ConfigError where there is no text.
     """
     if data is None:
-        held_out = _sum(model, ((batch["tokens"], None) for batch in model.held_out(doing)))
+        held_out = _sum(model, ((batch["tokens"], _counts(batch)) for batch in model.held_out(doing)))
         return held_out.evaluation(held_out.tokens if isinstance(model.tokens, ByteTokens) else None)
     ids, text_bytes = _ids(model, data, doing)
     if len(ids) < 2:
         raise ConfigError(doing, "a text of at least two tokens", f"{len(ids)} in {data}", "Name another with --data.")
     return _sum(model, _windows(model, ids)).evaluation(text_bytes)
+
+
+def _counts(batch: Batch) -> npt.NDArray[np.bool_] | None:
+    """Which predictions of a batch count; None where all do."""
+    return batch["weights"] > 0 if "weights" in batch else None
 
 
 @final

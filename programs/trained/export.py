@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 
 import numpy.typing as npt
 
-from isthmus.ops.transformer import ModelConfig
+from isthmus.ops.model_config import ModelConfig
 from isthmus.programs import language_model
 from isthmus.programs.engine.request.kept_model import folder_kept
 from isthmus.programs.engine.request.request import FOLDER

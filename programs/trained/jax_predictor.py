@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.ops import transformer
-from isthmus.ops.transformer import ModelConfig, Parameters
+from isthmus.ops.model_config import ModelConfig
+from isthmus.ops.transformer import Parameters
 from isthmus.programs.model_folders.tokens import Ids
 
 CHUNK: Final = 16

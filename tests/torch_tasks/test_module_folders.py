@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from isthmus.ops.data.batches import At
+from isthmus.ops.data.batches import At, tokens_in
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.optimizer import adamw, learning_rate
 from isthmus.ops.island.schedule import share_of_peak
@@ -25,6 +27,7 @@ from isthmus.programs.engine.request.request import find_task
 from isthmus.programs.engine.request.slot_tasks import SlotTasks
 from isthmus.programs.engine.request.task_checks import check_alike, layout_of
 from isthmus.programs.model_folders import folders, modules
+from isthmus.programs.model_folders.llama import nested
 from isthmus.programs.trained.evaluate import evaluate
 from isthmus.programs.trained.text_model import text_model
 from isthmus.runtime.errors import ConfigError
@@ -211,8 +214,6 @@ def test_two_frameworks_have_one_layout_and_one_loss(tmp_path: Path) -> None:
     tree = in_jax.init(jax.random.key(0))
     first = {leaf.name: in_jax.load(leaf.name, leaf.shape) for leaf in in_jax.recipe().leaves()}
     assert first.keys() == {name for name, _ in named_leaves(tree)}
-    from isthmus.programs.model_folders.llama import nested
-
     module = in_torch.build()
     with torch.no_grad():
         theirs = float(in_torch.loss(module, {"tokens": torch.from_numpy(batch["tokens"])}))
@@ -249,3 +250,75 @@ def test_a_machine_has_a_framework_of_its_own(tmp_path: Path) -> None:
     assert [type(each).__name__ for each in subject.tasks.values()] == ["Task", "TorchTask"]
     with pytest.raises(ConfigError, match="--model FOLDER"):
         find_task(None, {}, machines={"beta": "torch"})
+
+
+@pytest.mark.process
+def test_requests_import_no_framework() -> None:
+    words = "import sys, isthmus.programs.trained.export, isthmus.programs.folder_task"
+    shown = "print(sorted({'jax', 'torch', 'transformers'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", f"{words}; {shown}"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_prompts_are_read_and_not_trained_on(framework: str, tmp_path: Path) -> None:
+    source = folder_of("qwen3", tmp_path / "it", "float32")
+    document = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**document, "eos_token_id": 96}))
+    rows = [{"ask": f"{i} x 7", "text": f"it is {7 * i}"} for i in range(500)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = task_of(source, tmp_path / "rows.jsonl", prompt="ask", framework=framework)
+    batch = task.batch(At(0, 0, 3))
+    tokens, weights = batch["tokens"].astype(np.int64), batch["weights"]
+    assert weights.shape == (2, 16)
+    assert weights.sum() == pytest.approx(1.0)
+    counted = tokens_in(batch, task.tokens_per_batch, 0)
+    assert 0 < counted == (weights > 0).sum() < 32
+    assert task.tokens_per_batch.at_most == 32
+    text = find_task(None, {"folder": str(source), "data": [str(tmp_path / "rows.jsonl")], "context": 16}).task
+    ends, ask = tokens[:, 1:] == 96, tokens[:, 1:] == ord("x") - 33
+    assert (weights[ends] > 0).all(), "the end of a text is learnt"
+    assert ask.any()
+    assert not weights[ask].any()
+    assert text.tokens_per_batch == 8 * 16
+    labels = torch.tensor(np.where(np.pad(weights, ((0, 0), (1, 0))) > 0, tokens, -100))
+    theirs = loaded(source)(torch.tensor(tokens), labels=labels).loss.item()
+    if framework == "torch":
+        ours = task.loss(task.build().eval(), {name: torch.tensor(each) for name, each in batch.items()}).item()
+    else:
+        ours = float(
+            task.loss(nested({leaf.name: task.load(leaf.name, leaf) for leaf in task.recipe().leaves()}), batch)
+        )
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    whole = list(task.evaluation_batches(0))
+    assert sum(each["weights"].sum() for each in whole) / len(whole) == pytest.approx(1.0, rel=1e-5)
+    assert len({each["weights"].max() for each in whole}) == 1  # A token counts alike in all of them.
+    for wrong, words in (({"prompt": "asked"}, r"'asked'.*\n.*task\.prompt"), ({"column": "words"}, r"task\.column")):
+        with pytest.raises(ConfigError, match=words):
+            task_of(source, tmp_path / "rows.jsonl", **{"prompt": "ask", **wrong})
+    with pytest.raises(ConfigError, match="plain text"):
+        task_of(source, data_in(tmp_path)["txt"], prompt="ask")
+    np.save(tmp_path / "ids.npy", np.arange(90, dtype=np.int32).repeat(90))
+    with pytest.raises(ConfigError, match="token ids"):
+        task_of(source, tmp_path / "ids.npy", prompt="ask")
+
+
+def test_arrow_files_are_rows(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    source, paths = folder_of("llama", tmp_path / "it", "float32"), data_in(tmp_path)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    table = pyarrow.parquet.read_table(paths["parquet"])
+    (saved / "state.json").write_text("{}")
+    with pyarrow.ipc.new_stream(saved / "data.arrow", table.schema) as stream:
+        stream.write_table(table)
+    with pyarrow.ipc.new_file(tmp_path / "file.arrow", table.schema) as file:
+        file.write_table(table)
+    expected = task_of(source, paths["parquet"]).batch(At(0, 0, 3))["tokens"]
+    for path in (saved, tmp_path / "file.arrow"):
+        np.testing.assert_array_equal(task_of(source, path).batch(At(0, 0, 3))["tokens"], expected)
+    (tmp_path / "file.arrow").write_bytes(b"ARROW1 and no more")
+    with pytest.raises(ConfigError, match="arrow in"):
+        task_of(source, tmp_path / "file.arrow")

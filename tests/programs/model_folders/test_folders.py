@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from isthmus.ops.transformer import ModelConfig
+from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.model_folders import folders, llama
 from isthmus.runtime.errors import ConfigError
 

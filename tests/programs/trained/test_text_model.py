@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops import transformer
-from isthmus.ops.transformer import ModelConfig
+from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.model_folders.tokens import ByteTokens
 from isthmus.programs.trained.evaluate import evaluate
 from isthmus.programs.trained.jax_predictor import JaxPredictor
