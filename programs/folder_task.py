@@ -1,21 +1,26 @@
-"""The shipped task of a model folder: a model of the Llama family, as transformers has written it, trained further.
+"""The shipped task of a model folder: a model as transformers has written it, trained further.
 
-The leaves have the folder's names, with / for its dots, its shapes and its dtypes, so that a model comes back as it was
-brought; the transformer, which multiplies from the other side, sees them transposed. First values are read leaf by leaf
-from the mapped files. Text becomes tokens by the folder's tokenizer, in every process that needs batches.
+In jax, by our own transformer, where that computes it, and in PyTorch, by transformers, where it does not, or where the
+framework is given; a list of frameworks is by slot. Leaves have the folder's names, with / for its dots, and its
+shapes, so that a model comes back as it was brought, and islands in both frameworks train one; our transformer, which
+multiplies from the other side, sees them transposed, and reads first values leaf by leaf from the mapped files. Text
+becomes tokens by the folder's tokenizer, in every process that needs batches. Importing this module imports neither
+framework.
 
     isthmus train --model FOLDER --data texts.jsonl
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
-from isthmus.ops.data.batches import Windows
+from isthmus.ops.data.batches import At, Batch, Tokens, TokensPerBatch, Windows, predicted
 from isthmus.ops.data.corpus import Corpus, CorpusFile, DataError, find, load, split_of
+from isthmus.ops.island.schedule import share_of_peak
 from isthmus.programs.language_model import (
     COUNT,
     REMEDY,
@@ -28,9 +33,12 @@ from isthmus.programs.language_model import (
     WarmupSetting,
     rate_default,
 )
+from isthmus.programs.model_folders import folders, llama, modules
+from isthmus.programs.model_folders.texts import TABLES, ids_of
+from isthmus.programs.model_folders.tokens import FolderTokens
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
-from isthmus.programs.task import Task
+from isthmus.programs.task import AnyTask, Task
 from isthmus.runtime.errors import ConfigError, Fault
 
 CONTEXT_MAX: Final = 1024
@@ -38,11 +46,22 @@ CONTEXT_MAX: Final = 1024
 RATE_SHARE: Final = 0.1
 """The default rate as a share of that of a model that begins at random; none was compared."""
 OPTIMIZER: Final = "adamw"
+_BESIDE_ARROW: Final = ("dataset_info.json", "state.json", "dataset_dict.json")
+JAX: Final = "jax"
+TORCH: Final = "torch"
+Framework: TypeAlias = Literal["jax", "torch"]
+FrameworkSetting: TypeAlias = Annotated[
+    Framework | tuple[Framework, ...] | None,
+    Setting(
+        "jax (our own transformer, the Llama family) or torch (transformers), or a list with that of each slot; slots "
+        "beyond its end have the last, and the home the first. Default: jax, where that computes the model."
+    ),
+]
 
 
 def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
     if not values["data"]:
-        do = "Name files or folders with --data: text, .jsonl, .parquet, or token ids in .npy and .bin."
+        do = "Name files or folders with --data: text, .jsonl, .parquet, .arrow, or token ids in .npy and .bin."
         yield Fault("Setting task.data", "the data that a model folder is trained on", "none", do)
 
 
@@ -51,9 +70,17 @@ def task(
     *,
     folder: Annotated[str, Setting("The model folder, as transformers writes it: `--model FOLDER`.")],
     data: Annotated[
-        tuple[str, ...], Setting("Files and folders of text, .jsonl, .parquet; or .npy and .bin files of token ids.")
+        tuple[str, ...],
+        Setting("Files and folders of text, .jsonl, .parquet, .arrow; or .npy and .bin files of token ids."),
     ] = (),
-    column: Annotated[str, Setting("The field of .jsonl and the column of .parquet files that has the text.")] = "text",
+    column: Annotated[
+        str, Setting("The field of .jsonl, and the column of .parquet and .arrow files, that has the text.")
+    ] = "text",
+    prompt: Annotated[
+        str | None,
+        Setting("The field or column that has what comes before the text; its tokens are read, and not trained on."),
+    ] = None,
+    framework: FrameworkSetting = None,
     context: Annotated[
         int | None, Setting("Tokens of a sequence. Default: the model's, 1024 at most.", ge=1, expected=COUNT)
     ] = None,
@@ -68,59 +95,166 @@ def task(
     clip: ClipSetting = 1.0,
     token_dtype: TokenDtypeSetting = "uint16",
     checkpoint: CheckpointSetting = False,
-) -> Task:
-    """The model of a folder as a Task. ConfigError for a folder or data that cannot be used."""
-    from dataclasses import replace
+) -> AnyTask:
+    """The model of a folder as a task. ConfigError for a folder or data that cannot be used."""
+    facts = _facts(Path(folder), framework, _doing(folder))
+    sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
+    length = _length(context, facts.context)
+    windows = _windows(Path(folder), facts, data, sequences, length, column, prompt, token_dtype)
+    terms = {
+        "tokens_per_batch": _tokens_per_batch(sequences, length, is_counted=prompt is not None),
+        "evaluation": windows.evaluation_batches,
+    }
+    steps = {"peak": _rate(facts.width, sequences) if lr is None else lr, "weight_decay": weight_decay, "clip": clip}
+    make = _in_torch if facts.framework == TORCH else _in_jax
+    return make(Path(folder), windows, terms, steps, dtype=dtype, warmup=warmup, checkpoint=checkpoint)
 
+
+def _tokens_per_batch(sequences: int | tuple[int, ...], length: int, *, is_counted: bool) -> TokensPerBatch:
+    """What a batch counts for: all that it predicts, which differs where some tokens are of prompts."""
+    sizes = sequences * length if isinstance(sequences, int) else tuple(n * length for n in sequences)
+    return Tokens(predicted, sizes if isinstance(sizes, int) else max(sizes)) if is_counted else sizes
+
+
+def held_out(settings: Mapping[str, Any], folder: Path) -> Iterator[Batch]:
+    """The batches of the evaluation of a task with these settings, all of them.
+
+    `folder` has the configuration and the tokenizer of the model folder. ConfigError for data that cannot be used.
+    """
+    facts = _facts(folder, settings["framework"], _doing(str(folder)))
+    windows = _windows(
+        folder, facts, *(settings[key] for key in ("data", "batch", "context", "column", "prompt", "token_dtype"))
+    )
+    return (windows.batch(At(0, 0, position, "evaluation")) for position in range(windows.evaluation_batches))
+
+
+def _windows(
+    folder: Path,
+    facts: _Facts,
+    data: Sequence[str],
+    sequences: int | tuple[int, ...],
+    length: int,
+    column: str,
+    prompt: str | None,
+    token_dtype: str,
+) -> Windows:
+    """The batches; ConfigError for data that cannot be used."""
+    try:
+        ids = _corpus(find(data), str(folder), column, prompt, token_dtype, facts.vocabulary, facts.end)
+        return Windows(ids, sequences, length=length + 1, is_marked=prompt is not None)
+    except DataError as error:
+        raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
+
+
+def _in_jax(
+    path: Path,
+    windows: Windows,
+    terms: Mapping[str, Any],
+    steps: Mapping[str, float],
+    *,
+    dtype: str | None,
+    warmup: float,
+    checkpoint: bool,
+) -> AnyTask:
+    """The task by our own transformer: leaves have the folder's names, and its dtype each."""
     from isthmus.ops.island.optimizer import adamw
-    from isthmus.programs.model_folders import folders
 
-    doing = f"Reading the model folder {folder}"
-    path = Path(folder)
+    doing = _doing(str(path))
     model = folders.read(path, doing)
     computed = dtype or ("bfloat16" if set(model.dtypes.values()) == {"bfloat16"} else "float32")
     config = replace(model.config, dtype=computed, checkpoint=checkpoint)
-    length = _length(context, config.context)
-    sequences = BATCHES[0] if batch is None else batch if isinstance(batch, int) else tuple(batch)
-    try:
-        corpus = _corpus(find(data), folder, column, token_dtype, config.vocabulary, _end(model.document))
-        windows = Windows(corpus, sequences, length=length + 1)
-    except DataError as error:
-        raise ConfigError(error.action, error.expected, error.found, error.remedy) from error
     return Task(
         partial(_init, config, tuple(model.dtypes.items())),
         partial(_loss, config),
         windows.batch,
-        tokens_per_batch=sequences * length if isinstance(sequences, int) else tuple(n * length for n in sequences),
-        optimizer=adamw(
-            peak=_rate(config.width, sequences) if lr is None else lr,
-            warmup=warmup,
-            weight_decay=weight_decay,
-            clip=clip,
-        ),
-        evaluation=windows.evaluation_batches,
+        optimizer=adamw(warmup=warmup, **steps),
         merge={
             "model/embed_tokens/weight": "average",
             **({} if config.tied else {"lm_head/weight": "average"}),
             "**": "rda",
         },
         load=partial(_leaf, path, doing),
+        **terms,
+    )
+
+
+def _in_torch(
+    path: Path,
+    windows: Windows,
+    terms: Mapping[str, Any],
+    steps: Mapping[str, float],
+    *,
+    dtype: str | None,
+    warmup: float,
+    checkpoint: bool,
+) -> AnyTask:
+    """The task by transformers: leaves have the names of its module, and one dtype."""
+    doing = _doing(str(path))
+    model = modules.read(path, doing)
+    if model.context is not None and windows.length - 1 > model.context:
+        do = "Set task.context to fewer."
+        raise ConfigError("Setting task.context", f"at most {model.context}, the model's", str(windows.length - 1), do)
+    kind = model.dtype(doing)
+
+    from isthmus.ops.island.torch_optimizer import ClippedAdamW
+    from isthmus.programs.torch_task import TorchTask
+
+    return TorchTask(
+        partial(_module, path, kind, doing, checkpoint=checkpoint),
+        partial(_module_loss, dtype or ("bfloat16" if kind == "bfloat16" else "float32")),
+        windows.batch,
+        optimizer=partial(ClippedAdamW, **steps),
+        rate=partial(share_of_peak, warmup=warmup),
+        merge={**dict.fromkeys(model.embeddings(doing), "average"), "**": "rda"},
+        **terms,
     )
 
 
 def chosen(settings: Mapping[str, Any], tokens: int, learners: int) -> dict[str, Any]:
-    """The context, the batch and the rate of a run of so many tokens, as far as `settings` have None there."""
-    from isthmus.programs.model_folders import folders
-
-    config = folders.read(Path(settings["folder"]), f"Reading the model folder {settings['folder']}").config
-    context = _length(settings["context"], config.context)
+    """The framework, the context, the batch and the rate of a run of so many tokens, as far as `settings` have None
+    there."""
+    facts = _facts(Path(settings["folder"]), settings["framework"], _doing(settings["folder"]))
+    context = _length(settings["context"], facts.context)
     batch = settings["batch"] or batch_default(tokens, learners, context)
-    values = {"context": context, "batch": batch, "lr": _rate(config.width, batch)}
+    rate = _rate(facts.width, batch)
+    values = {"framework": facts.framework, "context": context, "batch": batch, "lr": rate}
     return {key: value for key, value in values.items() if settings[key] is None}
 
 
-def _length(context: int | None, most: int) -> int:
-    return min(most, CONTEXT_MAX) if context is None else context
+class _Facts(NamedTuple):
+    """What settings follow from: of a folder, in whatever framework."""
+
+    framework: str
+    vocabulary: int
+    width: int
+    context: int | None
+    end: int | None
+
+
+def _facts(path: Path, framework: str | tuple[str, ...] | None, doing: str) -> _Facts:
+    """Of the home's framework, where each slot has one."""
+    document = folders.document_in(path, doing)
+    framework = next(iter(frameworks_of(framework)), None) or framework_of(document)
+    model = llama.config_of(document, doing) if framework == JAX else modules.read(path, doing)
+    return _Facts(framework, model.vocabulary, model.width, model.context, _end(document))
+
+
+def frameworks_of(setting: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The frameworks that a setting names, by slot."""
+    return (setting,) if isinstance(setting, str) else setting or ()
+
+
+def framework_of(document: Mapping[str, Any]) -> str:
+    """The framework in which the model of a config.json is computed: jax, if our own transformer can."""
+    return JAX if llama.is_computed_here(document) else TORCH
+
+
+def _doing(folder: str) -> str:
+    return f"Reading the model folder {folder}"
+
+
+def _length(context: int | None, most: int | None) -> int:
+    return min(most or CONTEXT_MAX, CONTEXT_MAX) if context is None else context
 
 
 def _rate(width: int, sequences: Any) -> float:
@@ -129,24 +263,36 @@ def _rate(width: int, sequences: Any) -> float:
 
 def _end(document: Mapping[str, Any]) -> int | None:
     """The token that ends a text; the first, where there are several."""
-    ends = document.get("eos_token_id")
-    end = ends[0] if isinstance(ends, list) and ends else ends
-    return end if isinstance(end, int) else None
+    return next(iter(folders.ends_in(document)), None)
 
 
 @lru_cache(maxsize=2)
 def _corpus(
-    sources: tuple[CorpusFile, ...], folder: str, column: str, token_dtype: str, vocabulary: int, end: int | None
+    sources: tuple[CorpusFile, ...],
+    folder: str,
+    column: str,
+    prompt: str | None,
+    token_dtype: str,
+    vocabulary: int,
+    end: int | None,
 ) -> Corpus:
     """The tokens of all files, made once in a process."""
-    from isthmus.programs.model_folders.texts import ids_of
-    from isthmus.programs.model_folders.tokens import FolderTokens
-
-    if any(source.holds_tokens for source in sources):
-        return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)
     doing = "Reading the training data"
+    if held := [source.path for source in sources if source.holds_tokens]:
+        if prompt is not None:
+            do = "Leave task.prompt out."
+            raise ConfigError(doing, f"prompts in rows of {', '.join(TABLES)}", f"{held[0]}, token ids", do)
+        return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)
     tokens = FolderTokens(Path(folder), vocabulary, doing)
-    return split_of([ids_of(Path(source.path), column, tokens, end, doing) for source in sources], vocabulary)
+    fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}
+    return split_of([ids_of(path, fields, tokens, end, doing) for path in _texts(sources)], vocabulary)
+
+
+def _texts(sources: Sequence[CorpusFile]) -> list[Path]:
+    """The files that have texts; not what `datasets` writes beside its .arrow files."""
+    paths = [Path(source.path) for source in sources]
+    saved = {path.parent for path in paths if path.suffix == ".arrow"}
+    return [path for path in paths if not (path.parent in saved and path.name in _BESIDE_ARROW)]
 
 
 def _leaf(folder: Path, doing: str, path: str, _: Any) -> Any:
@@ -156,8 +302,6 @@ def _leaf(folder: Path, doing: str, path: str, _: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _opened(folder: Path, doing: str) -> Any:
-    from isthmus.programs.model_folders import folders
-
     return folders.read(folder, doing)
 
 
@@ -165,7 +309,6 @@ def _init(config: Any, dtypes: tuple[tuple[str, str], ...], key: Any) -> dict[st
     """A model of the folder's layout that begins at random: its shapes, and the values of what is not loaded."""
     from isthmus.ops import transformer
     from isthmus.ops.exchange.parameter_trees import named_leaves
-    from isthmus.programs.model_folders import llama
 
     tensors = llama.theirs(config, dict(named_leaves(transformer.init(config, key))))
     return llama.nested({name.replace(".", "/"): tensors[name].astype(dtype) for name, dtype in dtypes})
@@ -174,7 +317,27 @@ def _init(config: Any, dtypes: tuple[tuple[str, str], ...], key: Any) -> dict[st
 def _loss(config: Any, params: Mapping[str, Any], batch: dict[str, Any]) -> Any:
     from isthmus.ops import transformer
     from isthmus.ops.exchange.parameter_trees import named_leaves
-    from isthmus.programs.model_folders import llama
 
     tensors = {name.replace("/", "."): leaf for name, leaf in named_leaves(params)}
-    return transformer.loss(config, llama.ours(config, tensors), batch)
+    losses = transformer.token_losses(config, llama.ours(config, tensors), batch["tokens"])
+    return _weighted(losses, batch)
+
+
+def _module(path: Path, dtype: str, doing: str, *, checkpoint: bool) -> Any:
+    """The module of a folder, with its tensors."""
+    module = modules.read(path, doing).load(dtype, doing)
+    if checkpoint:
+        if not module.supports_gradient_checkpointing:
+            do = "Leave task.checkpoint out."
+            raise ConfigError(doing, "a model that can compute its layers again", type(module).__name__, do)
+        module.gradient_checkpointing_enable()
+    return module
+
+
+def _module_loss(dtype: str, module: Any, batch: Mapping[str, Any]) -> Any:
+    return _weighted(modules.token_losses(module, batch["tokens"], dtype), batch)
+
+
+def _weighted(losses: Any, batch: Mapping[str, Any]) -> Any:
+    """The loss of a batch, from those of its tokens, in whatever framework."""
+    return (losses * batch["weights"]).sum() if "weights" in batch else losses.mean()

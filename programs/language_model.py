@@ -20,7 +20,7 @@ from isthmus.programs.task import Task
 from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
-    from isthmus.ops.transformer import ModelConfig, Routing
+    from isthmus.ops.model_config import ModelConfig, Routing
 
 
 def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
@@ -157,8 +157,9 @@ def task(
 
     from isthmus.ops import transformer
     from isthmus.ops.island.optimizer import adamw, muon
+    from isthmus.ops.model_config import ModelConfig
 
-    config = transformer.ModelConfig(
+    config = ModelConfig(
         corpus.vocabulary,
         layers,
         width,
@@ -189,14 +190,14 @@ def task(
 
 
 def _routing(experts: int, chosen: int, slack: float, balance: float) -> Routing | None:
-    from isthmus.ops.transformer import Routing
+    from isthmus.ops.model_config import Routing
 
     return Routing(experts, chosen, slack, balance) if experts else None
 
 
 def model_config(settings: Mapping[str, Any]) -> ModelConfig:
     """The model of a task with these settings, all of them; no data is read."""
-    from isthmus.ops.transformer import ModelConfig
+    from isthmus.ops.model_config import ModelConfig
 
     shape = {key: settings[key] for key in ("layers", "width", "heads", "context", "tied", "dtype", "stacked")}
     routing = _routing(*(settings[f"experts{key}"] for key in ("", "_chosen", "_slack", "_balance")))

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.ops.island import optimizer
+from isthmus.ops.island import optimizer, schedule
 from isthmus.ops.kernels import averaging
-from isthmus.ops.transformer import ModelConfig
+from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.command.config import MODELS
 from isthmus.programs.language_model import rate_default
 from isthmus.programs.sweeps import OUTER_DECOUPLED, outer_default
@@ -107,9 +107,9 @@ def test_a_merge_is_that_of_the_plain_loop(benches: tuple[Any, Any], method: str
 
 def test_what_the_plain_loop_says_again_is_what_programs_do(benches: tuple[Any, Any]) -> None:
     _, gap = benches
-    assert (gap.FINAL_SHARE, gap.EPSILON) == (optimizer.FINAL_SHARE, optimizer.EPSILON)
+    assert (gap.FINAL_SHARE, gap.EPSILON) == (schedule.FINAL_SHARE, schedule.EPSILON)
     assert gap.CANCELLED_SHARE == averaging.CANCELLED_SHARE
-    own = optimizer.BETA_1, optimizer.BETA_2, optimizer.BETA_MUON, optimizer.RMS_MUON
+    own = schedule.BETA_1, schedule.BETA_2, optimizer.BETA_MUON, optimizer.RMS_MUON
     assert tuple(gap.DEFAULTS[name] for name in ("b1", "b2", "mu", "rms")) == own
     for progress in (0.0, 0.1, 0.2, 0.5, 1.0):
         rate = optimizer.learning_rate(progress, peak=gap.DEFAULTS["lr"], warmup=gap.DEFAULTS["warm"])

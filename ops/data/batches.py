@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, final, runtime_checkable
 
 import msgpack  # type: ignore[import-untyped]
@@ -123,11 +124,18 @@ class Windows:
     Every slot draws its windows uniformly from the whole training split: with shards of the text each learner would fit
     another distribution, and merging would have to undo that. Evaluation windows are the same in every run: evenly
     spaced over the held-out text.
+
+    `is_marked`: some tokens are not to be predicted, such as those of prompts; in the corpus they are the complements
+    `~id` of their ids. A batch then has `weights`, too: float32[sequences, length - 1], 0 for such a token and one
+    number for each other, so that the loss is the sum of the losses of tokens times these: in training their mean, and
+    over all batches of the evaluation the mean is that of all their tokens. DataError if the evaluation has no other
+    token.
     """
 
     corpus: Corpus
     sequences: int | tuple[int, ...]
     length: int
+    is_marked: bool = False
 
     def __post_init__(self) -> None:
         most = self.sequences if isinstance(self.sequences, int) else max(self.sequences)
@@ -138,6 +146,9 @@ class Windows:
             if len(side) < needed:
                 do = "Give more data with --data, or make task.batch or task.context smaller."
                 raise DataError(READING, f"at least {needed} tokens in the {name} split", str(len(side)), do)
+        if self.is_marked and not _predicted_in_evaluation(self):
+            do = "Give more data with --data, or look at what task.prompt names."
+            raise DataError(READING, "tokens to predict in the held-out split", "prompts alone", do)
 
     @property
     def evaluation_batches(self) -> int:
@@ -152,16 +163,21 @@ class Windows:
         )
 
     def batch(self, at: At) -> Batch:
-        """{"tokens": [sequences of the slot, length]}: newly made, and the same for the same `at`.
+        """{"tokens": [sequences of the slot, length]}, and the weights: newly made, and the same for the same `at`.
 
         The evaluation is `evaluation_batches` long, from position 0, regardless of seed and slot, and begins anew after
         it.
         """
         side = self.corpus.train if at.split == "train" else self.corpus.evaluation
         tokens = np.stack([side.window(int(start), self.length) for start in self.starts(at)])
+        weights: Batch = {}
+        if self.is_marked:
+            counts, tokens = tokens[:, 1:] >= 0, np.where(tokens < 0, ~tokens, tokens)
+            whole = counts.sum() if at.split == "train" else _predicted_in_evaluation(self) / self.evaluation_batches
+            weights = {"weights": counts / np.float32(max(whole, 1) if at.split == "train" else whole)}
         if tokens.dtype != np.uint8 or self.corpus.vocabulary < BYTE_VOCABULARY:
             check_ids(tokens, self.corpus.vocabulary, f"the batch at {at}")
-        return {"tokens": tokens.astype(self.dtype, copy=False)}
+        return {"tokens": tokens.astype(self.dtype, copy=False), **weights}
 
     def starts(self, at: At) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Where each window of the batch begins in its side of the split, int64[sequences of the slot]."""
@@ -176,6 +192,20 @@ class Windows:
         count = self.evaluation_batches * sequences
         index = np.arange(position * sequences, (position + 1) * sequences, dtype=np.int64)
         return index * last // (count - 1)
+
+
+@lru_cache(maxsize=4)
+def _predicted_in_evaluation(windows: Windows) -> int:
+    """How many tokens the evaluation predicts."""
+    side, length = windows.corpus.evaluation, windows.length
+    positions = (At(0, 0, position, "evaluation") for position in range(windows.evaluation_batches))
+    starts = (int(start) for at in positions for start in windows.starts(at))
+    return sum(int((side.window(start, length)[1:] >= 0).sum()) for start in starts)
+
+
+def predicted(batch: Batch) -> int:
+    """How many tokens a batch of marked windows predicts."""
+    return int(np.count_nonzero(batch["weights"]))
 
 
 _Count: TypeAlias = Annotated[int, ("range", 0)]

@@ -1,8 +1,7 @@
-"""The inner optimizers of the shipped task, AdamW and Muon, on a schedule of the run's progress.
+"""The inner optimizers of the shipped task, AdamW and Muon, on the shipped schedule (`schedule`).
 
-The schedule depends on the share of the run's token budget that all learners together have trained (`progress`, an
-extra argument of the update), not on a count of steps: a learner that joins late, or is slow, then has the same
-learning rate as all others.
+`progress`, the share of the run's token budget that all learners together have trained, is an extra argument of the
+update.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-BETA_1, BETA_2, EPSILON = 0.9, 0.95, 1e-8
+from isthmus.ops.island.schedule import BETA_1, BETA_2, EPSILON, FINAL_SHARE
+
 NORM = "norm"
 """How the path of a norm ends."""
-FINAL_SHARE = 0.05
-"""The learning rate at the end of the run, as a share of its peak."""
 BETA_MUON: Final = 0.95
 RMS_MUON: Final = 0.2
 """The root mean square of Muon's update at a learning rate of 1: about that of AdamW's (arXiv 2502.16982, section 2.2),

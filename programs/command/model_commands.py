@@ -48,10 +48,14 @@ def export(
             show_default=False,
         ),
     ] = None,
+    is_merged: Annotated[
+        bool, typer.Option("--merged", help="Of an adapter of peft: the model that it adapts, with it.")
+    ] = False,
 ) -> None:
     """Write the model of a run as a folder for others.
 
-    huggingface: a folder that transformers loads, with its tokenizer; of the shipped language model without experts.
+    huggingface: a folder that transformers loads, with its tokenizer; of the shipped language model without experts, of
+    a model folder, and of a module of transformers; the adapter, of a module of peft.
 
     safetensors, orbax: the merged leaves by name, of any task.
 
@@ -59,7 +63,7 @@ def export(
     """
     from isthmus.programs.trained.export import export
 
-    for line in export(_expanded(run), _expanded(to), form, snapshot=snapshot, dtype=dtype):
+    for line in export(_expanded(run), _expanded(to), form, snapshot=snapshot, dtype=dtype, is_merged=is_merged):
         typer.echo(line)
 
 

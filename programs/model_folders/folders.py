@@ -10,7 +10,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from isthmus.ops.transformer import ModelConfig
+from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.model_folders import llama
 from isthmus.runtime.errors import ConfigError, Fault
 
@@ -75,47 +76,44 @@ class ModelFolder:
         """All tensors, converted to one dtype."""
         return {name: self.tensor(name).astype(dtype) for name in self.files}
 
-    def beside(self) -> dict[str, bytes]:
-        """The tokenizer and other files that go along with the model, by name."""
-        return {name: path.read_bytes() for name in BESIDE if (path := self.path / name).is_file()}
-
 
 def read(path: Path, doing: str) -> ModelFolder:
     """The model folder at a path; ConfigError, with all faults of its tensors, if there is none that is whole."""
-    if not (path / CONFIG).is_file():
-        what_is_there = "no such folder" if not path.is_dir() else f"no {CONFIG} in it"
-        do = "Name a folder as transformers' save_pretrained writes it."
-        raise ConfigError(doing, f"a model folder at {path}", what_is_there, do)
-    document = _object(path / CONFIG, doing)
+    document = document_in(path, doing)
     config = llama.config_of(document, doing)
     expected = {place.theirs: place.shape for place in llama.places(config)}
     files: dict[str, Path] = {}
     dtypes: dict[str, str] = {}
     faults: list[Fault] = []
-    for file in _files(path, doing):
-        try:
-            with safe_open(file, framework="np") as opened:
-                for name in opened.keys():  # noqa: SIM118  # It is no mapping.
-                    part = opened.get_slice(name)
-                    if name in expected:
-                        faults += _tensor_faults(doing, name, expected[name], part)
-                        files[name], dtypes[name] = file, DTYPES.get(part.get_dtype(), part.get_dtype())
-                    elif not name.endswith(_IGNORED):
-                        do = "Take a folder of this architecture: what this tensor does is not known here."
-                        faults.append(Fault(doing, f"tensors of {config_name(document)}", repr(name)[:200], do))
-        except (OSError, SafetensorError) as error:
-            do = "The file is damaged, or was not copied whole: take the folder again from where it is whole."
-            raise ConfigError(doing, f"{file.name}, whole", str(error), do) from None
+    for file in weight_files(path, doing):
+        with opened_tensors(file, doing) as opened:
+            for name in opened.keys():  # noqa: SIM118  # It is no mapping.
+                part = opened.get_slice(name)
+                if name in expected:
+                    faults += _tensor_faults(doing, name, expected[name], part)
+                    files[name], dtypes[name] = file, DTYPES.get(part.get_dtype(), part.get_dtype())
+                elif not name.endswith(_IGNORED):
+                    do = "Take a folder of this architecture: what this tensor does is not known here."
+                    faults.append(Fault(doing, f"tensors of {config_name(document)}", repr(name)[:200], do))
         if len(faults) > NAMES_MAX:
             break
     if missing := [name for name in expected if name not in files]:
-        more = f" and {len(missing) - NAMES_MAX} more" if len(missing) > NAMES_MAX else ""
         do = "Take the folder again from where it is whole."
-        names = ", ".join(missing[:NAMES_MAX]) + more
-        faults.insert(0, Fault(doing, f"tensors {names}", "files without them", do))
+        faults.insert(0, Fault(doing, f"tensors {listed(missing)}", "files without them", do))
     if faults:
         raise ConfigError.of(faults[:NAMES_MAX])
     return ModelFolder(path, document, config, files, dtypes)
+
+
+def ends_in(document: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens of a config.json that end a text."""
+    ends = document.get("eos_token_id")
+    return tuple(each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int))
+
+
+def beside(path: Path) -> dict[str, bytes]:
+    """The tokenizer and other files that go along with the model of a folder, by name."""
+    return {name: file.read_bytes() for name in BESIDE if (file := path / name).is_file()}
 
 
 def config_name(document: Mapping[str, Any]) -> str:
@@ -132,8 +130,26 @@ def _tensor_faults(doing: str, name: str, shape: tuple[int, ...], part: Any) -> 
         yield Fault(doing, f"tensor {name} of {', '.join(DTYPES.values())}", str(kind), do)
 
 
-def _files(path: Path, doing: str) -> list[Path]:
-    """The files of a folder that have its tensors."""
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are beyond."""
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return ", ".join(names[:NAMES_MAX]) + more
+
+
+@contextmanager
+def opened_tensors(file: Path, doing: str) -> Iterator[Any]:
+    """A file of safetensors, mapped; ConfigError if it is not whole."""
+    try:
+        with safe_open(file, framework="np") as opened:
+            yield opened
+    except (OSError, SafetensorError) as error:
+        do = "The file is damaged, or was not copied whole: take the folder again from where it is whole."
+        raise ConfigError(doing, f"{file.name}, whole", str(error), do) from None
+
+
+def weight_files(path: Path, doing: str) -> list[Path]:
+    """The files of a folder that have its tensors; ConfigError if there are none, or an index names what is not
+    there."""
     if not (path / INDEX).is_file():
         if (path / WEIGHTS).is_file():
             return [path / WEIGHTS]
@@ -153,6 +169,15 @@ def _files(path: Path, doing: str) -> list[Path]:
         if not (path / name).is_file():
             raise ConfigError(doing, f"{name}, which {INDEX} names", "nothing there", do)
     return [path / name for name in names]
+
+
+def document_in(path: Path, doing: str) -> dict[str, Any]:
+    """The config.json of a folder; ConfigError if there is none."""
+    if not (path / CONFIG).is_file():
+        what_is_there = "no such folder" if not path.is_dir() else f"no {CONFIG} in it"
+        do = "Name a folder as transformers' save_pretrained writes it."
+        raise ConfigError(doing, f"a model folder at {path}", what_is_there, do)
+    return _object(path / CONFIG, doing)
 
 
 def _object(path: Path, doing: str) -> dict[str, Any]:

@@ -15,9 +15,22 @@ from typing import Annotated, Any, Final, NamedTuple, final
 
 import msgspec
 
-from isthmus.ops import transformer
-from isthmus.ops.transformer import BandScaling, LinearScaling, ModelConfig, Rotary, Scaling, YarnScaling
+from isthmus.ops.model_config import (
+    ROTARY_BASE,
+    BandScaling,
+    LinearScaling,
+    ModelConfig,
+    Rotary,
+    Scaling,
+    YarnScaling,
+)
+from isthmus.ops.model_config import tensors as shapes_of
 from isthmus.runtime.errors import ConfigError
+
+
+class OtherModelError(ConfigError):
+    """A configuration of a model that is not computed here; transformers may know it."""
+
 
 ATTENTION: Final = ("query", "key", "value")
 
@@ -98,17 +111,15 @@ class ConfigDocument(msgspec.Struct, frozen=True):
 def config_of(document: Mapping[str, Any], doing: str) -> ModelConfig:
     """The model that a config.json describes, computed in float32.
 
-    ConfigError for an architecture that is not known here, with the known ones, for code of its own, and for whatever
-    would be computed otherwise.
+    OtherModelError for an architecture that is not known here, with the known ones, and for whatever would be computed
+    otherwise; ConfigError for code of its own, and for what is no such configuration.
     """
     kind = document.get("model_type")
-    if document.get("auto_map"):
-        do = "Code of a folder's own is never run here. Take a folder that transformers' own classes have written."
-        raise ConfigError(doing, "a model that transformers itself knows", "code of its own (auto_map)", do)
+    check_code(document, doing)
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         known = ", ".join(f"{name} ({each.architecture})" for name, each in FAMILIES.items())
-        raise ConfigError(doing, f"a model_type of {known}", repr(kind)[:80], "Take a folder of one of these.")
+        raise OtherModelError(doing, f"a model_type of {known}", repr(kind)[:80], "Take a folder of one of these.")
     try:
         given = msgspec.convert(document, ConfigDocument)
         return _config(given, family, doing)
@@ -117,17 +128,40 @@ def config_of(document: Mapping[str, Any], doing: str) -> ModelConfig:
         raise ConfigError(doing, f"a configuration of {family.architecture}", str(error), do) from None
 
 
+def check_code(document: Mapping[str, Any], doing: str) -> None:
+    """ConfigError for a configuration with code of its own."""
+    if document.get("auto_map"):
+        do = "Code of a folder's own is never run here. Take a folder that transformers' own classes have written."
+        raise ConfigError(doing, "a model that transformers itself knows", "code of its own (auto_map)", do)
+
+
+def is_computed_here(document: Mapping[str, Any]) -> bool:
+    """Whether a configuration is of a model that `ops.transformer` computes, or would be if it were valid."""
+    try:
+        config_of(document, "Reading a configuration")
+    except OtherModelError:
+        return False
+    except ConfigError:
+        return True
+    return True
+
+
 def _config(given: ConfigDocument, family: LlamaFamily, doing: str) -> ModelConfig:
-    refused = {
+    wrong = {
         f"architectures {given.architectures}": given.architectures not in (None, [], [family.architecture]),
-        f"hidden_act {given.hidden_act!r}": given.hidden_act not in ("silu", "swish"),
         "quantization_config": given.quantization_config is not None,
+    }
+    if found := [what for what, is_there in wrong.items() if is_there]:
+        do = "Take a folder without: it is no model that predicts tokens, in floating-point numbers."
+        raise ConfigError(doing, f"{family.architecture}, unquantized", ", ".join(found), do)
+    refused = {
+        f"hidden_act {given.hidden_act!r}": given.hidden_act not in ("silu", "swish"),
         "use_sliding_window": given.use_sliding_window and given.model_type != "mistral",
         f"partial_rotary_factor {given.partial_rotary_factor}": given.partial_rotary_factor not in (None, 1.0),
     }
     if found := [what for what, is_there in refused.items() if is_there]:
         do = "Take a folder without: what it means is not computed here."
-        raise ConfigError(doing, f"{family.architecture} with silu, unquantized", ", ".join(found), do)
+        raise OtherModelError(doing, f"{family.architecture} with silu", ", ".join(found), do)
     window = given.sliding_window if given.model_type == "mistral" else None
     biases = [*family.biases]
     if given.attention_bias and not biases:
@@ -153,7 +187,7 @@ def _config(given: ConfigDocument, family: LlamaFamily, doing: str) -> ModelConf
 
 def _rotary(given: ConfigDocument, doing: str) -> Rotary:
     rope = given.rope_parameters or given.rope_scaling or RopeDocument()
-    base = rope.rope_theta or given.rope_theta or transformer.ROTARY_BASE
+    base = rope.rope_theta or given.rope_theta or ROTARY_BASE
     kind = rope.rope_type or rope.type or "default"
     scalings: dict[str, Any] = {
         "default": lambda: None,
@@ -163,7 +197,8 @@ def _rotary(given: ConfigDocument, doing: str) -> Rotary:
     }
     if kind not in scalings or rope.partial_rotary_factor not in (None, 1.0):
         found = f"rope_type {kind!r}" if kind not in scalings else "partial_rotary_factor"
-        raise ConfigError(doing, f"rotary positions of {', '.join(scalings)}", found, "Take a folder of one of these.")
+        do = "Take a folder of one of these."
+        raise OtherModelError(doing, f"rotary positions of {', '.join(scalings)}", found, do)
     return Rotary(base, scalings[kind]())
 
 
@@ -254,7 +289,7 @@ _REST: Final[Mapping[str, str]] = {"embedding": "model.embed_tokens", "norm": "m
 
 def places(config: ModelConfig) -> Iterator[TensorPlace]:
     """Every tensor of a model, in the order of its forward pass; its layers are no rows of one tensor."""
-    for name, (shape, _) in transformer.tensors(replace(config, stacked=False)).items():
+    for name, (shape, _) in shapes_of(replace(config, stacked=False)).items():
         bare = name.removesuffix("_bias")
         suffix = "weight" if bare == name else "bias"
         if bare in _REST:
@@ -266,9 +301,9 @@ def places(config: ModelConfig) -> Iterator[TensorPlace]:
         yield TensorPlace(f"{place}.{suffix}", name, is_matrix, shape[::-1] if is_matrix else shape)
 
 
-def ours(config: ModelConfig, tensors: Mapping[str, Any]) -> transformer.Parameters:
+def ours(config: ModelConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of `ops.transformer`, nested, from a folder's tensors by name: NumPy's arrays, or jax's."""
-    params: transformer.Parameters = {}
+    params: dict[str, Any] = {}
     for place in places(config):
         *folders, leaf = place.ours.split("/")
         branch = params

@@ -1,13 +1,14 @@
-"""Texts of files, as the tokens of a model: plain text, JSON lines and parquet, by their names.
+"""Texts of files, as the tokens of a model: plain text, JSON lines, parquet and arrow, by their names.
 
-A file of plain text is one document; each line of a .jsonl file, and each row of a .parquet file, has one in a field or
-column. The token that ends a text, if the model has one, follows each document, and documents are packed one after the
-other.
+A file of plain text is one document; each line of a .jsonl file, and each row of a .parquet or .arrow file, has one in
+a field or column. The token that ends a text, if the model has one, follows each document, and documents are packed one
+after the other. A row may have a prompt in another field, which comes first, and which is not to be predicted: its
+tokens are the complements of their ids (`ops.data.batches`). Prompt and text become tokens apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -22,31 +23,42 @@ TOGETHER: Final = 1024
 """Documents that are tokenized at once, on all cores."""
 
 
-def ids_of(path: Path, column: str, tokens: TextTokens, end: int | None, doing: str) -> Ids:
-    """The tokens of a file; ConfigError for one that has no such column, or cannot be read."""
+TABLES: Final = (".jsonl", ".parquet", ".arrow")
+"""Files of rows."""
+
+
+def ids_of(path: Path, fields: Mapping[str, str], tokens: TextTokens, end: int | None, doing: str) -> Ids:
+    """The tokens of a file; ConfigError for one that has no such column, or cannot be read.
+
+    `fields`: the columns of a row, by the setting that names each; that of the text comes last.
+    """
     ends = np.asarray([] if end is None else [end], np.int32)
     parts: list[Ids] = []
-    documents = _documents(path, column, doing)
+    documents = _documents(path, fields, doing)
     while some := list(islice(documents, TOGETHER)):
-        for ids in tokens.encode_all(some):
-            parts += [ids, ends]
+        *prompts, texts = (tokens.encode_all(column) for column in zip(*some, strict=True))
+        for ids in zip(*prompts, texts, strict=True):
+            parts += [*(~prompt for prompt in ids[:-1]), ids[-1], ends]
     return np.concatenate(parts) if parts else ends[:0]
 
 
-def _documents(path: Path, column: str, doing: str) -> Iterator[bytes]:
+def _documents(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
     do = "Correct the file, or leave it out."
     try:
         if path.suffix == ".jsonl":
-            yield from _lines(path, column, doing)
-        elif path.suffix == ".parquet":
-            yield from _rows(path, column, doing)
+            yield from _lines(path, fields, doing)
+        elif path.suffix in TABLES:
+            yield from _rows(path, fields, doing)
+        elif len(fields) > 1:
+            do = f"Leave {next(iter(fields))} out, or the file."
+            raise ConfigError(doing, f"prompts in rows of {', '.join(TABLES)}", f"{path}, plain text", do)
         else:
-            yield path.read_bytes()
+            yield (path.read_bytes(),)
     except OSError as error:
         raise ConfigError(doing, f"text in {path}", str(error), do) from None
 
 
-def _lines(path: Path, column: str, doing: str) -> Iterator[bytes]:
+def _lines(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -56,34 +68,61 @@ def _lines(path: Path, column: str, doing: str) -> Iterator[bytes]:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 do = "Write one JSON object a line."
                 raise ConfigError(doing, f"JSON in line {number} of {path}", str(error), do) from None
-            text = row.get(column) if isinstance(row, dict) else None
-            if not isinstance(text, str):
-                there = sorted(map(str, row)) if isinstance(row, dict) else []
-                raise _no_column(f"line {number} of {path}", column, there, doing)
-            yield text.encode(errors="replace")
+            row = row if isinstance(row, dict) else {}
+            for setting, column in fields.items():
+                if not isinstance(row.get(column), str):
+                    raise _no_column(f"line {number} of {path}", setting, column, sorted(map(str, row)), doing)
+            yield tuple(row[column].encode(errors="replace") for column in fields.values())
 
 
-def _rows(path: Path, column: str, doing: str) -> Iterator[bytes]:
+def _rows(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException
     except ImportError:
         do = "Install it beside isthmus: in a clone, pip install -e '.[parquet]'."
         raise ConfigError(doing, "the library pyarrow", "none", do) from None
     try:
-        file = parquet.ParquetFile(path)
-        if column not in file.schema_arrow.names:
-            raise _no_column(str(path), column, file.schema_arrow.names, doing)
-        for batch in file.iter_batches(columns=[column]):
-            for text in batch.column(0).to_pylist():
-                if not isinstance(text, str):
-                    do = "Name a column of texts with task.column."
-                    raise ConfigError(doing, f"texts in column {column!r} of {path}", type(text).__name__, do)
-                yield text.encode()
+        names, batches = _arrow(path) if path.suffix == ".arrow" else _parquet(path, list(fields.values()))
+        for setting, column in fields.items():
+            if column not in names:
+                raise _no_column(str(path), setting, column, names, doing)
+        for batch in batches:
+            columns = [batch.column(column).to_pylist() for column in fields.values()]
+            for row in zip(*columns, strict=True):
+                yield tuple(_text(text, path, doing) for text in row)
     except ArrowException as error:
         do = "Correct the file, or leave it out."
-        raise ConfigError(doing, f"parquet in {path}", str(error)[:200], do) from None
+        raise ConfigError(doing, f"{path.suffix[1:]} in {path}", str(error)[:200], do) from None
 
 
-def _no_column(where: str, column: str, there: Sequence[str], doing: str) -> ConfigError:
-    do = f"Name another with task.column. {nearest(column, there)}"
+def _parquet(path: Path, columns: Sequence[str]) -> tuple[list[str], Iterator[Any]]:
+    """The names of all columns, and the rows of some, in batches."""
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    return file.schema_arrow.names, file.iter_batches(columns=list(columns))
+
+
+def _arrow(path: Path) -> tuple[list[str], Iterator[Any]]:
+    """The names of all columns, and the rows, in batches: of a stream, as datasets writes them, or of a file."""
+    from pyarrow import ArrowInvalid, ipc, memory_map
+
+    source = memory_map(str(path))
+    try:
+        stream = ipc.open_stream(source)
+    except ArrowInvalid:
+        file = ipc.open_file(source)
+        return file.schema.names, (file.get_batch(index) for index in range(file.num_record_batches))
+    return stream.schema.names, iter(stream)
+
+
+def _text(text: Any, path: Path, doing: str) -> bytes:
+    if not isinstance(text, str):
+        do = "Name a column of texts."
+        raise ConfigError(doing, f"texts in each row of {path}", type(text).__name__, do)
+    return text.encode()
+
+
+def _no_column(where: str, setting: str, column: str, there: Sequence[str], doing: str) -> ConfigError:
+    do = f"Name another with {setting}. {nearest(column, there)}"
     return ConfigError(doing, f"a text in {column!r} of {where}", ", ".join(there) or "no fields", do)

@@ -5,7 +5,10 @@ A tokenizer.json is read by the library `tokenizers`, which runs no code of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
@@ -16,6 +19,7 @@ from isthmus.programs.model_folders.folders import DOCUMENT_BYTES_MAX, TOKENIZER
 from isthmus.runtime.errors import ConfigError
 
 BYTES: Final = 256
+_PARALLEL: Final = "TOKENIZERS_PARALLELISM"
 Ids = npt.NDArray[np.int32]
 
 
@@ -82,7 +86,16 @@ class FolderTokens:
         return np.asarray(self._tokenizer.encode(self._text(text), add_special_tokens=begins).ids, np.int32)
 
     def encode_all(self, texts: Sequence[bytes]) -> list[Ids]:
-        encoded = self._tokenizer.encode_batch([self._text(text) for text in texts], add_special_tokens=False)
+        """In threads that end: those of the library would stay, and no process with threads is forked."""
+        words = [self._text(text) for text in texts]
+        cores = len(os.sched_getaffinity(0))
+        size = max(-(-len(words) // cores), 1)
+        with _one_thread_each(), ThreadPoolExecutor(cores) as pool:
+            parts = pool.map(self._encoded, [words[at : at + size] for at in range(0, len(words), size)])
+            return [ids for part in parts for ids in part]
+
+    def _encoded(self, words: list[str]) -> list[Ids]:
+        encoded = self._tokenizer.encode_batch(words, add_special_tokens=False)
         return [np.asarray(each.ids, np.int32) for each in encoded]
 
     def decode(self, ids: Ids) -> str:
@@ -99,6 +112,19 @@ class FolderTokens:
             return text.decode()
         except UnicodeDecodeError as error:
             raise ConfigError(self._doing, "text in UTF-8", str(error), "Convert it first.") from None
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Let the library make no threads of its own."""
+    before = os.environ.get(_PARALLEL)
+    os.environ[_PARALLEL] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop(_PARALLEL)
+        if before is not None:
+            os.environ[_PARALLEL] = before
 
 
 def byte_tokenizer(doing: str) -> dict[str, bytes]:

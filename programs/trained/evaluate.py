@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.ops import transformer
+from isthmus.ops.data.batches import Batch
 from isthmus.ops.data.corpus import CorpusFile, DataError, TokenIds, find, whole
 from isthmus.programs.model_folders.tokens import ByteTokens, TextTokens
 from isthmus.programs.trained.text_model import TextModel
@@ -44,12 +41,17 @@ def evaluate(model: TextModel, data: Path | None, doing: str) -> TextLoss:
     predicted once, from what its window has before it. ConfigError where there is no text.
     """
     if data is None:
-        held_out = _sum(model, ((batch, None) for batch in model.held_out(doing)))
+        held_out = _sum(model, ((batch["tokens"], _counts(batch)) for batch in model.held_out(doing)))
         return held_out.evaluation(held_out.tokens if isinstance(model.tokens, ByteTokens) else None)
     ids, text_bytes = _ids(model, data, doing)
     if len(ids) < 2:
         raise ConfigError(doing, "a text of at least two tokens", f"{len(ids)} in {data}", "Name another with --data.")
     return _sum(model, _windows(model, ids)).evaluation(text_bytes)
+
+
+def _counts(batch: Batch) -> npt.NDArray[np.bool_] | None:
+    """Which predictions of a batch count; None where all do."""
+    return batch["weights"] > 0 if "weights" in batch else None
 
 
 @final
@@ -72,7 +74,7 @@ def _ids(model: TextModel, data: Path, doing: str) -> tuple[TokenIds, int | None
     try:
         sources = find([str(data)])
         if model.tokens is None or any(source.holds_tokens for source in sources):
-            return whole(sources, vocabulary=model.config.vocabulary), None
+            return whole(sources, vocabulary=model.vocabulary), None
         if isinstance(model.tokens, ByteTokens):
             ids = whole(sources)
             return ids, len(ids) - 1
@@ -92,8 +94,8 @@ def _encoded(tokens: TextTokens, sources: tuple[CorpusFile, ...]) -> tuple[Token
 def _windows(model: TextModel, ids: TokenIds) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]:
     """Batches of windows [sequences, length + 1], each of which begins with the last token of the one before it, and
     which of their predictions count."""
-    length = min(model.config.context, CONTEXT_MAX, len(ids) - 1)
-    sequences = max(1, LOGITS_MAX // (length * model.config.vocabulary))
+    length = min(model.context or CONTEXT_MAX, CONTEXT_MAX, len(ids) - 1)
+    sequences = max(1, LOGITS_MAX // (length * model.vocabulary))
     starts = range(0, len(ids) - 1, length)
     for first in range(0, len(starts), sequences):
         tokens = np.zeros((sequences, length + 1), np.int32)
@@ -106,11 +108,9 @@ def _windows(model: TextModel, ids: TokenIds) -> Iterator[tuple[npt.NDArray[Any]
 
 
 def _sum(model: TextModel, batches: Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]]) -> Sum:
-    losses_of = jax.jit(partial(transformer.token_losses, model.config))
-    params = jax.tree.map(jnp.asarray, model.params)
     total, tokens, windows = 0.0, 0, 0
     for batch, counts in batches:
-        losses = np.asarray(losses_of(params, batch), np.float64)
+        losses = model.predictor.token_losses(batch)
         counts = np.ones(losses.shape, bool) if counts is None else counts
         total += float(losses[counts].sum())
         tokens += int(counts.sum())

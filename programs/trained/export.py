@@ -1,7 +1,8 @@
 """The model of a run as a folder for others: a model folder of transformers, plain safetensors, or an orbax checkpoint.
 
-Decides what goes into each. A model folder is written of what has its form: the shipped language model without experts.
-The other two take the merged leaves of any task, by their names.
+Decides what goes into each. A model folder is written of what has its form: the shipped language model without experts,
+a model that came from a folder, and modules of transformers and of peft. The other two take the merged leaves of any
+task, by their names.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 
 import numpy.typing as npt
 
-from isthmus.ops.transformer import ModelConfig
+from isthmus.ops.model_config import ModelConfig
 from isthmus.programs import language_model
+from isthmus.programs.engine.request.kept_model import folder_kept
 from isthmus.programs.engine.request.request import FOLDER
-from isthmus.programs.model_folders import folders, llama
+from isthmus.programs.model_folders import folders, llama, modules
 from isthmus.programs.model_folders.tokens import byte_tokenizer
-from isthmus.programs.trained.run_model import job_of, opened
+from isthmus.programs.task import OwnTask
+from isthmus.programs.trained import module_export
+from isthmus.programs.trained.run_model import job_of, model_of, opened, task_of
 from isthmus.programs.trained.text_model import is_run, settings_of
 from isthmus.runtime.errors import ConfigError, nearest
 
@@ -26,6 +30,7 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Dtypes: TypeAlias = Mapping[str, str]
 DTYPES: Final = tuple(folders.DTYPES.values())
 """What --dtype may be."""
+HUGGINGFACE: Final = "huggingface"
 
 
 @final
@@ -36,10 +41,28 @@ class ExportForm(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def export(run: Path, to: Path, form: str, *, snapshot: int | None = None, dtype: str | None = None) -> tuple[str, ...]:
+@final
+class ExportWish(NamedTuple):
+    """`dtype`: of all tensors, None for that in which each is trained; `is_merged`: not an adapter, but the model that
+    it adapts, with it."""
+
+    dtype: str | None = None
+    is_merged: bool = False
+
+
+def export(
+    run: Path,
+    to: Path,
+    form: str,
+    *,
+    snapshot: int | None = None,
+    dtype: str | None = None,
+    is_merged: bool = False,
+) -> tuple[str, ...]:
     """Write the model of a run into a new folder, whole or not at all; returns what is to be said about it.
 
-    `dtype`: of all tensors; None for that in which each is trained. ConfigError for a form that the model does not
+    `dtype`: of all tensors; None for that in which each is trained. `is_merged`: of an adapter of peft, the model that
+    it adapts, with it. ConfigError for a form that the model does not
     have, and where something is at `to`.
     """
     doing = f"Exporting {run}"
@@ -53,7 +76,10 @@ def export(run: Path, to: Path, form: str, *, snapshot: int | None = None, dtype
         what_is_there = "no such folder" if not run.is_dir() else "no config.toml in it"
         do = "Name the folder of a run: runs/latest, or see isthmus status --all."
         raise ConfigError(doing, "a run folder", what_is_there, do)
-    chosen = FORMS[form](run, doing)
+    if is_merged and form != HUGGINGFACE:
+        do = f"Leave it out, or take --format {HUGGINGFACE}."
+        raise ConfigError("Reading --merged", f"an adapter, and --format {HUGGINGFACE}", f"--format {form}", do)
+    chosen = FORMS[form](run, doing, ExportWish(dtype, is_merged))
     model = opened(run, doing, snapshot)
     layout = job_of(run, doing).layout
     arrays = {leaf.name: model.tensors[leaf.name].reshape(leaf.shape) for leaf in layout}
@@ -62,11 +88,21 @@ def export(run: Path, to: Path, form: str, *, snapshot: int | None = None, dtype
     return (f"{model.words} of {run.resolve().name} is in {to}", *chosen.notes)
 
 
-def _huggingface(run: Path, doing: str) -> ExportForm:
-    """The form of transformers, of a run that has one."""
+def _huggingface(run: Path, doing: str, wish: ExportWish) -> ExportForm:
+    """The form of transformers, of a run that has one; that of peft, of an adapter."""
     settings = settings_of(run, doing)
+    task = task_of(run, doing) if settings is None else None
+    if isinstance(task, OwnTask):
+        return ExportForm(partial(_write_module, run, task, wish, doing))
+    if wish.is_merged:
+        do = "Leave --merged out."
+        raise ConfigError(doing, "an adapter of peft, which can be merged", "no adapter", do)
     if settings is not None and FOLDER in settings:
-        return ExportForm(partial(write_folder, folders.read(Path(settings[FOLDER]), doing)))
+        kept = folder_kept(run, settings[FOLDER])
+        document = folders.document_in(kept, doing)
+        if llama.is_computed_here(document):
+            return ExportForm(partial(write_folder, document, kept))
+        return ExportForm(partial(_write_module_folder, modules.read(kept, doing), doing))
     if settings is None or settings["experts"]:
         found = "one of a task of its own" if settings is None else f"{settings['experts']} experts in each layer"
         do = "Use --format safetensors, or orbax: names and arrays, of any task."
@@ -85,11 +121,9 @@ def _write_llama(config: ModelConfig, files: Mapping[str, bytes], folder: Path, 
     folders.write_tensors(folder, tensors, dict.fromkeys(tensors, dtype))
 
 
-def write_folder(source: folders.ModelFolder, folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
-    """A model that came from a folder, with what was beside it there."""
-    kinds = set(dtypes.values())
-    document = llama.with_dtype(source.document, kinds.pop()) if len(kinds) == 1 else dict(source.document)
-    folders.write_documents(folder, {folders.CONFIG: document}, source.beside())
+def write_folder(document: Mapping[str, Any], beside: Path, folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
+    """A model that came from a folder with this config.json, with what was `beside` it there."""
+    _write_beside(document, beside, folder, dtypes)
     names = {name: name.replace("/", ".") for name in arrays}
     folders.write_tensors(
         folder,
@@ -98,12 +132,34 @@ def write_folder(source: folders.ModelFolder, folder: Path, arrays: Arrays, dtyp
     )
 
 
-def _safetensors(run: Path, doing: str) -> ExportForm:
+def _write_module_folder(model: modules.ModuleFolder, doing: str, folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
+    """A model that came from a folder, as transformers writes it, with what was beside it there."""
+    (dtype,) = set(dtypes.values())
+    modules.write(model.with_tensors(arrays, dtype, doing), folder)
+    _write_beside(model.document, model.path, folder, dtypes)
+
+
+def _write_module(
+    run: Path, task: OwnTask, wish: ExportWish, doing: str, folder: Path, arrays: Arrays, dtypes: Dtypes
+) -> None:
+    """The module of a task in PyTorch, as the library of its class writes it."""
+    module = model_of(run, task, arrays, doing)
+    module_export.write(module, folder, dtypes, dtype=wish.dtype, is_merged=wish.is_merged, doing=doing)
+
+
+def _write_beside(document: Mapping[str, Any], beside: Path, folder: Path, dtypes: Dtypes) -> None:
+    """What a model folder has beside its tensors: its config.json, of which the dtype alone may be another."""
+    kinds = set(dtypes.values())
+    document = llama.with_dtype(document, kinds.pop()) if len(kinds) == 1 else document
+    folders.write_documents(folder, {folders.CONFIG: document}, folders.beside(beside))
+
+
+def _safetensors(run: Path, doing: str, wish: ExportWish) -> ExportForm:
     """Every merged leaf by its path."""
     return ExportForm(folders.write_tensors)
 
 
-def _orbax(run: Path, doing: str) -> ExportForm:
+def _orbax(run: Path, doing: str, wish: ExportWish) -> ExportForm:
     """A tree of the merged leaves, by the steps of their paths."""
     try:
         import orbax.checkpoint  # noqa: F401
@@ -121,8 +177,8 @@ def _write_orbax(folder: Path, arrays: Arrays, dtypes: Dtypes) -> None:
         checkpointer.save(folder.absolute(), tree, force=True)  # The folder is there, and empty.
 
 
-FORMS: Final[Mapping[str, Callable[[Path, str], ExportForm]]] = {
-    "huggingface": _huggingface,
+FORMS: Final[Mapping[str, Callable[[Path, str, ExportWish], ExportForm]]] = {
+    HUGGINGFACE: _huggingface,
     "safetensors": _safetensors,
     "orbax": _orbax,
 }

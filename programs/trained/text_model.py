@@ -1,6 +1,8 @@
 """A language model that text goes into: of a run, also while it goes on, or of a model folder.
 
-It is computed in float32, whatever it was trained in, so that a run and the folder exported from it are one model.
+It is computed in float32, whatever it was trained in, so that a run and the folder exported from it are one model: in
+jax where our own transformer computes it, whatever has trained it, and else in PyTorch. Of a run of a model folder
+nothing is read of that folder but what its run folder has of it.
 """
 
 from __future__ import annotations
@@ -9,49 +11,69 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
+import numpy as np
 import numpy.typing as npt
 
-from isthmus.ops.transformer import ModelConfig, Parameters
-from isthmus.programs import language_model
+from isthmus.ops.data.batches import Batch
+from isthmus.programs import folder_task, language_model
+from isthmus.programs.engine.request import reference
+from isthmus.programs.engine.request.kept_model import folder_kept
 from isthmus.programs.engine.request.new_folder import CONFIG
-from isthmus.programs.engine.request.request import FOLDER, shipped_task
-from isthmus.programs.model_folders import folders, llama
-from isthmus.programs.model_folders.tokens import ByteTokens, FolderTokens, TextTokens
+from isthmus.programs.engine.request.request import FOLDER, SHIPPED_TASKS, shipped_task
+from isthmus.programs.engine.request.slot_tasks import references_of
+from isthmus.programs.model_folders import folders, llama, modules
+from isthmus.programs.model_folders.tokens import ByteTokens, FolderTokens, Ids, TextTokens
 from isthmus.programs.settings import Schema
 from isthmus.programs.task import Task
 from isthmus.programs.trained.run_model import job_of, opened, task_of
 from isthmus.runtime.errors import ConfigError
 
-Array = npt.NDArray[Any]
 COMPUTED_IN: Final = "float32"
+
+
+class Predictor(Protocol):
+    """The model itself, in the framework that computes it."""
+
+    def token_losses(self, tokens: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """The cross-entropy, in nats, of each of `tokens` int[sequences, length + 1] but the first of each sequence."""
+
+    def continued(self, ids: Ids, count: int, temperature: float, seed: int) -> Iterator[Ids]:
+        """Up to `count` tokens after `ids`, piece by piece; fewer where the model ends the text.
+
+        A model sees no more than its context: where that is full, it reads the last half of it again.
+        """
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """Parameters of `ops.transformer`, nested, in float32.
+    """A model, and what belongs to it.
 
-    `tokens`: how text becomes tokens, None if that is not known; `ends`: tokens that end a text; `run`: the folder of
-    the run that it is of, None for a model folder.
+    `vocabulary`: how many token ids there are; `context`: the most tokens that it sees, None where nothing bounds them;
+    `tokens`: how text becomes tokens, None if that is not known; `run`: the folder of the run that it is of, None for a
+    model folder.
     """
 
     where: Path
-    config: ModelConfig
-    params: Parameters
+    predictor: Predictor
+    vocabulary: int
+    context: int | None
     tokens: TextTokens | None
-    ends: tuple[int, ...] = ()
     run: Path | None = None
 
-    def held_out(self, doing: str) -> Iterator[Array]:
-        """The batches of token ids on which the run evaluates; ConfigError for a model folder, which has none."""
+    def held_out(self, doing: str) -> Iterator[Batch]:
+        """The batches on which the run evaluates; ConfigError for a model folder, which has none."""
         if self.run is None:
             do = "Name one with --data."
             raise ConfigError(doing, "a text to evaluate on", "a model folder, which has none", do)
+        settings = settings_of(self.run, doing)
+        if settings is not None and FOLDER in settings:
+            return folder_task.held_out(settings, folder_kept(self.run, settings[FOLDER]))
         task = task_of(self.run, doing)
         assert isinstance(task, Task)
-        return (batch["tokens"] for batch in task.evaluation_batches(0))
+        return task.evaluation_batches(0)
 
 
 def is_run(where: Path) -> bool:
@@ -68,15 +90,45 @@ def text_model(where: Path, doing: str, snapshot: int | None = None) -> TextMode
     if not (where / folders.CONFIG).is_file():
         what_is_there = "nothing there" if not where.exists() else f"neither {CONFIG} nor {folders.CONFIG} in it"
         raise ConfigError(doing, f"a run or a model folder at {where}", what_is_there, "Name one, such as runs/latest.")
+    document = folders.document_in(where, doing)
+    if not llama.is_computed_here(document):
+        return _in_torch(where, where, modules.read(where, doing), None, doing)
     folder = folders.read(where, doing)
-    params = llama.ours(folder.config, folder.tensors(COMPUTED_IN))
-    tokens = FolderTokens(where, folder.config.vocabulary, doing)
-    return TextModel(where, folder.config, params, tokens, _ends(folder.document))
+    return _in_jax(where, where, document, folder.tensors(COMPUTED_IN), doing)
 
 
-def _ends(document: Mapping[str, Any]) -> tuple[int, ...]:
-    ends = document.get("eos_token_id")
-    return tuple(each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int))
+def _in_jax(
+    where: Path,
+    folder: Path,
+    document: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    doing: str,
+    run: Path | None = None,
+) -> TextModel:
+    """A model of our own transformer, from the tensors of its folder by name."""
+    from isthmus.programs.trained.jax_predictor import JaxPredictor
+
+    config = llama.config_of(document, doing)
+    predictor = JaxPredictor(config, llama.ours(config, tensors), folders.ends_in(document))
+    tokens = FolderTokens(folder, config.vocabulary, doing)
+    return TextModel(where, predictor, config.vocabulary, config.context, tokens, run)
+
+
+def _in_torch(
+    where: Path,
+    folder: Path,
+    model: modules.ModuleFolder,
+    tensors: Mapping[str, Any] | None,
+    doing: str,
+    run: Path | None = None,
+) -> TextModel:
+    """A model of transformers, from its tensors by path, or those of its folder."""
+    from isthmus.programs.trained.torch_predictor import TorchPredictor
+
+    module = model.load(COMPUTED_IN, doing) if tensors is None else model.with_tensors(tensors, COMPUTED_IN, doing)
+    predictor = TorchPredictor(module.eval(), model.context, folders.ends_in(model.document))
+    tokens = FolderTokens(folder, model.vocabulary, doing)
+    return TextModel(where, predictor, model.vocabulary, model.context, tokens, run)
 
 
 def _of_run(where: Path, doing: str, snapshot: int | None) -> TextModel:
@@ -89,23 +141,31 @@ def _of_run(where: Path, doing: str, snapshot: int | None) -> TextModel:
     dtypes = {leaf.name: leaf.dtype for leaf in job_of(where, doing).layout}
     arrays = {name: tensors[name].astype(dtype).astype(COMPUTED_IN) for name, dtype in dtypes.items()}
     if FOLDER in settings:
-        folder = folders.read(Path(settings[FOLDER]), doing)
-        params = llama.ours(folder.config, {name.replace("/", "."): array for name, array in arrays.items()})
-        folder_tokens = FolderTokens(folder.path, folder.config.vocabulary, doing)
-        return TextModel(where, folder.config, params, folder_tokens, _ends(folder.document), run=where)
+        kept = folder_kept(where, settings[FOLDER])
+        document = folders.document_in(kept, doing)
+        if not llama.is_computed_here(document):
+            return _in_torch(where, kept, modules.read(kept, doing), arrays, doing, where)
+        named = {name.replace("/", "."): array for name, array in arrays.items()}
+        return _in_jax(where, kept, document, named, doing, where)
+    from isthmus.programs.trained.jax_predictor import JaxPredictor
+
     config = replace(language_model.model_config(settings), dtype=COMPUTED_IN)
     tokens = ByteTokens() if language_model.is_of_bytes(settings) else None
-    return TextModel(where, config, llama.nested(arrays), tokens, run=where)
+    predictor = JaxPredictor(config, llama.nested(arrays), ())
+    return TextModel(where, predictor, config.vocabulary, config.context, tokens, where)
 
 
 def settings_of(run: Path, doing: str) -> Mapping[str, Any] | None:
     """The settings of the shipped task in a run's configuration, with `folder` among them if it is that of a model
-    folder; None if it trains another task."""
+    folder, of the home where slots differ; None if it trains another task."""
     try:
         document = tomllib.loads((run / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(doing, f"a {CONFIG} that can be read", str(error), "Name another run.") from None
-    if document.get("run", {}).get("task") is not None:
-        return None
-    settings = document.get("task", {})
+    settings, task = document.get("task", {}), document.get("run", {}).get("task")
+    if task is not None:
+        home = references_of(task)[0] if isinstance(task, str) else ""
+        if reference.without_keywords(home) not in SHIPPED_TASKS:
+            return None
+        settings = reference.parse(home, doing).keywords or {}
     return Schema.of("task", shipped_task(settings)[1].task).read(settings)

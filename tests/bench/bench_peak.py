@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from isthmus.ops.exchange.fragments import Fragment, partition
+from isthmus.ops.model_config import ModelConfig, tensors
 from isthmus.ops.syncer.schedule import Schedule
-from isthmus.ops.transformer import ModelConfig, tensors
 
 ISTHMUS: Final = Path(sys.executable).with_name("isthmus")
 INTERVAL: Final = 24

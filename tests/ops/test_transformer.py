@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isthmus.ops import transformer
-from isthmus.ops.transformer import ModelConfig, Routing, init, rotate, tensors
+from isthmus.ops import model_config, transformer
+from isthmus.ops.model_config import ModelConfig, Routing, tensors
+from isthmus.ops.transformer import init, rotate
 
 # One compilation is faster than the separate operations.
 logits = jax.jit(transformer.logits, static_argnums=0)
@@ -334,13 +335,13 @@ def test_a_window_hides_what_is_older() -> None:
 
 def test_scalings_slow_down_the_slow_pairs() -> None:
     plain = 10_000.0 ** (-np.arange(16) / 16)
-    linear, _ = transformer.LinearScaling(4.0).scaled(plain, 1e4)
+    linear, _ = model_config.LinearScaling(4.0).scaled(plain, 1e4)
     np.testing.assert_allclose(linear, plain / 4)
-    bands, _ = transformer.BandScaling(4.0, 1.0, 4.0, 64).scaled(plain, 1e4)
+    bands, _ = model_config.BandScaling(4.0, 1.0, 4.0, 64).scaled(plain, 1e4)
     turns = 64 * plain / (2 * math.pi)
     np.testing.assert_allclose(bands[turns > 4], plain[turns > 4])
     np.testing.assert_allclose(bands[turns < 1], plain[turns < 1] / 4)
-    yarn, amplitude = transformer.YarnScaling(4.0, 64, 1.5).scaled(plain, 1e4)
+    yarn, amplitude = model_config.YarnScaling(4.0, 64, 1.5).scaled(plain, 1e4)
     assert amplitude == 1.5
     np.testing.assert_allclose((yarn[0], yarn[-1]), (plain[0], plain[-1] / 4))
     assert np.all((yarn <= plain) & (yarn >= plain / 4))

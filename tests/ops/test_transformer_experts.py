@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops import transformer
-from isthmus.ops.transformer import ModelConfig, Routing
+from isthmus.ops.model_config import ModelConfig, Routing
 
 GROUPS, LENGTH, WIDTH, HIDDEN = 2, 12, 6, 10
 feedforward = jax.jit(transformer.feedforward, static_argnums=0)

@@ -104,10 +104,15 @@ def test_a_folder_of_transformers_has_the_same_logits_here(name: str, tmp_path: 
 def folder_of(name: str, to: Path, dtype: str) -> Path:
     """A model folder with a tokenizer of 94 tokens, and what else transformers writes beside it."""
     model_of(name).to(getattr(torch, dtype)).save_pretrained(to, max_shard_size="20KB")
+    tokenizer_in(to)
+    return to
+
+
+def tokenizer_in(to: Path) -> None:
+    """Write a tokenizer of 94 tokens into a folder."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={chr(33 + i): i for i in range(94)}, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(to / "tokenizer.json"))
-    return to
 
 
 def data_in(folder: Path) -> dict[str, Path]:
@@ -139,7 +144,7 @@ def test_a_folder_comes_back_to_the_bit_without_a_step(name: str, dtype: str, tm
     arrays = {leaf.name: np.asarray(task.load(leaf.name, leaf.shape), np.float32) for leaf in leaves}
     to = tmp_path / "again"
     to.mkdir()
-    write_folder(opened, to, arrays, {leaf.name: str(leaf.shape.dtype) for leaf in leaves})
+    write_folder(opened.document, source, to, arrays, {leaf.name: str(leaf.shape.dtype) for leaf in leaves})
     again = folders.read(to, "Reading it")
     assert again.files.keys() == opened.files.keys()
     for tensor in opened.files:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, final
+from typing import Annotated, Any, Final, Literal, final
 
 import msgspec
 
@@ -200,6 +200,9 @@ def read_machine(
     with collecting(faults):
         if values["memory"] is not None:
             memory = size_bytes(values["memory"], f"Reading the memory of {where}")
+    if values["task"] is not None and values["framework"] is not None:
+        do = "Leave one of them out."
+        faults.append(Fault(f"Reading the framework of {where}", "either a task, or a framework", "both", do))
     faults += _keys_faults(values, where, has_keys=has_keys)
     faults += Schema.of("machine", MachineTable).out_of_range(values, f"Reading the {{}} of {where}")
     if faults:
@@ -312,6 +315,10 @@ class MachineTable(msgspec.Struct, kw_only=True):
     task: Annotated[
         str | None, Setting("FILE.py:NAME: the task of its learners, in place of `run.task`, with the same layout.")
     ] = None
+    framework: Annotated[
+        Literal["jax", "torch"] | None,
+        Setting("That of its learners, where a model folder is trained, in place of `task.framework`."),
+    ] = None
 
 
 class DeviceTable(msgspec.Struct, kw_only=True):
@@ -349,7 +356,7 @@ class Cluster:
     """Contents of a cluster file: machines in its order, configuration sections verbatim, and the secret key's file.
 
     `secret` is None without keys. `tasks`: the references of the tasks that learners on a machine train in place of the
-    run's, by the machine's name.
+    run's, or the frameworks of them, by the machine's name.
     """
 
     file: Path
@@ -394,12 +401,13 @@ def read(file: Path) -> Cluster:
 
 
 def _tasks(tables: Iterable[Mapping[str, Any]], file: Path) -> dict[str, str]:
-    """The tasks of machines that have their own, by name; relative paths start in the folder of the file."""
+    """The tasks of machines that have their own, or the frameworks, by name; relative paths start in the folder of the
+    file."""
     folder = file.absolute().parent
-    pairs = [(table.get("name"), table.get("task")) for table in tables]
+    named = [(table.get("name"), table.get("task") or table.get("framework")) for table in tables]
     return {
-        name: reference.absolute(task, folder)
-        for name, task in pairs
+        name: reference.absolute(task, folder)  # Which leaves a framework as it is.
+        for name, task in named
         if isinstance(name, str) and isinstance(task, str)
     }
 
@@ -428,7 +436,9 @@ def _apart(machines: list[Machine], tasks: Mapping[str, str], file: Path) -> Ite
             do = "Give all of them the same `device` and `devices`: each is a part of one mesh."
             yield Fault(doing, "as many devices of one kind on each machine", ", ".join(sorted(devices)), do)
         if len({tasks.get(each.name) for each in them}) > 1:
-            yield Fault(doing, "one task on all of its machines", "several", "Give all of them the same `task`.")
+            yield Fault(
+                doing, "one task on all of its machines", "several", "Give all of them the same `task`, or `framework`."
+            )
         if any(each.islands not in (None, 1) for each in them):
             yield Fault(doing, "islands = 1, or nothing, on each machine", "another number", "Leave `islands` out.")
         if them[0].address is None:

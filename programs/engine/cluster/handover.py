@@ -32,6 +32,7 @@ import xxhash
 
 from isthmus.ops.data.corpus import DataError, find
 from isthmus.programs.engine.request import new_folder, reference, spec
+from isthmus.programs.engine.request.kept_model import keep
 from isthmus.programs.engine.request.new_folder import LOCK
 from isthmus.programs.engine.request.request import FOLDER, SHIPPED_TASKS
 from isthmus.programs.engine.request.slot_tasks import references_of
@@ -377,6 +378,7 @@ class Handover:
         folder = root.make(self.folder, self.name, datetime.now(), self.config)
         with new_folder.prepared(folder):
             write_json(folder / "graph.json", self.graph)
+            keep(folder, spec.read(self.spec).job.task.text)
             write_json(folder / CLUSTER, self.sites.as_data())
             spec.write(folder, {**self.spec, "zero_ns": zero_ns, "here": asdict(self.sites.here(secret))})
         return folder

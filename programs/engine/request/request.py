@@ -278,7 +278,8 @@ SHIPPED_TASKS: Final[Mapping[str, ModuleType]] = MappingProxyType(
 )
 """The modules of the tasks that have the settings of section `task.`, by reference without keywords."""
 FOLDER: Final = "folder"
-"""The setting of section `task.` that a model folder's task alone has."""
+FRAMEWORK: Final = "framework"
+"""The settings of section `task.` that a model folder's task alone has."""
 NAMELESS_TASK: Final = "a Task object that no module names"
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -392,7 +393,7 @@ def prepare(
     """The request to train `task` (None: the shipped one, with `task_settings`) by `program`.
 
     Of several references the first is the home's, and each that of a slot, the last of all beyond; `machine_tasks` are
-    those of learners on machines, by name.
+    those of learners on machines, by name, or a framework for the task of a model folder.
     `run` has keys of section `run.`: tokens, seed, learners, slots_max, argv, which becomes `sys.argv`, as it was for
     the script that made the task; `known_faults` are those of the caller; `computes`: a first loss may be computed
     in this process; `has_cluster`: machines may join the run, which may begin with no learner. The environment of this
@@ -481,7 +482,11 @@ def _prepare(
         run_dir=parts.run_dir,
         is_run_dir_given=run_dir is not None,
         base=base,
-        config={"run": section, "program": parts.settings, "task": parts.subject.settings},
+        config={
+            "run": section,
+            "program": parts.settings,
+            "task": parts.subject.settings if given.is_shipped else {},
+        },
         warnings=(*warnings, *_few_sweeps(graph, job)),
         chosen=MappingProxyType({**parts.subject.chosen, **{f"program.{key}": chosen[key] for key in chosen}}),
     )
@@ -569,7 +574,8 @@ def find_task(
 ) -> Subject:
     """The task that was given or named, or the shipped one, with the defaults for section `run.` if that is given.
 
-    Several references are those of the slots, `machines` those of learners on machines.
+    Several references are those of the slots, `machines` those of learners on machines, or their frameworks where the
+    task is of a model folder.
     """
     if isinstance(task, Sequence) and not isinstance(task, str):
         named = [reference.absolute(each) for each in task]
@@ -579,7 +585,26 @@ def find_task(
     subject = _one(task, settings, run)
     if isinstance(subject, SlotTasks):
         return _of_slots(subject, _one(subject.home, settings, run), machines)
-    return _of_slots(SlotTasks(subject.reference.text), subject, machines) if machines else subject
+    in_frameworks = {name: each for name, each in machines.items() if ":" not in each}
+    of_machines = {name: _in_framework(subject, name, each) for name, each in in_frameworks.items()}
+    slots = [reference.called(FOLDER_TASK, each) for each in _by_slot(subject.settings)] if FOLDER in settings else []
+    tasks = SlotTasks.by_slot(slots) if len(slots) > 1 else SlotTasks(subject.reference.text)
+    return _of_slots(tasks, subject, {**machines, **of_machines}) if slots[1:] or machines else subject
+
+
+def _by_slot(section: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The settings of the shipped task of each slot, the last of all beyond: frameworks may differ."""
+    frameworks = section.get(FRAMEWORK)
+    for each in frameworks if frameworks and isinstance(frameworks, tuple) else [frameworks]:
+        yield {**section, FRAMEWORK: each} if FRAMEWORK in section else section
+
+
+def _in_framework(subject: Subject, machine: str, framework: str) -> str:
+    """The reference of the run's task in the framework of a machine; ConfigError for a task that has only one."""
+    if FRAMEWORK not in subject.settings:
+        do = "Train a model folder, or name the task of that machine: task = FILE.py:NAME."
+        raise ConfigError(f"Reading framework of machine {machine!r}", "--model FOLDER", subject.reference.text, do)
+    return reference.called(FOLDER_TASK, {**subject.settings, FRAMEWORK: framework})
 
 
 def _of_slots(tasks: SlotTasks, home: Subject | SlotTasks, machines: Mapping[str, str] = _NOTHING) -> Subject:
@@ -597,7 +622,7 @@ def _of_slots(tasks: SlotTasks, home: Subject | SlotTasks, machines: Mapping[str
         raise ConfigError.of(faults)
     if not others:
         return home
-    return Subject(Reference(tasks.text), home.task, {}, home.chosen, tuple(others))
+    return Subject(Reference(tasks.text), home.task, home.settings, home.chosen, tuple(others))
 
 
 def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettings | None) -> Subject | SlotTasks:
@@ -611,7 +636,8 @@ def _one(task: AnyTask | str | None, settings: Mapping[str, Any], run: RunSettin
         chosen = shipped.chosen(section, run.tokens, run.learners_expected) if run is not None else {}
         section |= chosen
         named = {f"task.{key}": value for key, value in chosen.items()}
-        return Subject(Reference(reference.called(text, section)), shipped.task(**section), section, named)
+        home = next(_by_slot(section))
+        return Subject(Reference(reference.called(text, home)), shipped.task(**home), section, named)
     if settings:
         keys_text = ", ".join(f"task.{name}" for name in settings)
         do = "Leave these out, or leave --task out: they belong to the shipped task."

@@ -20,6 +20,7 @@ from isthmus.programs.engine.recorder.roles import resolving
 from isthmus.programs.engine.recorder.summary import fragment_sizes, roster_counts, summarise
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.graph_view import as_json
+from isthmus.programs.engine.request.kept_model import keep
 from isthmus.programs.engine.request.new_folder import RunLock
 from isthmus.programs.engine.request.reference import resolve
 from isthmus.programs.engine.request.request import Request
@@ -69,6 +70,7 @@ def _run_inproc(request: Request, watch: Watch | None, islands: Mapping[Replica,
     shape = as_json(request.graph, request.proof, request.fingerprint, _placement(request))
     with new_folder.prepared(folder):
         write_json(folder / "graph.json", shape)
+        keep(folder, request.job.task.text)
         fields = spec.of(
             request, zero_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds(with_children=True), transport=spec.INPROC
         )

@@ -29,6 +29,7 @@ import msgspec
 from isthmus.programs.engine.islands.sizes import sizes_here
 from isthmus.programs.engine.request import new_folder, spec
 from isthmus.programs.engine.request.environment import compute_on_cpu, has_backend
+from isthmus.programs.engine.request.kept_model import keep
 from isthmus.programs.engine.request.new_folder import OVER, InUseError, RunLock
 from isthmus.programs.engine.request.request import Request
 from isthmus.programs.engine.run import private_daemon
@@ -110,6 +111,7 @@ def submit(request: Request, begins_from: Path | None = None) -> Submitted:
     shape = as_json(request.graph, request.proof, request.fingerprint, placement)
     with new_folder.prepared(request.run_dir):
         write_json(request.run_dir / "graph.json", shape)
+        keep(request.run_dir, request.job.task.text)
         if weights is not None:
             weights.write(request.run_dir, fragments)
     used = cpu_seconds(with_children=True)

@@ -20,6 +20,7 @@ from dataclasses import asdict, fields, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ from isthmus.programs.engine.recorder.summary import fragment_sizes
 from isthmus.programs.engine.request import new_folder, reference, run_settings, spec
 from isthmus.programs.engine.request.new_folder import AT_END, OVER, InUseError, RunLock, user_of
 from isthmus.programs.engine.request.request import SHIPPED_TASKS, Program, Request
+from isthmus.programs.engine.request.slot_tasks import portable, references_of
 from isthmus.programs.engine.request.spec import Spec
 from isthmus.programs.engine.run.in_processes import Resumption, Submitted, in_child, submitted
 from isthmus.programs.engine.run.private_daemon import check_loopback, kill_all
@@ -80,10 +82,15 @@ def _may_change(key: str, wanted: Job) -> bool:
     schemas: dict[str, Callable[[], Schema]] = {
         "run": lambda: run_settings.SCHEMA,
         "program": Program(wanted.program).schema,
-        "task": lambda: Schema.of("task", SHIPPED_TASKS[reference.without_keywords(wanted.task.text)].task),
+        "task": lambda: Schema.of("task", _shipped(wanted.task.text).task),
     }
     declared = schemas[section]().keys.get(name) if section in schemas else None
     return declared is not None and declared.declared.resumes
+
+
+def _shipped(task: str) -> ModuleType:
+    """The module of the shipped task that a reference names, or several of it by slot."""
+    return SHIPPED_TASKS[reference.without_keywords(references_of(task)[0])]
 
 
 def _differences(job: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -103,12 +110,15 @@ def _differences(job: Job, wanted: Job) -> Iterator[tuple[str, tuple[Any, Any]]]
 
 
 def _of_tasks(former: str, wanted: str) -> list[tuple[str, Any, Any]]:
-    """The keywords of a shipped task, by key; of others only that they are others."""
-    task = reference.without_keywords(former)
-    if task not in SHIPPED_TASKS or task != reference.without_keywords(wanted):
+    """The keywords of a shipped task, by key, of the home where slots have several; of others only that they are
+    others."""
+    was, now = (references_of(text) for text in (former, wanted))
+    names = {reference.without_keywords(each) for each in (*was, *now)}
+    if len(names) > 1 or names.isdisjoint(SHIPPED_TASKS):
         return [("run.task", former, wanted)]
-    was, now = (reference.parse(text, "Reading a task").keywords or {} for text in (former, wanted))
-    return [(f"task.{name}", was.get(name), now.get(name)) for name in sorted({*was, *now})]
+    settings, others = (reference.parse(each[0], "Reading a task").keywords or {} for each in (was, now))
+    pairs = [(f"task.{name}", settings.get(name), others.get(name)) for name in sorted({*settings, *others})]
+    return [*pairs, ("task.framework", portable(former)[len(was) :], portable(wanted)[len(now) :])]
 
 
 def _sizes(job: Job) -> tuple[Any, ...]:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.ops.exchange.fragments import partition
+from isthmus.ops.model_config import ModelConfig, tensors
 from isthmus.ops.syncer.pacer import START_WAIT, TRIES_MAX, Start
 from isthmus.ops.syncer.schedule import PATIENCE, Adaptation, Schedule, StepClock, rounds_in_flight_max
-from isthmus.ops.transformer import ModelConfig, tensors
 from tests.ops.bodies import Spec
 
 # -- rounds in flight --------------------------------------------------------------------------------------------------

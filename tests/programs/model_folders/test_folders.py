@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from isthmus.ops.transformer import ModelConfig
+from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.model_folders import folders, llama
 from isthmus.runtime.errors import ConfigError
 
@@ -46,7 +46,7 @@ def test_a_folder_comes_back_to_the_bit(tmp_path: Path, bytes_max: int) -> None:
         found = folder.tensor(name)
         assert found.dtype == ml_dtypes.bfloat16
         assert found.tobytes() == tensor.astype(ml_dtypes.bfloat16).tobytes()
-    assert folder.beside() == {"tokenizer.json": b"{}"}
+    assert folders.beside(folder.path) == {"tokenizer.json": b"{}"}
     names = sorted(path.name for path in folder.path.glob("*.safetensors"))
     if bytes_max == 700:
         assert names[-1] == f"model-{len(names):05}-of-{len(names):05}.safetensors"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops import transformer
-from isthmus.ops.transformer import BandScaling, ModelConfig, Routing, YarnScaling
+from isthmus.ops.model_config import BandScaling, ModelConfig, Routing, YarnScaling
 from isthmus.programs.model_folders import llama
 from isthmus.runtime.errors import ConfigError
 

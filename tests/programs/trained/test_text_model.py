@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from isthmus.ops import transformer
-from isthmus.ops.transformer import ModelConfig
+from isthmus.ops.model_config import ModelConfig
 from isthmus.programs.model_folders.tokens import ByteTokens
 from isthmus.programs.trained.evaluate import evaluate
+from isthmus.programs.trained.jax_predictor import JaxPredictor
 from isthmus.programs.trained.sample import Writer
 from isthmus.programs.trained.text_model import TextModel, text_model
 from isthmus.runtime.errors import ConfigError
@@ -23,13 +24,17 @@ DOING = "Trying it"
 BYTES = ByteTokens()
 
 
-def model(tokens: Any = BYTES, ends: tuple[int, ...] = (), scale: float = 0.5) -> TextModel:
+def parameters(scale: float = 0.5) -> Any:
     rng = np.random.default_rng(3)
-    params = jax.tree.map(
+    return jax.tree.map(
         lambda leaf: (rng.normal(size=leaf.shape) * scale).astype(np.float32),
         jax.eval_shape(lambda: transformer.init(CONFIG, jax.random.key(0))),
     )
-    return TextModel(Path("it"), CONFIG, params, tokens, ends)
+
+
+def model(tokens: Any = BYTES, ends: tuple[int, ...] = (), scale: float = 0.5) -> TextModel:
+    predictor = JaxPredictor(CONFIG, parameters(scale), ends)
+    return TextModel(Path("it"), predictor, CONFIG.vocabulary, CONFIG.context, tokens)
 
 
 def test_a_model_that_knows_nothing_needs_eight_bits_a_byte(tmp_path: Path) -> None:
@@ -50,7 +55,7 @@ def test_every_token_but_the_first_is_predicted_once(tmp_path: Path) -> None:
     losses = []
     for start in range(0, 33, 10):
         window = text[start : start + 11].astype(np.int32)[None]
-        scores = np.asarray(transformer.logits(CONFIG, it.params, window[:, :-1]), np.float64)[0]
+        scores = np.asarray(transformer.logits(CONFIG, parameters(), window[:, :-1]), np.float64)[0]
         losses += [np.log(np.exp(row).sum()) - row[right] for row, right in zip(scores, window[0, 1:], strict=True)]
     found = evaluate(it, tmp_path, DOING)
     assert (found.tokens, found.windows) == (33, 4)
@@ -69,7 +74,7 @@ def test_the_most_likely_tokens_are_those_of_the_forward_pass() -> None:
     for _ in range(23):
         # Beyond its context the model reads the last half of it again.
         recent = ids if len(ids) < 10 else ids[-5 - (len(ids) - 10) % 5 :]
-        scores = logits(CONFIG, it.params, np.array([recent + [0] * (10 - len(recent))]))
+        scores = logits(CONFIG, parameters(), np.array([recent + [0] * (10 - len(recent))]))
         ids.append(int(np.argmax(scores[0, len(recent) - 1])))
     expected = bytes(ids[3:]).decode(errors="replace")
     assert written(it, bytes([1, 2, 3]), 23, temperature=0.0) == expected
