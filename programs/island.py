@@ -19,8 +19,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType, TracebackType
-from typing import Any, Final, NoReturn, Self, TypeVar, final
+from typing import Any, Final, NamedTuple, NoReturn, Self, TypeVar, final
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.life import LearnerLife
@@ -84,7 +85,8 @@ class Island:
         if evaluate is not None and not callable(evaluate):
             do = "Pass a function of the module."
             raise ConfigError(_MAKING, "evaluate= a function", f"a {type(evaluate).__name__}", do)
-        self._model = _checked_model(self._torch, model, merge)
+        self._ranks = _rank_of(model, os.environ)
+        self._model = _checked_model(self._torch, model, merge, self._ranks.access)
         self._places = [(tensors, name, self._model.merged[path]) for tensors, name, path in self._model.places()]
         self._moments = _checked_moments(self._torch, self._model, optimizer)
         self._life = life
@@ -107,13 +109,16 @@ class Island:
         from isthmus.programs.engine.run.loop_host import LoopHost
 
         os.environ.pop(ISLAND, None)  # Processes that the loop starts are no islands.
-        leaves = self._leaves()
-        if Replica.parse(self._life.replica).role != LEARNER:
-            LoopHost(self._life, leaves, in_forks=self._restore_handlers, judge=self._judge()).begin()
-            _end()
-        self._host = LoopHost(self._life, leaves, in_forks=self._restore_handlers, make=self._make)
-        self._handle_signals()
+        is_learner = Replica.parse(self._life.replica).role == LEARNER
+        judge = None if is_learner else self._judge()
+        made = {"make": self._make} if is_learner else {"judge": judge}
+        make_host = partial(LoopHost, self._life, self._leaves(), in_forks=self._restore_handlers, **made)
+        self._host = self._ranks.host(make_host, model=self._model, make_learner=self._make, judge=judge)
+        if is_learner:
+            self._handle_signals()
         self._host.begin()
+        if not is_learner:
+            _end()
         return self
 
     def __exit__(
@@ -128,6 +133,7 @@ class Island:
             return
         try:
             if error is None or (isinstance(error, SystemExit) and not error.code):
+                self._ranks.settle()
                 self._host.leave()
             else:
                 self._host.fail(error)
@@ -138,14 +144,16 @@ class Island:
         """The learner of this loop, which inner-step asks for as it opens."""
         from isthmus.ops.island.torch_loop import LoopLearner
 
-        self._learner = LoopLearner(self._model, self._moments, fragments, life=life, alpha=alpha)
+        learner = LoopLearner(self._model, self._moments, fragments, life=life, alpha=alpha)
+        self._learner = self._ranks.learner(learner, fragments, life, alpha)
         return self._learner
 
     def _judge(self) -> Any:
         """What evaluates in this process."""
         from isthmus.ops.island.torch_loop import LoopEvaluation
 
-        return None if self._evaluate is None else LoopEvaluation(self._model, self._evaluate)
+        judge = None if self._evaluate is None else LoopEvaluation(self._model, self._evaluate)
+        return self._ranks.judge(judge)
 
     def _handle_signals(self) -> None:
         """Let a notice make the loop leave at its next boundary; in a thread that may not, signals stay as they are."""
@@ -172,13 +180,16 @@ class Island:
         """
         with answering(self._life):
             self._check_thread(f"Calling {_STEPPING}")
+            self._ranks.settle()
             self._check_leaves()
             count = _tokens_of(tokens)
             _check_loss(loss)
             if isinstance(self._life, int):
-                _answer(self._life, self._found(count))
+                found = self._found(self._ranks.total(count))
+                _answer(self._life, found) if self._ranks.is_leader else _end()
         if self._host.is_over:
             return
+        count, loss = self._ranks.count(count, loss)
         scalars, self._more = {"loss": loss, **self._more}, {}
         self._learner.record(count, scalars)
         self._host.go_on()
@@ -284,8 +295,9 @@ class Island:
         if most < tokens:
             do = "Pass the most tokens that a step can have."
             raise ConfigError(_MAKING, f"tokens_most= of at least {tokens}, those of the first step", str(most), do)
-        sizes = [leaf.numel() * leaf.element_size() * (1 + leaf.requires_grad) for leaf in self._model.leaves.values()]
-        size_bytes = int(sum(sizes) + self._moments.size_bytes)
+        size_of = self._model.access.size_bytes
+        sizes = [size_of(leaf) * (1 + leaf.requires_grad) for leaf in self._model.leaves.values()]
+        size_bytes = self._ranks.total(int(sum(sizes) + self._moments.size_bytes))
         evaluates, frozen = self._evaluate is not None, self._model.digests()
         return ModelFound(tuple(self._leaves()), self._merge, tokens, most, size_bytes, evaluates, frozen)
 
@@ -311,7 +323,7 @@ def answering(life: LoopLife | int) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if isinstance(life, int):
+        if isinstance(life, int) and _place(os.environ).rank == 0:
             _answer(life, error.faults)
         raise
 
@@ -337,7 +349,42 @@ def _torch_of(model: Any) -> Any:
     raise ConfigError(_MAKING, "a torch.nn.Module", f"a {type(model).__name__}", do)
 
 
-def _checked_model(framework: Any, module: Any, merge: tuple[tuple[str, str], ...]) -> Any:
+class _Place(NamedTuple):
+    """This process among those of its script."""
+
+    rank: int
+    size: int
+    is_initialized: bool
+
+
+def _place(environment: Mapping[str, str]) -> _Place:
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return _Place(distributed.get_rank(), distributed.get_world_size(), is_initialized=True)
+    rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    is_one = rank.isdecimal() and size.isdecimal()
+    return _Place(int(rank) if is_one else 0, int(size) if is_one else 1, is_initialized=False)
+
+
+def _rank_of(module: Any, environment: Mapping[str, str]) -> Any:
+    """This process among the ranks of its island. ConfigError where the ranks cannot exchange the module."""
+    place = _place(environment)
+    if place.size > 1 and not place.is_initialized:
+        do = "Call torch.distributed.init_process_group() before, in every rank."
+        raise ConfigError(_MAKING, f"a process group of the {place.size} ranks that were started", "none", do)
+    if not place.is_initialized:
+        from isthmus.ops.island.torch_loop import SoleRank
+
+        return SoleRank()
+    from isthmus.ops.island.torch_ranks import Ranks, fault_of_ranks
+
+    if fault := fault_of_ranks(module):
+        do = "Shard it by torch.distributed.fsdp.fully_shard, or wrap it in DistributedDataParallel."
+        raise ConfigError(_MAKING, "a module of DDP or FSDP2, or one without either", fault, do)
+    return Ranks(module)
+
+
+def _checked_model(framework: Any, module: Any, merge: tuple[tuple[str, str], ...], access: Any) -> Any:
     leaves = [*module.parameters(), *module.buffers()]
     devices = sorted({str(leaf.device) for leaf in leaves})
     if len(devices) != 1:
@@ -346,7 +393,7 @@ def _checked_model(framework: Any, module: Any, merge: tuple[tuple[str, str], ..
     if not any(parameter.requires_grad for parameter in module.parameters()):
         do = "Let requires_grad be true for what is to be trained."
         raise ConfigError(_MAKING, "a parameter that is trained", "all of them frozen", do)
-    return framework.Model(module, merge, leaves[0].device)
+    return framework.Model(module, merge, leaves[0].device, access)
 
 
 def _checked_moments(framework: Any, model: Any, optimizer: Any) -> Any:

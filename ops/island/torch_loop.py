@@ -17,7 +17,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.assembly import Assembled
 from isthmus.ops.island.life import LearnerLife, Tensors, lower_priority
-from isthmus.ops.island.torch_model import Model, OptimizerState, form_of
+from isthmus.ops.island.torch_model import SOLE, LeafAccess, Model, OptimizerState, form_of
 from isthmus.ops.island.torch_state import PendingScalar, TorchState
 
 
@@ -74,7 +74,7 @@ class LoopLearner(TorchState):
     def take_local(self, leaves: Sequence[Any]) -> bool:
         if not leaves or leaves[-1].dtype != np.uint8 or leaves[-1].ndim != 1 or not super().take_local(leaves[:-1]):
             return False
-        self._found = KeptStates.read(leaves[-1])
+        self._found = KeptStates.read(self._model.access.share(leaves[-1]))
         return True
 
     @property
@@ -127,6 +127,37 @@ class LoopEvaluation:
         return Assembled(fragments, values, {path: form_of(leaf) for path, leaf in self._model.merged.items()})
 
 
+@final
+class SoleRank:
+    """A loop in one process; `torch_ranks.Ranks` is one of several."""
+
+    access: LeafAccess = SOLE
+    is_leader = True
+
+    def settle(self) -> None:
+        """No-op: the module has its own leaves at all times."""
+
+    def total(self, count: int) -> int:
+        """The number itself."""
+        return count
+
+    def count(self, tokens: int, loss: Any) -> tuple[int, Any]:
+        """The tokens and the loss of the loop's step."""
+        return tokens, loss
+
+    def learner(self, learner: Any, *made_of: Any) -> Any:
+        """The learner itself."""
+        return learner
+
+    def judge(self, judge: Any) -> Any:
+        """The evaluation itself."""
+        return judge
+
+    def host(self, make: Callable[[], Any], **beside: Any) -> Any:
+        """The host itself."""
+        return make()
+
+
 class KeptStates(NamedTuple):
     """The states of what a loop keeps, and the settings of each group of its optimizer."""
 
@@ -165,6 +196,6 @@ def fault_of_kept(kept: Sequence[Any], optimizer: Any) -> str:
 
 def _read_later(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        return float(value)
+        return value if hasattr(value, "__array__") else float(value)
     detached = value.detach()
     return float(detached) if detached.device.type == "cpu" else PendingScalar(detached)

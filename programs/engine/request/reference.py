@@ -119,13 +119,14 @@ def script_of(text: str) -> LoopScript | None:
     if not text.startswith(f"{LOOP}("):
         return None
     keywords = parse(text, f"Reading the task {text}").keywords or {}
-    return LoopScript(keywords["script"], tuple(keywords["arguments"]), keywords["folder"])
+    return LoopScript(**{**keywords, "arguments": tuple(keywords["arguments"])})
 
 
 def portable(text: str) -> str:
     """A reference without the folder of its file, or of its script."""
     if (script := script_of(text)) is not None:
-        return called(LOOP, {"script": Path(script.script).name, "arguments": list(script.arguments)})
+        parts: dict[str, Any] = {"script": Path(script.script).name, "arguments": list(script.arguments)}
+        return called(LOOP, parts if script.ranks == 1 else {**parts, "ranks": script.ranks})
     where, rest = split(text)
     return f"{Path(where).name}:{rest}" if rest and is_file(where) else text
 
