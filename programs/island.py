@@ -89,6 +89,9 @@ class Island:
         self._model = _checked_model(self._torch, model, merge, self._ranks.access)
         self._places = [(tensors, name, self._model.merged[path]) for tensors, name, path in self._model.places()]
         self._moments = _checked_moments(self._torch, self._model, optimizer)
+        if not self._ranks.is_same((self._leaves(), self._moments.forms())):
+            do = "Make the same module in every rank, and an optimizer whose state lies as its parameters do."
+            raise ConfigError(_MAKING, "one module and one optimizer in all ranks", "others in some of them", do)
         self._life = life
         self._host: Any = None
         self._learner: Any = None

@@ -66,6 +66,8 @@ class Ranks:
         self._scalar: MeanScalar | None = None
         self.led: Led | None = None
         """The learner of this rank, once it is made."""
+        self.budget_share: float | None = None
+        """Of the budget, at the last step that rank 0's learner was let make."""
         self.is_to_leave = False
         """Whether this rank was given notice: the next boundary tells it to all."""
 
@@ -130,6 +132,13 @@ class Ranks:
     def total(self, count: int) -> int:
         """The sum of a number over all ranks."""
         return int(self._sum([count])[0])
+
+    def is_same(self, value: Any) -> bool:
+        """Whether all ranks have the same value, by its text."""
+        texts = [""] * self.size
+        with self._reached():
+            dist.all_gather_object(texts, repr(value), group=self._group)
+        return len(set(texts)) == 1
 
     def count(self, tokens: int, loss: Any) -> tuple[int, Any]:
         """The tokens of all ranks, and the mean of their losses, which is known a boundary later: no device is waited
@@ -259,16 +268,19 @@ class Ranks:
 
     def _broadcast(self, content: torch.Tensor) -> None:
         if content.numel():
+            data = _bytes(content)
             with self._reached():
-                dist.broadcast(_bytes(content), 0, group=self._group)
+                dist.broadcast(data, 0, group=self._group)
 
     def _send(self, part: torch.Tensor, rank: int) -> None:
+        data = _bytes(part.cpu().contiguous())
         with self._reached():
-            dist.send(_bytes(part.cpu().contiguous()), rank, group=self._group)
+            dist.send(data, rank, group=self._group)
 
     def _receive(self, part: torch.Tensor, rank: int) -> None:
+        data = _bytes(part)
         with self._reached():
-            dist.recv(_bytes(part), rank, group=self._group)
+            dist.recv(data, rank, group=self._group)
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -289,8 +301,8 @@ class MeanScalar:
     """A number of each rank; the mean of all, once it is known, and before this rank's own."""
 
     def __init__(self, value: Any) -> None:
-        is_later = isinstance(value, torch.Tensor) and value.device.type != "cpu"
-        self._value = value.detach() if is_later else float(value)
+        value = value.detach() if isinstance(value, torch.Tensor) else float(value)
+        self._value = float(value) if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
         self.mean: float | None = None
 
     def own(self) -> float:
@@ -346,7 +358,9 @@ def _rows(values: torch.Tensor, rows: slice | None) -> torch.Tensor:
 
 
 def _bytes(content: torch.Tensor) -> torch.Tensor:
-    return content.reshape(-1).view(torch.uint8)
+    """The same memory in bytes; of a single value that was expanded, which counts as contiguous, a copy."""
+    flat = content.reshape(-1)
+    return (flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)).view(torch.uint8)
 
 
 # -- the learner -------------------------------------------------------------------------------------------------------
@@ -363,6 +377,10 @@ class Led(Protocol):
     def compile(self, batch: Any) -> None: ...
 
     def frozen(self) -> Digests: ...
+
+    def copy(self) -> Any: ...
+
+    def tree(self, leaves: Any) -> Mapping[str, Any]: ...
 
     def keep(self, kept: Sequence[Any]) -> None: ...
 
@@ -413,6 +431,17 @@ class Leader(RemoteLearner):
         digests: Digests = self._change("frozen")
         return digests
 
+    def adopt_tree(self, parameters: Mapping[str, Any]) -> None:
+        self._change("adopt_tree", dict(parameters))
+
+    def copy(self) -> Mapping[str, Any]:
+        """A copy of all merged leaves, by path, in NumPy arrays."""
+        self._ranks.give("copy")
+        return self._learner.tree(self._learner.copy())
+
+    def tree(self, leaves: Mapping[str, Any]) -> Mapping[str, Any]:
+        return leaves
+
     # -- what each rank does for itself --------------------------------------------------------------------------------
 
     @property
@@ -434,6 +463,7 @@ class Leader(RemoteLearner):
     def open_step(self, progress: float) -> None:
         """Let the loops make a step; that they may is the order with which a boundary ends."""
         self._learner.open_step(progress)
+        self._ranks.budget_share = progress
 
     def record(self, tokens: int, scalars: Mapping[str, Any]) -> None:
         """Take tokens of all ranks, and scalars."""
@@ -470,6 +500,8 @@ class _Absent(NamedTuple):
 def _without_values(argument: Any) -> Any:
     if isinstance(argument, list):
         return [_without_values(each) for each in argument]
+    if isinstance(argument, dict):
+        return {name: _without_values(each) for name, each in argument.items()}
     if isinstance(argument, int | float):
         return argument
     return _Absent(ArrayForm(tuple(argument.shape), argument.dtype))
@@ -479,6 +511,8 @@ def _with_memory(argument: Any) -> Any:
     """The argument of a call that rank 0 has made, with arrays whose values mean nothing."""
     if isinstance(argument, list):
         return [_with_memory(each) for each in argument]
+    if isinstance(argument, dict):
+        return {name: _with_memory(each) for name, each in argument.items()}
     return np.empty(*argument.form) if isinstance(argument, _Absent) else argument
 
 
@@ -512,7 +546,7 @@ class _Found(NamedTuple):
 
     is_over: bool
     position: int
-    progress: float
+    progress: float | None
 
 
 @final
@@ -568,8 +602,12 @@ class LeadHost:
         self._ranks.close()
 
     def _let_go_on(self) -> None:
-        progress = 0.0 if self._ranks.led is None else self._ranks.led.progress
-        self._ranks.give("go on", _Found(self._host.is_over, self._host.position, progress))
+        let_go_on(self._ranks, is_over=self._host.is_over, position=self._host.position)
+
+
+def let_go_on(ranks: Ranks, *, is_over: bool = False, position: int = 0) -> None:
+    """Let the loops of the other ranks go on; by rank 0."""
+    ranks.give("go on", _Found(is_over, position, ranks.budget_share))
 
 
 @final
@@ -589,7 +627,7 @@ class FollowHost:
     ) -> None:
         self._ranks, self._model, self._make, self._judge = ranks, model, make, judge
         self._reading: Iterator[Any] = iter(())
-        self._found = _Found(is_over=False, position=0, progress=0.0)
+        self._found = _Found(is_over=False, position=0, progress=None)
         self.place = IslandSlot(0, 1, 0)
         """As rank 0 has told it."""
 
@@ -634,9 +672,12 @@ class FollowHost:
             case "make", fragments, life, alpha:
                 self._make(fragments, life, alpha)
             case "call", name, *arguments:
-                call(self._ranks.led, name, *map(_with_memory, arguments))
+                call(self._led(), name, *map(_with_memory, arguments))
+            case ("copy",):
+                led = self._led()
+                led.tree(led.copy())
             case ("read",):
-                self._reading = iter(call(self._ranks.led, "local"))
+                self._reading = iter(call(self._led(), "local"))
             case ("read on",):
                 next(self._reading, None)
             case ("evaluate",):
@@ -644,9 +685,13 @@ class FollowHost:
                 self._judge.metrics({path: np.empty(*form_of(leaf)) for path, leaf in self._model.merged.items()})
             case "go on", _Found() as found:
                 self._found = found
-                if self._ranks.led is not None:
-                    self._ranks.led.progress = found.progress
+                if found.progress is not None:
+                    self._led().open_step(found.progress)
                 return False
             case _:
                 raise ValueError(f"no order of rank 0: {order[:1]!r}")
         return True
+
+    def _led(self) -> Led:
+        assert self._ranks.led is not None
+        return self._ranks.led
