@@ -21,13 +21,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, final
 
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.island.life import LearnerLife
+from isthmus.ops.island.life import IslandSlot, LearnerLife
 from isthmus.programs.loop_task import INVITE, ISLAND, LoopHome, LoopLife, LoopModel, ModelFound
 from isthmus.programs.task import METRICS_MAX
 from isthmus.runtime.errors import ConfigError, Fault, RunError
@@ -35,7 +36,6 @@ from isthmus.runtime.ids import LEARNER, Replica
 
 if TYPE_CHECKING:
     from isthmus.programs.engine.machine.own_daemon import OwnDaemon
-    from isthmus.programs.engine.run.loop_host import IslandSlot
 
 _MAKING: Final = "Making an island"
 TOKENS_MOST: Final = 8
@@ -99,6 +99,7 @@ class Island:
         """`life`: the life that this process is, the home that it joins by itself, or the descriptor for the answer
         where it is asked for its model."""
         self._model, self._tokens_most, self._evaluate = model, tokens_most, evaluate
+        self._ranks = model.ranks
         if evaluate is not None and not callable(evaluate):
             do = "Pass a function of the model."
             raise ConfigError(_MAKING, "evaluate= a function", f"a {type(evaluate).__name__}", do)
@@ -131,18 +132,21 @@ class Island:
             return self
         os.environ.pop(ISLAND, None)  # Processes that the loop starts are no islands.
         if Replica.parse(self._life.replica).role != LEARNER:
-            leaves, judge = self._model.leaves(), self._judge()
-            LoopHost(self._life, leaves, in_forks=self._restore_handlers, judge=judge).begin()
+            judge, leaves = self._judge(), self._model.leaves()
+            make_host = partial(LoopHost, self._life, leaves, in_forks=self._restore_handlers, judge=judge)
+            self._host = self._model.host(make_host, make_learner=self._make, judge=judge)
+            self._host.begin()
             _end()
-        self._handle_signals()
         self._begin(self._life)
         return self
 
     def _join(self, home: LoopHome) -> None:
         """Join a home with a daemon of its own: a run that goes on, or one that begins with the model of this loop."""
         from isthmus.programs.engine.machine.own_daemon import OwnDaemon
-        from isthmus.programs.engine.run.loop_host import IslandSlot
 
+        if self._model.ranks.size > 1:
+            do = "Start the script by: isthmus train --loop train.py --ranks N."
+            raise ConfigError(_MAKING, "one process, where a loop starts itself", "one of several ranks", do)
         self._daemon = OwnDaemon(home)
         try:
             answer = self._daemon.wait()
@@ -159,7 +163,11 @@ class Island:
         from isthmus.programs.engine.run.loop_host import LoopHost
 
         own, leaves = self._daemon is not None, self._model.leaves()
-        self._host = LoopHost(life, leaves, in_forks=self._restore_handlers, make=self._make, is_guest=own)
+        in_forks = self._restore_handlers
+        make_host = partial(LoopHost, life, leaves, in_forks=in_forks, make=self._make, is_guest=own)
+        self._host = self._model.host(make_host, make_learner=self._make, judge=None)
+        if not own:
+            self._handle_signals()
         self._host.begin()
         if self._kept is not None:
             self._keep(self._kept)
@@ -180,6 +188,7 @@ class Island:
             if self._host is None:  # The first of a run, which has made no step.
                 pass
             elif is_in_order:
+                self._ranks.settle()
                 self._leave()
             else:
                 self._host.fail(error)
@@ -198,12 +207,13 @@ class Island:
 
     def _make(self, fragments: Sequence[Fragment], life: LearnerLife, alpha: float) -> Any:
         """The learner of this loop, which inner-step asks for as it opens."""
-        self._learner = self._model.learner(fragments, life=life, alpha=alpha)
+        learner = self._model.learner(fragments, life=life, alpha=alpha)
+        self._learner = self._ranks.learner(learner, fragments, life, alpha)
         return self._learner
 
     def _judge(self) -> Any:
         """What evaluates in this process."""
-        return None if self._evaluate is None else self._model.evaluator(self._evaluate)
+        return self._ranks.judge(None if self._evaluate is None else self._model.evaluator(self._evaluate))
 
     def _handle_signals(self) -> None:
         """Let a notice make the loop leave at its next boundary; in a thread that may not, signals stay as they are."""
@@ -232,15 +242,18 @@ class Island:
         """
         with answering(self._life):
             self._check_thread(self._calling)
+            self._ranks.settle()
             loss = self._model.after(stepped, loss)
             count = self._counts.of(tokens)
             if isinstance(self._life, int):
-                _answer(self._life, self._found(count))
+                found = self._found(self._ranks.total(count))
+                _answer(self._life, found) if self._ranks.is_leader else _end()
         if self._host is None:
             self._begin_run(count)
         elif not self._host.is_over:
             if self._daemon is not None and self._daemon.lost:
                 raise RunError(f"this loop is no island of the run any more: {self._daemon.lost}")
+            count, loss = self._ranks.count(count, loss)
             scalars, self._more = {"loss": loss, **self._more}, {}
             self._learner.record(count, scalars)
             self._host.go_on()

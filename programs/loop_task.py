@@ -33,6 +33,7 @@ from isthmus.ops.island.contract import Evaluating, SoleLearning
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.programs.task import ModelLeaf, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.system import rank_processes
 from isthmus.runtime.system.processes import kill_session
 
 LOOP: Final = "isthmus.programs.loop_task:loop"
@@ -151,6 +152,11 @@ class LoopModel(Protocol):
     """How the loop calls `island.step`, in words."""
     merge: tuple[tuple[str, str], ...]
     """The rules of its leaves."""
+    ranks: Any
+    """This process among those of its island: a `SoleRank`, or `torch_ranks.Ranks`."""
+
+    def host(self, make: Callable[[], Any], *, make_learner: Callable[..., Any], judge: Evaluating | None) -> Any:
+        """The host of this process, which `make` makes where it is the one that speaks."""
 
     def leaves(self) -> list[ModelLeaf]:
         """All leaves, local ones, too."""
@@ -192,16 +198,18 @@ class LoopModel(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class LoopScript:
-    """A script, its arguments, and the folder in which it runs."""
+    """A script, its arguments, the folder in which it runs, and in how many ranks each island does."""
 
     script: str
     arguments: tuple[str, ...]
     folder: str
+    ranks: int = 1
 
     @property
     def command(self) -> list[str]:
         """The command that runs it."""
-        return [sys.executable, self.script, *self.arguments]
+        command = [sys.executable, self.script, *self.arguments]
+        return command if self.ranks == 1 else rank_processes.command_of(self.ranks, command)
 
     def found(self) -> ModelFound:
         """What it tells; ConfigError if it does not come to its first step."""
@@ -289,10 +297,10 @@ class Unevaluated:
         return {}
 
 
-def loop(script: str, arguments: Sequence[str], folder: str) -> LoopTask:
+def loop(script: str, arguments: Sequence[str], folder: str, ranks: int = 1) -> LoopTask:
     """The task of a script."""
     tokens = Tokens(lambda batch: 1, STEP_TOKENS_MAX)
-    return LoopTask(LoopScript(script, tuple(arguments), folder), tokens_per_batch=tokens)
+    return LoopTask(LoopScript(script, tuple(arguments), folder, ranks), tokens_per_batch=tokens)
 
 
 def open_loop(model: str) -> LoopTask:

@@ -1,16 +1,19 @@
-"""The model of a loop in PyTorch: a module, and the optimizer that the loop steps."""
+"""The model of a loop in PyTorch: a module, and the optimizer that the loop steps; on one rank, or on several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, final
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.island import torch_model
-from isthmus.ops.island.contract import Evaluating
+from isthmus.ops.island.contract import Evaluating, SoleRank
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.island.torch_loop import LoopEvaluation, LoopLearner, fault_of_kept, read_later
+from isthmus.ops.island.torch_model import SOLE, LeafAccess
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError
 
@@ -26,9 +29,13 @@ class ModuleModel:
     def __init__(self, module: Any, optimizer: Any, merge: tuple[tuple[str, str], ...]) -> None:
         """ConfigError unless they are what a loop trains, on one device."""
         self.merge = merge
-        self._model = _checked_model(module, merge)
+        self.ranks = _rank_of(module, os.environ)
+        self._model = _checked_model(module, merge, self.ranks.access)
         self._places = [(tensors, name, self._model.merged[path]) for tensors, name, path in self._model.places()]
         self._moments = _checked_moments(self._model, optimizer)
+        if not self.ranks.is_same((self.leaves(), self._moments.forms())):
+            do = "Make the same module in every rank, and an optimizer whose state lies as its parameters do."
+            raise ConfigError(_MAKING, "one module and one optimizer in all ranks", "others in some of them", do)
 
     def leaves(self) -> list[ModelLeaf]:
         model = self._model
@@ -38,8 +45,9 @@ class ModuleModel:
         ]
 
     def learner_bytes(self) -> int:
-        sizes = [leaf.numel() * leaf.element_size() * (1 + leaf.requires_grad) for leaf in self._model.leaves.values()]
-        return int(sum(sizes) + self._moments.size_bytes)
+        size_of = self._model.access.size_bytes
+        sizes = [size_of(leaf) * (1 + leaf.requires_grad) for leaf in self._model.leaves.values()]
+        return int(self.ranks.total(int(sum(sizes) + self._moments.size_bytes)))
 
     def frozen(self) -> Digests:
         return self._model.digests()
@@ -78,11 +86,47 @@ class ModuleModel:
     def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> LoopLearner:
         return LoopLearner(self._model, self._moments, fragments, life=life, alpha=alpha)
 
+    def host(self, make: Callable[[], Any], *, make_learner: Callable[..., Any], judge: Evaluating | None) -> Any:
+        return self.ranks.host(make, model=self._model, make_learner=make_learner, judge=judge)
+
     def evaluator(self, evaluate: Callable[[Any], Any]) -> Evaluating:
         return LoopEvaluation(self._model, evaluate)
 
 
-def _checked_model(module: Any, merge: tuple[tuple[str, str], ...]) -> torch_model.Model:
+class _Place(NamedTuple):
+    """This process among those of its script."""
+
+    rank: int
+    size: int
+    is_initialized: bool
+
+
+def _place(environment: Mapping[str, str]) -> _Place:
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return _Place(distributed.get_rank(), distributed.get_world_size(), is_initialized=True)
+    rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    is_one = rank.isdecimal() and size.isdecimal()
+    return _Place(int(rank) if is_one else 0, int(size) if is_one else 1, is_initialized=False)
+
+
+def _rank_of(module: Any, environment: Mapping[str, str]) -> Any:
+    """This process among the ranks of its island. ConfigError where the ranks cannot exchange the module."""
+    place = _place(environment)
+    if place.size > 1 and not place.is_initialized:
+        do = "Call torch.distributed.init_process_group() before, in every rank."
+        raise ConfigError(_MAKING, f"a process group of the {place.size} ranks that were started", "none", do)
+    if not place.is_initialized:
+        return SoleRank(SOLE)
+    from isthmus.ops.island.torch_ranks import Ranks, fault_of_ranks
+
+    if fault := fault_of_ranks(module):
+        do = "Shard it by torch.distributed.fsdp.fully_shard, or wrap it in DistributedDataParallel."
+        raise ConfigError(_MAKING, "a module of DDP or FSDP2, or one without either", fault, do)
+    return Ranks(module)
+
+
+def _checked_model(module: Any, merge: tuple[tuple[str, str], ...], access: LeafAccess) -> torch_model.Model:
     leaves = [*module.parameters(), *module.buffers()]
     devices = sorted({str(leaf.device) for leaf in leaves})
     if len(devices) != 1:
@@ -91,7 +135,7 @@ def _checked_model(module: Any, merge: tuple[tuple[str, str], ...]) -> torch_mod
     if not any(parameter.requires_grad for parameter in module.parameters()):
         do = "Let requires_grad be true for what is to be trained."
         raise ConfigError(_MAKING, "a parameter that is trained", "all of them frozen", do)
-    return torch_model.Model(module, merge, leaves[0].device)
+    return torch_model.Model(module, merge, leaves[0].device, access)
 
 
 def _checked_moments(model: torch_model.Model, optimizer: Any) -> torch_model.OptimizerState:

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests, difference
-from isthmus.ops.island.contract import Evaluating
+from isthmus.ops.island.contract import Evaluating, SoleRank
 from isthmus.ops.island.jax_loop import LoopState, StateEvaluation, StateLearner, read_later
 from isthmus.ops.island.life import LearnerLife
 from isthmus.programs.task import ModelLeaf
@@ -31,7 +31,7 @@ class StateModel:
 
     def __init__(self, tree: Any, merge: tuple[tuple[str, str], ...]) -> None:
         """ConfigError unless it is a tree of arrays, with a rule for each."""
-        self.merge = merge
+        self.merge, self.ranks = merge, SoleRank()
         try:
             self._state = LoopState(tree, merge)
         except TypeError as error:
@@ -41,6 +41,9 @@ class StateModel:
             raise ConfigError(_MAKING, "a tree of arrays", "no array", "Pass the state that the loop's step takes.")
         self._digests = self._state.digests()
         self._is_first = True
+
+    def host(self, make: Callable[[], Any], *, make_learner: Callable[..., Any], judge: Evaluating | None) -> Any:
+        return make()
 
     def leaves(self) -> list[ModelLeaf]:
         state = self._state

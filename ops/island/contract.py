@@ -8,7 +8,7 @@ which never leave it. A task may bring its own learner (`LearnerSource`, and for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
 from isthmus.ops.data.batches import Step, first_batch
 from isthmus.ops.exchange.fragments import Fragment
@@ -327,3 +327,41 @@ def first_tensors_of(task: Any, seed: int) -> Tensors:
 
     functions = functions_of(task, (), 0.0)
     return dict(zip(functions.names, functions.first_leaves(seed), strict=True))
+
+
+@final
+class SoleRank:
+    """A loop in one process, which reads and writes leaves by `access`; `torch_ranks.Ranks` is one of several."""
+
+    is_leader = True
+    size = 1
+
+    def __init__(self, access: Any = None) -> None:
+        self.access = access
+
+    def settle(self) -> None:
+        """No-op: the module has its own leaves at all times."""
+
+    def total(self, count: int) -> int:
+        """The number itself."""
+        return count
+
+    def count(self, tokens: int, loss: Any) -> tuple[int, Any]:
+        """The tokens and the loss of the loop's step."""
+        return tokens, loss
+
+    def is_same(self, value: Any) -> bool:
+        """True."""
+        return True
+
+    def learner(self, learner: Any, *made_of: Any) -> Any:
+        """The learner itself."""
+        return learner
+
+    def judge(self, judge: Any) -> Any:
+        """The evaluation itself."""
+        return judge
+
+    def host(self, make: Callable[[], Any], **beside: Any) -> Any:
+        """The host itself."""
+        return make()

@@ -102,6 +102,14 @@ Tensors: TypeAlias = Mapping[str, Any]
 """The merged leaves of a model, by name."""
 
 
+class IslandSlot(NamedTuple):
+    """The slot of an island, of at most so many, in a run of this seed."""
+
+    slot: int
+    slots: int
+    seed: int
+
+
 class LearnerLife(NamedTuple):
     """The life that a learner's random numbers depend on: one life of a slot, in a run of this seed."""
 

@@ -74,7 +74,7 @@ class LoopLearner(TorchState):
     def take_local(self, leaves: Sequence[Any]) -> bool:
         if not leaves or leaves[-1].dtype != np.uint8 or leaves[-1].ndim != 1 or not super().take_local(leaves[:-1]):
             return False
-        self._found = KeptStates.read(leaves[-1])
+        self._found = KeptStates.read(self._model.access.share(leaves[-1]))
         return True
 
     @property
@@ -162,6 +162,6 @@ def fault_of_kept(kept: Sequence[Any], optimizer: Any) -> str:
 def read_later(value: Any) -> Any:
     """A scalar as a number; one that a GPU may still compute is not waited for."""
     if not isinstance(value, torch.Tensor):
-        return float(value)
+        return value if hasattr(value, "__array__") else float(value)
     detached = value.detach()
     return float(detached) if detached.device.type == "cpu" else PendingScalar(detached)

@@ -5,6 +5,8 @@ adds; a tied weight is one leaf, under its first name. A parameter has the kind 
 needs no gradient is frozen, unless it is local. A buffer that is saved with the module and is floating-point is a
 `mean`, unless a rule says that it is local or frozen; all other buffers are local.
 
+Where a leaf's values lie is not known here: `LeafAccess` reads and writes them, in this process or in several.
+
 Random numbers come from torch's own generators, of which a process has one for each device. So what draws does it in a
 `drawing` block: it seeds them first, and no other thread draws from them meanwhile.
 """
@@ -72,16 +74,68 @@ class ModuleTask(Protocol):
         """The batches of the evaluation."""
 
 
+class LeafAccess(Protocol):
+    """How values of leaves are read and written, which may lie in several processes that call this together.
+
+    In all but the leading process of several, arguments have the right shape and dtype, and no values.
+    """
+
+    def fetch(self, leaf: torch.Tensor, out: torch.Tensor, rows: slice | None = None) -> None:
+        """Copy the values of a leaf, or those of some rows, into `out`, on the CPU."""
+
+    def store(self, leaf: torch.Tensor, values: torch.Tensor, rows: slice | None = None, *, alpha: float = 0.0) -> None:
+        """Replace a leaf, or some rows, by alpha times itself and 1 - alpha times `values`, where it lies."""
+
+    def share(self, array: Any) -> Any:
+        """A NumPy array with values that every process needs."""
+
+    def form(self, value: torch.Tensor) -> torch.Tensor:
+        """Zeros of the form of a value, without memory of their own; `torch.empty_like` makes a tensor of it."""
+
+    def size_bytes(self, leaf: torch.Tensor) -> int:
+        """The bytes of a leaf in this process."""
+
+
+@final
+class SoleAccess:
+    """Access to leaves of which this process has all."""
+
+    def fetch(self, leaf: torch.Tensor, out: torch.Tensor, rows: slice | None = None) -> None:
+        out.copy_(leaf.detach() if rows is None else leaf.detach()[rows])
+
+    def store(self, leaf: torch.Tensor, values: torch.Tensor, rows: slice | None = None, *, alpha: float = 0.0) -> None:
+        mix(leaf.detach() if rows is None else leaf.detach()[rows], values, alpha)
+
+    def share(self, array: Any) -> Any:
+        return array
+
+    def form(self, value: torch.Tensor) -> torch.Tensor:
+        return torch.zeros((), dtype=value.dtype, device=value.device).expand(value.shape)
+
+    def size_bytes(self, leaf: torch.Tensor) -> int:
+        return int(leaf.numel()) * int(leaf.element_size())
+
+
+SOLE: Final = SoleAccess()
+
+
+def mix(values: torch.Tensor, new: torch.Tensor, alpha: float) -> None:
+    """Replace values, where they lie, by alpha times themselves and 1 - alpha times new ones of any dtype."""
+    new = new.to(values.device)
+    values.copy_(alpha * values.to(new.dtype) + (1.0 - alpha) * new if alpha else new)
+
+
 @final
 class Model:
     """A module with its leaves by path, in the module's order: `merged`, `local` and `frozen` ones."""
 
-    def __init__(self, module: Any, rules: Rules[Any], device: torch.device) -> None:
+    def __init__(self, module: Any, rules: Rules[Any], device: torch.device, access: LeafAccess = SOLE) -> None:
         """The leaves of a module, all of which lie on a device."""
         self.module: Any = module
         self.device = device
-        kinds = dict(_kinds(self.module, rules))
-        self.leaves: dict[str, Any] = {path: tensor for path, tensor, _ in _named(self.module)}
+        self.access = access
+        kinds = dict(_kinds(_bare(module), rules))
+        self.leaves: dict[str, Any] = {path: tensor for path, tensor, _ in _named(_bare(module))}
         self.kinds: dict[str, str | None] = kinds
         self.merged = {path: tensor for path, tensor in self.leaves.items() if is_merged(kinds[path])}
         self.local = {path: tensor for path, tensor in self.leaves.items() if kinds[path] == LOCAL}
@@ -114,13 +168,24 @@ class Model:
 
     def digests(self) -> Digests:
         """The digests of the frozen leaves."""
-        return digests_of((path, array_of(leaf)) for path, leaf in self.frozen.items())
+        return digests_of((path, self.array(leaf)) for path, leaf in self.frozen.items())
+
+    def array(self, leaf: torch.Tensor) -> np.ndarray[Any, Any]:
+        """The values of a leaf, or of a state of an optimizer, in a NumPy array of its own."""
+        copied = torch.empty(leaf.shape, dtype=leaf.dtype)
+        self.access.fetch(leaf, copied)
+        return array_in(copied)
 
     def write(self, tensors: Mapping[str, Any]) -> None:
         """Replace all merged leaves by arrays, where they lie."""
-        with torch.no_grad():
-            for path, leaf in self.merged.items():
-                leaf.copy_(tensor_of(tensors[path]).reshape(leaf.shape))
+        for path, leaf in self.merged.items():
+            self.access.store(leaf, tensor_of(tensors[path]).reshape(leaf.shape))
+
+
+def _bare(module: Any) -> Any:
+    """The module itself, of one that is wrapped for several processes."""
+    inner = getattr(module, _COMPILED, module)
+    return inner.module if isinstance(inner, torch.nn.parallel.DistributedDataParallel) else module
 
 
 def _named(module: Any) -> Iterator[tuple[str, Any, bool]]:
@@ -202,10 +267,14 @@ def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The values of a tensor, in a NumPy array of its own."""
     copied = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     copied.copy_(tensor.detach())
-    if copied.dtype == torch.bfloat16:
-        copied = copied.view(torch.int16)
-        return np.asarray(copied.numpy()).view(ml_dtypes.bfloat16)
-    return np.asarray(copied.numpy())
+    return array_in(copied)
+
+
+def array_in(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A NumPy array in the memory of a tensor on the CPU."""
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.asarray(tensor.numpy())
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
@@ -254,9 +323,9 @@ class OptimizerState:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the state, once it is made."""
+        """Bytes of the state in this process, once it is made."""
         tensors = [each for form in self._forms.values() for each in form.values() if isinstance(each, torch.Tensor)]
-        return sum(each.numel() * each.element_size() for each in tensors)
+        return sum(map(self._model.access.size_bytes, tensors))
 
     def arrays(self, *, of_merged: bool = False) -> Iterator[np.ndarray[Any, Any]]:
         """For each parameter 1 where it has a state, uint8[n]; then the states, in NumPy arrays of their own.
@@ -270,7 +339,8 @@ class OptimizerState:
         for path, parameter in parameters:
             state = self.optimizer.state.get(parameter) or {}
             for key, form in self._forms[path].items():
-                yield _array(state.get(key, form))
+                value = state.get(key, form)
+                yield self._model.array(value) if isinstance(value, torch.Tensor) else np.array(value)
 
     def forms(self, *, of_merged: bool = False) -> list[ArrayForm]:
         """Shapes and dtypes of `arrays`."""
@@ -282,12 +352,22 @@ class OptimizerState:
         """Replace the states by such arrays, which have these forms."""
         left = iter(arrays)
         parameters = self._parameters(of_merged=of_merged)
-        for (path, parameter), has_state in zip(parameters, next(left, ()), strict=True):
+        flags = self._model.access.share(next(left)) if parameters else ()
+        for (path, parameter), has_state in zip(parameters, flags, strict=True):
             taken = {key: next(left) for key in self._forms[path]}
             self.optimizer.state.pop(parameter, None)
             if has_state:
-                state = {key: _value_like(form, taken[key]) for key, form in self._forms[path].items()}
+                state = {key: self._value(form, taken[key]) for key, form in self._forms[path].items()}
                 self.optimizer.state[parameter] = state
+
+    def _value(self, form: Any, array: Any) -> Any:
+        """A value of the state of this form, from an array, in memory of its own."""
+        access = self._model.access
+        if not isinstance(form, torch.Tensor):
+            return type(form)(np.asarray(access.share(array)).item())
+        value = torch.empty_like(form)
+        access.store(value, tensor_of(array).reshape(form.shape))
+        return value
 
     def _parameters(self, *, of_merged: bool) -> list[tuple[str, Any]]:
         """(path, parameter) of those with a state, in the order of the optimizer's groups."""
@@ -316,7 +396,7 @@ class OptimizerState:
                 odd = [key for key, value in state.items() if not isinstance(value, torch.Tensor | bool | int | float)]
                 if odd:
                     raise TypeError(f"the optimizer keeps {odd[0]!r}, which is neither a tensor nor a number")
-                forms[self._model.paths[id(parameter)]] = {key: _empty(state[key]) for key in sorted(state)}
+                forms[self._model.paths[id(parameter)]] = {key: self._form(state[key]) for key in sorted(state)}
         finally:
             optimizer.state.clear()
             optimizer.state.update(kept)
@@ -325,6 +405,9 @@ class OptimizerState:
             for group, setting in zip(optimizer.param_groups, settings, strict=True):
                 group.update(setting)
         return forms
+
+    def _form(self, value: Any) -> Any:
+        return self._model.access.form(value) if isinstance(value, torch.Tensor) else type(value)()
 
 
 @final
@@ -345,22 +428,3 @@ class GroupRates:
                 group["lr"].fill_(rate * factor)
             else:
                 group["lr"] = rate * factor
-
-
-def _empty(value: Any) -> Any:
-    """Zeros of the form of a value, without memory of their own."""
-    if not isinstance(value, torch.Tensor):
-        return type(value)()
-    return torch.zeros((), dtype=value.dtype, device=value.device).expand(value.shape)
-
-
-def _array(value: Any) -> np.ndarray[Any, Any]:
-    return array_of(value) if isinstance(value, torch.Tensor) else np.array(value)
-
-
-def _value_like(form: Any, array: Any) -> Any:
-    """A value of an optimizer's state of this form, from an array, in memory of its own."""
-    if not isinstance(form, torch.Tensor):
-        return type(form)(np.asarray(array).item())
-    value = torch.empty(form.shape, dtype=form.dtype, device=form.device)
-    return value.copy_(tensor_of(array).reshape(form.shape))

@@ -20,7 +20,7 @@ from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.island.life import LearnerLife
-from isthmus.ops.island.torch_model import ArrayForm, Model, OptimizerState, array_of, form_of, tensor_of
+from isthmus.ops.island.torch_model import ArrayForm, Model, OptimizerState, form_of, tensor_of
 
 _KEYS: Final = 5
 """Numbers that name a life, and one of its steps."""
@@ -55,34 +55,25 @@ class TorchState(ABC):
         """The values of a fragment after the steps so far, float32[n], in memory of their own."""
         values = np.empty(self._fragments[fragment].size, np.float32)
         payload = torch.from_numpy(values)
-        with torch.no_grad():
-            for unit, part in self._parts(fragment, payload):
-                part.copy_(self._rows(unit))
+        for unit, part in self._parts(fragment, payload):
+            self._model.access.fetch(self._model.merged[unit.tensor], part, _rows(unit))
         return values
 
     def adopt(self, fragment: int, values: Vector) -> None:
         """Replace a fragment by alpha times itself and 1 - alpha times `values`."""
-        with torch.no_grad():
-            for unit, part in self._parts(fragment, tensor_of(values)):
-                rows = self._rows(unit)
-                new = part.to(rows.device)
-                rows.copy_(self._alpha * rows.to(new.dtype) + (1.0 - self._alpha) * new if self._alpha else new)
+        for unit, part in self._parts(fragment, tensor_of(values)):
+            self._model.access.store(self._model.merged[unit.tensor], part, _rows(unit), alpha=self._alpha)
 
     def replace(self, fragment: int, values: Vector) -> None:
         """Replace a fragment by `values`, regardless of its present values."""
-        with torch.no_grad():
-            for unit, part in self._parts(fragment, tensor_of(values)):
-                self._rows(unit).copy_(part)
+        for unit, part in self._parts(fragment, tensor_of(values)):
+            self._model.access.store(self._model.merged[unit.tensor], part, _rows(unit))
 
     def _parts(self, fragment: int, payload: torch.Tensor) -> Iterator[tuple[Unit, torch.Tensor]]:
         """The units of a fragment, with the parts of its payload, in their shape."""
         cut = self._fragments[fragment]
         for unit, (begin, end) in zip(cut.units, pairwise(cut.offsets), strict=True):
             yield unit, payload[begin:end].view(unit.values_shape)
-
-    def _rows(self, unit: Unit) -> torch.Tensor:
-        leaf: torch.Tensor = self._model.merged[unit.tensor]
-        return leaf[unit.start : unit.stop] if unit.is_split else leaf
 
     def frozen(self) -> Digests:
         """The digests of the frozen leaves."""
@@ -100,7 +91,7 @@ class TorchState(ABC):
 
     def tree(self, leaves: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
         """A copy in NumPy arrays of its own, by path."""
-        return {path: array_of(leaf) for path, leaf in leaves.items()}
+        return {path: self._model.array(leaf) for path, leaf in leaves.items()}
 
     # -- local leaves --------------------------------------------------------------------------------------------------
 
@@ -126,7 +117,7 @@ class TorchState(ABC):
         """The local leaves, in NumPy arrays of their own, each after the steps made when it is read."""
         yield from self._moments.arrays()
         for leaf in self._model.local.values():
-            yield array_of(leaf)
+            yield self._model.array(leaf)
 
     def take_local(self, leaves: Sequence[Any]) -> bool:
         """Replace the local leaves by `leaves`, in the form that `local` returns; False if their forms differ."""
@@ -134,7 +125,7 @@ class TorchState(ABC):
             return False
         count = len(leaves) - len(self._model.local)
         self._moments.take(list(leaves[:count]))
-        _write(self._model.local, leaves[count:])
+        self._write(self._model.local, leaves[count:])
         return True
 
     def lend(self) -> list[np.ndarray[Any, Any]]:
@@ -154,7 +145,7 @@ class TorchState(ABC):
         If `whole`, the merged leaves follow.
         """
         keys = np.array([*self._words, self._step_number], np.int64)
-        return [keys, *self.local(), *(map(array_of, self._model.merged.values()) if whole else ())]
+        return [keys, *self.local(), *(map(self._model.array, self._model.merged.values()) if whole else ())]
 
     def take_own(self, leaves: Sequence[Any]) -> bool:
         """Continue from leaves in the form that `own` returns, with the random numbers that would have come next."""
@@ -164,9 +155,14 @@ class TorchState(ABC):
         if _forms(merged) not in ([], list(map(form_of, self._model.merged.values()))) or not self.take_local(local):
             return False
         if merged:
-            _write(self._model.merged, merged)
-        *self._words, self._step_number = (int(each) for each in keys[0])
+            self._write(self._model.merged, merged)
+        *self._words, self._step_number = (int(each) for each in self._model.access.share(keys[0]))
         return True
+
+    def _write(self, leaves: Mapping[str, Any], arrays: Sequence[Any]) -> None:
+        """Replace leaves by arrays, where they lie."""
+        for leaf, array in zip(leaves.values(), arrays, strict=True):
+            self._model.access.store(leaf, tensor_of(array).reshape(leaf.shape))
 
     @property
     def _count(self) -> int:
@@ -182,11 +178,8 @@ def _forms(arrays: Sequence[Any]) -> list[ArrayForm]:
     return [ArrayForm(tuple(array.shape), array.dtype) for array in arrays]
 
 
-def _write(leaves: Mapping[str, Any], arrays: Sequence[Any]) -> None:
-    """Replace leaves by arrays, where they lie."""
-    with torch.no_grad():
-        for leaf, array in zip(leaves.values(), arrays, strict=True):
-            leaf.copy_(tensor_of(array).reshape(leaf.shape))
+def _rows(unit: Unit) -> slice | None:
+    return slice(unit.start, unit.stop) if unit.is_split else None
 
 
 @final

@@ -316,6 +316,17 @@ class Options:
             rich_help_panel=_WHAT,
         ),
     ] = None
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks",
+            metavar="N",
+            min=1,
+            help="Processes of each learner's script, with --loop: the ranks of torch.distributed, for DDP and FSDP2.",
+            rich_help_panel=_WHAT,
+            show_default=False,
+        ),
+    ] = None
     loop_arguments: Annotated[list[str] | None, typer.Option(LOOP_ARGUMENT, hidden=True)] = None
     data: Annotated[
         list[str] | None,
@@ -461,6 +472,9 @@ class Options:
         elif self.loop_arguments:
             do = "Write `isthmus train --loop train.py -- ARGS`."
             raise ConfigError("Reading what follows --", "--loop FILE.py, whose script gets it", "none", do)
+        elif self.ranks is not None:
+            do = "Write `isthmus train --loop train.py --ranks 2`."
+            raise ConfigError("Reading --ranks", "--loop FILE.py, whose processes they are", "none", do)
         if self.data:
             keys["task", "data"] = ("--data", self.data)
         return keys
@@ -485,7 +499,7 @@ class Options:
             do = "Name your script; paths start in the current folder."
             raise ConfigError(doing, f"a Python file {path}", found, do)
         settings = {"script": str(path), "arguments": self.loop_arguments or [], "folder": str(Path.cwd())}
-        return called(LOOP, settings)
+        return called(LOOP, settings if self.ranks in (None, 1) else {**settings, "ranks": self.ranks})
 
 
 RUN_OPTIONS: Final[Mapping[str, Key]] = {name: key for name, key in SCHEMA.keys.items() if key.declared.option}

@@ -119,7 +119,7 @@ def script_of(text: str) -> LoopScript | None:
     if not text.startswith(f"{LOOP}("):
         return None
     keywords = parse(text, f"Reading the task {text}").keywords or {}
-    return LoopScript(keywords["script"], tuple(keywords["arguments"]), keywords["folder"])
+    return LoopScript(**{**keywords, "arguments": tuple(keywords["arguments"])})
 
 
 def is_open_loop(text: str) -> bool:
@@ -130,7 +130,8 @@ def is_open_loop(text: str) -> bool:
 def portable(text: str) -> str:
     """A reference without the folder of its file, or of its script."""
     if (script := script_of(text)) is not None:
-        return called(LOOP, {"script": Path(script.script).name, "arguments": list(script.arguments)})
+        parts: dict[str, Any] = {"script": Path(script.script).name, "arguments": list(script.arguments)}
+        return called(LOOP, parts if script.ranks == 1 else {**parts, "ranks": script.ranks})
     if is_open_loop(text):
         return OPEN
     where, rest = split(text)

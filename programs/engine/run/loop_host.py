@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import is_merged
 from isthmus.ops.island.contract import Evaluating, SoleLearning
-from isthmus.ops.island.life import LearnerLife, lower_priority
+from isthmus.ops.island.life import IslandSlot, LearnerLife, lower_priority
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.faults import looped
@@ -39,14 +39,6 @@ END_SECONDS: Final = 10.0
 """Time limit for the thread of a host to end once it has been told to: it closes bodies, and writes its tape."""
 
 Make = Callable[[Sequence[Fragment], LearnerLife, float], SoleLearning]
-
-
-class IslandSlot(NamedTuple):
-    """The slot of an island, of at most so many, in a run of this seed."""
-
-    slot: int
-    slots: int
-    seed: int
 
 
 @final
@@ -97,8 +89,9 @@ class LoopHost:
 
     @property
     def position(self) -> int:
-        """The batches of this slot that were trained on, as far as this life knows."""
-        return self._body().position
+        """The batches of this slot that were trained on, as far as this life knows; 0 in an evaluator."""
+        body = self._host.bodies[self._node.index]
+        return body.position if isinstance(body, InnerStep) else 0
 
     def begin(self) -> None:
         """Join, and wait for the model; returns before the first step, or when the run that it evaluates is over.
