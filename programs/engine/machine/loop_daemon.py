@@ -17,6 +17,7 @@ from isthmus.programs.engine.machine.loop_guest import LoopGuest, lines_of
 from isthmus.programs.engine.machine.names import NameTakenError
 from isthmus.programs.loop_task import LoopHome
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.processes import unblock
 
 NAMES_MAX: Final = 1000
 """Loops of one name on a machine, each with a number behind it."""
@@ -59,4 +60,5 @@ def _first_line(connection: socket.socket, buffer: bytearray) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    unblock()
     sys.exit(main(sys.argv[1:]))
