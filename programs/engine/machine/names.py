@@ -95,9 +95,9 @@ class NameClaim:
             )
             self._lock.close()
             do = "Take another --name, or end that one first."
-            error = NameTakenError(doing, "a name that no daemon on this machine has", actual, do)
-            error.name = name
-            raise error from None
+            taken = NameTakenError(doing, "a name that no daemon on this machine has", actual, do)
+            taken.name = name
+            raise taken from None
         entry = _read(self._path)
         self.former: tuple[DaemonRun, ...] = () if entry is None else entry.runs
 
