@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.schemas import CODE_BLOCK, CODE_LEAST
-from isthmus.ops.gang.mesh_island import IslandDevices
+from isthmus.ops.gang.mesh_island import LearnerDevices
 
 
 def unless_usual(devices: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -32,7 +32,7 @@ class IslandError(RuntimeError):
     """An island that differs from the learner's placement."""
 
 
-def devices_of(island: IslandDevices | None) -> tuple[Any, ...]:
+def devices_of(island: LearnerDevices | None) -> tuple[Any, ...]:
     """The devices of an island, all of this process's for None; IslandError if they differ from the placement."""
     if island is not None and island.refusal:
         raise IslandError(island.refusal)

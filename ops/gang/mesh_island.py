@@ -101,7 +101,7 @@ class ElasticGang(Protocol):
         """Report that so many train again: it stalled for `stall` nanoseconds, and `again` steps were repeated."""
 
 
-class IslandDevices(Protocol):
+class LearnerDevices(Protocol):
     """The devices that a learner may use."""
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 from isthmus.ops.data.batches import Step, first_batch
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Vector
-from isthmus.ops.gang.mesh_island import IslandDevices
+from isthmus.ops.gang.mesh_island import LearnerDevices
 from isthmus.ops.island.life import LearnerLife, Tensors
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def sole_learner_of(
     *,
     life: LearnerLife,
     alpha: float,
-    island: IslandDevices | None,
+    island: LearnerDevices | None,
     pushes: Sequence[str] = (),
 ) -> SoleLearning:
     """The learner of a task on an island of this process; created in the thread that will call it.
@@ -257,7 +257,7 @@ def led_learner_of(
     *,
     life: LearnerLife,
     alpha: float,
-    island: IslandDevices,
+    island: LearnerDevices,
     where: Callable[[], Step],
 ) -> LastingLearning:
     """The learner of a task on an island of several processes, which this process leads.
@@ -278,7 +278,7 @@ def led_learner_of(
 
 
 def follower_of(
-    task: Any, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float, island: IslandDevices
+    task: Any, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float, island: LearnerDevices
 ) -> tuple[Led, Following]:
     """This process's part of a learner that another process leads, and that leader's orders.
 
@@ -295,7 +295,7 @@ def follower_of(
     return Learner(task, fragments, life=life, alpha=alpha, island=island), orders
 
 
-def gradient_learner_of(task: Any, seed: int, batch: Any, island: IslandDevices | None) -> GradientLearning:
+def gradient_learner_of(task: Any, seed: int, batch: Any, island: LearnerDevices | None) -> GradientLearning:
     """The gradient learner of a task, created in the thread that will call it, for batches of the shape of `batch`."""
     if isinstance(task, GradientSource):
         return task.gradient_learner(seed)

@@ -22,7 +22,7 @@ import optax
 
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.gang.mesh_devices import devices_of, unless_usual
-from isthmus.ops.gang.mesh_island import IslandDevices
+from isthmus.ops.gang.mesh_island import LearnerDevices
 from isthmus.ops.gang.mesh_layout import lying
 from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of
 from isthmus.ops.island.life import CORES, DeviceCall
@@ -113,7 +113,7 @@ def calls(task: Any, batch: Any, devices: tuple[Any, ...] | None) -> Iterator[De
 class GradientLearner:
     """The state of one learner: parameters and optimizer moments, the same in all learners after the same steps."""
 
-    def __init__(self, task: Any, seed: int, batch: Any, island: IslandDevices | None = None) -> None:
+    def __init__(self, task: Any, seed: int, batch: Any, island: LearnerDevices | None = None) -> None:
         """Compile everything, and create the task's initial parameters, the same for the same seed."""
         compute_in_the_calling_thread()
         CORES.join()

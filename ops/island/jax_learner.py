@@ -28,7 +28,7 @@ from isthmus.ops.exchange.frozen_leaves import Digests, digests_of
 from isthmus.ops.exchange.messages import Taken, Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang.mesh_devices import DeviceCodes, devices_of, levels_of, unless_usual
-from isthmus.ops.gang.mesh_island import IslandDevices
+from isthmus.ops.gang.mesh_island import LearnerDevices
 from isthmus.ops.island.functions import compute_in_the_calling_thread, functions_of, words_of
 from isthmus.ops.island.life import CORES, LearnerLife
 
@@ -88,7 +88,7 @@ class Learner:
         *,
         life: LearnerLife,
         alpha: float = 0.0,
-        island: IslandDevices | None = None,
+        island: LearnerDevices | None = None,
         pushes: Sequence[str] = (),
     ) -> None:
         """Create it on an island, or all devices of this process; ShardingError if the task's mesh does not fit.

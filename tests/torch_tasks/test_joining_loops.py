@@ -165,6 +165,9 @@ def test_loops_join_leave_die_and_come_back_and_the_others_go_on(home: Home) -> 
     daemon = home.open()
     home.loop("alpha")
     assert home.begun("alpha") == [0, 0, 0, 0]
+    home.loop("copy", address=home.address, name="alpha")
+    assert home.loops["copy"].wait(PATIENCE) == 1
+    assert "expected a name that no daemon on this machine has" in home.text_of("copy").read_text()
     home.loop("beta", "leaves")
     home.wait_for_vote(1)
     home.begun("beta", 2)  # The same process joins again, in the slot that it had.

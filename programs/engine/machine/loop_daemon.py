@@ -17,9 +17,9 @@ from isthmus.programs.engine.machine.loop_guest import LoopGuest, lines_of
 from isthmus.programs.engine.machine.names import NameTakenError
 from isthmus.programs.loop_task import LoopHome
 from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.system.processes import unblock
 
-NAMES_MAX: Final = 1000
-"""Loops of one name on a machine, each with a number behind it."""
+INVALID_STATUS: Final = 2
 
 
 def main(arguments: list[str]) -> int:
@@ -36,18 +36,17 @@ def main(arguments: list[str]) -> int:
         until_over=True,
         guest=guest,
     )
-    host = socket.gethostname()
-    for number in range(NAMES_MAX):
+    taken, number = "", 0
+    while True:
+        number += 1
+        host = request.host if number == 1 else f"{request.host}-{number}"
         try:
-            return join(replace(request, host=host if not number else f"{host}-{number + 1}"))
-        except NameTakenError as error:
-            if home.name is not None or number + 1 == NAMES_MAX:
-                guest.tell(faults=[list(fault) for fault in error.faults])
-                return 2
+            return join(replace(request, host=host))
         except ConfigError as error:
-            guest.tell(faults=[list(fault) for fault in error.faults])
-            return 2
-    return 2
+            if not isinstance(error, NameTakenError) or error.name == taken:  # It is not that of the host.
+                guest.tell(faults=[list(fault) for fault in error.faults])
+                return INVALID_STATUS
+            taken = error.name
 
 
 def _first_line(connection: socket.socket, buffer: bytearray) -> dict[str, Any]:
@@ -59,4 +58,5 @@ def _first_line(connection: socket.socket, buffer: bytearray) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    unblock()
     sys.exit(main(sys.argv[1:]))

@@ -38,7 +38,7 @@ REPORT_SECONDS: Final = 1.0
 _LOST: Final = "the home has given its slot up: it was taken for stuck, or was not heard of for too long"
 
 
-class Machine(Protocol):
+class GuestMachine(Protocol):
     """What a loop's daemon is, as far as its guest cares."""
 
     def request_end(self) -> None:
@@ -68,11 +68,11 @@ class LoopGuest:
         self._member: Member | None = None
         self._is_first = self._is_through = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._machine: Machine | None = None
+        self._machine: GuestMachine | None = None
         self._watched: tuple[Member, OnEnd] | None = None
         self._pidfd = os.pidfd_open(pid)
 
-    def attach(self, machine: Machine, loop: asyncio.AbstractEventLoop) -> None:
+    def attach(self, machine: GuestMachine, loop: asyncio.AbstractEventLoop) -> None:
         """Serve the loop from now on."""
         self._machine, self._loop = machine, loop
         self._socket.setblocking(False)

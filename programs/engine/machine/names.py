@@ -64,7 +64,9 @@ def living(home: Path | None = None) -> dict[str, DaemonEntry]:
 
 
 class NameTakenError(ConfigError):
-    """Another daemon of this user on this computer has the name."""
+    """Another daemon of this user on this computer has the `name`."""
+
+    name = ""
 
 
 @final
@@ -93,7 +95,9 @@ class NameClaim:
             )
             self._lock.close()
             do = "Take another --name, or end that one first."
-            raise NameTakenError(doing, "a name that no daemon on this machine has", actual, do) from None
+            taken = NameTakenError(doing, "a name that no daemon on this machine has", actual, do)
+            taken.name = name
+            raise taken from None
         entry = _read(self._path)
         self.former: tuple[DaemonRun, ...] = () if entry is None else entry.runs
 
