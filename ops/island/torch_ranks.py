@@ -1,7 +1,7 @@
 """An island whose loop runs in several processes: torchrun's ranks, with whole leaves (DDP) or shards of them (FSDP2).
 
 Rank 0 speaks: it alone has a host, and its learner is the island's. Every rank has the same module, optimizer and
-learner, and makes the same calls of them in one order, which rank 0 gives (`Leader`, `FollowHost`). An order names a
+learner, and makes the same calls of them in one order, which rank 0 gives (`LeadLearner`, `FollowHost`). An order names a
 call; values cross inside of it, leaf by leaf: `Ranks` reads leaves to rank 0, and cuts what rank 0 writes. So learner,
 moments and model are the code of one process.
 
@@ -64,7 +64,7 @@ class Ranks:
         self._sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
         self._boxes = dict[Any, list[Box]]()
         self._scalar: MeanScalar | None = None
-        self.led: Led | None = None
+        self.led: RankLearner | None = None
         """The learner of this rank, once it is made."""
         self.budget_share: float | None = None
         """Of the budget, at the last step that rank 0's learner was let make."""
@@ -86,13 +86,13 @@ class Ranks:
         """What reads and writes leaves."""
         return self
 
-    def learner(self, learner: Led, *made_of: Any) -> Led | Leader:
+    def learner(self, learner: RankLearner, *made_of: Any) -> RankLearner | LeadLearner:
         """The learner of this rank; `made_of` is what all make theirs of."""
         self.led = learner
         if not self.is_leader:
             return learner
         self.give("make", *made_of)
-        return Leader(learner, self)
+        return LeadLearner(learner, self)
 
     def judge(self, judge: Judging | None) -> Judging | None:
         """The evaluation of this rank."""
@@ -366,7 +366,7 @@ def _bytes(content: torch.Tensor) -> torch.Tensor:
 # -- the learner -------------------------------------------------------------------------------------------------------
 
 
-class Led(Protocol):
+class RankLearner(Protocol):
     """What a learner has to have in each rank, beside the calls of a `RemoteLearner`."""
 
     progress: float
@@ -402,13 +402,13 @@ class Judging(Protocol):
 
 
 @final
-class Leader(RemoteLearner):
+class LeadLearner(RemoteLearner):
     """The learner of rank 0, as inner-step and the loop have it: the calls that concern leaves are those of all ranks.
 
     Local leaves are read one at a time, at one boundary or at several.
     """
 
-    def __init__(self, learner: Led, ranks: Ranks) -> None:
+    def __init__(self, learner: RankLearner, ranks: Ranks) -> None:
         self._learner, self._ranks = learner, ranks
 
     def _change(self, name: str, *arguments: Any) -> Any:
@@ -692,6 +692,6 @@ class FollowHost:
                 raise ValueError(f"no order of rank 0: {order[:1]!r}")
         return True
 
-    def _led(self) -> Led:
+    def _led(self) -> RankLearner:
         assert self._ranks.led is not None
         return self._ranks.led

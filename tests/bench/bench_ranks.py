@@ -4,7 +4,7 @@
 
 One run, in whose island the loop makes its steps for some seconds with `island.step` and for some without, in turn: so
 both have the same processes, and the same disturbances by what else the machine does. Figures are medians and quartiles
-over pairs. A step without an exchange has two messages: their time alone is that of the shortest tenth of all calls of
+over pairs. A step without an exchange has two messages: their time alone is that of the shortest twentieth of all calls of
 `island.step`.
 """
 
@@ -98,7 +98,7 @@ def main() -> None:
     print(f"without island.step, steps/s  {spread([alone for alone, _ in found])}")
     print(f"with it, steps/s              {spread([inside for _, (inside, _) in found])}")
     print(f"with / without                {spread(ratios)}")
-    print(f"a call of island.step         {least:.2f} ms (shortest tenth), {median:.2f} ms (median)")
+    print(f"a call of island.step         {least:.2f} ms (shortest twentieth), {median:.2f} ms (median)")
 
 
 if __name__ == "__main__":
