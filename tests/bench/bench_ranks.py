@@ -4,8 +4,8 @@
 
 One run, in whose island the loop makes its steps for some seconds with `island.step` and for some without, in turn: so
 both have the same processes, and the same disturbances by what else the machine does. Figures are medians and quartiles
-over pairs. A step without an exchange has two messages: their time alone is that of the shortest twentieth of all calls of
-`island.step`.
+over pairs. A step without an exchange has two messages: their time alone is that of the shortest twentieth of all calls
+of `island.step`.
 """
 
 from __future__ import annotations
