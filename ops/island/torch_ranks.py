@@ -2,8 +2,8 @@
 
 Rank 0 speaks: it alone has a host, and its learner is the island's. Every rank has the same module, optimizer and
 learner, and makes the same calls of them in one order, which rank 0 gives (`LeadLearner`, `FollowHost`). An order names
-a call; values cross inside of it, leaf by leaf: `Ranks` reads leaves to rank 0, and cuts what rank 0 writes. So learner,
-moments and model are the code of one process.
+a call; values cross inside of it, leaf by leaf: `Ranks` reads leaves to rank 0, and cuts what rank 0 writes. So
+learner, moments and model are the code of one process.
 
 All of it goes over a gloo group of our own, in the thread of the user's loop. A boundary has two messages, where
 nothing is exchanged: the sum of what the ranks have trained on, and rank 0's order to go on, with what it has found.
