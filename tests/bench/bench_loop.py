@@ -69,14 +69,14 @@ def instants(lines: Path) -> list[float]:
 def measure(pairs: int, seconds: float, batch: int) -> list[tuple[Turn, Turn]]:
     """Turns of the bare loop and of the island; steps by their own clock."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        bare_lines, lines = Path(folder, "bare.txt"), Path(folder, "island.txt")
+        bare_lines, lines = Path(folder, "bare.txt"), Path(folder, "island")
         with bare_loop(bare_lines, batch) as loop:
             os.kill(loop, signal.SIGSTOP)
             options = ("--loop", str(SCRIPT))
             with training(Path(folder, "run"), *options, learners=1, after=(str(lines), str(batch))) as run:
                 alone, inside = take_turns(loop, run, pairs, seconds)
                 run.stop()
-        ends, bare_ends = instants(lines), instants(bare_lines)
+        ends, bare_ends = instants(lines.with_suffix(".0")), instants(bare_lines)
     return [(one.turn(bare_ends), other.turn(ends)) for one, other in zip(alone, inside, strict=True)]
 
 

@@ -2,11 +2,13 @@
 
     own_loop_steps.py FILE BATCH [bare]
 
-It writes the instant at which each step ended into FILE, and trains without an end.
+It writes the instant at which each step ended into FILE, for an island with its slot behind the name, and trains without
+an end. At SIGUSR2 the loop raises.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from contextlib import nullcontext
@@ -40,14 +42,21 @@ class Model(nn.Module):
         return F.linear(self.layers(x, mask=self.mask, is_causal=True), self.embedding.weight)
 
 
+def fail(*_: object) -> None:
+    """What a user's loop raises."""
+    raise RuntimeError("raised by a signal")
+
+
 def main(path: Path, batch: int, *, is_bare: bool) -> None:
     """Train."""
+    signal.signal(signal.SIGUSR2, fail)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens = torch.randint(VOCABULARY, (64, batch, CONTEXT + 1))
-    with nullcontext() if is_bare else isthmus.island(model, optimizer) as island, path.open("a") as file:
+    with nullcontext() if is_bare else isthmus.island(model, optimizer) as island:
+        file = (path if is_bare else path.with_name(f"{path.name}.{island.slot}")).open("a")
         ends = list[float]()
         while is_bare or not island.is_over:
             drawn = tokens[torch.randint(64, ())]
