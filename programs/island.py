@@ -141,28 +141,35 @@ class Island:
         return self
 
     def _join(self, home: LoopHome) -> None:
-        """Join a home with a daemon of its own: a run that goes on, or one that begins with the model of this loop."""
+        """Join a home with a daemon of its own: a run that goes on, or one that begins with the model of this loop.
+
+        Of several ranks the first one has the daemon, and the others hear from it what that has said.
+        """
         from isthmus.programs.engine.machine.own_daemon import OwnDaemon
 
-        if self._model.ranks.size > 1:
-            do = "Start the script by: isthmus train --loop train.py --ranks N."
-            raise ConfigError(_MAKING, "one process, where a loop starts itself", "one of several ranks", do)
-        self._daemon = OwnDaemon(home)
         try:
-            answer = self._daemon.wait()
+            if self._ranks.is_leader:
+                self._daemon = OwnDaemon(home)
+            answer = self._ranks.told(self._answer_of_home)
             if isinstance(answer, LoopLife):
                 self._begin(answer)
             else:
                 self._first = IslandSlot(0, answer["slots"], answer["seed"])
         except BaseException:
-            self._daemon.close(1, is_over=False)
+            self._ranks.close()
+            if self._daemon is not None:
+                self._daemon.close(1, is_over=False)
             raise
+
+    def _answer_of_home(self) -> LoopLife | dict[str, int]:
+        assert self._daemon is not None
+        return self._daemon.wait()
 
     def _begin(self, life: LoopLife) -> None:
         """Be that life, and wait for the run's model."""
         from isthmus.programs.engine.run.loop_host import LoopHost
 
-        own, leaves = self._daemon is not None, self._model.leaves()
+        own, leaves = isinstance(self._life, LoopHome), self._model.leaves()
         in_forks = self._restore_handlers
         make_host = partial(LoopHost, life, leaves, in_forks=in_forks, make=self._make, is_guest=own)
         self._host = self._model.host(make_host, make_learner=self._make, judge=None)
@@ -186,7 +193,7 @@ class Island:
         was_over = self.is_over
         try:
             if self._host is None:  # The first of a run, which has made no step.
-                pass
+                self._ranks.close()
             elif is_in_order:
                 self._ranks.settle()
                 self._leave()
@@ -261,12 +268,17 @@ class Island:
 
     def _begin_run(self, tokens: int) -> None:
         """Tell of the model, after a first step of so many tokens, and be a host of the run that begins with it."""
+        found = self._found(self._ranks.total(tokens))._replace(evaluates=False)
+        self._begin(self._ranks.told(lambda: self._life_with(found)))
+
+    def _life_with(self, found: ModelFound) -> LoopLife:
+        """The life of this process in the run that begins with its model."""
         assert self._daemon is not None
-        self._daemon.tell(self._found(tokens)._replace(evaluates=False))
+        self._daemon.tell(found)
         life = self._daemon.wait()
         while not isinstance(life, LoopLife):  # The home has begun anew, and asks again.
             life = self._daemon.wait()
-        self._begin(life)
+        return life
 
     @property
     def state(self) -> Any:

@@ -354,6 +354,13 @@ class SoleRank:
         """True."""
         return True
 
+    def told(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns."""
+        return make()
+
+    def close(self) -> None:
+        """No-op: there is no other rank."""
+
     def learner(self, learner: Any, *made_of: Any) -> Any:
         """The learner itself."""
         return learner

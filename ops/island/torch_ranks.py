@@ -140,6 +140,15 @@ class Ranks:
             dist.all_gather_object(texts, repr(value), group=self._group)
         return len(set(texts)) == 1
 
+    def told(self, make: Callable[[], Any]) -> Any:
+        """In all ranks, what `make` returns in rank 0, which may take long. RankError in the others if it raises."""
+        with self.closed_by_error():
+            if not self.is_leader:
+                return self.next()[1]
+            value = make()
+            self.give("told", value)
+            return value
+
     def count(self, tokens: int, loss: Any) -> tuple[int, Any]:
         """The tokens of all ranks, and the mean of their losses, which is known a boundary later: no device is waited
         for. RankError if another rank has left its loop."""

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,9 @@ FOR_EVER = 10**9
 class Home(Place):
     """A folder with a home of loops, and the loops that were started there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, script: str = SCRIPT) -> None:
         super().__init__(folder)
-        (folder / "train.py").write_text(SCRIPT)
+        (folder / "train.py").write_text(script)
         self.loops: dict[str, subprocess.Popen[Any]] = {}
         self.address = ""
 
@@ -102,14 +102,29 @@ class Home(Place):
         self.says("home", "listens at")
         return daemon
 
-    def loop(self, log: str, how: str = "trains", variables: dict[str, str] | None = None, **home: Any) -> None:
-        """Start a script, as its user does."""
+    def loop(
+        self,
+        log: str,
+        how: str = "trains",
+        variables: dict[str, str] | None = None,
+        launcher: Sequence[str] = (),
+        **home: Any,
+    ) -> None:
+        """Start a script, as its user does, or as a launcher does that the user calls."""
         home = home or {"address": self.address, "name": log}
-        command = [sys.executable, "train.py", how, json.dumps(home)]
+        self.start(log, [*launcher, "train.py", how, json.dumps(home)], variables)
+
+    def start(self, log: str, arguments: Sequence[str], variables: dict[str, str] | None = None) -> None:
+        """Start Python, with its output in that log."""
         environment = {**self.environment, **(variables or {})}
         with self.text_of(log).open("a") as file:
             self.loops[log] = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdout=file, stderr=file, start_new_session=True
+                [sys.executable, *arguments],
+                cwd=self.folder,
+                env=environment,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
             )
 
     def text_of(self, name: str) -> Path:
@@ -177,8 +192,7 @@ def test_loops_join_leave_die_and_come_back_and_the_others_go_on(home: Home) -> 
     home.wait_for(lambda: list(state.glob("*/local/learner-2")))
     home.loops["gamma"].kill()
     home.loops["gamma"].wait()
-    home.says("home", "machine gamma leaves")
-    home.loop("gamma")
+    home.loop("gamma")  # At once: its daemon may still be about to leave.
     slot, position, moments, epochs = home.begun("gamma", 2)
     assert slot == 2
     assert position > 0
