@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.adaptive import AUTO, first_interval
+from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import count_default, partition, units_max
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
@@ -31,7 +32,6 @@ from isthmus.programs.update_settings import (
     LEARNERS_MAX,
     PUSH,
     UPDATE,
-    Format,
     Fragments,
     MergeRule,
     OuterLr,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
+from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import partition
 from isthmus.programs.settings import checked
 from isthmus.programs.streaming_diloco import in_turns
@@ -15,7 +16,6 @@ from isthmus.programs.sweeps import interval_default
 from isthmus.programs.update_settings import (
     PUSH,
     UPDATE,
-    Format,
     Interval,
     MergeRule,
     OuterLr,

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import Cut, Fragment, count_default, partition, units_max
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.fragment_send import FragmentSend
@@ -30,7 +31,6 @@ from isthmus.programs.update_settings import (
     LEARNERS_MAX,
     PUSH,
     UPDATE,
-    Format,
     Fragments,
     Interval,
     MergeRule,

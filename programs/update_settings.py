@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from isthmus.ops.exchange.adaptive import first_interval
 from isthmus.ops.exchange.fragments import Cut, count_default, fragments_count, units_max
@@ -92,7 +92,6 @@ INTERVAL_MAX: Final = 10_000
 
 
 LEFT_OUT: Final = "Leave it out for the default."
-Format = Literal["float32", "bf16", "int8", "int4"]
 PUSH: Final = Setting("The format on the wire of outer gradients.", resumes=True)
 UPDATE: Final = Setting("The format on the wire of published versions.", resumes=True)
 Interval = Annotated[

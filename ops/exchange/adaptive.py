@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast
 
-from isthmus.ops.exchange.messages import Change, Format, RequestedSettings
-from isthmus.ops.exchange.schemas import BITS
+from isthmus.ops.exchange.formats import FORMATS, Format
+from isthmus.ops.exchange.messages import Change, RequestedSettings
 
 AUTO: Final = "auto"
-FORMATS: Final = ("float32", "bf16", "int4")
+LADDER: Final[tuple[Format, ...]] = ("float32", "bf16", "int4")
 """The formats to choose from, the finest first. int8 loses more than bf16 in values that are small beside the largest
 of their block, and saves half of what int4 saves."""
 INTERVAL: Final = 24
@@ -43,8 +43,8 @@ class WantedSettings:
         values: dict[Setting, object] = {"push": push, "update": update, "interval": interval, "overlap": overlap}
         steps = first_interval(interval)
         return cls(
-            push=FORMATS[0] if push == AUTO else push,
-            update=FORMATS[0] if update == AUTO else update,
+            push=LADDER[0] if push == AUTO else push,
+            update=LADDER[0] if update == AUTO else update,
             interval=steps,
             overlap=min(OVERLAP, steps) if overlap == "auto" else overlap,
             auto=frozenset(name for name, value in values.items() if value == AUTO),
@@ -53,7 +53,7 @@ class WantedSettings:
 
 def coarser(push: str) -> tuple[str, ...]:
     """The formats, but for float32, in which an outer gradient may leave, where `push` was asked for."""
-    return FORMATS[1:] if push == AUTO else tuple({push} - {FORMATS[0]})
+    return LADDER[1:] if push == AUTO else tuple({push} - {LADDER[0]})
 
 
 def first_interval(interval: Steps) -> int:
@@ -115,13 +115,13 @@ class Needs(NamedTuple):
         if not self.step:
             return 0.0
         values = max(self.values, FRAGMENT_SHARE * self.largest)
-        return BITS[format_name] / 8 * values / (interval * self.step / 1e9)
+        return FORMATS[format_name].bits / 8 * values / (interval * self.step / 1e9)
 
     def trip_steps(self, link: LinkGoodput, push: str, update: str) -> float:
         """The steps that the largest fragment takes for both directions of a link; 0 where unknown."""
         if not (link.up.mean and link.down.mean and self.step):
             return 0.0
-        seconds = self.largest / 8 * (BITS[push] / link.up.mean + BITS[update] / link.down.mean)
+        seconds = self.largest / 8 * (FORMATS[push].bits / link.up.mean + FORMATS[update].bits / link.down.mean)
         return seconds * 1e9 / self.step
 
     def load(self, goodput: int, format_name: str, interval: int) -> float:
@@ -141,13 +141,13 @@ class Choice:
 
 def finest(needs: Needs, rate: LinkRate, interval: int) -> str:
     """The finest format with which a link's load is at most SHARE; the coarsest if there is none."""
-    return next((name for name in FORMATS if needs.load(rate.best, name, interval) <= SHARE), FORMATS[-1])
+    return next((name for name in LADDER if needs.load(rate.best, name, interval) <= SHARE), LADDER[-1])
 
 
 def coarsest(wanted: WantedSettings) -> tuple[str, str]:
     """(push, update) with the fewest bits that may be chosen."""
-    push = FORMATS[-1] if "push" in wanted.auto else wanted.push
-    return push, FORMATS[-1] if "update" in wanted.auto else wanted.update
+    push = LADDER[-1] if "push" in wanted.auto else wanted.push
+    return push, LADDER[-1] if "update" in wanted.auto else wanted.update
 
 
 def within_reach(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs) -> list[LinkGoodput]:
@@ -186,7 +186,7 @@ def best(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs, now
         push = {link.slot: finest(needs, link.up, requested) for link in links}
     if "update" in wanted.auto:
         formats = [finest(needs, link.down, requested) for link in reach]
-        update = max(formats, key=FORMATS.index, default=FORMATS[0])
+        update = max(formats, key=LADDER.index, default=LADDER[0])
     interval, overlap = requested, now.overlap
     if "interval" in wanted.auto:
         steps = max((steps_needed(needs, link, push[link.slot], update) for link in reach), default=0.0)
@@ -375,7 +375,7 @@ class Chooser:
     ) -> Move | None:
         """The move of a format, if any, by the link that limits it."""
         patience, interval = self._patience.setdefault(key, Patience()), self.choice.interval
-        is_finer = FORMATS.index(fitting) < FORMATS.index(now)
+        is_finer = LADDER.index(fitting) < LADDER.index(now)
         if needs.load(rate.mean, now, interval) > KEEP and not is_finer and fitting != now:
             if not patience.falls(CROWDED):
                 return None

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias, Typed
 import numpy as np
 import numpy.typing as npt
 
+from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.token_accounts import FATES
 
 Count: TypeAlias = Annotated[int, ("range", 0)]
@@ -48,8 +49,6 @@ StreamState: TypeAlias = Annotated[list[Any], tuple[Count, PackedBytes]]
 """[position, state] of the slot's stream."""
 Leaves: TypeAlias = list[Annotated[list[Any], tuple[str, list[Count], PackedBytes]]]
 """[type, shape, bytes]."""
-Format: TypeAlias = Literal["float32", "bf16", "int8", "int4"]
-"""The format of a vector as it travels (`kernels.coding`)."""
 
 
 SECONDS: Final = 15.0
@@ -254,9 +253,9 @@ class Answer(TypedDict):
     Tokens (begin, end] were trained since the adoption of version `base`, in `steps` inner steps. `norms` has the
     gradient's Euclidean norm per unit, float32. `positions` are [slot, position]: below which batch each slot's work is
     in it, for its own slot, or, of kind 'recover', for all; `state` is [position, state] of the slot's stream. In kinds
-    'merge' and 'final' a gradient may be coded (`kernels.coding`): `gradient` then has the codes, and `scales` their
-    units. `former` is work of earlier lives of the slot that is in it, too, [incarnation, begin, end, steps], where
-    this life continued theirs.
+    'merge' and 'final' a gradient may be coded in a `format` (`formats`): `gradient` then has the codes, and `scales`
+    their units. `former` is work of earlier lives of the slot that is in it, too, [incarnation, begin, end, steps],
+    where this life continued theirs.
     """
 
     fragment: Count
@@ -274,6 +273,7 @@ class Answer(TypedDict):
     positions: Positions
     state: StreamState | None
     former: NotRequired[Former]
+    format: NotRequired[Format]
     scales: NotRequired[Vector]
 
 
@@ -402,9 +402,10 @@ class Update(Whole):
     not count, which start again from these values.
 
     Where updates are coded (`syncer.publication`), they go to `receive`, with a `place` among the last versions of all
-    fragments; with `base`, `values` and `scales` are the codes of the difference from that version.
+    fragments; with `base`, `values` and `scales` are the codes, in a `format`, of the difference from that version.
     """
 
+    format: NotRequired[Format]
     scales: NotRequired[Vector]
     base: NotRequired[Version]
     place: NotRequired[Count]

@@ -10,24 +10,15 @@ that has diverged sends one and then recovers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final, Union
+from typing import Annotated, Any, Union
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from isthmus.ops.exchange.formats import CODE_BLOCK, CODED, FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, CodedState, Count, Progress, Update, Vector, Vote
 from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
-
-CODE_BLOCK: Final = 256
-"""Values that share a scale: the largest of them costs the others the least precision, and a scale of 4 bytes is 3 % of
-the codes."""
-CODE_LEAST: Final = 1e-35
-"""The least maximum of a block that is not coded as zeros: its scale is a normal float32, which no device flushes to
-zero, and the levels divided by it are finite."""
-BITS: Final = {"float32": 32.0, "bf16": 16.0, "int8": 8 + 32 / CODE_BLOCK, "int4": 4 + 32 / CODE_BLOCK}
-"""Bits of a value as it travels, with its share of the scale, by the name of the format."""
 
 
 def tokens_of(steps: str, step_tokens: StepTokens, *start: str) -> Any:
@@ -50,11 +41,13 @@ def blocks(fragments: Sequence[Fragment]) -> list[int]:
 def vector(name: str, fragments: Sequence[Fragment], *others: Any) -> dict[str, Any]:
     """The types of values of one of these fragments, as float32 or as codes of any format (`kernels.coding`), or of one
     of the `others`."""
-    whole = [fragment.size for fragment in fragments]
-    pairs = [sum(-(-unit.size // 2) for unit in fragment.units) for fragment in fragments]
-    floats, shorter = sized(npt.NDArray[np.float32], whole), sized(npt.NDArray[ml_dtypes.bfloat16], whole)
-    codes, halves = sized(npt.NDArray[np.int8], whole), sized(npt.NDArray[np.uint8], pairs)
-    return {name: Union[(floats, shorter, codes, halves, *others)], "scales": sized(Vector, blocks(fragments))}
+    kinds = dict.fromkeys((FORMATS[each].dtype.type, FORMATS[each].values) for each in CODED)
+    codes: list[Any] = []
+    for kind, values in kinds:
+        sizes = [sum(-(-unit.size // values) for unit in fragment.units) for fragment in fragments]
+        codes.append(sized(npt.NDArray[kind], sizes))  # type: ignore[valid-type]
+    floats = sized(npt.NDArray[np.float32], [fragment.size for fragment in fragments])
+    return {name: Union[(floats, *codes, *others)], "scales": sized(Vector, blocks(fragments))}
 
 
 def progress(fragments: int, step_tokens: StepTokens) -> Any:

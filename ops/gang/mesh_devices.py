@@ -10,16 +10,17 @@ its last bit; it travels with its codes, so they decode to the same everywhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.ops.exchange.formats import CODE_BLOCK, CODE_LEAST, FORMATS, WireFormat
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.schemas import CODE_BLOCK, CODE_LEAST
 from isthmus.ops.gang.mesh_island import LearnerDevices
 
 
@@ -72,13 +73,9 @@ def _of_gang(each: int, size: int) -> tuple[Any, ...]:
     return devices
 
 
-LEVELS: Final = {"bf16": np.float32(1.0), "int8": np.float32(127.0), "int4": np.float32(7.0)}
-"""The largest code of a format; bf16 has scales for its norms alone."""
-
-
 def levels_of(fragment: Fragment, push: str) -> NDArray[np.float32]:
-    """The level of each block of a fragment, float32[blocks]."""
-    return np.full(sum(block_counts(fragment)), LEVELS[push], np.float32)
+    """The level of each block of a fragment, float32[blocks]; of formats without scales, which serve their norms, 1."""
+    return np.full(sum(block_counts(fragment)), FORMATS[push].levels or 1.0, np.float32)
 
 
 def block_counts(fragment: Fragment) -> list[int]:
@@ -87,11 +84,12 @@ def block_counts(fragment: Fragment) -> list[int]:
 
 
 class FetchedCodes(NamedTuple):
-    """What leaves a host: `codes` and `scales` as `kernels.coding.Coded` has them, and `norms`, float32[units]."""
+    """What leaves a host: `codes`, `scales` and `form` as `kernels.coding.Coded` has them; `norms`, float32[units]."""
 
     codes: NDArray[Any]
     scales: NDArray[np.float32]
     norms: NDArray[np.float32]
+    form: str
 
 
 class DeviceCodes:
@@ -108,7 +106,7 @@ class DeviceCodes:
         each = scales.astype(np.float64) ** 2 * squares
         firsts = np.cumsum([0, *block_counts(self._fragment)[:-1]])
         norms = np.sqrt(np.add.reduceat(each, firsts)).astype(np.float32)
-        return FetchedCodes(codes, scales[:0] if self._push == "bf16" else scales, norms)
+        return FetchedCodes(codes, scales if FORMATS[self._push].levels else scales[:0], norms, self._push)
 
 
 def coded(fragment: Fragment, push: str, values: Sequence[Any], anchors: Sequence[Any], levels: Any) -> list[jax.Array]:
@@ -149,22 +147,27 @@ def _unit(push: str, gradient: Any, levels: Any) -> tuple[Any, ...]:
 
 def _blocks(push: str, block: Any, levels: Any) -> tuple[Any, Any, Any]:
     """The same of float32[blocks, size], flat."""
-    largest = jnp.max(jnp.abs(block), axis=1)
-    scales = jnp.where(largest < np.float32(CODE_LEAST), jnp.float32(0.0), largest / levels)
+    entry, magnitudes = FORMATS[push], jnp.abs(block)
+    magnitude = jnp.mean(magnitudes, axis=1) if entry.by_mean else jnp.max(magnitudes, axis=1)
+    scales = jnp.where(magnitude < np.float32(CODE_LEAST), jnp.float32(0.0), magnitude / levels)
     is_sound = (scales > 0.0) & (scales < jnp.inf)
     inverse = jnp.where(is_sound, jnp.float32(1.0) / scales, jnp.float32(0.0))
     scaled = block * inverse[:, None]
     squares = jnp.sum(jnp.square(scaled), axis=1)
-    if push == "bf16":
-        return block.astype(jnp.bfloat16).ravel(), scales, squares
+    if not entry.levels:
+        return block.astype(entry.dtype).ravel(), scales, squares
     # Of a block that is not finite the scale says so; its codes are zeros.
-    rounded = jnp.where(is_sound[:, None], jnp.round(scaled), jnp.float32(0.0)).astype(jnp.int8)
-    return (_pairs(rounded) if push == "int4" else rounded).ravel(), scales, squares
+    rounded = jnp.where(is_sound[:, None], jnp.floor(scaled) if entry.by_mean else jnp.round(scaled), jnp.float32(0.0))
+    if entry.values == 1:
+        return rounded.astype(entry.dtype).ravel(), scales, squares
+    half = 1 << (entry.code_bits - 1)
+    codes = jnp.clip(rounded + half, 0, 2 * half - 1).astype(entry.dtype)
+    return _packed(codes, entry).ravel(), scales, squares
 
 
-def _pairs(rounded: Any) -> Any:
-    """int8[blocks, size], -7 to 7, as bytes: a block's first half in the lower, its second in the upper four bits."""
-    half = (rounded.shape[1] + 1) // 2
-    shifted = (rounded + 8).astype(jnp.uint8)
-    upper = jnp.pad(shifted[:, half:], ((0, 0), (0, 2 * half - rounded.shape[1])), constant_values=8)
-    return shifted[:, :half] | (upper << 4)
+def _packed(codes: Any, entry: WireFormat) -> Any:
+    """The bytes of codes uint8[blocks, size], as `formats` has them."""
+    size, half = -(-codes.shape[1] // entry.values), 1 << (entry.code_bits - 1)
+    whole = jnp.pad(codes, ((0, 0), (0, size * entry.values - codes.shape[1])), constant_values=half)
+    parts = [whole[:, at * size : (at + 1) * size] << (at * entry.code_bits) for at in range(entry.values)]
+    return reduce(jnp.bitwise_or, parts)

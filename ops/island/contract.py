@@ -72,8 +72,8 @@ class Coding(Protocol):
 class Codes(Protocol):
     """The codes of an outer gradient; they may still be on their way from the device."""
 
-    def fetch(self) -> tuple[Any, Any, Any]:
-        """(codes, scales, norms per unit), as an answer has them."""
+    def fetch(self) -> tuple[Any, Any, Any, str]:
+        """(codes, scales, norms per unit, format), as an answer has them."""
 
 
 class LastingLearning(Learning, Protocol):

@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isthmus.ops.exchange.formats import CODED
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.exchange.messages import Vector
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.gang import mesh_layout
-from isthmus.ops.gang.mesh_devices import LEVELS, coded, levels_of
+from isthmus.ops.gang.mesh_devices import coded, levels_of
 from isthmus.ops.gang.mesh_layout import Crossing, StateLayout, lying
 from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.island.recipe import Leaf, Now, Recipe, abstract_key, counters, is_integer, is_key, lent
@@ -65,7 +66,7 @@ class FragmentFunctions:
             push: jax.jit(
                 partial(_code, fragment, places, push), out_shardings=None if layout is None else layout.replicated
             )
-            for push in LEVELS
+            for push in CODED
         }
         self.adopt = self.replace
         if alpha and layout is None:

@@ -154,7 +154,7 @@ def _check(
         if weight == 0:
             continue
         if not is_whole(gradient, fragment) or length.shape != (len(fragment.units),):
-            shapes = [part.shape for part in (gradient if isinstance(gradient, Coded) else [gradient])]
+            shapes = [part.shape for part in (gradient[:2] if isinstance(gradient, Coded) else [gradient])]
             raise ValueError(
                 f"{doing}: expected {fragment.size} values and {len(fragment.units)} norms of contributor {m}, "
                 f"found shapes {shapes} and {length.shape}."

@@ -2,40 +2,29 @@
 
 Decides what is lost. Does not decide what is coded, nor what becomes of the loss.
 
-Theory of operation. Each unit is cut, from its own start, into blocks of 256 values, each with one scale:
-
-    int8    scale = max |x| / 127, code = x / scale rounded, ties to even
-    int4    scale = max |x| / 7,   code = x / scale rounded, ties to even; -8 is no code
-    bf16    x rounded to the nearest bfloat16, ties to even; no scales
-
-A block that is not finite has a scale that is not finite, so scales alone tell whether values are finite; a block whose
-values are all below 1e-35 is coded as zeros. Decoding (`sweeps`) is one rounded product, and adding it to a value one
-rounded sum; `advance` does just that as it codes, so that adding the codes gives its result bit for bit.
+Theory of operation. `exchange.formats` says what the codes of each format are. A block that is not finite has a scale
+that is not finite, so scales alone tell whether values are finite; a block whose values are all below 1e-35 is coded as
+zeros. Decoding (`sweeps`) is one rounded product, and adding it to a value one rounded sum; `advance` does just that as
+it codes, so that adding the codes gives its result bit for bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.ops.exchange.formats import CODE_BLOCK, CODE_LEAST, CODED, FORMATS
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.exchange.schemas import CODE_BLOCK, CODE_LEAST
 from isthmus.ops.kernels import sweeps
 from isthmus.ops.kernels.buffers import Float32, empty
 from isthmus.ops.kernels.stripes import Int64, kernel, kernel_input, share, stripes
-from isthmus.ops.kernels.sweeps import BF16, FLOAT32, INT4, INT8, Bytes
+from isthmus.ops.kernels.sweeps import FLOAT32, INT8, VALUES, Bytes
 
-CodeFormat: TypeAlias = Literal["bf16", "int8", "int4"]
-_FORMS: Final = {"bf16": BF16, "int8": INT8, "int4": INT4}
-_DTYPES: Final[dict[int, np.dtype[Any]]] = {
-    BF16: np.dtype(ml_dtypes.bfloat16),
-    INT8: np.dtype(np.int8),
-    INT4: np.dtype(np.uint8),
-}
 SCALE_MAX: Final = float(np.finfo(np.float32).max) / 128
 """The largest scale that decodes to finite values for all codes."""
 _NONE: Final = np.empty(0, np.float32)
@@ -46,6 +35,10 @@ _ONE: Final = Fragment(0, (Unit("a", 0, 2, (2,)),))
 _MAGNITUDE_BITS: Final = np.int32(0x7FFFFFFF)
 _EXPONENT_BITS: Final = np.int32(0x7F800000)
 _LEAST: Final = np.float32(CODE_LEAST)
+_ENTRIES: Final = sorted(FORMATS.values())
+_LEVELS: Final = np.array([each.levels for each in _ENTRIES], np.float32)
+_BY_MEAN: Final = np.array([each.by_mean for each in _ENTRIES])
+_LANES: Final = 32
 _ROUNDER: Final = np.float32(12582912.0)
 """1.5 * 2^23: adding and subtracting it rounds a value below 2^22 to an integer, ties to even."""
 
@@ -53,19 +46,20 @@ _ROUNDER: Final = np.float32(12582912.0)
 class Coded(NamedTuple):
     """A coded float32[n].
 
-    `codes` are bfloat16[n], int8[n] or, for int4, uint8[ceil(n_u / 2) summed over units]; `scales` float32[blocks],
+    `codes` are elements of the format's dtype, [ceil(n_u / values of one) summed over units]; `scales` float32[blocks],
     none for bf16.
     """
 
     codes: NDArray[Any]
     scales: Float32
+    form: str
 
 
 Values: TypeAlias = Float32 | Coded
 
 
 class UnitOffsets(NamedTuple):
-    """The offsets of each unit: in values, in bytes of int4 and in scales, int64[units + 1]."""
+    """The offsets of each unit: in values and in scales, int64[units + 1], and in codes, int64[formats, units + 1]."""
 
     offsets: Int64
     codes: Int64
@@ -78,39 +72,35 @@ def places(offsets: tuple[int, ...]) -> UnitOffsets:
     at = np.array(offsets, np.int64)
     sizes = np.diff(at)
     starts = np.zeros(1, np.int64)
-    codes = np.concatenate([starts, np.cumsum(-(-sizes // 2))])
+    codes = np.array([np.concatenate([starts, np.cumsum(-(-sizes // values))]) for values in VALUES])
     scales = np.concatenate([starts, np.cumsum(-(-sizes // CODE_BLOCK))])
     return UnitOffsets(at, codes, scales)
 
 
-def as_sent(codes: NDArray[Any], scales: Float32 | None) -> Values:
-    """The vector that arrived as `codes`, which are the values if they are float32, and `scales`, if any."""
-    if codes.dtype == np.float32:
-        return codes
-    return Coded(codes, _NONE if scales is None else scales)
+def as_sent(item: Mapping[str, Any], name: str) -> Values:
+    """The vector in the field `name` of an item, beside which its format and scales are, if it has any."""
+    if (form := item.get("format", "float32")) == "float32":
+        values: Float32 = item[name]
+        return values
+    return Coded(item[name], item.get("scales", _NONE), form)
 
 
 def item_fields(name: str, values: Values) -> dict[str, Any]:
     """The fields of an item for `as_sent`, the first with this name."""
     if not isinstance(values, Coded):
         return {name: values}
-    return {name: values.codes, "scales": values.scales} if values.scales.size else {name: values.codes}
+    fields = {name: values.codes, "format": values.form}
+    return {**fields, "scales": values.scales} if values.scales.size else fields
 
 
 def is_whole(values: Values, fragment: Fragment) -> bool:
     """Whether there are as many codes and scales as the fragment needs."""
     if not isinstance(values, Coded):
-        return values.shape == (fragment.size,)
-    form, where = form_of(values), places(fragment.offsets)
-    codes = int(where.codes[-1]) if form == INT4 else fragment.size
-    return values.codes.shape == (codes,) and values.scales.shape == (0 if form == BF16 else int(where.scales[-1]),)
-
-
-def form_of(values: Values) -> int:
-    """The number of a format, as in the kernels."""
-    if not isinstance(values, Coded):
-        return FLOAT32
-    return next(form for form, dtype in _DTYPES.items() if dtype == values.codes.dtype)
+        return values.dtype == np.float32 and values.shape == (fragment.size,)
+    entry, where = FORMATS[values.form], places(fragment.offsets)
+    scales = int(where.scales[-1]) if entry.levels else 0
+    shapes = (values.codes.shape, values.scales.shape) == ((int(where.codes[entry.number, -1]),), (scales,))
+    return shapes and values.codes.dtype == entry.dtype
 
 
 def kernel_inputs(values: Values) -> tuple[Bytes, Float32, int]:
@@ -119,14 +109,14 @@ def kernel_inputs(values: Values) -> tuple[Bytes, Float32, int]:
         return kernel_input(values).view(np.uint8), _NONE, FLOAT32
     codes = np.require(values.codes, None, ["C", "A"]).view(np.uint8)
     codes.flags.writeable = False
-    return codes, kernel_input(values.scales), form_of(values)
+    return codes, kernel_input(values.scales), FORMATS[values.form].number
 
 
 def is_finite(values: Values) -> bool:
-    """Whether all values are finite; for int8 and int4 by the scales, which must not be negative either."""
+    """Whether all values are finite; where there are scales, by these, which must not be negative either."""
     if not isinstance(values, Coded):
         return largest(values) < np.inf
-    if form_of(values) == BF16:
+    if values.form == "bf16":
         return bool(_halves_are_finite(np.require(values.codes, None, ["C", "A"]).view(np.uint16)))
     return bool(((values.scales >= 0) & (values.scales <= SCALE_MAX)).all())
 
@@ -148,32 +138,32 @@ def scaled(values: Values, share: float) -> Values:
     """A vector times `share`."""
     if not isinstance(values, Coded):
         return values * np.float32(share)
-    if form_of(values) == BF16:
-        return Coded((values.codes.astype(np.float32) * np.float32(share)).astype(ml_dtypes.bfloat16), values.scales)
-    return Coded(values.codes, values.scales * np.float32(share))
+    if values.form == "bf16":
+        return values._replace(codes=(values.codes.astype(np.float32) * np.float32(share)).astype(ml_dtypes.bfloat16))
+    return values._replace(scales=values.scales * np.float32(share))
 
 
-def encode(values: Float32, fragment: Fragment, code_format: CodeFormat) -> Coded:
-    """The codes of float32[n], n = fragment.size."""
-    form, where = _FORMS[code_format], places(fragment.offsets)
-    if form == BF16:
+def encode(values: Float32, fragment: Fragment, form: str) -> Values:
+    """The codes of float32[n], n = fragment.size; for float32 the values themselves."""
+    if form == "float32":
+        return values
+    if form == "bf16":
         halves = np.empty(fragment.size, np.uint16)
         _encode_halves(kernel_input(values).view(np.int32), halves)
-        return Coded(halves.view(ml_dtypes.bfloat16), _NONE)
+        return Coded(halves.view(ml_dtypes.bfloat16), _NONE, form)
     coded = _room(fragment, form)
-    _encode(kernel_input(values), _NONE, form, *where, coded.codes.view(np.uint8), coded.scales, empty(0))
+    _encode(kernel_input(values), _NONE, *_outputs(coded, fragment), empty(0))
     return coded
 
 
-def advance(target: Float32, published: Float32, fragment: Fragment, code_format: CodeFormat) -> tuple[Coded, Float32]:
+def advance(target: Float32, published: Float32, fragment: Fragment, form: str) -> tuple[Coded, Float32]:
     """The codes q of target - published, and published + q, which `add` also computes from them; float32[n] each."""
-    form, where = _FORMS[code_format], places(fragment.offsets)
-    if form == BF16:
-        coded = encode(target - published, fragment, code_format)
-        return coded, add(published, coded, fragment)
+    if form == "bf16":
+        halves = encode(target - published, fragment, form)
+        assert isinstance(halves, Coded)
+        return halves, add(published, halves, fragment)
     coded, moved = _room(fragment, form), empty(fragment.size)
-    raw = coded.codes.view(np.uint8)
-    _encode(kernel_input(target), kernel_input(published), form, *where, raw, coded.scales, moved)
+    _encode(kernel_input(target), kernel_input(published), *_outputs(coded, fragment), moved)
     return coded, moved
 
 
@@ -195,28 +185,38 @@ def sampled(values: Values, fragment: Fragment, stride: int) -> Float32:
 
 def warm_pushes() -> None:
     """Compile the kernels that code a push, or load them from the cache; otherwise the first call does it."""
-    for code_format in get_args(CodeFormat):
-        encode(_ONES, _ONE, code_format)
+    for form in CODED:
+        encode(_ONES, _ONE, form)
 
 
 def warm_answers() -> None:
     """Compile the kernels that check and sample a coded answer, or load them from the cache."""
-    for code_format in get_args(CodeFormat):
-        coded = Coded(*(np.frombuffer(part.tobytes(), part.dtype) for part in encode(_ONES, _ONE, code_format)))
-        is_finite(coded)  # Arrays as the wire gives them: read-only.
+    for form in CODED:
+        coded, _ = advance(_ONES, _ONES, _ONE, form)
+        # Arrays as the wire gives them: read-only.
+        codes, scales = (np.frombuffer(part.tobytes(), part.dtype) for part in coded[:2])
+        coded = Coded(codes, scales, form)
+        is_finite(coded)
         sampled(coded, _ONE, 1)
 
 
 def warm_updates() -> None:
     """Compile the kernels that code and decode an update, or load them from the cache."""
-    for code_format in get_args(CodeFormat):
-        add(_ONES, advance(_ONES, _ONES, _ONE, code_format)[0], _ONE)
+    for form in CODED:
+        add(_ONES, advance(_ONES, _ONES, _ONE, form)[0], _ONE)
 
 
-def _room(fragment: Fragment, form: int) -> Coded:
-    where = places(fragment.offsets)
-    codes = np.empty(int(where.codes[-1]) if form == INT4 else fragment.size, _DTYPES[form])
-    return Coded(codes, np.empty(int(where.scales[-1]), np.float32))
+def _room(fragment: Fragment, form: str) -> Coded:
+    """Codes and scales to be written."""
+    where, entry = places(fragment.offsets), FORMATS[form]
+    codes = np.empty(int(where.codes[entry.number, -1]), entry.dtype)
+    return Coded(codes, np.empty(int(where.scales[-1]), np.float32), form)
+
+
+def _outputs(coded: Coded, fragment: Fragment) -> tuple[int, Int64, Int64, Int64, Bytes, Float32]:
+    """The arguments of `_encode` about its codes."""
+    number = FORMATS[coded.form].number
+    return number, *places(fragment.offsets), coded.codes.view(np.uint8), coded.scales
 
 
 @kernel
@@ -266,33 +266,59 @@ def _encode(
     Where `published` has no values, code `target`.
     """
     room, bits = np.empty(CODE_BLOCK, np.float32), np.empty(1, np.int32)
-    largest, is_alone = bits.view(np.float32), len(published) == 0
+    largest, is_alone, lanes = bits.view(np.float32), len(published) == 0, np.empty(_LANES, np.float32)
     # Views of the whole: one of each block would cost a third of the block's time.
     target_bits, room_bits, signed = target.view(np.int32), room.view(np.int32), codes.view(np.int8)
-    levels = np.float32(127.0) if form == INT8 else np.float32(7.0)
+    levels, by_mean, values = _LEVELS[form], _BY_MEAN[form], VALUES[form]
     for unit in range(len(offsets) - 1):
         for number in range(scale_offsets[unit + 1] - scale_offsets[unit]):
             begin = offsets[unit] + number * CODE_BLOCK
             end = min(begin + CODE_BLOCK, offsets[unit + 1])
             block = target[begin:end]
-            if is_alone:
-                bits[0] = largest_of(target_bits[begin:end])
-            else:
+            if not is_alone:
                 block = _differences(block, published[begin:end], room[: end - begin])
-                bits[0] = largest_of(room_bits[: end - begin])
-            scale = np.float32(0.0) if largest[0] < _LEAST else largest[0] / levels
+            if by_mean:
+                magnitude = _mean_magnitude(block, lanes)
+            else:
+                bits[0] = largest_of(target_bits[begin:end] if is_alone else room_bits[: end - begin])
+                magnitude = largest[0]
+            scale = np.float32(0.0) if magnitude < _LEAST else magnitude / levels
             is_sound = scale > np.float32(0.0) and scale < np.float32(np.inf)
             inverse = np.float32(1.0) / scale if is_sound else np.float32(0.0)
             scales[scale_offsets[unit] + number] = scale
             if form == INT8:
                 _write_bytes(block, inverse, signed[begin:end])
             else:
-                at = code_offsets[unit] + number * (CODE_BLOCK // 2)
-                _write_pairs(block, inverse, codes[at : at + (end - begin + 1) // 2])
-            if not is_alone:
-                before, after = published[begin:end], moved[begin:end]
+                at = code_offsets[form, unit] + number * (CODE_BLOCK // values)
+                _pack(block, inverse, codes[at : at + (end - begin + values - 1) // values], values, by_mean)
+            if is_alone:
+                continue
+            before, after = published[begin:end], moved[begin:end]
+            if by_mean:
+                half = np.float32(1 << (8 // values - 1))
+                for i in range(len(block)):
+                    level = min(max(np.floor(block[i] * inverse), -half), half - np.float32(1.0)) + np.float32(0.5)
+                    after[i] = before[i] + level * scale
+            else:
                 for i in range(len(block)):
                     after[i] = before[i] + _rounded(block[i] * inverse) * scale
+
+
+@kernel
+def _mean_magnitude(block: Float32, lanes: Float32) -> Any:
+    """The mean of |x|; value i is added to lane i mod 32, which vectorises without reordering a sum."""
+    lanes[:] = np.float32(0.0)
+    whole = len(block) - len(block) % _LANES
+    for begin in range(0, whole, _LANES):
+        row = block[begin : begin + _LANES]
+        for lane in range(_LANES):
+            lanes[lane] += abs(row[lane])
+    for lane in range(len(block) - whole):
+        lanes[lane] += abs(block[whole + lane])
+    total = np.float32(0.0)
+    for lane in range(_LANES):
+        total += lanes[lane]
+    return total / np.float32(len(block))
 
 
 @kernel
@@ -318,14 +344,22 @@ def _write_bytes(block: Float32, inverse: Any, codes: NDArray[np.int8]) -> None:
 
 
 @kernel
-def _write_pairs(block: Float32, inverse: Any, codes: Bytes) -> None:
-    if inverse == np.float32(0.0):
-        codes[:] = np.uint8(136)
-        return
-    half = len(codes)
-    lower, upper = block[:half], block[half:]
-    for i in range(len(upper)):
-        low, high = np.int32(np.rint(lower[i] * inverse)), np.int32(np.rint(upper[i] * inverse))
-        codes[i] = np.uint8((low + np.int32(8)) | ((high + np.int32(8)) << np.int32(4)))
-    if len(upper) < half:
-        codes[half - 1] = np.uint8(np.int32(np.rint(lower[half - 1] * inverse)) + np.int32(136))
+def _pack(block: Float32, inverse: Any, codes: Bytes, values: int, by_mean: bool) -> None:
+    """Write the codes of a block, so many `values` in a byte; a place without a value has the code next to 0."""
+    bits, size = 8 // values, len(codes)
+    half, most = np.int32(1 << (bits - 1)), np.int32((1 << bits) - 1)
+    codes[:] = np.uint8(0)
+    for number in range(values):
+        part, shift = block[number * size : (number + 1) * size], np.int32(number * bits)
+        if inverse == np.float32(0.0):
+            for i in range(len(part)):
+                codes[i] |= np.uint8(half << shift)
+        elif by_mean:
+            for i in range(len(part)):
+                code = np.int32(np.floor(part[i] * inverse)) + half
+                codes[i] |= np.uint8(min(max(code, np.int32(0)), most) << shift)
+        else:
+            for i in range(len(part)):
+                codes[i] |= np.uint8((np.int32(np.rint(part[i] * inverse)) + half) << shift)
+        for i in range(len(part), size):
+            codes[i] |= np.uint8(half << shift)

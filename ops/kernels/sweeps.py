@@ -2,42 +2,43 @@
 
 Decides how codes become values. Kernels that call each other share a file, because numba's cache checks no other.
 
-Theory of operation. A coded vector (`coding`) is a run of bytes, and a scale for each block of 256 values of one unit.
-A value is its code times the scale, one rounded float32 product; the sum with another value is rounded separately.
-Nothing is fused, so that a value has the same bits on every host. The formats, as numbers:
-
-    0  float32: no codes, the values themselves
-    1  bf16: the upper half of a float32; no scales
-    2  int8: a signed byte for each value
-    3  int4: a block's first half in the lower, its second in the upper four bits of its bytes; 8 stands for 0
+Theory of operation. A coded vector (`exchange.formats`) is a run of codes, and a scale for each block of 256 values of
+one unit. A value is its code times the scale, one rounded float32 product; the sum with another value is rounded
+separately. Nothing is fused, so that a value has the same bits on every host. Kernels know formats by number, and read
+what each needs from arrays by number.
 """
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.ops.exchange.schemas import CODE_BLOCK
+from isthmus.ops.exchange.formats import CODE_BLOCK, FORMATS
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.kernels.stripes import Int64, kernel
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Float64: TypeAlias = NDArray[np.float64]
 
-FLOAT32: Final = 0
-BF16: Final = 1
-INT8: Final = 2
-INT4: Final = 3
+FLOAT32: Final = FORMATS["float32"].number
+BF16: Final = FORMATS["bf16"].number
+INT8: Final = FORMATS["int8"].number
+# Constants of compiled kernels: numba's cache does not see that they change, so who changes a format edits this file.
+_ENTRIES: Final = sorted(FORMATS.values())
+VALUES: Final = np.array([each.values for each in _ENTRIES], np.int64)
+"""Values that one code element holds, by format."""
+MIDDLES: Final = np.array([(1 << each.code_bits - 1) - each.by_mean / 2 for each in _ENTRIES], np.float32)
+"""The code that stands for 0 in packed formats, by format."""
 # Values done at a time, 8 KiB: the sums of all learners are added while the block is in the first-level cache.
 _BLOCK_SIZE: Final = 2048
 _LANES: Final = 32
 
 
 @kernel
-def decoded(raw: Bytes, scales: Float32, form: int, at: int, code_at: int, scale_at: int, room: Float32) -> Float32:
-    """The len(room) values from number `at` on, whose codes begin at byte `code_at` and at scale `scale_at`.
+def decoded(raw: Bytes, scales: Float32, form: int, at: int, scale_at: int, room: Float32) -> Float32:
+    """The len(room) values whose codes begin at element `at` and at scale `scale_at`.
 
     Values of float32 are a view, others are written to `room`.
     """
@@ -58,15 +59,31 @@ def decoded(raw: Bytes, scales: Float32, form: int, at: int, code_at: int, scale
             for i in range(len(block)):
                 block[i] = np.float32(codes[i]) * scale
         else:
-            half = (len(block) + 1) // 2
-            pairs = raw[code_at + begin // 2 : code_at + begin // 2 + half]
-            lower, upper = block[:half], block[half:]
-            # Two loops: one with both results is not vectorised, and takes four times as long.
-            for i in range(half):
-                lower[i] = (np.float32(pairs[i] & np.uint8(15)) - np.float32(8.0)) * scale
-            for i in range(len(upper)):
-                upper[i] = (np.float32(pairs[i] >> np.uint8(4)) - np.float32(8.0)) * scale
+            values = VALUES[form]
+            size_of_part = (len(block) + values - 1) // values
+            packed = raw[at + begin // values : at + begin // values + size_of_part]
+            _unpack(packed, values, MIDDLES[form], scale, block)
     return room
+
+
+@kernel
+def _unpack(packed: Bytes, values: int, middle: Any, scale: Any, block: Float32) -> None:
+    """Write the values of a block whose bytes hold so many `values` each."""
+    bits, size = 8 // values, len(packed)
+    mask = np.uint8((1 << bits) - 1)
+    # One loop for each part: one with several results is not vectorised, and takes four times as long.
+    for number in range(values):
+        part, shift = block[number * size : (number + 1) * size], np.uint8(number * bits)
+        for i in range(len(part)):
+            part[i] = (np.float32((packed[i] >> shift) & mask) - middle) * scale
+
+
+@kernel
+def _decoded(
+    raw: Bytes, scales: Float32, form: int, code_offsets: Int64, unit: int, within: int, scale_at: int, room: Float32
+) -> Float32:
+    """`decoded` of a unit, from its value `within` on."""
+    return decoded(raw, scales, form, code_offsets[form, unit] + within // VALUES[form], scale_at, room)
 
 
 @kernel
@@ -97,7 +114,7 @@ def sweep(
         for begin in range(begins[s], ends[s], _BLOCK_SIZE):
             end = min(begin + _BLOCK_SIZE, ends[s])
             within = begin - offsets[unit]
-            code_at, scale_at = code_offsets[unit] + within // 2, scale_offsets[unit] + within // CODE_BLOCK
+            scale_at = scale_offsets[unit] + within // CODE_BLOCK
             # Slices taken before the loops: an index with an offset of unknown sign is not vectorised.
             total = direction[begin:end]
             room0, room1 = rooms[0, : end - begin], rooms[1, : end - begin]
@@ -108,15 +125,17 @@ def sweep(
             while m + 4 <= count:
                 _add_four(
                     total,
-                    decoded(raws[m], scales[m], forms[m], begin, code_at, scale_at, room0),
-                    decoded(raws[m + 1], scales[m + 1], forms[m + 1], begin, code_at, scale_at, room1),
-                    decoded(raws[m + 2], scales[m + 2], forms[m + 2], begin, code_at, scale_at, room2),
-                    decoded(raws[m + 3], scales[m + 3], forms[m + 3], begin, code_at, scale_at, room3),
+                    _decoded(raws[m], scales[m], forms[m], code_offsets, unit, within, scale_at, room0),
+                    _decoded(raws[m + 1], scales[m + 1], forms[m + 1], code_offsets, unit, within, scale_at, room1),
+                    _decoded(raws[m + 2], scales[m + 2], forms[m + 2], code_offsets, unit, within, scale_at, room2),
+                    _decoded(raws[m + 3], scales[m + 3], forms[m + 3], code_offsets, unit, within, scale_at, room3),
                     c[m : m + 4],
                 )
                 m += 4
             while m < count:
-                _add_one(total, decoded(raws[m], scales[m], forms[m], begin, code_at, scale_at, room0), c[m])
+                _add_one(
+                    total, _decoded(raws[m], scales[m], forms[m], code_offsets, unit, within, scale_at, room0), c[m]
+                )
                 m += 1
             _add_squares(total, lanes)
         squares[s] = _sum_lanes(lanes)
@@ -143,8 +162,9 @@ def squares_of(
         unit = units[s]
         for begin in range(begins[s], ends[s], _BLOCK_SIZE):
             size, within = min(_BLOCK_SIZE, ends[s] - begin), begin - offsets[unit]
-            code_at, scale_at = code_offsets[unit] + within // 2, scale_offsets[unit] + within // CODE_BLOCK
-            _add_squares(decoded(raw, scales, form, begin, code_at, scale_at, room[:size]), lanes)
+            scale_at = scale_offsets[unit] + within // CODE_BLOCK
+            values = _decoded(raw, scales, form, code_offsets, unit, within, scale_at, room[:size])
+            _add_squares(values, lanes)
         squares[s] = _sum_lanes(lanes)
 
 
@@ -165,8 +185,8 @@ def add_to(
         for begin in range(offsets[unit], offsets[unit + 1], _BLOCK_SIZE):
             end = min(begin + _BLOCK_SIZE, offsets[unit + 1])
             within = begin - offsets[unit]
-            code_at, scale_at = code_offsets[unit] + within // 2, scale_offsets[unit] + within // CODE_BLOCK
-            moved = decoded(raw, scales, form, begin, code_at, scale_at, room[: end - begin])
+            scale_at = scale_offsets[unit] + within // CODE_BLOCK
+            moved = _decoded(raw, scales, form, code_offsets, unit, within, scale_at, room[: end - begin])
             before, after = values[begin:end], sums[begin:end]
             for i in range(end - begin):
                 after[i] = before[i] + moved[i]
@@ -192,8 +212,8 @@ def pick(
             first = -(-begin // stride)
             if first * stride >= end:
                 continue
-            code_at, scale_at = code_offsets[unit] + number * (CODE_BLOCK // 2), scale_offsets[unit] + number
-            values = decoded(raw, scales, form, begin, code_at, scale_at, room[: end - begin])
+            within, scale_at = number * CODE_BLOCK, scale_offsets[unit] + number
+            values = _decoded(raw, scales, form, code_offsets, unit, within, scale_at, room[: end - begin])
             for at in range(first, -(-end // stride)):
                 picked[at] = values[at * stride - begin]
 

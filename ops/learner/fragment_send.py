@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 import ml_dtypes
 import numpy as np
 
+from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Answer, Capture, passed_on
 from isthmus.ops.kernels.buffers import Float32
@@ -84,9 +85,7 @@ class FragmentSend:
     collects = ("fragment",)
     noted: ClassVar = {"answer": ("begin", "end", "former")}
 
-    def __init__(
-        self, fragments: Sequence[Fragment], *, push: Literal["float32", "bf16", "int8", "int4", "auto"] = "float32"
-    ) -> None:
+    def __init__(self, fragments: Sequence[Fragment], *, push: Format | Literal["auto"] = "float32") -> None:
         self._fragments = fragments
         self._push = push
 
@@ -116,8 +115,8 @@ class FragmentSend:
     def _answer(self, capture: Capture) -> Answer:
         fragment, anchor = self._fragments[capture["fragment"]], capture["anchor"]
         if (coded := capture.get("coded")) is not None:
-            codes, scales, lengths = coded.fetch()
-            gradient = self._coding.item_fields("gradient", self._coding.Coded(codes, scales))
+            codes, scales, lengths, form = coded.fetch()
+            gradient = self._coding.item_fields("gradient", self._coding.Coded(codes, scales, form))
         else:
             values = np.asarray(capture["values"], np.float32)
             whole = values if anchor is None else outer_gradient(anchor, values, fragment)

@@ -22,6 +22,7 @@ from isthmus.ops.data.batches import Cursor, Step, first_batch, tokens_in
 from isthmus.ops.elastic.learner import ElasticLearner
 from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.adaptive import coarser
+from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import (
@@ -91,7 +92,7 @@ class InnerStep:
         report_every: int = 3,
         tokens: int = 0,
         alpha: float = 0.0,
-        push: Literal["float32", "bf16", "int8", "int4", "auto"] = "float32",
+        push: Format | Literal["auto"] = "float32",
         tells_links: bool = False,
         answers_last: bool = True,
         frozen: Digests = (),

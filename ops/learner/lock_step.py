@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from isthmus.ops.data.batches import Cursor
+from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import Permit, Progress, Restored, Round, Turn, Update, WantedCut, is_withdrawn
@@ -43,7 +44,7 @@ class LockStep:
         tokens: int,
         overlap: int,
         alpha: float = 0.0,
-        push: Literal["float32", "bf16", "int8", "int4"] = "float32",
+        push: Format = "float32",
         frozen: Digests = (),
     ) -> None:
         self._step = InnerStep(

@@ -80,7 +80,7 @@ class Receive:
             if "frame" not in item:
                 return False  # In lock-step it is not adopted, and codes follow what is.
             item = {**item, "kind": "merge"}  # It stands for codes that gates wait for.
-        values = self._coding.as_sent(item["values"], item.get("scales"))
+        values = self._coding.as_sent(item, "values")
         if held is not None and item["version"] <= held["version"]:
             return self._say_again(item, held)
         if not self._coding.is_whole(values, self._fragments[p]) or not self._coding.is_finite(values):
@@ -103,7 +103,7 @@ class Receive:
             if held is None or item.get("base") != held["version"]:
                 self._kept.setdefault(p, []).append(item)
                 continue
-            codes = self._coding.as_sent(item["values"], item.get("scales"))
+            codes = self._coding.as_sent(item, "values")
             self._held[p] = whole_of(item, self._coding.add(held["values"], codes, self._fragments[p]))
             moved = True
         return moved

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from isthmus.ops.data.batches import by_slot, of_slot, position_of
 from isthmus.ops.exchange import schemas
+from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import Method
 from isthmus.ops.exchange.messages import MERGES_KEPT, Answer, Gradient, Merging, ReachedPositions, Round
@@ -43,14 +44,6 @@ PAST: Final = 32
 """The number of lengths of merged answers of a fragment that are remembered: eight rounds of four learners."""
 PAST_MIN: Final = 4
 """The number of past lengths that is needed for a comparison where there are no peers."""
-NORMS_TOLERANCE: Final = 0.1
-"""The relative difference allowed between the norms that a learner sends and those of the values that arrive, which may
-be coded."""
-INT4_TOLERANCE: Final = 0.6
-"""The same where codes have 4 bits. Of a block of 256 values of which one is 14 and the others nearly 1, all others are
-coded as 0: it was 1.52 times as long; where they are a little above 1, it was 0.61 times as long."""
-
-
 TINY: Final = 1e-30
 """A norm this small is lost in float32."""
 NOT_FINITE: Final = "the outer step would not be finite"
@@ -61,13 +54,15 @@ KEPT_MAX: Final = 1e12
 """The limit for a value of the momentum with which a shard that comes back continues: a larger one starts from zero, so
 that a momentum from elsewhere takes no room that answers need."""
 NORM_SLACK: Final = 3.0
-"""The factor by which a merged value may exceed the largest claimed norm: more than INT4_TOLERANCE and roundings."""
+"""The factor by which a merged value may exceed the largest claimed norm: more than the least of `length_least` allows,
+and roundings."""
 
 
-def are_own(claimed: Float32, actual: NDArray[np.float64], is_int4: bool = False) -> bool:
-    """Whether the norms (float32[units]) that came with values match them."""
-    off = np.abs(claimed.astype(np.float64) - actual)
-    return bool((off <= (INT4_TOLERANCE if is_int4 else NORMS_TOLERANCE) * actual + TINY).all())
+def are_own(claimed: Float32, actual: NDArray[np.float64], form: str = "float32") -> bool:
+    """Whether the norms (float32[units]) that came with values match the `actual` ones, of codes in a format."""
+    entry, norms = FORMATS[form], claimed.astype(np.float64)
+    is_within = (entry.length_least * actual - TINY <= norms) & (norms <= entry.length_most * actual + TINY)
+    return bool(is_within.all())
 
 
 def length(norms: Float32) -> float:
@@ -241,7 +236,7 @@ class Merge:
 
     def _values(self, vote: Answer) -> Values:
         """The values of an answer, in the form that kernels take."""
-        values: Values = self._coding.as_sent(vote["gradient"], vote.get("scales"))
+        values: Values = self._coding.as_sent(vote, "gradient")
         return values
 
     def _held(self, round: Round, bounded: list[Answer], record: Merging) -> list[Answer]:
@@ -395,7 +390,8 @@ class Merge:
         # Before the norms: of values that are not finite they match nothing, and the reason would be wrong.
         if not (self._coding.is_finite(values) and np.isfinite(vote["norms"]).all()):
             return "not finite"
-        if not are_own(vote["norms"], self._merging.unit_norms(values, fragment), vote["gradient"].dtype == np.uint8):
+        lengths = self._merging.unit_norms(values, fragment)
+        if not are_own(vote["norms"], lengths, vote.get("format", "float32")):
             return "norms of other values"
         return None
 

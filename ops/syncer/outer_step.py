@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
+from isthmus.ops.exchange.formats import STATE_FORMAT, Format
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     CodedState,
-    Format,
     Gradient,
     Kept,
     Merging,
@@ -278,7 +278,7 @@ class OuterStep:
 
     def _coded_state(self, p: int, state: ShardState) -> CodedState:
         """A state without the values: its error of momentum is 1/254 of the largest value of a block of 256."""
-        theta, _ = self._coding.advance(state["tensors"]["theta"], state["values"], self._fragments[p], "int8")
+        theta, _ = self._coding.advance(state["tensors"]["theta"], state["values"], self._fragments[p], STATE_FORMAT)
         coded = CodedState(
             fragment=p,
             version=state["version"],
@@ -287,7 +287,7 @@ class OuterStep:
             lengths=state["lengths"],
         )
         if self._momentum:
-            momentum = self._coding.encode(state["tensors"]["momentum"], self._fragments[p], "int8")
+            momentum = self._coding.encode(state["tensors"]["momentum"], self._fragments[p], STATE_FORMAT)
             coded["momentum"], coded["momentum_scales"] = momentum.codes, momentum.scales
         return coded
 

@@ -52,7 +52,7 @@ def chaos(
 
 
 plan_commands = typer.Typer(cls=Commands)
-_FORMATS = "float32, bf16, int8 or int4"
+_FORMATS = "a format of `program.push`"
 
 
 @plan_commands.command(rich_help_panel=PANEL)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, final
 
-from isthmus.ops.exchange.adaptive import WantedSettings
-from isthmus.ops.exchange.schemas import BITS
+from isthmus.ops.exchange.adaptive import AUTO, WantedSettings
+from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
 from isthmus.programs.engine.islands.sizes import sizes_on
@@ -109,7 +109,8 @@ def answers_bytes(request: Request) -> int:
     wanted = WantedSettings.of(**{name: pacer[name] for name in ("push", "update", "interval", "overlap")})
     rounds = rounds_in_flight_max(wanted.overlap, pacer["fragments"], wanted.interval, pacer["shards"])
     rounds = min(rounds, -(-pacer["fragments"] // pacer["shards"]))
-    return int(rounds * request.job.learners * max(pacer["sizes"]) * BITS.get(pacer["push"], 32) / 8)
+    bits = FORMATS["float32" if pacer["push"] == AUTO else pacer["push"]].bits
+    return int(rounds * request.job.learners * max(pacer["sizes"]) * bits / 8)
 
 
 def host_bytes(request: Request, topology: Topology, placement: Placement) -> dict[str, int]:

@@ -39,7 +39,7 @@ from typing import Any, Final, final
 
 from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange.adaptive import AUTO, first_interval
-from isthmus.ops.exchange.schemas import BITS
+from isthmus.ops.exchange.formats import FORMATS
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.placing import (
     CompiledNeeds,
@@ -196,7 +196,7 @@ def step_seconds(machine: Machine, parameters: int, tokens: int, compiled: Compi
 def _rates(request: Request, parameters: int, steps: Sequence[float | None]) -> list[float | None]:
     """Mean bits a second that each learner sends."""
     measured = [step for step in steps if step is not None]
-    bits = BITS[_format(request)] * parameters
+    bits = FORMATS[_format(request)].bits * parameters
     interval = request.job.settings.get("interval")
     if interval == AUTO:
         interval = first_interval(AUTO)
@@ -217,7 +217,7 @@ def _rates(request: Request, parameters: int, steps: Sequence[float | None]) -> 
 def _format(request: Request) -> str:
     """The longer of the formats in which answers and updates travel."""
     formats = [str(request.job.settings.get(name, "float32")) for name in ("push", "update")]
-    return max((name if name in BITS else "float32" for name in formats), key=BITS.__getitem__)
+    return max((name if name in FORMATS else "float32" for name in formats), key=lambda name: FORMATS[name].bits)
 
 
 def _links(topology: Topology, placement: Placement, rates: Sequence[float | None]) -> tuple[MachineLink, ...]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, cast, final
 import numpy as np
 
 from isthmus.ops.exchange import schemas
+from isthmus.ops.exchange.formats import STATE_FORMAT
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import (
     BEGINNING,
@@ -151,10 +152,10 @@ class CodedStates:
         if update is None or codes is None or list(update["version"]) != list(codes["version"]):
             return None
         fragment = self._fragments[p]
-        theta = self._coding.Coded(codes["theta"], codes["theta_scales"])
+        theta = self._coding.Coded(codes["theta"], codes["theta_scales"], STATE_FORMAT)
         tensors = {"theta": self._coding.add(update["values"], theta, fragment)}
         if "momentum" in codes:
-            momentum = self._coding.Coded(codes["momentum"], codes["momentum_scales"])
+            momentum = self._coding.Coded(codes["momentum"], codes["momentum_scales"], STATE_FORMAT)
             tensors["momentum"] = self._coding.add(np.zeros(fragment.size, np.float32), momentum, fragment)
         return ShardState(**update, tensors=tensors, lengths=codes["lengths"])
 

@@ -12,13 +12,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 
 import numpy as np
 from markupsafe import Markup
 
+from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.exchange.schemas import BITS
 from isthmus.ops.kernels import averaging, coding, nesterov
 from isthmus.programs.engine.report.charts_drawing import Scale, drawing, line, rectangle, text
 from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
@@ -116,7 +116,9 @@ def _demands(of: PlanRequest) -> list[Demand]:
         if value is not None:
             demanded.append(within(option, value, 1 if option == "--chips" else 1e-6, most, "Leave it out, or say it."))
     for option, form in (("--push", of.push), ("--update", of.update), ("--gradients", of.gradients)):
-        demanded.append(Demand(form in BITS, f"{option} one of {', '.join(BITS)}", repr(form), nearest(form, BITS)))
+        demanded.append(
+            Demand(form in FORMATS, f"{option} one of {', '.join(FORMATS)}", repr(form), nearest(form, FORMATS))
+        )
     if of.chips is not None and of.chips < of.learners:
         demanded.append(Demand(False, "--chips at least one for each learner", str(of.chips), "Take more chips."))
     return demanded
@@ -176,7 +178,7 @@ def links_of(wanted: PlanRequest, merge_seconds: float) -> list[LinkLoad]:
 
 
 def _data_parallel(of: PlanRequest, program: str) -> LinkLoad:
-    bits = 2 * (of.learners - 1) / of.learners * of.parameters * BITS[of.gradients]
+    bits = 2 * (of.learners - 1) / of.learners * of.parameters * FORMATS[of.gradients].bits
     mean, room = bits / of.step_seconds, of.gradient_share * of.step_seconds
     wait = None if of.link_bits is None else max(0.0, bits / of.link_bits - room)
     return LinkLoad(program, mean, mean, bits / room, None, bits / room, wait, None)
@@ -186,7 +188,7 @@ def _diloco(of: PlanRequest, merge_seconds: float) -> LinkLoad:
     up, down = _means(of)
     wait = None
     if of.link_bits is not None:
-        ways = of.parameters * (BITS[of.push] + BITS[of.update]) / of.link_bits
+        ways = of.parameters * (FORMATS[of.push].bits + FORMATS[of.update].bits) / of.link_bits
         wait = ways / of.interval + _busy(of, merge_seconds) * of.step_seconds
     return LinkLoad("diloco", up, down, None, _shard(of), None, wait, float(of.interval))
 
@@ -194,7 +196,7 @@ def _diloco(of: PlanRequest, merge_seconds: float) -> LinkLoad:
 def _streaming(of: PlanRequest, merge_seconds: float, program: str) -> LinkLoad:
     up, down = _means(of)
     largest = LARGEST * of.fragment_values
-    there_and_back = largest * (BITS[of.push] + BITS[of.update])
+    there_and_back = largest * (FORMATS[of.push].bits + FORMATS[of.update].bits)
     room = of.overlap * of.step_seconds - merge_seconds
     busy = _busy(of, merge_seconds)
     smallest = max(there_and_back / room, up, down) if room > 0 and busy <= 1 else None
@@ -220,14 +222,14 @@ def _shard(of: PlanRequest) -> float:
 
 def _means(of: PlanRequest) -> tuple[float, float]:
     a_second = of.parameters / (of.interval * of.step_seconds)
-    return a_second * BITS[of.push], a_second * BITS[of.update]
+    return a_second * FORMATS[of.push].bits, a_second * FORMATS[of.update].bits
 
 
 def overlap_left(of: PlanRequest, merge_seconds: float) -> float:
     """Seconds of the overlap that the merge of the largest fragment leaves, and its ways on the link that was given."""
     ways = 0.0
     if of.link_bits is not None:
-        ways = LARGEST * of.fragment_values * (BITS[of.push] + BITS[of.update]) / of.link_bits
+        ways = LARGEST * of.fragment_values * (FORMATS[of.push].bits + FORMATS[of.update].bits) / of.link_bits
     return of.overlap * of.step_seconds - merge_seconds - ways
 
 
@@ -257,10 +259,10 @@ class PlannedMemory:
 def memory_of(of: PlanRequest) -> PlannedMemory:
     """The memory of decoupled-diloco, with a fragment on its way up, one down, and all answers of rounds in flight."""
     largest = LARGEST * of.fragment_values
-    answers = rounds_at_once(of) * of.learners * largest * BITS[of.push] / 8
+    answers = rounds_at_once(of) * of.learners * largest * FORMATS[of.push].bits / 8
     return PlannedMemory(
         STATE_BYTES * of.parameters,
-        ANCHOR_BYTES * of.parameters + largest * (BITS[of.push] + BITS[of.update]) / 8,
+        ANCHOR_BYTES * of.parameters + largest * (FORMATS[of.push].bits + FORMATS[of.update].bits) / 8,
         SHARD_BYTES * of.parameters / of.shards + answers + 2 * ANCHOR_BYTES * largest,
     )
 
@@ -293,7 +295,7 @@ def measure(of: PlanRequest) -> Rates:
     fragment = Fragment(0, (Unit("weights", 0, rows, (rows, 1024)),))
     rng = np.random.default_rng(0)
     plain = [rng.standard_normal(VALUES, np.float32) for _ in range(count)]
-    sent = [each if of.push == "float32" else coding.encode(each, fragment, _format(of.push)) for each in plain]
+    sent = [coding.encode(each, fragment, of.push) for each in plain]
     norms = [averaging.unit_norms(each, fragment).astype(np.float32) for each in plain]
     merged = averaging.merge(sent, [1.0] * count, norms, fragment, threads=threads)
 
@@ -302,14 +304,10 @@ def measure(of: PlanRequest) -> Rates:
             plain[0], plain[0], merged.direction, merged.scale, fragment, 0.4, 0.7, threads=threads
         )
         if of.update != "float32":
-            coding.advance(stepped, plain[0], fragment, _format(of.update))
+            coding.advance(stepped, plain[0], fragment, of.update)
 
     seconds = _median(lambda: averaging.merge(sent, [1.0] * count, norms, fragment, threads=threads))
     return Rates(count * VALUES / seconds, VALUES / _median(step), threads)
-
-
-def _format(name: str) -> coding.CodeFormat:
-    return cast(coding.CodeFormat, name)
 
 
 def _median(run: Callable[[], Any]) -> float:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from isthmus.ops.exchange.schemas import CODE_BLOCK
+from isthmus.ops.exchange.formats import CODE_BLOCK, FORMATS
 from isthmus.ops.recovery.hold import HOLDERS
 from isthmus.ops.syncer.merge import NOT_FINITE
 from isthmus.ops.syncer.outer_step import KeyFrames
@@ -350,18 +350,21 @@ class BytesChecker(Checker):
 
 def _decoded(item: Any, fragment: Any) -> Any:
     """The values that the codes of an update represent, one block after the other."""
-    codes = item["values"]
-    if "scales" not in item:
+    codes, entry = item["values"], FORMATS[item["format"]]
+    if not entry.levels:
         return codes.astype(np.float32)
     blocks, at, scales = [], 0, iter(item["scales"])
+    bits = entry.code_bits
+    middle = np.float32(0 if entry.values == 1 else (1 << bits - 1) - entry.by_mean / 2)
     for unit in fragment.units:
         for begin in range(0, unit.size, CODE_BLOCK):
             size = min(CODE_BLOCK, unit.size - begin)
-            length = size if codes.dtype == np.int8 else -(-size // 2)
+            length = -(-size // entry.values)
             block, at = codes[at : at + length], at + length
-            if codes.dtype != np.int8:
-                block = np.concatenate([block & 15, block >> 4])[:size].astype(np.float32) - np.float32(8)
-            blocks.append(block.astype(np.float32) * next(scales))
+            if entry.values > 1:
+                parts = [block >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
+                block = np.concatenate(parts)[:size]
+            blocks.append((block.astype(np.float32) - middle) * next(scales))
     return np.concatenate(blocks)
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from isthmus.ops.exchange.formats import CODED
 from isthmus.programs.engine.recorder.roles import least_replicas, resolving
 from isthmus.programs.engine.recorder.summary import roster_counts
 from isthmus.programs.engine.request.faults import follower_plan
@@ -49,7 +50,6 @@ from isthmus.runtime.sim.universe import Universe, digest, machine_of
 from isthmus.runtime.wire.peers import Limits
 
 Settings: TypeAlias = dict[str, Any]
-CODED: Final = ("bf16", "int8", "int4")
 BRIEF_SECONDS: Final = 3.0
 """Limit of a fault where no host may be given up: a silent host is after 20 s, and faults follow one another."""
 

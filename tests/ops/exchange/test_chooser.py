@@ -10,10 +10,10 @@ import pytest
 
 from isthmus.ops.exchange.adaptive import (
     CROWDED,
-    FORMATS,
     INTERVAL,
     INTERVAL_GROWTH_MAX,
     KEEP,
+    LADDER,
     OVERLAP,
     PATIENCE,
     RELAPSES_MAX,
@@ -217,8 +217,8 @@ def test_what_is_chosen_fits_whatever_the_links_are() -> None:
             assert told.load(link.up.best, found.push[link.slot], found.interval) <= SHARE + 1e-9
             assert told.load(link.down.best, found.update, found.interval) <= SHARE + 1e-9
         for link in ways:  # And nothing finer would.
-            at = FORMATS.index(found.push[link.slot])
-            assert at == 0 or told.load(link.up.best, FORMATS[at - 1], INTERVAL) > SHARE
+            at = LADDER.index(found.push[link.slot])
+            assert at == 0 or told.load(link.up.best, LADDER[at - 1], INTERVAL) > SHARE
         assert {link.slot for link in ways} == found.push.keys()
         followed(chooser, 3 * PATIENCE, ways, told)
         assert not {move.setting for move in followed(chooser, 100, ways, told)} & {"push", "update"}

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.adaptive import coarser
+from isthmus.ops.exchange.formats import CODED, FORMATS
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.gang.mesh_devices import LEVELS, DeviceCodes, coded, levels_of
+from isthmus.ops.gang.mesh_devices import DeviceCodes, coded, levels_of
 from isthmus.ops.island.jax_learner import Learner
 from isthmus.ops.island.life import LearnerLife
 from isthmus.ops.kernels import coding
@@ -58,7 +59,7 @@ def made(values: np.ndarray, anchor: np.ndarray, fragment: Fragment, push: str) 
 @settings(max_examples=examples(300), deadline=None)
 @given(
     st.sampled_from(SIZES),
-    st.sampled_from(sorted(LEVELS)),
+    st.sampled_from(CODED),
     st.integers(0, 2**32 - 1),
     st.floats(0, 5),
     st.sampled_from([-40, -36, -34, -20, 0, 20]),
@@ -76,27 +77,31 @@ def test_codes_and_scales_have_the_bits_of_the_kernels(
     values, anchor = vector(), vector()
     gradient = normal(anchor - values)
     found, expected = made(values, anchor, fragment, push), coding.encode(gradient, fragment, push)
-    np.testing.assert_array_equal(found.codes, expected.codes)
-    assert found.scales.tobytes() == expected.scales.tobytes()
+    if FORMATS[push].by_mean:  # A mean is summed in another order.
+        np.testing.assert_allclose(found.scales, expected.scales, rtol=1e-5, atol=1e-38)
+        assert np.count_nonzero(found.codes != expected.codes) <= 1 + found.codes.size // 100
+    else:
+        np.testing.assert_array_equal(found.codes, expected.codes)
+        assert found.scales.tobytes() == expected.scales.tobytes()
     if exponent > -34:
         np.testing.assert_allclose(found.norms, norms(gradient, fragment), rtol=1e-6)
-    assert coding.is_whole(coding.Coded(found.codes, found.scales), fragment)
+    assert coding.is_whole(coding.Coded(found.codes, found.scales, found.form), fragment)
 
 
-@pytest.mark.parametrize("push", sorted(LEVELS))
+@pytest.mark.parametrize("push", CODED)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_block_that_is_not_finite_says_so(push: Any, bad: float) -> None:
     fragment = fragment_of((512, 1000, 2))
     anchor = np.random.default_rng(0).standard_normal(fragment.size).astype(np.float32)
     anchor[700] = bad
     found = made(np.zeros(fragment.size, np.float32), anchor, fragment, push)
-    sent, expected = coding.Coded(found.codes, found.scales), coding.encode(anchor, fragment, push)
+    sent, expected = coding.Coded(found.codes, found.scales, found.form), coding.encode(anchor, fragment, push)
     assert not coding.is_finite(sent)
     assert not np.isfinite(found.norms[1])
     assert np.isfinite(found.norms[[0, 2]]).all()
     if push != "bf16":
         np.testing.assert_array_equal(found.codes, expected.codes)
-        np.testing.assert_array_equal(found.scales, expected.scales)
+        np.testing.assert_allclose(found.scales, expected.scales, rtol=1e-5 if FORMATS[push].by_mean else 0.0)
 
 
 def test_what_adoption_rounds_away_of_a_leaf_of_lower_precision_is_not_coded() -> None:

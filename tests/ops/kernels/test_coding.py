@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,16 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.ops.exchange.formats import CODED, FORMATS, Format
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.kernels import averaging, coding, sweeps
-from isthmus.ops.kernels.coding import SCALE_MAX, Coded, CodeFormat, add, advance, encode, is_finite, is_whole
+from isthmus.ops.kernels.coding import SCALE_MAX, Coded, add, advance, encode, is_finite, is_whole
 from isthmus.ops.kernels.stripes import STRIPE_SIZE
 from isthmus.ops.learner.fragment_send import norms
 from tests.effort import examples
 from tests.ops.kernels.test_averaging import fragment_of, naive, random_gradients
-
-FORMATS = get_args(CodeFormat)
-LEVELS = {"int8": 127, "int4": 7}
 
 
 def blocks_of(values: np.ndarray, fragment: Fragment) -> list[np.ndarray]:
@@ -28,18 +26,41 @@ def blocks_of(values: np.ndarray, fragment: Fragment) -> list[np.ndarray]:
     return [unit[at : at + 256] for unit in units for at in range(0, unit.size, 256)]
 
 
-def reference(values: np.ndarray, fragment: Fragment, code_format: CodeFormat) -> tuple[np.ndarray, np.ndarray]:
+def reference(values: np.ndarray, fragment: Fragment, form: Format) -> tuple[np.ndarray, np.ndarray]:
     """(what the codes stand for, scales) as the module says it, in NumPy, one block after the other."""
-    if code_format == "bf16":
+    if form == "bf16":
         return values.astype(ml_dtypes.bfloat16).astype(np.float32), np.empty(0, np.float32)
     decoded, scales = [], []
     for block in blocks_of(values, fragment):
-        largest = np.abs(block).max()
-        scale = np.float32(0.0 if largest < np.float32(1e-35) else largest / np.float32(LEVELS[code_format]))
+        magnitude = mean_of(np.abs(block)) if FORMATS[form].by_mean else np.abs(block).max()
+        scale = np.float32(0.0 if magnitude < np.float32(1e-35) else magnitude / LEVELS[form])
         inverse = np.float32(1.0) / scale if scale else np.float32(0.0)
-        decoded.append(np.rint(block * inverse) * scale)
+        decoded.append(level_of(block * inverse, form) * scale)
         scales.append(scale)
     return np.concatenate(decoded), np.array(scales, np.float32)
+
+
+LEVELS = {"int8": np.float32(127), "int4": np.float32(7), "int2": np.float32(1), "int1": np.float32(0.5)}
+
+
+def level_of(values: np.ndarray, form: Format) -> np.ndarray:
+    """The level next to each value in units of its scale."""
+    if form == "int2":
+        return np.select([values < -1, values < 0, values < 1], [-1.5, -0.5, 0.5], 1.5).astype(np.float32)
+    if form == "int1":
+        return np.where(values < 0, np.float32(-0.5), np.float32(0.5))
+    return np.rint(values)
+
+
+def mean_of(magnitudes: np.ndarray) -> np.float32:
+    """The mean, each place modulo 32 summed by itself."""
+    total = np.float32(0.0)
+    for lane in range(32):
+        summed = np.float32(0.0)
+        for value in magnitudes[lane::32]:
+            summed += value
+        total += summed
+    return np.float32(total / np.float32(magnitudes.size))
 
 
 def decode(coded: Coded, fragment: Fragment) -> np.ndarray:
@@ -61,33 +82,33 @@ def vectors(draw: st.DrawFn) -> tuple[np.ndarray, Fragment]:
 
 
 @settings(max_examples=examples(300))
-@given(vectors(), st.sampled_from(FORMATS))
-def test_codes_are_those_of_the_reference(case: tuple[np.ndarray, Fragment], code_format: CodeFormat) -> None:
+@given(vectors(), st.sampled_from(CODED))
+def test_codes_are_those_of_the_reference(case: tuple[np.ndarray, Fragment], form: Format) -> None:
     values, fragment = case
     before = values.tobytes()
-    coded = encode(values, fragment, code_format)
-    expected, scales = reference(values, fragment, code_format)
+    coded = encode(values, fragment, form)
+    expected, scales = reference(values, fragment, form)
     assert is_whole(coded, fragment)
     assert is_finite(coded)
     assert coded.scales.tobytes() == scales.tobytes()
     assert same(decode(coded, fragment), expected)
     assert values.tobytes() == before
-    if code_format != "bf16":
+    if form in ("int8", "int4"):
         # Half a step, and what rounding adds to that.
         steps = np.repeat(scales, [len(block) for block in blocks_of(values, fragment)]).astype(np.float64)
         assert (np.abs(values - expected.astype(np.float64)) <= 0.5001 * steps + 1e-35).all()
 
 
 @settings(max_examples=examples(300))
-@given(vectors(), vectors(), st.sampled_from(FORMATS))
+@given(vectors(), vectors(), st.sampled_from(CODED))
 def test_whoever_adds_the_codes_has_what_was_published_bit_for_bit(
-    case: tuple[np.ndarray, Fragment], other: tuple[np.ndarray, Fragment], code_format: CodeFormat
+    case: tuple[np.ndarray, Fragment], other: tuple[np.ndarray, Fragment], form: Format
 ) -> None:
     target, fragment = case
     published = np.resize(other[0], target.shape)
-    coded, moved = advance(target, published, fragment, code_format)
+    coded, moved = advance(target, published, fragment, form)
     difference = target - published
-    expected, scales = reference(difference, fragment, code_format)
+    expected, scales = reference(difference, fragment, form)
     assert coded.scales.tobytes() == scales.tobytes()
     assert same(moved, published + expected)
     assert add(published, coded, fragment).tobytes() == moved.tobytes()
@@ -102,27 +123,31 @@ def test_ties_go_to_even() -> None:
 
 def test_sizes_are_those_that_the_description_says() -> None:
     fragment = fragment_of(1, 255, 256, 257, 3)
-    sizes = {form: encode(np.ones(fragment.size, np.float32), fragment, form) for form in FORMATS}
+    sizes = {form: encode(np.ones(fragment.size, np.float32), fragment, form) for form in CODED}
     assert [(each.codes.nbytes, each.scales.nbytes) for each in sizes.values()] == [
         (2 * 772, 0),
         (772, 4 * 6),
         (1 + 128 + 128 + 129 + 2, 4 * 6),
+        (1 + 64 + 64 + 65 + 1, 4 * 6),
+        (1 + 32 + 32 + 33 + 1, 4 * 6),
     ]
     large = fragment_of(1 << 16)
-    coded = encode(np.ones(1 << 16, np.float32), large, "int4")
-    assert 4 * (1 << 16) / (coded.codes.nbytes + coded.scales.nbytes) == pytest.approx(7.757, abs=1e-3)
+    for form, ratio in (("int4", 7.757), ("int2", 15.06), ("int1", 28.44)):
+        coded = encode(np.ones(1 << 16, np.float32), large, form)
+        assert 4 * (1 << 16) / (coded.codes.nbytes + coded.scales.nbytes) == pytest.approx(ratio, rel=1e-3)
+        assert 32 / FORMATS[form].bits == pytest.approx(ratio, rel=1e-3)
 
 
-@pytest.mark.parametrize("code_format", FORMATS)
+@pytest.mark.parametrize("form", CODED)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_not_after_coding(code_format: CodeFormat, value: float) -> None:
+def test_what_is_not_finite_is_not_after_coding(form: Format, value: float) -> None:
     fragment = fragment_of(100, 700)
     values = np.ones(800, np.float32)
-    assert is_finite(encode(values, fragment, code_format))
+    assert is_finite(encode(values, fragment, form))
     for place in (0, 99, 100, 799):
         broken = values.copy()
         broken[place] = value
-        coded = encode(broken, fragment, code_format)
+        coded = encode(broken, fragment, form)
         assert not is_finite(coded)
         assert not np.isfinite(averaging.unit_norms(coded, fragment)).all()
 
@@ -131,25 +156,25 @@ def test_what_is_not_finite_is_not_after_coding(code_format: CodeFormat, value: 
 def test_scales_that_no_sound_learner_sends_are_found(scale: float) -> None:
     fragment = fragment_of(300)
     coded = encode(np.ones(300, np.float32), fragment, "int4")
-    assert not is_finite(Coded(coded.codes, np.array([1.0, scale], np.float32)))
+    assert not is_finite(coded._replace(scales=np.array([1.0, scale], np.float32)))
 
 
-@pytest.mark.parametrize("code_format", FORMATS)
-def test_any_codes_decode_to_finite_values(code_format: CodeFormat) -> None:
+@pytest.mark.parametrize("form", CODED)
+def test_any_codes_decode_to_finite_values(form: Format) -> None:
     fragment = fragment_of(300)
-    scales = encode(np.ones(300, np.float32), fragment, code_format).scales
-    for byte in range(0, 256, 1 if code_format != "bf16" else 257):
-        raw = np.full(encode(np.ones(300, np.float32), fragment, code_format).codes.nbytes, byte, np.uint8)
-        codes: Any = raw.view(encode(np.ones(300, np.float32), fragment, code_format).codes.dtype)
-        assert np.isfinite(decode(Coded(codes, np.full_like(scales, SCALE_MAX)), fragment)).all()
+    scales = encode(np.ones(300, np.float32), fragment, form).scales
+    for byte in range(0, 256, 1 if form != "bf16" else 257):
+        raw = np.full(encode(np.ones(300, np.float32), fragment, form).codes.nbytes, byte, np.uint8)
+        codes: Any = raw.view(encode(np.ones(300, np.float32), fragment, form).codes.dtype)
+        assert np.isfinite(decode(Coded(codes, np.full_like(scales, SCALE_MAX), form), fragment)).all()
 
 
 def test_codes_and_scales_of_other_sizes_are_not_whole() -> None:
     fragment = fragment_of(300)
     coded = encode(np.ones(300, np.float32), fragment, "int4")
     none = np.empty(0, np.float32)
-    for wrong in (Coded(coded.codes, none), Coded(coded.codes[1:], coded.scales), Coded(coded.codes, coded.scales[1:])):
-        assert not is_whole(wrong, fragment)
+    for other in ({"scales": none}, {"codes": coded.codes[1:]}, {"scales": coded.scales[1:]}, {"form": "int2"}):
+        assert not is_whole(coded._replace(**other), fragment)
     assert is_whole(np.ones(300, np.float32), fragment)
     assert not is_whole(np.ones(299, np.float32), fragment)
 
@@ -162,7 +187,7 @@ def decoded_of(gradients: list[Any], fragment: Fragment) -> list[np.ndarray]:
 
 
 @settings(max_examples=examples(100))
-@given(vectors(), st.lists(st.sampled_from([*FORMATS, None]), min_size=2, max_size=10), st.integers(0, 99))
+@given(vectors(), st.lists(st.sampled_from([*CODED, None]), min_size=2, max_size=10), st.integers(0, 99))
 def test_a_merge_of_codes_is_that_of_what_they_stand_for(
     case: tuple[np.ndarray, Fragment], formats: list[Any], seed: int
 ) -> None:
@@ -190,11 +215,11 @@ def test_codes_cost_direction_and_no_length() -> None:
             assert one @ other / np.linalg.norm(one) / np.linalg.norm(other) > 0.98
 
 
-@pytest.mark.parametrize("code_format", FORMATS)
-def test_the_bits_of_a_merge_depend_on_no_threads(code_format: CodeFormat) -> None:
+@pytest.mark.parametrize("form", CODED)
+def test_the_bits_of_a_merge_depend_on_no_threads(form: Format) -> None:
     fragment = fragment_of(5 * STRIPE_SIZE + 77, 9, 5 * STRIPE_SIZE)
     whole = random_gradients(3, fragment)
-    coded = [encode(each, fragment, code_format) for each in whole]
+    coded = [encode(each, fragment, form) for each in whole]
     lengths = [norms(each, fragment) for each in whole]
     first = averaging.merge(coded, [1, 2, 3], lengths, fragment, threads=1)
     for threads in (2, 3):
@@ -202,12 +227,12 @@ def test_the_bits_of_a_merge_depend_on_no_threads(code_format: CodeFormat) -> No
         assert (again.direction.tobytes(), again.scale.tobytes()) == (first.direction.tobytes(), first.scale.tobytes())
 
 
-@pytest.mark.parametrize("code_format", [*FORMATS, None])
+@pytest.mark.parametrize("form", [*CODED, None])
 @pytest.mark.parametrize("stride", [1, 3, 300])
-def test_samples_are_of_the_values(code_format: Any, stride: int) -> None:
+def test_samples_are_of_the_values(form: Any, stride: int) -> None:
     fragment = fragment_of(700, 1, 300)
     whole = random_gradients(1, fragment)[0]
-    values: Any = whole if code_format is None else encode(whole, fragment, code_format)
+    values: Any = whole if form is None else encode(whole, fragment, form)
     expected = decoded_of([values], fragment)[0][::stride]
     assert coding.sampled(values, fragment, stride).tobytes() == expected.tobytes()
 
@@ -215,8 +240,8 @@ def test_samples_are_of_the_values(code_format: Any, stride: int) -> None:
 def test_norms_of_codes_are_those_of_the_values() -> None:
     fragment = fragment_of(700, 1, 300)
     whole = random_gradients(1, fragment)[0]
-    for code_format in FORMATS:
-        coded = encode(whole, fragment, code_format)
+    for form in CODED:
+        coded = encode(whole, fragment, form)
         expected = averaging.unit_norms(decode(coded, fragment), fragment)
         assert averaging.unit_norms(coded, fragment).tobytes() == expected.tobytes()
 
@@ -225,8 +250,8 @@ def test_norms_of_codes_are_those_of_the_values() -> None:
 def test_a_share_of_codes_is_one_of_the_values(share: float) -> None:
     fragment = fragment_of(700)
     whole = random_gradients(1, fragment)[0]
-    for code_format in FORMATS:
-        coded = encode(whole, fragment, code_format)
+    for form in CODED:
+        coded = encode(whole, fragment, form)
         found = decode(coding.scaled(coded, share), fragment)
         np.testing.assert_allclose(found, np.float32(share) * decode(coded, fragment), rtol=1e-2, atol=1e-7)
 
@@ -235,7 +260,7 @@ def test_codes_on_any_address_are_decoded() -> None:
     fragment = fragment_of(300)
     coded = encode(random_gradients(1, fragment)[0], fragment, "bf16")
     raw = np.frombuffer(b"x" + coded.codes.tobytes(), np.uint8)
-    odd = Coded(raw[1:].view(ml_dtypes.bfloat16), coded.scales)
+    odd = coded._replace(codes=raw[1:].view(ml_dtypes.bfloat16))
     assert decode(odd, fragment).tobytes() == decode(coded, fragment).tobytes()
 
 

@@ -11,8 +11,8 @@ from isthmus.runtime.system.processes import ONE_THREAD
 pytestmark = pytest.mark.process
 
 COMPILED = """
-from typing import get_args
 import numpy as np
+from isthmus.ops.exchange.formats import CODED
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import averaging, bounds, coding, nesterov, sweeps
 
@@ -25,7 +25,7 @@ def compiled():
 ROUND = """
 fragment = Fragment(0, (Unit("a", 0, 300, (300,)), Unit("b", 300, 600, (300,))))
 values = np.linspace(-1, 1, 600, dtype=np.float32)
-answers = [values, *(coding.encode(values, fragment, each) for each in get_args(coding.CodeFormat))]
+answers = [values, *(coding.encode(values, fragment, each) for each in CODED)]
 averaging.warm()
 coding.warm_answers()
 nesterov.warm()
@@ -33,16 +33,16 @@ coding.warm_updates()
 before = compiled()
 assert before
 for answer in answers:
-    parts = answer if isinstance(answer, coding.Coded) else [answer]
-    codes, scales = ([np.frombuffer(part.tobytes(), part.dtype) for part in parts] + [None])[:2]
-    arrived = coding.as_sent(codes, scales)
+    fields = coding.item_fields("values", answer)
+    read = {name: np.frombuffer(each.tobytes(), each.dtype) for name, each in fields.items() if name != "format"}
+    arrived = coding.as_sent({**fields, **read}, "values")
     assert coding.is_finite(arrived)
     coding.sampled(arrived, fragment, 7)
     norms = averaging.unit_norms(arrived, fragment).astype(np.float32)
     merged = averaging.merge([arrived] * 4, [1.0] * 4, [norms] * 4, fragment)
     theta, _ = nesterov.outer_step(values, values, merged.direction, merged.scale, fragment, 0.7, 0.9)
-    for code_format in get_args(coding.CodeFormat):
-        coding.advance(theta, values, fragment, code_format)
+    for form in CODED:
+        coding.advance(theta, values, fragment, form)
 print(*(compiled() - before), sep="\\n")
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from isthmus.ops.exchange.schemas import BITS
+from isthmus.ops.exchange.formats import FORMATS
 from isthmus.programs.command.main import app
 from isthmus.programs.study.lab.plan import LinkLoad, PlanRequest, links_of, memory_of, overlap_left
 
@@ -71,7 +71,7 @@ def test_the_published_figures_follow_from_the_settings_that_the_documentation_s
     assert ratio(four) == pytest.approx(60)
     rushed = PlanRequest(2.6e9, 4, 1.0, gradient_share=0.1488, **BF16)
     assert ratio(rushed) == pytest.approx(242, rel=0.01)
-    assert ratio(rushed) * BITS["bf16"] / BITS["int4"] == pytest.approx(1000, rel=0.07)
+    assert ratio(rushed) * FORMATS["bf16"].bits / FORMATS["int4"].bits == pytest.approx(1000, rel=0.07)
     regions = [PlanRequest(12e9, 4, step, **BF16) for step in (4.0, 1.6)]
     assert [of(each, "decoupled-diloco").up_bits for each in regions] == pytest.approx([2e9, 5e9])
     weak = PlanRequest(107e9, 2, 9.6, link_bits=1e9, push="int4", update="int4")
