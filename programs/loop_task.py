@@ -29,9 +29,10 @@ import numpy as np
 from isthmus.ops.data.batches import At, Tokens
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
+from isthmus.ops.exchange.merge_rules import FROZEN
 from isthmus.ops.island.contract import Evaluating, SoleLearning
 from isthmus.ops.island.life import LearnerLife, Tensors
-from isthmus.programs.task import ModelLeaf, OwnTask
+from isthmus.programs.task import KINDS, ModelLeaf, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.system import rank_processes
 from isthmus.runtime.system.processes import kill_session
@@ -51,11 +52,20 @@ STEP_TOKENS_MAX: Final = 1 << 40
 """For hosts, which take what the script says; what others accept of it the request has fixed."""
 LEAVES_MAX: Final = 1 << 16
 """Of a model that another machine tells of."""
+RULES_MAX: Final = 1 << 10
+"""Of its merge."""
+AXES_MAX: Final = 64
+"""Of a leaf; NumPy has no more."""
+NAME_LENGTH_MAX: Final = 1 << 10
+"""Of a leaf, of a pattern, and of a digest."""
 OUTPUT_BYTES_MAX: Final = 1 << 14
 """Of the script's output, from its end, in which the reason of its failure is looked for."""
 
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
+_Shape: TypeAlias = Annotated[list[_Count], msgspec.Meta(max_length=AXES_MAX)]
+_Leaf: TypeAlias = tuple[_Name, _Shape, _Name, str | None, bool]
 
 
 class LoopLife(NamedTuple):
@@ -96,9 +106,15 @@ class ModelFound(NamedTuple):
     @classmethod
     def checked(cls, answer: Mapping[str, Any]) -> ModelFound:
         """What the answer of another machine says; KeyError, TypeError or ValueError for one that no loop gives."""
-        found = msgspec.convert(dict(answer), _Told)
-        if len(found.leaves) > LEAVES_MAX:
-            raise ValueError(f"a model of {len(found.leaves)} leaves")
+        told = msgspec.convert(dict(answer), _Told)
+        kinds = {kind for _, _, _, kind, _ in told.leaves if kind is not None} | {kind for _, kind in told.merge}
+        if odd := sorted(kinds.difference(KINDS)):
+            raise ValueError(f"leaves that are {odd[0][:NAME_LENGTH_MAX]!r}")
+        names = [*(name for name, *_ in told.leaves), *(pattern for pattern, _ in told.merge)]
+        if odd := [name for name in names if not name.isprintable()]:
+            raise ValueError(f"a leaf or a pattern {odd[0]!r}, which is not printable")
+        if [name for name, _ in told.frozen] != sorted(name for name, _, _, kind, _ in told.leaves if kind == FROZEN):
+            raise ValueError("digests of other leaves than the frozen ones")
         return cls.read(answer)
 
     @classmethod
@@ -114,13 +130,13 @@ class ModelFound(NamedTuple):
 class _Told(msgspec.Struct, forbid_unknown_fields=True):
     """The types of a ModelFound's answer."""
 
-    leaves: list[tuple[str, list[_Count], str, str | None, bool]]
-    merge: list[tuple[str, str]]
-    tokens: _Count
+    leaves: Annotated[list[_Leaf], msgspec.Meta(max_length=LEAVES_MAX)]
+    merge: Annotated[list[tuple[_Name, str]], msgspec.Meta(max_length=RULES_MAX)]
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
     tokens_most: _Count
     learner_bytes: _Count
     evaluates: bool
-    frozen: list[tuple[str, str]]
+    frozen: Annotated[list[tuple[_Name, _Name]], msgspec.Meta(max_length=LEAVES_MAX)]
 
 
 @final

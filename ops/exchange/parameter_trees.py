@@ -144,9 +144,29 @@ def idle_rules(rules: Rules[Value], paths: Sequence[str]) -> list[IdleRule]:
 
 @lru_cache(maxsize=256)
 def _expression(pattern: str) -> re.Pattern[str]:
-    """The regular expression of a pattern: every segment with the slash before it, the first one's, too."""
-    parts = [
-        r"(?:/[^/]+)*" if segment == EVERYTHING else "/" + "[^/]*".join(map(re.escape, segment.split("*")))
-        for segment in pattern.split("/")
-    ]
-    return re.compile("".join(parts))
+    """The regular expression of a pattern: every segment with the slash before it, the first one's, too.
+
+    What stands between two stars, or two `**`, is taken where it comes first, for good: a later place could match no
+    more. So no pattern takes exponential time, also not one that another machine has sent.
+    """
+    first, *more = ("".join(map(_segment, part)) for part in _split(pattern.split("/"), EVERYTHING))
+    middle = "".join(rf"(?>(?:/[^/]*)*?{part}(?=/|\Z))" for part in more[:-1])
+    return re.compile(first + middle + "".join(rf"(?:/[^/]*)*{part}" for part in more[-1:]))
+
+
+def _split(segments: Sequence[str], mark: str) -> list[list[str]]:
+    """The runs of segments between those that are a mark."""
+    runs: list[list[str]] = [[]]
+    for segment in segments:
+        if segment == mark:
+            runs.append([])
+        else:
+            runs[-1].append(segment)
+    return runs
+
+
+def _segment(segment: str) -> str:
+    """The expression of one segment, and of the slash before it."""
+    first, *more = map(re.escape, segment.split("*"))
+    middle = "".join(f"(?>[^/]*?{part})" for part in more[:-1])
+    return f"/{first}{middle}" + "".join(rf"[^/]*{part}(?=/|\Z)" for part in more[-1:])

@@ -20,9 +20,26 @@ from isthmus.programs.engine.machine.names import machines_folder
 from isthmus.programs.engine.run.launch import opened_log
 from isthmus.programs.loop_task import LoopHome, LoopLife, ModelFound
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX
 
+TOLD_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (64 << 10)
+"""Of a model, beside what else is in the message."""
 END_SECONDS: Final = 20.0
 """How long the end of a `with` waits for the daemon to have left."""
+
+
+def check_told(found: ModelFound) -> None:
+    """ConfigError for a model that no message to a home can have, or that a home would not take."""
+    doing, do = "Telling the home of this model", "Stack the layers of the model into fewer leaves, with shorter names."
+    answer = found.answer()
+    size = len(json.dumps(answer))  # More than the message has, which is no text.
+    if size > TOLD_BYTES_MAX:
+        expected = f"names and shapes in at most {TOLD_BYTES_MAX} bytes"
+        raise ConfigError(doing, expected, f"{len(found.leaves)} leaves in {size}", do)
+    try:
+        ModelFound.checked(answer)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ConfigError(doing, "leaves with names and rules that a home takes", str(error)[:300], do) from None
 
 
 @final
@@ -71,7 +88,8 @@ class OwnDaemon:
             self._read(None)
 
     def tell(self, found: ModelFound) -> None:
-        """Tell of the model of this loop."""
+        """Tell of the model of this loop. ConfigError for one with more leaves than a message can have."""
+        check_told(found)
         self._send({"model": found.answer()})
 
     @property

@@ -16,8 +16,9 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.machine.client import DaemonClient
@@ -36,6 +37,8 @@ ERROR_LENGTH_MAX: Final = 4000
 ASK_SECONDS: Final = 0.5
 """Between two questions for a model that a loop does not have yet."""
 ASK_SECONDS_MAX: Final = 20.0
+HAND_OVER_SECONDS_MAX: Final = 300.0
+"""For the request of a model that a loop has told of; a model of LEAVES_MAX leaves takes 20 s."""
 
 
 @final
@@ -102,11 +105,18 @@ class OwnRun:
             fault = ConfigError.of([Fault(doing, "a run that this daemon takes", told, do)])
             self._machine.loop.call_soon_threadsafe(self._machine.fail, fault)
 
-    def _hand_over(self, *options: str) -> str:
-        """Have a command prepare the run and hand it to this daemon, for seconds; returns what it complains of."""
+    def _hand_over(self, *options: str, seconds_max: float | None = None) -> str:
+        """Have a command prepare the run and hand it to this daemon, for seconds; returns what it complains of.
+
+        One that takes too long is ended: the model of a loop may be made to be slow.
+        """
         command = [sys.executable, "-m", "isthmus.programs.command", "train", "--cluster", str(self._file), "--detach"]
         command += ["--quiet", "--run-dir", str(self._folder), *options]
-        done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
+        how: dict[str, Any] = {"env": dict(os.environ), "capture_output": True, "text": True, "check": False}
+        try:
+            done = subprocess.run(command, timeout=seconds_max, **how)
+        except subprocess.TimeoutExpired:
+            return f"its preparation took more than {seconds_max} s"
         if not done.returncode:
             return ""
         told = done.stderr.split("isthmus: ")[-1].strip().rstrip(".")  # Warnings come first.
@@ -143,7 +153,8 @@ class OwnRun:
         machine.tell(f"has the model of {self._folder} from {name}: {len(found.leaves)} leaves")
         task = reference.called(OPEN, {"model": str(path)})
         machine.neighbours.first_loop = name
-        told = await machine.loop.run_in_executor(None, self._hand_over, "--task", task, "--learners", "0")
+        hand_over = partial(self._hand_over, seconds_max=HAND_OVER_SECONDS_MAX)
+        told = await machine.loop.run_in_executor(None, hand_over, "--task", task, "--learners", "0")
         if told:
             machine.neighbours.first_loop = ""
             self._refuse(name, instance, told)

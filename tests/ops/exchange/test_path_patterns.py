@@ -35,10 +35,23 @@ PATHS = ("params/Dense_0/kernel", "params/Dense_0/bias", "params/embedding", "ba
         ("a/**/z", "a/bz", False),
         ("a.b", "axb", False),
         ("layers/[0]", "layers/[0]", True),
+        ("*a*b*a", "aabba", True),
+        ("*a*b*a", "aabbab", False),
+        ("**/a/**/b/*/**", "a/a/b/b", True),
+        ("**/a/**/b/*/**", "a/a/ab/b", False),
+        ("**/ab/**/b", "abc/ab/b", True),
+        ("**/ab/**/b", "ab/abc", False),
+        ("**", "a//b", True),
     ],
 )
 def test_what_a_pattern_stands_for(pattern: str, path: str, is_match: bool) -> None:
     assert matches(pattern, path) is is_match
+
+
+@pytest.mark.timeout(60)  # Where each star may go back to any other place, these take years.
+def test_no_pattern_takes_exponential_time() -> None:
+    assert not matches("*a" * 30 + "*b", "a" * 200)
+    assert not matches("**/a/" * 30 + "b", "/".join("a" * 200))
 
 
 def test_of_rules_in_order_the_first_that_matches_holds() -> None:

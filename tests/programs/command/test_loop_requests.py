@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from typer.testing import Result
 
+from isthmus.programs.engine.machine.own_daemon import check_told
 from isthmus.programs.engine.request import request
 from isthmus.programs.loop_task import LOOP, LoopScript, LoopTask, ModelFound, loop
 from isthmus.programs.task import ModelLeaf
@@ -69,3 +73,49 @@ def test_an_answer_is_read_as_it_was_written() -> None:
     assert ModelFound.read(FOUND.answer()) == FOUND
     task = loop("/x/train.py", [], "/x")
     assert task.evaluator(0).metrics({}) == {}
+
+
+LEAF: Final = ["w", [4, 3], "float32", "rda", False]
+
+
+def test_a_loop_hears_of_a_model_that_no_message_can_have() -> None:
+    check_told(FOUND)
+    leaves = tuple(ModelLeaf(f"{'w' * 100}/{number}", (4,), "float32", "rda") for number in range(40_000))
+    with pytest.raises(ConfigError, match="40000 leaves"):
+        check_told(FOUND._replace(leaves=leaves))
+    with pytest.raises(ConfigError, match="not printable"):
+        check_told(FOUND._replace(leaves=(ModelLeaf("w\n", (4,), "float32", "rda"),)))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"leaves": [LEAF] * 500_000},
+        {"leaves": [["w", [-1], "float32", "rda", False]]},
+        {"leaves": [["w", [1] * 100, "float32", "rda", False]]},
+        {"leaves": [["w" * 100_000, [4], "float32", "rda", False]]},
+        {"leaves": [["w\x1b[2J", [4], "float32", "rda", False]]},
+        {"leaves": [["w", [4], "f" * 100_000, "rda", False]]},
+        {"leaves": [["w", [4], "float32", "evil", False]]},
+        {"leaves": [["w", [4], "float32", "frozen", False]]},
+        {"leaves": [["w", [4], "float32", "rda"]]},
+        {"leaves": {"w": LEAF}},
+        {"merge": [["**", "rda"]] * 10_000},
+        {"merge": [["**", "evil"]]},
+        {"frozen": [["w", "0" * 32]]},
+        {"tokens": 0},
+        {"tokens": 1 << 70},
+        {"tokens": "8"},
+        {"tokens_most": 8.5},
+        {"more": 1},
+    ],
+    ids=lambda lie: repr(next(iter(lie.items())))[:40],
+)
+def test_a_model_that_no_loop_has_is_refused(lie: dict[str, Any]) -> None:
+    answer = json.loads(json.dumps(FOUND.answer()))
+    assert ModelFound.checked(answer) == FOUND
+    began = time.process_time()
+    with pytest.raises((KeyError, TypeError, ValueError)) as error:
+        ModelFound.checked(answer | lie)
+    assert len(str(error.value)) < 2000
+    assert time.process_time() - began < 1  # The daemon that asks has other runs.
