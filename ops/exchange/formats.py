@@ -17,7 +17,7 @@ and above of byte i. Few bits that are scaled to the largest value lose most oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import ml_dtypes
@@ -54,6 +54,13 @@ class WireFormat(NamedTuple):
     def bits(self) -> float:
         """Bits of a value as it travels, with its share of the scale."""
         return 8 * self.dtype.itemsize / self.values + (32 / CODE_BLOCK if self.levels else 0)
+
+    def payload(self, sizes: Iterable[int]) -> int:
+        """The bytes of codes and scales of units of these sizes."""
+        scale_bytes = 4 if self.levels else 0
+        return sum(
+            self.dtype.itemsize * -(-size // self.values) + scale_bytes * -(-size // CODE_BLOCK) for size in sizes
+        )
 
     @property
     def code_bits(self) -> int:

@@ -495,7 +495,8 @@ class StepReport(Progress):
     `stepping` is the time since its first step began, `waited` the time in which it was kept from stepping, both in
     nanoseconds; `loss` is the mean since the last report (nan before the first step), `metrics` has [name, mean] of the
     task's other metrics; `staleness` the most inner steps since an adoption; `sick_step` the last step at which its
-    loss was not finite and it replaced its parameters by the global ones, 0 if it never was; `accounts` holds, per
+    loss was not finite and it replaced its parameters by the global ones, 0 if it never was; `answers` are those with
+    outer gradients, whose codes and scales took `payload_bytes_sent`, in programs that merge; `accounts` holds, per
     fragment, [merged, overlapped, refused, lost, pending]; `began`, of a later life, is the source of its learner's own
     state: ["copy", life, step] of that life's copy on its machine, ["snapshot", life, merges], as that life was after
     so many merges, ["anew", 0, 0], or, also of a first life, ["peer", slot, step] of another learner that lent its
@@ -513,6 +514,8 @@ class StepReport(Progress):
     versions: list[Version]
     bytes_sent: Count
     bytes_received: Count
+    payload_bytes_sent: NotRequired[Count]
+    answers: NotRequired[Count]
     waited: Count
     device_kind: str
     began: Annotated[list[Any], tuple[Literal["copy", "snapshot", "anew", "peer"], Count, Count]] | None

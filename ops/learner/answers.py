@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, final
@@ -15,6 +15,8 @@ from typing import Any, Final, final
 import numpy as np
 
 from isthmus.ops.data.batches import Cursor, State
+from isthmus.ops.exchange.formats import FORMATS
+from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.messages import Capture, Round, Vector
 from isthmus.ops.exchange.token_accounts import FragmentLedger, Odometer
 from isthmus.ops.island.contract import Coding, Learning
@@ -105,6 +107,7 @@ class Answers:
         incarnation: int,
         *,
         learner: Learning,
+        fragments: Sequence[Fragment],
         held: list[HeldFragment | None],
         odometer: Odometer,
         feed: Feed,
@@ -115,6 +118,9 @@ class Answers:
         self._coding = learner if isinstance(learner, Coding) else None
         self._held, self._odometer, self._feed = held, odometer, feed
         self._begun_from = begun_from
+        self._sizes = [[unit.size for unit in fragment.units] for fragment in fragments]
+        self.given = self.payload_bytes = 0
+        """Answers with outer gradients in them, and the bytes of their codes and scales."""
         self._postponed: dict[int, Round] = {}
         self._has_begun = False
         self.is_final = False
@@ -167,6 +173,8 @@ class Answers:
             capture["coded"] = self._coding.code(p, held.anchor, push)
         else:
             capture = self._capture(request, held, self._learner.extract(p))
+        self.given += 1
+        self.payload_bytes += FORMATS[push].payload(self._sizes[p])
         held.ledger.answered(self._odometer.tokens)
         held.answered = (request["round"], self._odometer.steps)
         return [("fragment", capture)]

@@ -2,7 +2,7 @@
 
     own_loop_steps.py FILE BATCH [bare]
 
-It writes the instant at which each step ended into FILE, for an island with its slot behind the name, and trains without
+It writes the instant at which each step ended into FILE, of an island with its slot behind the name, and trains without
 an end. At SIGUSR2 the loop raises.
 """
 

@@ -203,6 +203,8 @@ _LEARNER_FIELDS: Final = (
     *("incarnation", "phase", "step", "tokens", "loss", "staleness", "sick", "sick_step", "accounts", "stepping"),
     *("waited", "bytes_sent", "bytes_received", "device_kind", "slot"),
 )
+_OF_ANSWERS: Final = ("payload_bytes_sent", "answers")
+"""Those of programs that merge."""
 SNAPSHOT_FAULTS_MAX: Final = 16
 """A life of the recorder reads two snapshots."""
 _NOTED_FIELDS: Final = ("reported_at", "reported_paused", "gone_at", "gone_paused", "accounted", "accounted_steps")
@@ -495,6 +497,7 @@ class Books(BooksMemory, kw_only=True):
 
 def _learner(report: Report) -> dict[str, Any]:
     shown: Report = {name: report[name] for name in _LEARNER_FIELDS}
+    shown |= {name: report[name] for name in _OF_ANSWERS if name in report}
     shown |= {name: report[name] for name in ("began", "in_model") if report.get(name)}
     shown["metrics"] = dict(report["metrics"])
     shown |= {name: report[name] for name in _NOTED_FIELDS if name in report}

@@ -109,6 +109,8 @@ class LearnerSummary(TypedDict):
     stall_seconds: float | None
     bytes_sent: int | None
     bytes_received: int | None
+    payload_bytes_sent: int | None
+    answers: int | None
     restarts: int
     device_kind: str | None
 
@@ -356,8 +358,8 @@ def _learner(
     tokens_lost = float(max(0, tokens - in_model.get(slot, 0))) if in_model else None
     if sizes:
         tokens_lost = sum(entry.lost * sizes[entry.fragment] for entry in life_tokens) / sum(sizes)
-    names = ("step", "bytes_sent", "bytes_received", "waited")
-    total = {name: _sum(life[name] for life in lives) for name in names}
+    names = ("step", "bytes_sent", "bytes_received", "payload_bytes_sent", "answers", "waited")
+    total = {name: _sum(life.get(name) for life in lives) for name in names}
     if total["waited"] is None and reporting is not None:
         total["waited"] = reporting.waited
     return {
@@ -368,6 +370,8 @@ def _learner(
         "stall_seconds": None if total["waited"] is None else round(total["waited"] / 1e9, 6),
         "bytes_sent": total["bytes_sent"],
         "bytes_received": total["bytes_received"],
+        "payload_bytes_sent": total["payload_bytes_sent"],
+        "answers": total["answers"],
         "restarts": lives[-1]["incarnation"] - 1,
         "device_kind": lives[-1]["device_kind"],
     }

@@ -58,6 +58,19 @@ def reports(emitted: list[tuple[str, Any]]) -> list[Any]:
     return [item for port, item in emitted if port in ("progress", "report")]
 
 
+def test_answers_are_counted_with_the_bytes_of_their_codes_and_scales() -> None:
+    task = SmallTask()
+    body, parts, context = opened(task, push="int2")
+    watch(context)
+    drive(body, update={("syncer/0", part.index): update(part, 0, 0.5) for part in parts})
+    asked = {("syncer/0", part.index): pull(part.index, part.index + 1) for part in parts}
+    drive(body, pull=asked, batch=batch(task, 0))
+    _, emitted = drive(body, batch=batch(task, 1))
+    report = reports(emitted)[0]
+    assert report["answers"] == len(parts)
+    assert report["payload_bytes_sent"] == sum(-(-unit.size // 4) + 4 for part in parts for unit in part.units)
+
+
 def test_a_learner_is_idle_until_it_has_adopted_every_fragment() -> None:
     task = SmallTask()
     body, parts, context = opened(task)
