@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, final
 import numpy as np
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.island.life import IslandSlot, LearnerLife
+from isthmus.ops.island.contract import Evaluating
+from isthmus.ops.island.life import IslandSlot, LearnerLife, Tensors
 from isthmus.programs.loop_task import INVITE, ISLAND, LoopHome, LoopLife, LoopModel, ModelFound
 from isthmus.programs.task import METRICS_MAX
 from isthmus.runtime.errors import ConfigError, Fault, RunError
@@ -68,13 +69,14 @@ def island(
     each leaf needs a rule. `tokens_most` is the most tokens that a step can have, by default eight times those of the
     first one. `evaluate(model)` returns a loss, or numbers by name with a 'loss' among them: a process of its own runs
     the script as far as the `with`, and calls it with the module, or the state, that has the values of the whole run;
-    without it nothing is evaluated. ConfigError for anything else.
+    of loops that start themselves one calls it between two steps. Without it nothing is evaluated. ConfigError for
+    anything else.
 
     A process that `isthmus train --loop` has not started joins by `invite`, the file of an invitation (or the text of
     one in ISTHMUS_INVITE), or at the `address` tcp://127.0.0.1:PORT of a home without keys; `name` is what its machine
     is called there, by default what the invitation says, or the host's name.
     """
-    life = life_of(os.environ, invite=invite, address=address, name=name, is_evaluated=evaluate is not None)
+    life = life_of(os.environ, invite=invite, address=address, name=name)
     rules = tuple(merge.items()) if isinstance(merge, Mapping) else tuple(merge)
     with answering(life):
         return Island(life, _loop_model(model, optimizer, rules), tokens_most, evaluate)
@@ -108,6 +110,7 @@ class Island:
         self._life = life
         self._host: Any = None
         self._daemon: OwnDaemon | None = None
+        self._own_judge: OwnJudge | None = None
         self._first: IslandSlot | None = None
         self._kept: tuple[Any, ...] | None = None
         self._learner: Any = None
@@ -132,7 +135,7 @@ class Island:
             return self
         os.environ.pop(ISLAND, None)  # Processes that the loop starts are no islands.
         if Replica.parse(self._life.replica).role != LEARNER:
-            judge, leaves = self._judge(), self._model.leaves()
+            judge, leaves = self._judge(is_beside=False), self._model.leaves()
             make_host = partial(LoopHost, self._life, leaves, in_forks=self._restore_handlers, judge=judge)
             self._host = self._model.host(make_host, make_learner=self._make, judge=judge)
             self._host.begin()
@@ -149,7 +152,7 @@ class Island:
 
         try:
             if self._ranks.is_leader:
-                self._daemon = OwnDaemon(home)
+                self._daemon = OwnDaemon(home, evaluates=self._evaluate is not None)
             answer = self._ranks.told(self._answer_of_home)
             if isinstance(answer, LoopLife):
                 self._begin(answer)
@@ -170,9 +173,13 @@ class Island:
         from isthmus.programs.engine.run.loop_host import LoopHost
 
         own, leaves = isinstance(self._life, LoopHome), self._model.leaves()
-        in_forks = self._restore_handlers
-        make_host = partial(LoopHost, life, leaves, in_forks=in_forks, make=self._make, is_guest=own)
-        self._host = self._model.host(make_host, make_learner=self._make, judge=None)
+        in_forks, judge = self._restore_handlers, self._judge(is_beside=True) if own else None
+        if judge is not None and self._daemon is not None:
+            self._own_judge = OwnJudge(judge, self._daemon)
+        make_host = partial(
+            LoopHost, life, leaves, in_forks=in_forks, make=self._make, own_judge=self._own_judge, is_guest=own
+        )
+        self._host = self._model.host(make_host, make_learner=self._make, judge=judge)
         if not own:
             self._handle_signals()
         self._host.begin()
@@ -210,7 +217,18 @@ class Island:
         except ConfigError as fault:
             self._host.fail(fault)
             raise
-        self._host.leave()
+        with self._raising_own():
+            self._host.leave()
+
+    @contextmanager
+    def _raising_own(self) -> Iterator[None]:
+        """Where the user's evaluation has ended this island, raise what that has raised."""
+        try:
+            yield
+        except RunError:
+            if self._own_judge is not None and self._own_judge.fault is not None:
+                raise self._own_judge.fault from None
+            raise
 
     def _make(self, fragments: Sequence[Fragment], life: LearnerLife, alpha: float) -> Any:
         """The learner of this loop, which inner-step asks for as it opens."""
@@ -218,9 +236,11 @@ class Island:
         self._learner = self._ranks.learner(learner, fragments, life, alpha)
         return self._learner
 
-    def _judge(self) -> Any:
-        """What evaluates in this process."""
-        return self._ranks.judge(None if self._evaluate is None else self._model.evaluator(self._evaluate))
+    def _judge(self, *, is_beside: bool) -> Any:
+        """What evaluates in this process, beside a learner or in place of one."""
+        if self._evaluate is None:
+            return None
+        return self._ranks.judge(self._model.evaluator(self._evaluate, is_beside=is_beside))
 
     def _handle_signals(self) -> None:
         """Let a notice make the loop leave at its next boundary; in a thread that may not, signals stay as they are."""
@@ -263,7 +283,8 @@ class Island:
             count, loss = self._ranks.count(count, loss)
             scalars, self._more = {"loss": loss, **self._more}, {}
             self._learner.record(count, scalars)
-            self._host.go_on()
+            with self._raising_own():
+                self._host.go_on()
         return self._model.stepped()
 
     def _begin_run(self, tokens: int) -> None:
@@ -413,7 +434,6 @@ def life_of(
     invite: str | os.PathLike[str] | None = None,
     address: str | None = None,
     name: str | None = None,
-    is_evaluated: bool = False,
 ) -> LoopLife | LoopHome | int:
     """What this process is, where `isthmus train --loop` has started it, or the home that it is to join by itself;
     ConfigError where there is neither."""
@@ -424,9 +444,6 @@ def life_of(
     if (invite, address, invitation) == (None, None, None):
         do = 'Start the script by: isthmus train --loop train.py --learners 2; or pass invite="NAME.invite" of a home.'
         raise ConfigError(_MAKING, "a process that `isthmus train --loop` has started, or a home", "neither", do)
-    if is_evaluated:
-        do = "Start the script by `isthmus train --loop`, or leave evaluate= out."
-        raise ConfigError(_MAKING, "no evaluate= in a loop that starts itself", "one", do)
     if invite is not None and address is not None:
         raise ConfigError(_MAKING, "invite= or address=", "both", "Leave address= out: the invitation has it.")
     return LoopHome(address, None if invite is None else os.path.abspath(invite), invitation, name)
@@ -435,6 +452,34 @@ def life_of(
 def seed_of_life(seed: int, life: LoopLife) -> int:
     """A seed for a trainer that is begun with `seed` in all processes, another one in each life of each slot."""
     return seed + LIVES_MAX * Replica.parse(life.replica).slot + life.incarnation
+
+
+@final
+class OwnJudge:
+    """The evaluation of a loop that has started itself (`OwnJudging`), while its home has chosen that loop for it.
+
+    `fault` is what the user's function has raised.
+    """
+
+    def __init__(self, judge: Evaluating, daemon: OwnDaemon) -> None:
+        self._judge, self._daemon = judge, daemon
+        self.fault: Exception | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self._daemon.evaluates
+
+    def metrics(self, tensors: Tensors) -> dict[str, float]:
+        """The scalars of these merged leaves."""
+        try:
+            return self._judge.metrics(tensors)
+        except Exception as error:
+            self.fault = error
+            raise
+
+    def assemble(self, fragments: Sequence[Fragment], values: dict[int, Any]) -> Tensors:
+        """The merged leaves that the fragments make up."""
+        return self._judge.assemble(fragments, values)
 
 
 def _loop_model(model: Any, optimizer: Any, rules: tuple[tuple[str, str], ...]) -> LoopModel:

@@ -30,7 +30,7 @@ from isthmus.ops.data.batches import At, Tokens
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.merge_rules import FROZEN
-from isthmus.ops.island.contract import Evaluating, SoleLearning
+from isthmus.ops.island.contract import Evaluating, OwnJudging, SoleLearning, Unevaluated
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.programs.task import KINDS, ModelLeaf, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
@@ -207,8 +207,8 @@ class LoopModel(Protocol):
     def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> Any:
         """The loop's learner: a `SoleLearning` and `LoopLearning`, with `progress` and `record(tokens, scalars)`."""
 
-    def evaluator(self, evaluate: Callable[[Any], Any]) -> Evaluating:
-        """The evaluation by a function of the script's."""
+    def evaluator(self, evaluate: Callable[[Any], Any], *, is_beside: bool) -> Evaluating:
+        """The evaluation by a function of the script's; one that `is_beside` a learner leaves its leaves alone."""
 
 
 @final
@@ -242,7 +242,7 @@ class LoopScript:
 class LoopTask(OwnTask):
     """The task of loops from this `origin`; `found` is what one has told.
 
-    In a process of the script, `make` makes a learner, and `judge` evaluates there.
+    In a process of the script, `make` makes a learner, and `judge` evaluates there; `own_judge` does beside a learner.
     """
 
     origin: LoopScript | ToldModel
@@ -250,6 +250,7 @@ class LoopTask(OwnTask):
     found: ModelFound | None = None
     make: Callable[[Sequence[Fragment], LearnerLife, float], SoleLearning] | None = None
     judge: Evaluating | None = None
+    own_judge: OwnJudging | None = None
 
     @property
     def evaluates(self) -> bool:
@@ -298,19 +299,6 @@ class LoopTask(OwnTask):
     def model(self, tensors: Tensors, seed: int) -> Mapping[str, Any]:
         """The merged leaves by name, in NumPy arrays."""
         return dict(tensors)
-
-
-@final
-class Unevaluated:
-    """The evaluation of a task that has none."""
-
-    def metrics(self, tensors: Tensors) -> dict[str, float]:
-        """No scalars."""
-        return {}
-
-    def assemble(self, fragments: Sequence[Fragment], values: Mapping[int, Any]) -> Tensors:
-        """No tensors: nothing reads them."""
-        return {}
 
 
 def loop(script: str, arguments: Sequence[str], folder: str, ranks: int = 1) -> LoopTask:

@@ -89,8 +89,8 @@ class ModuleModel:
     def host(self, make: Callable[[], Any], *, make_learner: Callable[..., Any], judge: Evaluating | None) -> Any:
         return self.ranks.host(make, model=self._model, make_learner=make_learner, judge=judge)
 
-    def evaluator(self, evaluate: Callable[[Any], Any]) -> Evaluating:
-        return LoopEvaluation(self._model, evaluate)
+    def evaluator(self, evaluate: Callable[[Any], Any], *, is_beside: bool) -> Evaluating:
+        return LoopEvaluation(self._model, evaluate, settle=self.ranks.settle, is_beside=is_beside)
 
 
 class _Place(NamedTuple):

@@ -100,5 +100,5 @@ class StateModel:
     def learner(self, fragments: Sequence[Fragment], *, life: LearnerLife, alpha: float) -> StateLearner:
         return StateLearner(self._state, fragments, life=life, alpha=alpha)
 
-    def evaluator(self, evaluate: Callable[[Any], Any]) -> Evaluating:
-        return StateEvaluation(self._state, evaluate)
+    def evaluator(self, evaluate: Callable[[Any], Any], *, is_beside: bool) -> Evaluating:
+        return StateEvaluation(self._state, evaluate, is_beside=is_beside)

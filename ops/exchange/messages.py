@@ -489,7 +489,37 @@ class Progress(TypedDict):
     unmerged: NotRequired[list[Count]]
 
 
-class StepReport(Progress):
+EvaluationKind: TypeAlias = Literal["initial", "during", "final"]
+
+
+class Evaluated(TypedDict):
+    """evaluator -> recorder, or inner-step, in its report: the loss of the global model, after `tokens` in all.
+
+    `loss`, in the task's own unit, is None for a task that evaluates nothing; `metrics` has [name, value] of every
+    other scalar that it evaluates.
+    """
+
+    kind: EvaluationKind
+    loss: float | None
+    tokens: Count
+    metrics: NotRequired[Metrics]
+
+
+def evaluated(kind: EvaluationKind, metrics: Mapping[str, float], tokens: int) -> Evaluated:
+    """The message about a model with these scalars."""
+    others = [[name, value] for name, value in metrics.items() if name != "loss"]
+    return Evaluated(kind=kind, loss=metrics.get("loss"), tokens=tokens, metrics=others)
+
+
+class LearnerEvaluation(TypedDict):
+    """Of a learner that can evaluate the global model, where no other host can: whether it is the one that does, and
+    the last evaluation that it has made."""
+
+    evaluates: NotRequired[bool]
+    evaluation: NotRequired[Evaluated]
+
+
+class StepReport(Progress, LearnerEvaluation):
     """inner-step -> recorder: the complete status; also on port `progress` of a body without a `report`.
 
     `stepping` is the time since its first step began, `waited` the time in which it was kept from stepping, both in

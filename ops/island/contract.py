@@ -190,6 +190,40 @@ class Evaluating(Protocol):
         """The merged leaves that the fragments make up, in NumPy arrays."""
 
 
+class OwnJudging(Evaluating, Protocol):
+    """An evaluation by a learner, between two of its steps, which leaves the learner's own leaves as they are."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this learner is the one that evaluates."""
+
+
+@runtime_checkable
+class OwnJudgeSource(Protocol):
+    """A task whose learners may evaluate."""
+
+    own_judge: OwnJudging | None
+    """What evaluates in this process, if anything."""
+
+
+@final
+class Unevaluated:
+    """The evaluation of a task that has none, or none on this host."""
+
+    def metrics(self, tensors: Tensors) -> dict[str, float]:
+        """No scalars."""
+        return {}
+
+    def assemble(self, fragments: Sequence[Fragment], values: Mapping[int, Any]) -> Tensors:
+        """No tensors: nothing reads them."""
+        return {}
+
+
+def own_judge_of(task: Any) -> OwnJudging | None:
+    """What evaluates in a learner of a task, if anything."""
+    return task.own_judge if isinstance(task, OwnJudgeSource) else None
+
+
 def scalars_of(result: Any, call: str) -> dict[str, float]:
     """What a user's evaluation `call` returned, as scalars by name; TypeError unless 'loss' is among them."""
     scalars = result if isinstance(result, Mapping) else {"loss": result}

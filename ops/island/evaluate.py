@@ -6,41 +6,20 @@ The evaluation node of programs whose learners all hold the same model: it evalu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Any, Final
 
 from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
-from isthmus.ops.exchange.messages import Control, Count, Metrics, Update, Vector
+from isthmus.ops.exchange.messages import Control, Evaluated, EvaluationKind, Update, Vector, evaluated
 from isthmus.ops.exchange.parameter_trees import named_leaves, tree_mean
 from isthmus.ops.exchange.token_accounts import Totals
-from isthmus.ops.island.contract import evaluation_of, first_tensors_of, prepare_evaluation
-
-EvaluationKind: TypeAlias = Literal["initial", "during", "final"]
+from isthmus.ops.island.contract import Unevaluated, evaluation_of, first_tensors_of, prepare_evaluation
 
 TIMES_DEFAULT: Final = 20
 LATE_NS: Final = 10_000_000_000
 LATE_STEPS: Final = 4
 """A learner that receives the stop is final one step later; this is the wait for one that does not report it."""
-
-
-class Evaluated(TypedDict):
-    """evaluator -> recorder: the loss of the global model, in the task's own unit, after `tokens` in all.
-
-    `loss` is None for a task that evaluates nothing; `metrics` has [name, value] of every other scalar that it
-    evaluates.
-    """
-
-    kind: EvaluationKind
-    loss: float | None
-    tokens: Count
-    metrics: NotRequired[Metrics]
-
-
-def evaluated(kind: EvaluationKind, metrics: Mapping[str, float], tokens: int) -> Evaluated:
-    """The message about a model with these scalars."""
-    others = [[name, value] for name, value in metrics.items() if name != "loss"]
-    return Evaluated(kind=kind, loss=metrics.get("loss"), tokens=tokens, metrics=others)
 
 
 class EvaluationSchedule:
@@ -105,7 +84,7 @@ class Evaluate:
             return None
         trained = self._totals.trained
         kind = self._schedule.due(trained, is_final=len(self._final) == len(self._fragments))
-        if kind is None:
+        if kind is None or (kind != "final" and isinstance(self._evaluation, Unevaluated)):
             return None
         self.is_finished = kind == "final"
         metrics = self._evaluation.metrics(self._evaluation.assemble(self._fragments, self._values))

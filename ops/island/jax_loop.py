@@ -354,16 +354,22 @@ def read_later(value: Any) -> Any:
 class StateEvaluation:
     """The evaluation that a script brings: `evaluate(state)` is a loss, or scalars by name with a 'loss' among them.
 
-    Local leaves are those that the state has at its `with`.
+    Local leaves are those that the state has. Where it `is_beside` a learner, the state is as before afterwards; its
+    merged leaves are there twice meanwhile.
     """
 
-    def __init__(self, state: LoopState, evaluate: Callable[[Any], Any]) -> None:
-        self._state, self._evaluate = state, evaluate
+    def __init__(self, state: LoopState, evaluate: Callable[[Any], Any], *, is_beside: bool = False) -> None:
+        self._state, self._evaluate, self._is_beside = state, evaluate, is_beside
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The scalars of these merged leaves; TypeError if the script's are none."""
+        leaves = list(self._state.leaves)
         self._state.write(tensors)
-        return scalars_of(self._evaluate(self._state.tree), "evaluate(state)")
+        try:
+            return scalars_of(self._evaluate(self._state.tree), "evaluate(state)")
+        finally:
+            if self._is_beside:
+                self._state.leaves = leaves
 
     def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Assembled:
         """The merged leaves that the fragments make up, in NumPy arrays, each made when it is asked for."""

@@ -7,7 +7,8 @@ parameters between two boundaries.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -107,20 +108,54 @@ class LoopLearner(TorchState):
 class LoopEvaluation:
     """The evaluation that a script brings: `evaluate(module)` is a loss, or scalars by name with a 'loss' among them.
 
-    Local leaves are those that the module has at its `with`.
+    Local leaves are those that the module has. Where it `is_beside` a learner of this module, that has its own values
+    again afterwards, modes and random numbers included; they are copied meanwhile. `settle` makes the module have its
+    own leaves, which it may have put others in the place of as it was called.
     """
 
-    def __init__(self, model: Model, evaluate: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, model: Model, evaluate: Callable[[Any], Any], *, settle: Callable[[], None], is_beside: bool = False
+    ) -> None:
         self._model, self._evaluate = model, evaluate
+        self._settle, self._is_beside = settle, is_beside
 
     def metrics(self, tensors: Tensors) -> dict[str, float]:
         """The scalars of these merged leaves; TypeError if the script's are none."""
-        self._model.write(tensors)
-        return scalars_of(self._evaluate(self._model.module), "evaluate(model)")
+        with self._kept() if self._is_beside else nullcontext():
+            self._model.write(tensors)
+            try:
+                return scalars_of(self._evaluate(self._model.module), "evaluate(model)")
+            finally:
+                self._settle()
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Keep what this process has of the module, and of torch's random numbers."""
+        leaves = [_own_part(leaf) for leaf in (*self._model.merged.values(), *self._model.local.values())]
+        values = [leaf.clone() for leaf in leaves]
+        modes = [(part, part.training) for part in self._model.module.modules()]
+        numbers = torch.get_rng_state()
+        on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        try:
+            yield
+        finally:
+            for leaf, value in zip(leaves, values, strict=True):
+                leaf.copy_(value)
+            for part, mode in modes:
+                part.training = mode
+            torch.set_rng_state(numbers)
+            if on_gpus:
+                torch.cuda.set_rng_state_all(on_gpus)
 
     def assemble(self, fragments: Sequence[Fragment], values: dict[int, Vector]) -> Assembled:
         """The merged leaves that the fragments make up, in NumPy arrays, each made when it is asked for."""
         return Assembled(fragments, values, {path: form_of(leaf) for path, leaf in self._model.merged.items()})
+
+
+def _own_part(leaf: torch.Tensor) -> Any:
+    """The values of a leaf in this process, where they lie."""
+    values: Any = leaf.detach()
+    return values.to_local() if hasattr(values, "to_local") else values
 
 
 class KeptStates(NamedTuple):

@@ -27,6 +27,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.messages import (
     Control,
+    LearnerEvaluation,
     Loan,
     Own,
     Progress,
@@ -42,6 +43,7 @@ from isthmus.ops.island.contract import (
     LoopLearning,
     SoleLearning,
     led_learner_of,
+    own_judge_of,
     prepare_learner,
     sole_learner_of,
 )
@@ -49,6 +51,7 @@ from isthmus.ops.island.life import DeviceCall, LearnerLife
 from isthmus.ops.learner.answers import FIRST_LOSSES, Answers, Feed, HeldFragment, StepMetrics
 from isthmus.ops.learner.first_version import begun_from
 from isthmus.ops.learner.follow import Follow
+from isthmus.ops.learner.own_evaluation import OwnEvaluation
 from isthmus.ops.learner.recovery import Inheritance, Lending
 
 REPORT_NS: Final = 100_000_000
@@ -125,6 +128,7 @@ class InnerStep:
         self._sick_step = 0
         self._sole: SoleLearning | None = None
         self._loop: LoopLearning | None = None
+        self._evaluation: OwnEvaluation | None = None
 
     def prepare(self) -> None:
         """Do what needs no device: trace every function, or import the task's framework."""
@@ -146,6 +150,8 @@ class InnerStep:
             self._emit_every = 0
         self._learner = self._learner_of(context)
         self._loop = self._learner if isinstance(self._learner, LoopLearning) else None
+        if self._fragments and (judge := own_judge_of(self._task)) is not None:
+            self._evaluation = OwnEvaluation(judge, self._fragments, tokens=self._budget)
         self._answers = Answers(
             self._slot,
             self._incarnation,
@@ -236,6 +242,7 @@ class InnerStep:
         # Before the step: a round does not wait for it.
         if answers:
             yield answers
+        has_evaluated = self._evaluate()
         tokens = 0
         if batch is not None and self._phase == "stepping" and not self._is_spent():
             if self._loop is None:
@@ -260,7 +267,7 @@ class InnerStep:
         self.is_finished = self._phase == "final" and not self._fragments
         last = self._answers.postponed(is_last=self._is_last) if self.is_idle else []
         now = self._stepped_at if has_stepped else self._context.now()
-        has_changed = self._reported_step < 0 or before != (self._phase, self.is_idle)
+        has_changed = self._reported_step < 0 or has_evaluated or before != (self._phase, self.is_idle)
         # After the last answers: the report has the accounts with them.
         if has_changed or self._is_report_due(now, has_news=has_news):
             emitted += self._reports(now, has_changed=has_changed)
@@ -342,6 +349,8 @@ class InnerStep:
         if self._sick:  # After the adoption: the optimizer restarts from sound values.
             self._heal(p)
         self._is_over |= update["kind"] == "final"
+        if update["kind"] == "final" and self._evaluation is not None:
+            self._evaluation.adopted_final(p)
         self._move_on()  # To the final phase, where this was the last version.
 
     def _move_on(self) -> None:
@@ -406,6 +415,24 @@ class InnerStep:
             self._captured = self._whole().copy()
         return [] if captured is None else [("parameters", self._whole().tree(captured))]
 
+    def _evaluate(self) -> bool:
+        """Evaluate the global model, where that is this learner's, and due.
+
+        It is no part of a step's time, and no step that lasts too long.
+        """
+        if self._evaluation is None or self._phase == "leaving":
+            return False
+        kind = self._evaluation.due(self._held, self._totals.trained)
+        if kind is None:
+            return False
+        began = self._context.now()
+        self._publish("serving")
+        self._evaluation.evaluate(kind, self._held, self._totals.trained)
+        self._publish(self._phase)
+        if self._odometer.steps:
+            self._stepped_at += self._context.now() - began
+        return True
+
     # -- the step ------------------------------------------------------------------------------------------------------
 
     @property
@@ -469,12 +496,13 @@ class InnerStep:
         self._reported_step, self._reported_at = self._odometer.steps, now
         if self._odometer.steps and self._phase == "stepping":
             self._stepping = now - self._first_at
-        self._context.publish(
-            {"phase": self._phase, "step": self._odometer.steps, "sick": self._sick, **self._data_digest()}
-        )
+        self._publish(self._phase)
         progress = self._progress()
         for_pacer: list[tuple[str, Any]] = [("progress", progress)] if is_paced else []
         return [*for_pacer, ("report", self._report(progress))] if is_watched else for_pacer
+
+    def _publish(self, phase: str) -> None:
+        self._context.publish({"phase": phase, "step": self._odometer.steps, "sick": self._sick, **self._data_digest()})
 
     def _data_digest(self) -> dict[str, int]:
         """A digest of the first losses of a user's loop, 60 bits: where two islands have the same, their data are."""
@@ -507,6 +535,7 @@ class InnerStep:
         means = self._metrics.means()
         report: StepReport = {
             **progress,
+            **self._evaluated(),
             "stepping": self._stepping,
             "loss": means.pop("loss", math.nan),
             "metrics": [[name, mean] for name, mean in means.items()],
@@ -526,6 +555,15 @@ class InnerStep:
         }
         self._watched_at = self._reported_at
         return report
+
+    def _evaluated(self) -> LearnerEvaluation:
+        """The last evaluation of this learner: in all reports until the next one, because a report may be overtaken."""
+        if self._evaluation is None:
+            return {}
+        own = LearnerEvaluation(evaluates=self._evaluation.is_on and self._phase != "leaving")
+        if self._evaluation.last is not None:
+            own["evaluation"] = self._evaluation.last
+        return own
 
 
 def _items(received: Mapping[Any, Any]) -> list[Any]:

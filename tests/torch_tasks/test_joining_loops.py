@@ -38,8 +38,16 @@ model = torch.nn.Sequential(torch.nn.Linear(32, wide), torch.nn.BatchNorm1d(wide
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
 
+def evaluate(module):
+    module.eval()
+    torch.manual_seed(5)
+    with torch.no_grad():
+        x = torch.randn(64, 32)
+        return {"loss": ((module(x) - x.sum(1, keepdim=True)) ** 2).mean(), "process": os.getpid()}
+
 def train():
-    with isthmus.island(model, optimizer, **home) as island:
+    own = dict(evaluate=evaluate) if how == "evaluates" else {}
+    with isthmus.island(model, optimizer, **home, **own) as island:
         begun = island.position
         island.keep(scheduler)
         print("BEGINS", json.dumps([island.slot, begun, len(optimizer.state), scheduler.last_epoch]), flush=True)
@@ -61,6 +69,7 @@ def train():
 for _ in range(2 if how == "leaves" else 1):
     was_over = train()
 total = float(sum(leaf.double().abs().sum() for leaf in model.state_dict().values() if leaf.is_floating_point()))
+print("LOSS", float(evaluate(model)["loss"]), flush=True)
 print("END", json.dumps([was_over, total, "jax" in sys.modules]), flush=True)
 """
 HOME = """
@@ -217,6 +226,39 @@ def test_loops_join_leave_die_and_come_back_and_the_others_go_on(home: Home) -> 
     assert len([each for each in incidents_in(home.folder / "run", "") if isinstance(each, Joined)]) == 6
     assert any(isinstance(each, BodyRaised) for each in incidents_in(home.folder / "run", ""))
     home.wait_for(lambda: not home.processes())
+
+
+def test_a_loop_evaluates_between_its_steps_and_another_takes_over_when_it_dies(home: Home) -> None:
+    daemon = home.open()
+    home.loop("alpha")
+    home.loop("beta", "evaluates")
+    home.loop("gamma", "evaluates")
+    path = home.folder / "run" / "evaluations.jsonl"
+
+    def evaluations() -> list[dict[str, Any]]:
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def processes() -> list[int]:
+        return [int(each["metrics"]["process"]) for each in evaluations()]
+
+    home.wait_for(processes)
+    home.wait_for_vote(0)
+    first, *others = [home.loops[name] for name in ("beta", "gamma") if home.loops[name].pid == processes()[-1]]
+    assert not others
+    assert set(processes()) == {first.pid}
+    first.kill()
+    first.wait()
+    name = next(each for each in ("beta", "gamma") if home.loops[each] is not first)
+    home.wait_for(lambda: processes()[-1] == home.loops[name].pid)
+    assert home.call("stop", "run").returncode == 0
+    assert home.ended("alpha")[:2] == home.ended(name)[:2]  # Its evaluations have left its values as they were.
+    assert daemon.wait(PATIENCE) == 0
+    summary, last = home.summary("run"), float(home.says(name, "LOSS ").removeprefix("LOSS "))
+    assert summary["eval_loss_final"] == pytest.approx(last, rel=1e-6)
+    assert summary["eval_loss_initial"] > summary["eval_loss_final"]
+    kinds = [each["kind"] for each in evaluations()]
+    assert kinds == ["initial", *["during"] * (len(kinds) - 2), "final"]
 
 
 def test_loops_join_by_invitation_and_an_unlike_model_is_refused(home: Home) -> None:

@@ -33,6 +33,11 @@ rank = 0
 if kind != "sole":
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+
+def evaluate(module):
+    with torch.no_grad():
+        return {"loss": ((module(torch.ones(64, 32)) - 32.0) ** 2).mean(), "rank": rank}
+
 torch.manual_seed(0)
 wide = 9 if kind == "other" else 7
 model = wrapped = torch.nn.Sequential(torch.nn.Linear(32, wide), torch.nn.BatchNorm1d(wide), torch.nn.Linear(wide, 1))
@@ -43,7 +48,7 @@ if kind in ("ddp", "other"):
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
-with isthmus.island(wrapped, optimizer, **home) as island:
+with isthmus.island(wrapped, optimizer, **home, evaluate=evaluate if kind == "fsdp" else None) as island:
     begun = island.position
     island.keep(scheduler)
     print(f"rank {rank}, process {os.getpid()}, begins in slot {island.slot} at {begun} with {len(optimizer.state)} "
@@ -122,6 +127,9 @@ def test_ranks_of_torchrun_bring_the_model_join_die_and_come_back_beside_one_pro
     assert daemon.wait(PATIENCE) == 0
     summary = home.summary("run")
     assert [account["difference"] for account in summary["fragment_accounts"]] == [0] * summary["fragments"]
+    assert 0 < summary["eval_loss_final"] < summary["eval_loss_initial"]
+    lines = [json.loads(line) for line in (home.folder / "run" / "evaluations.jsonl").read_text().splitlines()]
+    assert {line["metrics"]["rank"] for line in lines} == {0.0}
     assert len([each for each in incidents_in(home.folder / "run", "") if isinstance(each, Joined)]) == 5
     home.wait_for(lambda: not home.processes())
 

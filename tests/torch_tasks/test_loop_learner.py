@@ -14,7 +14,7 @@ from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.island.contract import LoopLearning
 from isthmus.ops.island.learner_conformance import FIRST, LearnerConformance, Specimen
 from isthmus.ops.island.life import LearnerLife
-from isthmus.ops.island.torch_loop import LoopLearner
+from isthmus.ops.island.torch_loop import LoopEvaluation, LoopLearner
 from isthmus.ops.island.torch_model import Model, OptimizerState
 from tests.torch_tasks.torch_models import SHAPES, Net, batch, squares, task_of
 
@@ -107,3 +107,27 @@ def test_what_a_loop_keeps_comes_back_with_the_rates_of_its_optimizer() -> None:
     assert later.last_epoch == 5
     assert other.optimizer.param_groups[0]["lr"] == one.optimizer.param_groups[0]["lr"] == 1e-2 / 4
     assert not other.take_local(leaves[:-1])
+
+
+def test_beside_a_learner_an_evaluation_leaves_module_modes_and_random_numbers_as_they_are() -> None:
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
+    model = Model(module, RULES, torch.device("cpu"))
+    settled: list[bool] = []
+
+    def evaluate(module: Any) -> float:
+        assert float(module[0].weight.detach().sum()) == 24.0
+        module(torch.ones(8, 4))  # In training: statistics change, and numbers are drawn.
+        module.eval()
+        return 1.5
+
+    before = {name: leaf.clone() for name, leaf in module.state_dict().items()}
+    numbers = torch.get_rng_state()
+    tensors = {path: np.full(tuple(leaf.shape), 2.0, np.float32) for path, leaf in model.merged.items()}
+    evaluation = LoopEvaluation(model, evaluate, settle=lambda: settled.append(True), is_beside=True)
+    assert evaluation.metrics(tensors) == {"loss": 1.5}
+    for name, leaf in module.state_dict().items():
+        assert torch.equal(leaf, before[name]), name
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert all(part.training for part in module.modules())
+    assert settled

@@ -36,8 +36,9 @@ def main(arguments: list[str]) -> int:
     """Be the daemon of the process with the pid, and the socket, that the arguments name; returns the exit status."""
     pid, descriptor = map(int, arguments)
     connection, buffer = socket.socket(fileno=descriptor), bytearray()
-    guest = LoopGuest(pid, connection, buffer)
-    home = LoopHome(**_first_line(connection, buffer))
+    first = _first_line(connection, buffer)
+    home = LoopHome(**first["home"])
+    guest = LoopGuest(pid, connection, buffer, evaluates=bool(first["evaluates"]))
     request = JoinRequest(
         address=home.address,
         name=home.name,

@@ -5,9 +5,10 @@ that it ever has: it is handed one life, and never killed. A life that the home 
 it; once the loop's process ends, or its `with`, the daemon leaves the home, and ends.
 
 Theory of operation. Both have one end of a socket, on which each sends lines of JSON. The loop's first one says how to
-join (`LoopHome`). To the loop go: `state`, in words, for people; `faults`, if it cannot join; `first`, if the home
-waits for a model: then the loop goes on to its first step, and answers with its `model`; `life`, by which it is a host
-of the run; `lost`, if the home has ended that. From the loop come `model` and, once it is no host any more, `ended`.
+join (`LoopHome`), and whether it can evaluate. To the loop go: `state`, in words, for people; `faults`, if it cannot
+join; `first`, if the home waits for a model: then the loop goes on to its first step, and answers with its `model`;
+`life`, by which it is a host of the run; `lost`, if the home has ended that; `evaluates`, whether it is to evaluate.
+From the loop come `model` and, once it is no host any more, `ended`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def lines_of(buffer: bytearray) -> Iterator[dict[str, Any]]:
 class LoopGuest:
     """The process `pid` of a loop, at the other end of a socket (`Processes`)."""
 
-    def __init__(self, pid: int, connection: socket.socket, buffer: bytearray) -> None:
+    def __init__(self, pid: int, connection: socket.socket, buffer: bytearray, *, evaluates: bool = False) -> None:
+        self.evaluates = evaluates
+        """Whether the loop can evaluate."""
+        self._is_chosen = False
         self._pid, self._socket, self._buffer = pid, connection, buffer
         self._model: dict[str, Any] | None = None
         self._member: Member | None = None
@@ -100,6 +104,12 @@ class LoopGuest:
         """No run begins with its model, or none that it may be in: it hears why, and this daemon ends."""
         self.tell(faults=[list(fault) for fault in faults])
         self._go(Exited())
+
+    def choose(self, *, is_chosen: bool) -> None:
+        """Tell the loop whether it is the one that evaluates."""
+        if is_chosen != self._is_chosen:
+            self._is_chosen = is_chosen
+            self.tell(evaluates=is_chosen)
 
     def life(self, folder: Path) -> HostLaunching:
         """How lives of the run in `folder` are begun here."""

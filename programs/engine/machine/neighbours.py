@@ -77,6 +77,8 @@ class Neighbours:
         """Called with the name of a machine that is the daemon of a loop, at each of its announcements."""
         self.first_loop = ""
         """The loop that the model of a run came from: it has the first slot, before others join."""
+        self._judge = ""
+        """The loop that evaluates."""
         self.set_aside: set[str] = set()
         """The runs of this home with which its next daemon goes on."""
         self._joined = ""
@@ -142,8 +144,9 @@ class Neighbours:
         part = self.own_part.as_data() if self.own_part is not None and is_joined else None
         offers = {"islands": self.islands if is_joined else None, "part": part}
         follows = [] if self.followed is None else self.followed.of(home.identity)
-        has = {"runs": self.outposts.runs(home), "follows": follows, "loop": self.outposts.guest is not None}
-        return {"name": self._name, **has, **offers}
+        guest = self.outposts.guest
+        loop = {"loop": guest is not None, "evaluates": guest is not None and guest.evaluates}
+        return {"name": self._name, "runs": self.outposts.runs(home), "follows": follows, **loop, **offers}
 
     def _ordered(self, link: HomeLink, message: Message) -> None:
         if message["type"] == EXPELLED:
@@ -156,6 +159,8 @@ class Neighbours:
             link.name_home(str(message["name"]))
             outcomes = {str(run): str(outcome) for run, outcome in dict(message["outcomes"]).items()}
             self.note(link.home.identity, outcomes)
+            if self.outposts.guest is not None:
+                self.outposts.guest.choose(is_chosen=bool(message.get("evaluates")))
         else:
             self.outposts.on_message(link, message)
 
@@ -201,6 +206,10 @@ class Neighbours:
 
     def _take_away(self, name: str, how: Taken) -> int:
         runs = [run for run in self._runs() if name in run.daemon.home.fleet.others]
+        for run in runs if name == self._judge else ():
+            run.log(
+                f"machine {name} evaluates no more: nothing is evaluated, unless another loop with evaluate= is there"
+            )
         for run in runs:
             for each in self._parts.together(name):  # The rest of its island joins again when it is whole again.
                 run.log(f"machine {each} {how if each == name else 'left'}")
@@ -247,7 +256,8 @@ class Neighbours:
         is_new = not self.links.is_up(name)
         self.links.record(peer, message)
         outcomes = {**self.former.for_machine(name, follows), **{run.name: RUNNING for run in self._runs()}}
-        self._send(peer, {"type": "linked", "name": self._name, "outcomes": outcomes})
+        evaluates = bool(message.get("evaluates")) and self._is_judge(name)
+        self._send(peer, {"type": "linked", "name": self._name, "outcomes": outcomes, "evaluates": evaluates})
         if is_new:
             self._tell(f"machine {name} is linked")
         is_loop = bool(message.get("loop"))
@@ -261,6 +271,19 @@ class Neighbours:
                 self._let_island_join(run, self._parts.whole(name))
             elif run.is_running and (count := islands or len(run.daemon.home.fleet.left_by(name))):
                 self._let_join(run, name, instance, count, is_loop=is_loop)
+
+    def _is_judge(self, name: str) -> bool:
+        """Whether a loop that can evaluate is the one that does: the first that takes part, as long as it does."""
+        runs = [run for run in self._runs() if run.takes_loops]
+
+        def takes_part(loop: str) -> bool:
+            parts = [run for run in runs if loop in run.daemon.home.fleet.others]
+            return self.links.is_up(loop) and (loop == self.first_loop or bool(parts) or not runs)
+
+        if self._judge != name and not takes_part(self._judge) and takes_part(name):
+            self._judge = name
+            self._tell(f"machine {name} evaluates")
+        return self._judge == name
 
     def _let_join(self, run: MachineRun, name: str, instance: str, islands: int, *, is_loop: bool) -> None:
         """Let a machine join a run, once it confirms that it may load the program; asks each process once."""

@@ -46,8 +46,8 @@ def check_told(found: ModelFound) -> None:
 class OwnDaemon:
     """A daemon that joins `home` for this process, in a session of its own."""
 
-    def __init__(self, home: LoopHome) -> None:
-        """Start it; ConfigError if its folder cannot be written."""
+    def __init__(self, home: LoopHome, *, evaluates: bool = False) -> None:
+        """Start it; `evaluates`: whether the loop can. ConfigError if its folder cannot be written."""
         folder = machines_folder().parent / "loops"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -68,8 +68,8 @@ class OwnDaemon:
                 start_new_session=True,
             )
         self._buffer, self._heard = bytearray(), deque[dict[str, Any]]()
-        self._lost = ""
-        self._send(home._asdict())
+        self._lost, self._evaluates = "", False
+        self._send({"home": home._asdict(), "evaluates": evaluates})
 
     def wait(self) -> LoopLife | dict[str, int]:
         """The life that this process is in a run, or, where a home waits for a model, the `slots` and the `seed` of
@@ -95,13 +95,22 @@ class OwnDaemon:
     @property
     def lost(self) -> str:
         """Why this process is no host of the run any more; empty while it is one."""
+        self._look()
+        return self._lost
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether this loop is the one that evaluates."""
+        self._look()
+        return self._evaluates and not self._lost
+
+    def _look(self) -> None:
+        """Hear what the daemon has said, without waiting for more."""
         while not self._lost and select.select([self._socket], [], [], 0)[0]:
             try:
                 self._read(0)
             except RunError as error:
                 self._lost = str(error)
-        self._lost = self._lost or next((str(each["lost"]) for each in self._heard if "lost" in each), "")
-        return self._lost
 
     def close(self, status: int, *, is_over: bool) -> None:
         """This process is a host no more, with that exit status: have the daemon leave, and wait a while for that."""
@@ -126,7 +135,10 @@ class OwnDaemon:
         if not data:
             raise self._gone()
         self._buffer += data
-        self._heard.extend(lines_of(self._buffer))
+        for message in lines_of(self._buffer):
+            self._evaluates = bool(message.get("evaluates", self._evaluates))
+            self._lost = self._lost or str(message.get("lost", ""))
+            self._heard.append(message)
 
     def _gone(self) -> RunError:
         return RunError(f"the daemon of this loop has ended: {self.log} has the reason")

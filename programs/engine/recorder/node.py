@@ -14,9 +14,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from isthmus.ops.exchange.messages import Amount, Change, Control, Held, Merging, StepReport
+from isthmus.ops.exchange.messages import Amount, Change, Control, Evaluated, Held, Merging, StepReport
 from isthmus.ops.exchange.messages import FinalFragment as FinalItem
-from isthmus.ops.island.evaluate import Evaluated
 from isthmus.programs.engine.recorder.books import Books, Remembering, read_into
 from isthmus.programs.engine.recorder.lines import MetricLines, RecordLines, Reports
 from isthmus.programs.engine.results import words
@@ -271,6 +270,8 @@ class Recorder:
         self._complete_at: int | None = None
         self._evaluator_at = 0
         self._has_losses = False
+        self._unevaluated: Evaluated | None = None
+        """The last evaluation without a loss, while a learner may still give one."""
         self._error: str | None = None
         self._is_stopping = False
         self.is_finished = self.is_engaged = False
@@ -315,6 +316,9 @@ class Recorder:
             return None
         arrived, self._arrived = self._arrived, {}
         self._accept(arrived, now)
+        if self._unevaluated is not None and not self._awaits_learner():
+            unevaluated, self._unevaluated = self._unevaluated, None
+            self._note_evaluation(unevaluated, now)
         if self._unsaved and now >= self._save_at:
             self._save(now)
         self._judge_model()
@@ -382,10 +386,10 @@ class Recorder:
         ):
             self._note(ChangeRecord.made_of(change, self._books.since_zero(change["at"])), change["at"], now)
         for each in sorted(arrived["evaluation"].values(), key=lambda item: (item["tokens"], item["kind"] == "final")):
-            self._has_losses |= each["loss"] is not None
-            line = EvaluationLine.made_of(each)
-            self._books.note_last(line)
-            self._note(line, now, now)
+            if each["loss"] is None and each["kind"] == "final":
+                self._unevaluated = each
+            else:
+                self._note_evaluation(each, now)
         for item in () if is_over else arrived["final"].values():
             self._unsaved[item["fragment"]] = item
         for request in arrived["stop"].values():
@@ -394,6 +398,15 @@ class Recorder:
         if self._books.zero is not None and not self._lines.has_begun:
             self._remember(now)  # The next recorder may have to continue amid the lines that follow.
             self._lines.begin(self._books.zero)
+
+    def _note_evaluation(self, each: Evaluated, now: int) -> None:
+        """Note an evaluation, unless there is a last one with a loss, and this has none."""
+        if each["loss"] is None and self._books.is_evaluated():
+            return
+        line = EvaluationLine.made_of(each)
+        self._books.note_last(line)
+        if self._note(line, now, now):
+            self._has_losses = each["loss"] is not None
 
     def _note(self, line: Line, at: int, now: int) -> bool:
         """Fold a line that is made of an input at an instant, and write it if it is news; returns whether it is."""
@@ -407,6 +420,8 @@ class Recorder:
         if not self._books.add_report(report, now):
             return
         self._ending.step_took(report["step_time"])
+        if (evaluation := report.get("evaluation")) is not None:
+            self._note_evaluation(evaluation, now)
         if report["phase"] == "final":
             self._ended.add((slot, report["incarnation"]))
         self._metrics.add_report(report, last, now)
@@ -500,7 +515,7 @@ class Recorder:
 
     def _is_complete(self, now: int) -> bool:
         """Whether everything final has arrived and the model is written, or the wait is over."""
-        if any(member.replica.role == EVALUATOR for member in self._context.members()):
+        if any(member.replica.role == EVALUATOR for member in self._context.members()) or self._awaits_learner():
             self._evaluator_at = now
         return self._is_late(now) or (self._has_come(now) if self._has_model else self._are_final())
 
@@ -524,6 +539,16 @@ class Recorder:
     def _is_evaluation_there(self) -> bool:
         """Whether the last evaluation has arrived, if there is one."""
         return not self._has_evaluator or self._books.is_evaluated()
+
+    def _awaits_learner(self) -> bool:
+        """Whether a learner lives that evaluates, and has not evaluated the final model yet."""
+        live = _lives(self._context.members())
+        return any(
+            report.get("evaluates", False)
+            and (slot, report["incarnation"]) in live
+            and report.get("evaluation", {}).get("kind") != "final"
+            for slot, report in self._books.reports.items()
+        )
 
     def _is_unevaluated(self, now: int, final_at: int) -> bool:
         """Whether the last evaluation cannot come: its host was given up, or no host holds the model."""

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Final, Generic, TypeAlias, TypeVar, final
 
 import msgspec
 
-from isthmus.ops.exchange.messages import Change, Merging, RequestedSettings
-from isthmus.ops.island.evaluate import Evaluated
+from isthmus.ops.exchange.messages import Change, Evaluated, Merging, RequestedSettings
 
 LOSS: Final = "loss"
 Pair: TypeAlias = Annotated[list[int], msgspec.Meta(min_length=2, max_length=2)]

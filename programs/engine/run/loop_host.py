@@ -20,7 +20,7 @@ from typing import Final, final
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import is_merged
-from isthmus.ops.island.contract import Evaluating, SoleLearning
+from isthmus.ops.island.contract import Evaluating, OwnJudging, SoleLearning
 from isthmus.ops.island.life import IslandSlot, LearnerLife, lower_priority
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs.engine.request import reference, spec
@@ -53,9 +53,10 @@ class LoopHost:
         in_forks: Callable[[], None],
         make: Make | None = None,
         judge: Evaluating | None = None,
+        own_judge: OwnJudging | None = None,
         is_guest: bool = False,
     ) -> None:
-        """ConfigError unless the leaves `found` are those of the run; `make` and `judge` as in LoopTask.
+        """ConfigError unless the leaves `found` are those of the run; `make` and the judges as in LoopTask.
 
         A process that `is_guest` was started by its user, and keeps its name, its cores and its priority. `in_forks` is
         called in each process that is forked from this one, which has none of its connections.
@@ -68,7 +69,7 @@ class LoopHost:
             settle_on_core(replica, run_spec.here.learners)
             lower_priority()  # As of every learner: messages of this process go before its steps.
         task = reference.resolve(run_spec.job.task)
-        reference.bind(run_spec.job.task, replace(task, make=make, judge=judge))
+        reference.bind(run_spec.job.task, replace(task, make=make, judge=judge, own_judge=own_judge))
         plan = run_spec.plans()[replica.role]
         node = looped(plan)
         assert node is not None  # Or the request would have been refused.

@@ -171,6 +171,15 @@ def test_an_evaluation_is_of_the_state_with_the_whole_run_s_values() -> None:
         StateEvaluation(state, lambda tree: {"accuracy": 1.0}).metrics(tensors)
 
 
+def test_beside_a_learner_an_evaluation_leaves_the_state_as_it_is() -> None:
+    state = LoopState(first_state(7), RULES)
+    before = list(state.leaves)
+    tensors = {name: np.full(shape.shape, 2.0, np.float32) for name, shape in state.shapes().items()}
+    evaluation = StateEvaluation(state, lambda tree: tree["params"]["w"].sum(), is_beside=True)
+    assert evaluation.metrics(tensors) == {"loss": 24.0}
+    assert all(one is other for one, other in zip(before, state.leaves, strict=True))
+
+
 SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P

@@ -135,7 +135,52 @@ def test_those_who_only_watch_hear_every_250_ms_and_of_every_change_of_phase() -
     assert watched[0] == paced[0]
     assert 4 <= len(watched) <= 10 < len(paced)
     assert told["progress"].keys() == Progress.__annotations__.keys() - {"links", "unmerged"}
-    assert told["report"].keys() == StepReport.__annotations__.keys() - {"links", "unmerged"}
+    assert told["report"].keys() == StepReport.__annotations__.keys() - {"links", "unmerged", "evaluates", "evaluation"}
+
+
+class Judge:
+    """An evaluation whose loss is the mean of what it is given."""
+
+    is_on = True
+
+    def metrics(self, tensors: Any) -> dict[str, float]:
+        return {"loss": float(np.mean(np.concatenate(list(tensors.values())))), "more": 1.0}
+
+    def assemble(self, fragments: Any, values: dict[int, Any]) -> Any:
+        return values
+
+
+class JudgingTask(SmallTask):
+    own_judge = Judge()
+
+
+def test_a_learner_that_is_to_evaluate_the_model_does_it_with_what_was_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = JudgingTask()
+    body, parts, context = opened(task)
+    watch(context)
+    evaluations: list[Any] = []
+
+    def publish(value: float, number: int, kind: str = "merge") -> None:
+        news = {("syncer/0", part.index): update(part, number, value, kind=kind) for part in parts}
+        context.at += 10_000_000
+        _, emitted = drive(body, update=news, batch=None if kind == "final" else batch(task, number))
+        evaluations.append(reports(emitted)[-1].get("evaluation") if reports(emitted) else None)
+
+    publish(0.5, 0)
+    first = {"kind": "initial", "loss": 0.5, "tokens": 0, "metrics": [["more", 1.0]]}
+    assert evaluations == [first]
+    monkeypatch.setattr(Judge, "is_on", False)
+    for number in range(1, 8):
+        publish(0.25, number)
+    assert {str(each) for each in evaluations if each is not None} == {str(first)}
+    monkeypatch.setattr(Judge, "is_on", True)
+    publish(0.25, 8)
+    assert (evaluations[-1]["kind"], evaluations[-1]["loss"]) == ("during", 0.25)
+    assert evaluations[-1]["tokens"] == 64
+    publish(0.125, 9, "final")
+    assert (evaluations[-1]["kind"], evaluations[-1]["loss"]) == ("final", 0.125)
 
 
 def test_no_step_is_made_once_the_budget_is_spent_and_pulls_are_still_answered() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -10,7 +11,16 @@ import pytest
 from isthmus.programs.engine.recorder.node import EVALUATOR_NS, LOST_TIMES, SETTLE_NS, Recorder
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.sim.machine import Mount, SimulatedDisk
-from tests.programs.engine.recorder.recorder_story import SECOND, TICK, Context, evaluated, made, merging, report
+from tests.programs.engine.recorder.recorder_story import (
+    FOLDER,
+    SECOND,
+    TICK,
+    Context,
+    evaluated,
+    made,
+    merging,
+    report,
+)
 
 LEARNER, SHARD = Member(Replica("learner", 0), 1), Member(Replica("syncer", 0), 1)
 EVALUATOR, RECORDER = Member(Replica("evaluator", 0), 1), Member(Replica("recorder", 0), 1)
@@ -405,3 +415,37 @@ def test_a_budget_that_was_not_trained_fails_the_run_unless_it_was_stopped() -> 
     life.context.is_stopping = True
     life.fire(evaluation=evaluated("final", 80, 1.5))
     assert (life.recorder.is_finished, life.context.status["error"]) == (True, None)
+
+
+# -- the last evaluation, of a learner ---------------------------------------------------------------------------------
+
+
+def ending_by_learner() -> Life:
+    """A run that is over, of which a learner is to evaluate the model, and the evaluator has said that it does not."""
+    life = Life()
+    life.train(held=NOTHING)
+    first = evaluated("initial", 0, 4.0)
+    life.fire(reports=[report(0, 2 * SECOND, phase="final", evaluates=True, evaluation=first)], final=[0, 1])
+    life.fire(evaluation={**evaluated("final", 128, 0.0), "loss": None})
+    return life
+
+
+def test_a_learner_that_evaluates_is_waited_for_as_an_evaluator_is_and_what_it_says_counts() -> None:
+    life = ending_by_learner()
+    assert not fires(life, 10 * EVALUATOR_NS)
+    last = evaluated("final", 130, 1.5)
+    for _ in range(2):  # Its reports repeat it.
+        life.fire(reports=[report(0, 3 * SECOND, phase="final", evaluates=True, evaluation=last)])
+    assert fires(life, 3 * SETTLE_NS)
+    status = life.context.status
+    assert (status["error"], status["eval_loss"], status["eval_loss_initial"]) == (None, 1.5, 4.0)
+    lines = [json.loads(line) for line in life.disk.files()[FOLDER / "evaluations.jsonl"].splitlines()]
+    assert [(line["kind"], line["eval_loss"]) for line in lines] == [("initial", 4.0), ("final", 1.5)]
+
+
+def test_without_the_learner_that_evaluated_the_run_ends_with_no_last_loss_and_has_not_failed() -> None:
+    life = ending_by_learner()
+    life.die(LEARNER)
+    assert fires(life, 3 * SETTLE_NS)
+    status = life.context.status
+    assert (status["error"], status["eval_loss"], status["eval_loss_initial"]) == (None, None, 4.0)

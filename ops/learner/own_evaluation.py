@@ -1,0 +1,51 @@
+"""The evaluation of the global model by a learner, between two of its steps, where no other host can evaluate.
+
+Decides when a learner evaluates: as an evaluator would, at shares of the budget, as long as its home says that it is
+the one that does. The model is that of the versions which this learner has adopted, as they were published: it has them
+as anchors. So nothing is sent for it, and only its losses leave, in the learner's reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.messages import Evaluated, EvaluationKind, evaluated
+from isthmus.ops.island.contract import OwnJudging
+from isthmus.ops.island.evaluate import TIMES_DEFAULT, EvaluationSchedule
+from isthmus.ops.learner.answers import HeldFragment
+
+
+@final
+class OwnEvaluation:
+    """The evaluations that `judge` makes in one life of a learner, of `fragments`; `tokens` is the budget."""
+
+    def __init__(
+        self, judge: OwnJudging, fragments: Sequence[Fragment], *, tokens: int, times: int = TIMES_DEFAULT
+    ) -> None:
+        self._judge, self._fragments = judge, fragments
+        self._schedule = EvaluationSchedule(tokens, times)
+        self._final = set[int]()
+        self.last: Evaluated | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this learner is the one that evaluates."""
+        return self._judge.is_on
+
+    def adopted_final(self, fragment: int) -> None:
+        """The final version of a fragment was adopted."""
+        self._final.add(fragment)
+
+    def due(self, held: Sequence[HeldFragment | None], trained: int) -> EvaluationKind | None:
+        """The evaluation that is due now, after so many trained tokens; None if none is."""
+        is_over = self.last is not None and self.last["kind"] == "final"
+        if not all(held) or is_over or not self.is_on:
+            return None
+        return self._schedule.due(trained, is_final=len(self._final) == len(self._fragments))
+
+    def evaluate(self, kind: EvaluationKind, held: Sequence[HeldFragment | None], trained: int) -> None:
+        """Evaluate the versions that are held; raises what the user's function raises."""
+        values = {p: each.anchor for p, each in enumerate(held) if each is not None}
+        self.last = evaluated(kind, self._judge.metrics(self._judge.assemble(self._fragments, values)), trained)
