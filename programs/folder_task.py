@@ -236,7 +236,11 @@ def _facts(path: Path, framework: str | tuple[str, ...] | None, doing: str) -> _
     document = folders.document_in(path, doing)
     framework = next(iter(frameworks_of(framework)), None) or framework_of(document)
     model = llama.config_of(document, doing) if framework == JAX else modules.read(path, doing)
-    return _Facts(framework, model.vocabulary, model.width, model.context, _end(document))
+    end = _end(document)
+    if end is not None and not 0 <= end < model.vocabulary:
+        do = "Correct eos_token_id in config.json; null is for a model without."
+        raise ConfigError(doing, f"an eos_token_id below {model.vocabulary}, the size of the vocabulary", str(end), do)
+    return _Facts(framework, model.vocabulary, model.width, model.context, end)
 
 
 def frameworks_of(setting: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -46,6 +46,8 @@ LIVES_MAX: Final = 10_000
 IGNORED: Final = -100
 """The label of what is not trained on, in PyTorch."""
 _LEAVING: Final = (signal.SIGTERM, signal.SIGHUP)
+_inside: Final[list[Island]] = []
+"""The island whose `with` this process is in: it has one host."""
 
 Item = TypeVar("Item")
 
@@ -122,10 +124,21 @@ class Island:
 
     def __enter__(self) -> Self:
         """Join the run, and wait for its model. ConfigError, RunError if that is not possible."""
-        if self._thread is not None or self._host is not None:
-            do = "Write one `with` around all of the training."
-            raise ConfigError("Entering the with of an island", "once in a process", "a second time", do)
+        with answering(self._life):
+            doing, do = "Entering the with of an island", "Write one `with` around all of the training."
+            if _inside:
+                raise ConfigError(doing, "one at a time", "a second one inside of the first", do)
+            if self._host is not None:
+                raise ConfigError(doing, "an island that begins", "one whose with has ended", do)
         self._thread = threading.get_ident()
+        _inside.append(self)
+        try:
+            return self._enter()
+        except BaseException:
+            _inside.remove(self)
+            raise
+
+    def _enter(self) -> Self:
         if isinstance(self._life, int):  # It is asked for its model, which its first step completes.
             return self
         from isthmus.programs.engine.run.loop_host import LoopHost
@@ -191,6 +204,7 @@ class Island:
     ) -> None:
         """Leave the run: in order, or by the exception that has ended the loop."""
         self._thread = None
+        _inside.remove(self)
         if isinstance(self._life, int):
             if error is None:
                 do = f"Call {self._model.step_call} after each step of the optimizer."
@@ -392,6 +406,9 @@ class Island:
     def _found(self, tokens: int) -> ModelFound:
         """What this process tells of its model, after a first step of so many tokens; ConfigError if it has none."""
         most = TOKENS_MOST * tokens if self._tokens_most is None else self._tokens_most
+        if not isinstance(most, int) or isinstance(most, bool):
+            do = "Pass the most tokens that a step can have."
+            raise ConfigError(_MAKING, "tokens_most= an integer", repr(most)[:60], do)
         if tokens < 1:
             do = "Pass the tokens, or samples, that the step has trained on."
             raise ConfigError(self._calling, "at least 1 token in the first step", str(tokens), do)

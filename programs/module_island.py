@@ -66,7 +66,8 @@ class ModuleModel:
                 path = self._model.paths[id(leaf)]
                 raise ConfigError(doing, f"the module's own {path!r}, as it was", "another tensor", do)
         is_number = isinstance(loss, int | float) and not isinstance(loss, bool)
-        if not is_number and not (hasattr(loss, "dtype") and getattr(loss, "numel", lambda: 0)() == 1):
+        is_scalar = hasattr(loss, "dtype") and getattr(loss, "numel", lambda: 0)() == 1 and not loss.dtype.is_complex
+        if not is_number and not is_scalar:
             do = "Pass the loss of this step: a scalar tensor, or a number."
             raise ConfigError(doing, "a loss that is one number", repr(loss)[:60], do)
         return loss
@@ -143,4 +144,4 @@ def _checked_moments(model: torch_model.Model, optimizer: Any) -> torch_model.Op
         return torch_model.OptimizerState(optimizer, model)
     except TypeError as error:
         do = "Pass the optimizer that the loop steps, made of this module's parameters."
-        raise ConfigError(_MAKING, "an optimizer of the module", str(error), do) from error
+        raise ConfigError(_MAKING, "an optimizer of this module's parameters", str(error), do) from error

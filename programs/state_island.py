@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
+import numpy as np
+
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests, difference
 from isthmus.ops.island.contract import Evaluating, SoleRank
@@ -77,7 +79,7 @@ class StateModel:
             raise ConfigError(doing, pair[0], pair[1], do)
         self._is_first = False
         is_number = isinstance(loss, int | float) and not isinstance(loss, bool)
-        if not is_number and getattr(loss, "size", 0) != 1:
+        if not is_number and (getattr(loss, "size", 0) != 1 or np.iscomplexobj(loss)):
             do = "Pass the loss of this step, by name: a scalar array, or a number."
             raise ConfigError(doing, "a loss that is one number", repr(loss)[:60], do)
         return loss

@@ -309,9 +309,9 @@ class OptimizerState:
         """TypeError for something else than an optimizer over parameters of the module, or for one that keeps what is
         neither a tensor nor a number."""
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"expected a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+            raise TypeError(f"a {type(optimizer).__name__}, which is no torch.optim.Optimizer")
         if any(id(each) not in model.paths for group in optimizer.param_groups for each in group["params"]):
-            raise TypeError("expected an optimizer of this module's parameters, not of others")
+            raise TypeError("an optimizer of other parameters than the module's")
         self.optimizer: Any = optimizer
         self._model = model
         self._forms = self._forms_kept()

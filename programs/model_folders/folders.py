@@ -108,7 +108,7 @@ def read(path: Path, doing: str) -> ModelFolder:
 def ends_in(document: Mapping[str, Any]) -> tuple[int, ...]:
     """The tokens of a config.json that end a text."""
     ends = document.get("eos_token_id")
-    return tuple(each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int))
+    return tuple(each for each in (ends if isinstance(ends, list) else [ends]) if type(each) is int)
 
 
 def beside(path: Path) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ tokens are the complements of their ids (`ops.data.batches`). Prompt and text be
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -53,9 +54,18 @@ def _documents(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tu
             do = f"Leave {next(iter(fields))} out, or the file."
             raise ConfigError(doing, f"prompts in rows of {', '.join(TABLES)}", f"{path}, plain text", do)
         else:
-            yield (path.read_bytes(),)
+            yield (_utf8(path.read_bytes(), path, doing),)
     except OSError as error:
         raise ConfigError(doing, f"text in {path}", str(error), do) from None
+
+
+def _utf8(text: bytes, path: Path, doing: str) -> bytes:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        do = "Convert it to UTF-8, or leave it out."
+        raise ConfigError(doing, f"text in UTF-8 in {path}", str(error), do) from None
+    return text
 
 
 def _lines(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
@@ -64,14 +74,16 @@ def _lines(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[
             if not line.strip():
                 continue
             try:
-                row: Any = msgspec.json.decode(line)
+                row: Any = msgspec.json.decode(line.removeprefix(BOM_UTF8) if number == 1 else line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 do = "Write one JSON object a line."
                 raise ConfigError(doing, f"JSON in line {number} of {path}", str(error), do) from None
             row = row if isinstance(row, dict) else {}
             for setting, column in fields.items():
-                if not isinstance(row.get(column), str):
+                if column not in row:
                     raise _no_column(f"line {number} of {path}", setting, column, sorted(map(str, row)), doing)
+                if not isinstance(row[column], str):
+                    raise _no_text(f"{column!r} of line {number} of {path}", row[column], doing)
             yield tuple(row[column].encode(errors="replace") for column in fields.values())
 
 
@@ -90,7 +102,7 @@ def _rows(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[b
             columns = [batch.column(column).to_pylist() for column in fields.values()]
             for row in zip(*columns, strict=True):
                 yield tuple(_text(text, path, doing) for text in row)
-    except ArrowException as error:
+    except (ArrowException, UnicodeDecodeError) as error:
         do = "Correct the file, or leave it out."
         raise ConfigError(doing, f"{path.suffix[1:]} in {path}", str(error)[:200], do) from None
 
@@ -118,9 +130,14 @@ def _arrow(path: Path) -> tuple[list[str], Iterator[Any]]:
 
 def _text(text: Any, path: Path, doing: str) -> bytes:
     if not isinstance(text, str):
-        do = "Name a column of texts."
-        raise ConfigError(doing, f"texts in each row of {path}", type(text).__name__, do)
+        raise _no_text(f"each row of {path}", text, doing)
     return text.encode()
+
+
+def _no_text(where: str, value: Any, doing: str) -> ConfigError:
+    is_null = value is None
+    do = "Leave rows without a text out." if is_null else "Name a column of texts."
+    return ConfigError(doing, f"a text in {where}", "null" if is_null else f"a {type(value).__name__}", do)
 
 
 def _no_column(where: str, setting: str, column: str, there: Sequence[str], doing: str) -> ConfigError:

@@ -179,6 +179,7 @@ WRONG = {
     "what is frozen": (GOOD.replace("**state,", "**state, 'base': state['base'] + 1,"), "frozen leaf 'base'"),
     "no loss": (LOOP.replace("ARGUMENTS", "state, tokens=8"), "None"),
     "a loss of two": (LOOP.replace("ARGUMENTS", "state, loss=state['base'], tokens=8"), "Array([1., 1.]"),
+    "a complex loss": (LOOP.replace("ARGUMENTS", "state, loss=loss * 1j, tokens=8"), "Array("),
     "half a token": (LOOP.replace("ARGUMENTS", "state, loss=loss, tokens=jnp.float32(0.5)"), "Array(0.5"),
     "two tokens": (LOOP.replace("ARGUMENTS", "state, loss=loss, tokens=jnp.ones(2)"), "Array([1., 1.]"),
     "true": (LOOP.replace("ARGUMENTS", "state, loss=loss, tokens=True"), "True"),

@@ -11,10 +11,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import pyarrow
 import pytest
 import tokenizers
 import torch
 import transformers
+from pyarrow import parquet
 
 from isthmus import At, Program
 from isthmus.ops import transformer
@@ -117,8 +119,6 @@ def tokenizer_in(to: Path) -> None:
 
 def data_in(folder: Path) -> dict[str, Path]:
     """The same texts as text, JSON lines and parquet."""
-    import pyarrow
-    from pyarrow import parquet
 
     rows = [f"{i} times 7 is {7 * i}." for i in range(500)]
     paths = {kind: folder / f"data.{kind}" for kind in ("txt", "jsonl", "parquet")}
@@ -178,6 +178,21 @@ def test_texts_are_the_same_in_every_form(tmp_path: Path) -> None:
             task_of(source, paths[kind], column="words")
     with pytest.raises(ConfigError, match=r"task\.data"):
         find_task(None, {"folder": str(source)})
+    texts = pyarrow.Array.from_buffers(
+        pyarrow.string(), 1, [None, pyarrow.py_buffer(np.asarray([0, 3], "<i4")), pyarrow.py_buffer(b"\xff" * 3)]
+    )
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "odd.parquet")
+    with pytest.raises(ConfigError, match=r"odd\.parquet"):
+        task_of(source, tmp_path / "odd.parquet")
+
+
+@pytest.mark.parametrize("end", [97, -1])
+def test_a_text_cannot_end_with_a_token_that_the_model_does_not_have(tmp_path: Path, end: int) -> None:
+    source = folder_of("llama", tmp_path / "it", "float32")
+    document = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**document, "eos_token_id": end}))
+    with pytest.raises(ConfigError, match="eos_token_id below 97"):
+        task_of(source, data_in(tmp_path)["txt"])
 
 
 @pytest.mark.process

@@ -246,17 +246,19 @@ with isthmus.island(model, optimizer) as island:
     optimizer.zero_grad(); loss = model(torch.ones(2, 4)).mean(); loss.backward(); optimizer.step()
     island.step({arguments})
 """
+TWICE = "a second one inside of the first"
 WRONG = {
     "a list": ("isthmus.island([1], optimizer)", "a list"),
     "frozen": ("isthmus.island(model.requires_grad_(False), optimizer)", "all of them frozen"),
     "no leaves": ("isthmus.island(torch.nn.Tanh(), optimizer)", "none"),
     "of others": (
         "isthmus.island(model, torch.optim.SGD(torch.nn.Linear(4, 1).parameters(), lr=0.1))",
-        "expected an optimizer of this module's parameters, not of others",
+        "an optimizer of other parameters than the module's",
     ),
-    "no optimizer": ("isthmus.island(model, None)", "expected a torch.optim.Optimizer, not a NoneType"),
+    "no optimizer": ("isthmus.island(model, None)", "a NoneType, which is no torch.optim.Optimizer"),
     "a loss of two": (LOOP.format(arguments="torch.ones(2), tokens=8"), "tensor([1., 1.])"),
     "a text": (LOOP.format(arguments="'low', tokens=8"), "'low'"),
+    "a complex loss": (LOOP.format(arguments="loss * 1j, tokens=8"), "tensor("),
     "no tokens": (LOOP.format(arguments="loss, tokens=0"), "0"),
     "half a token": (LOOP.format(arguments="loss, tokens=0.5"), "0.5"),
     "outside": ("isthmus.island(model, optimizer).step(1.0, tokens=8)", "one outside of it"),
@@ -280,6 +282,17 @@ WRONG = {
     "what cannot be read": (
         LOOP.format(arguments="loss, tokens=8").replace("optimizer.zero_grad()", "island.keep(Odd())", 1),
         "a Odd, of which this cannot be read back: ",
+    ),
+    "entered twice": (LOOP.format(arguments="loss, tokens=8").replace("optimizer.zero_grad()", "island.__enter__()", 1), TWICE),
+    "another inside": (
+        LOOP.format(arguments="loss, tokens=8").replace(
+            "optimizer.zero_grad()", "isthmus.island(model, optimizer).__enter__()", 1
+        ),
+        TWICE,
+    ),
+    "many tokens in words": (
+        LOOP.format(arguments="loss, tokens=8").replace("optimizer)", "optimizer, tokens_most='9')", 1),
+        "'9'",
     ),
     "no function": ("isthmus.island(model, optimizer, evaluate=1)", "a int"),
     "few tokens": (
