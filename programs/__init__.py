@@ -14,6 +14,7 @@ from typing import Final
 SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "decoupled-diloco": "isthmus.programs.decoupled:build",
+        "regional-diloco": "isthmus.programs.regional:build",
         "streaming-diloco": "isthmus.programs.streaming_diloco:build",
         "diloco": "isthmus.programs.diloco:build",
         "data-parallel": "isthmus.programs.data_parallel:build",

@@ -38,6 +38,8 @@ Lengths: TypeAlias = list[Amount]
 """Lengths of merged answers."""
 Former: TypeAlias = list[Annotated[list[int], tuple[Ordinal, Count, Count, Ordinal]]]
 """[incarnation, begin, end, steps] of earlier lives of a slot."""
+Work: TypeAlias = list[Annotated[list[int], tuple[Count, Ordinal, Count, Count, Ordinal]]]
+"""[slot, incarnation, begin, end, steps]: tokens (begin, end] of lives of learners, in so many steps."""
 Links: TypeAlias = list[Annotated[list[Any], tuple[str, Count, Count, Count]]]
 """[role, slot, bytes a second in the mean, and at best]."""
 Vector: TypeAlias = Annotated[npt.NDArray[np.float32], ("sizes", None)]
@@ -277,6 +279,41 @@ class Answer(TypedDict):
     scales: NotRequired[Vector]
 
 
+class RegionAnswer(Answer):
+    """regional-step -> merge of the global syncer: what a region has merged, and no global version has.
+
+    `work` are the tokens of learners in it, of which `begin` (0), `end` and `steps` are the sums; `positions` are those
+    of all its slots.
+    """
+
+    work: Work
+
+
+class Begun(TypedDict):
+    """regional-step -> merge and pacer of its region: a fragment begins as `version`, which is the global one.
+
+    `largest` is the largest magnitude of its values; `clock` and `positions` are as in Update.
+    """
+
+    fragment: Count
+    version: Version
+    largest: float
+    clock: LifeTokens
+    positions: Positions
+
+
+class RunTotals(TypedDict):
+    """regional-step -> pacer of its region: the progress of the run, as the global syncer knows it."""
+
+    totals: LifeTokens
+
+
+class Standing(TypedDict):
+    """pacer -> regional-step: the number of live learners of a region."""
+
+    learners: Count
+
+
 MERGES_KEPT: Final = 1024
 """Records of a shard that wait for the recorder, which takes all of them ten times a second, and may be away for some
 seconds: a small fast task merges some hundreds of times a second."""
@@ -352,7 +389,8 @@ class Gradient(TypedDict):
     """merge -> outer-step: the merged outer gradient.
 
     `direction` None: nothing to merge; kinds 'initial' and 'recover' hold values in it. `lives` has [slot, incarnation]
-    of all that answered; `lengths` are those of the answers that were merged last (`syncer.bounds`).
+    of all that answered, `work` the tokens that were merged; `lengths` are those of the answers that were merged last
+    (`syncer.bounds`).
     """
 
     fragment: int
@@ -365,6 +403,7 @@ class Gradient(TypedDict):
     positions: Positions
     totals: LifeTokens
     lives: Members
+    work: Work
     lengths: Lengths
     merging: Merging
 

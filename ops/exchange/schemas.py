@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from isthmus.ops.exchange.formats import CODE_BLOCK, CODED, FORMATS
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.messages import Answer, CodedState, Count, Progress, Update, Vector, Vote
+from isthmus.ops.exchange.messages import Answer, CodedState, Count, Progress, RegionAnswer, Update, Vector, Vote
 from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
 
 
@@ -73,6 +73,14 @@ def answer(fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
             **vector("gradient", fragments),
         },
     ]
+
+
+def region_answer(fragments: Sequence[Fragment], step_tokens: StepTokens) -> Any:
+    """The schema of a region's answer about one of these fragments, of slots whose batches may differ."""
+    if isinstance(step_tokens, tuple):
+        step_tokens = AtMost(max(step_tokens))
+    fields: Any = answer(fragments, step_tokens).__metadata__[0]
+    return Annotated[RegionAnswer, fields]
 
 
 def vote(whole: Sequence[Fragment], tokens_most: int) -> Any:

@@ -131,6 +131,26 @@ class FragmentAccount:
             return "stale"
         return None
 
+    def refusal_of_work(self, base: Version, work: Sequence[Sequence[int]]) -> str | None:
+        """Why an answer of a region may not be merged now, or None where it may; the reasons are those of `refusal`.
+
+        `work` is [slot, incarnation, begin, end, steps] of its learners, each life's in order. A region keeps what is
+        not merged, on whatever version it goes on, so that nothing in it is stale.
+        """
+        if not self.knows(base):
+            return "unknown base"
+        reached = dict(self._clock)
+        for slot, incarnation, begin, end, steps in work:
+            if not (0 <= begin < end and steps > 0):
+                return "inconsistent"
+            life, position = reached.get(slot, (incarnation, 0))
+            if incarnation < life:
+                return "former incarnation"
+            if incarnation == life and begin < position:
+                return "already merged"
+            reached[slot] = incarnation, end
+        return None
+
     def merge(self, slot: int, incarnation: int, begin: int, end: int) -> None:
         """Book the range (begin, end] of one slot as merged; an empty one changes nothing.
 
@@ -290,6 +310,73 @@ class FragmentLedger:
     def _reopen(self, version: Version) -> None:
         self.base, self.begin, self._steps_begin = version, self.odometer.tokens, self.odometer.steps
         self.former, self._answered = [], None
+
+
+ANSWERS_OPEN_MAX: Final = 8
+"""Answers of a region about a fragment whose fate is open: one in a round, one late, and those in transfer, doubled."""
+
+
+@final
+class RegionWork:
+    """A region's account of one fragment toward the global syncer: the tokens of its learners that it has merged and no
+    global version has, and its answers with them.
+
+    A row is [slot, incarnation, begin, end, steps]. An answer has all rows of its time, and is merged whole or not at
+    all; so one whose rows are all in the clock of a version is merged in it. What is not, stays, and is in the next
+    answer, too. So of the answers that are open together one is merged at most: the global account refuses the others.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[list[int]] = []
+        self._answers: dict[int, int] = {}
+        """Number of an open answer -> how many of the rows it has, the first ones."""
+        self._answer_last = 0
+
+    def merged(self, rows: Iterable[Sequence[int]]) -> None:
+        """Add tokens that the region has merged; each life's in order."""
+        self._rows += [list(row) for row in rows]
+
+    def pending(self) -> list[list[int]]:
+        """The rows that are in no global version that is known here."""
+        return [list(row) for row in self._rows]
+
+    def answered(self) -> int:
+        """Record that all rows leave in an answer; returns its number, that of the one before if it has the same rows.
+
+        Of more than ANSWERS_OPEN_MAX the oldest is forgotten.
+        """
+        if self._answers.get(self._answer_last) == len(self._rows):
+            return self._answer_last
+        self._answer_last += 1
+        self._answers[self._answer_last] = len(self._rows)
+        for number in sorted(self._answers)[:-ANSWERS_OPEN_MAX]:
+            del self._answers[number]
+        return self._answer_last
+
+    def open_answers(self) -> list[int]:
+        """The numbers of the answers whose fate is open, ascending."""
+        return sorted(self._answers)
+
+    def adopted(self, clock: Iterable[Sequence[int]]) -> int | None:
+        """Close the account of the tokens in a global version, by its clock; returns the newest answer that is merged
+        in it, None where none is.
+
+        Raises ValueError where rows are in it, but no open answer has just these.
+        """
+        reached = {slot: (incarnation, position) for slot, incarnation, position in clock}
+        within = 0
+        for slot, incarnation, _, end, _ in self._rows:
+            if (incarnation, end) > reached.get(slot, (0, 0)):
+                break
+            within += 1
+        # An answer without rows changes nothing: it is merged in no version.
+        number = max((each for each, rows in self._answers.items() if 0 < rows <= within), default=None)
+        if within != (0 if number is None else self._answers[number]):
+            raise ValueError(f"adopting a clock with {within} of {len(self._rows)} rows: expected those of an answer.")
+        if number is not None:
+            self._rows = self._rows[within:]
+            self._answers = {}
+        return number
 
 
 ROWS_MAX: Final = 16

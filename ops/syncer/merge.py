@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.merge_rules import Method
-from isthmus.ops.exchange.messages import MERGES_KEPT, Answer, Gradient, Merging, ReachedPositions, Round
+from isthmus.ops.exchange.messages import MERGES_KEPT, Answer, Begun, Gradient, Merging, ReachedPositions, Round
 from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTokens, weight
 from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
 from isthmus.ops.kernels.buffers import Float32
@@ -141,16 +141,20 @@ class Merge:
     """A round and its answers in, Gradient out.
 
     `method` is 'rda' or 'average'; `lr` and `momentum` are those of the outer step, `step_tokens` the tokens of a step,
-    by slot where they differ; `bounded`: one learner's answer counts only in proportion to others'.
+    by slot where they differ; `bounded`: one learner's answer counts only in proportion to others'. `of_regions`: the
+    answers are those of regions, for learners; in a region, fragments may begin as `begun` says, without an answer.
     """
 
     outputs = ("gradient", "reached")
-    collects = ("answer",)
+    collects = ("answer", "begun")
 
     @staticmethod
-    def schemas(fragments: Sequence[Fragment], *, step_tokens: StepTokens, **_: Any) -> dict[str, Any]:
-        """The form of learners' answers."""
-        return {"answer": schemas.answer(fragments, step_tokens)}
+    def schemas(
+        fragments: Sequence[Fragment], *, step_tokens: StepTokens, of_regions: bool = False, **_: Any
+    ) -> dict[str, Any]:
+        """The form of the answers of learners, or of regions."""
+        form = schemas.region_answer if of_regions else schemas.answer
+        return {"answer": form(fragments, step_tokens)}
 
     def __init__(
         self,
@@ -161,8 +165,10 @@ class Merge:
         momentum: float,
         step_tokens: StepTokens = 1,
         bounded: bool = True,
+        of_regions: bool = False,
     ) -> None:
         self._fragments = fragments
+        self._of_regions = of_regions
         self._method, self._is_bounding = method, bounded
         self._step_tokens = step_tokens
         self._lr, self._momentum = lr, momentum
@@ -186,12 +192,18 @@ class Merge:
         self._coding: ModuleType = coding
 
     def __call__(
-        self, round: Round, answer: Mapping[Any, Answer], decision: Mapping[str, Any] | None = None
+        self,
+        round: Round,
+        answer: Mapping[Any, Answer],
+        decision: Mapping[str, Any] | None = None,
+        begun: Mapping[Any, Begun] | None = None,
     ) -> dict[str, Gradient | ReachedPositions]:
         """The merged outer gradient, or one without direction where nothing could be merged; and the progress.
 
         The progress is the position of the fragment's merges in the batches of each slot.
         """
+        for item in (begun or {}).values():
+            self._begin_as(item, round["interval"])
         merging_record = self._record(round, decision or {})
         # Sums of floats depend on their order: the merge is the same bit for bit however answers arrived.
         answers = sorted(answer.values(), key=lambda vote: vote["slot"])
@@ -270,6 +282,14 @@ class Merge:
         merged = self._merging.Merged(newest["gradient"], np.ones(len(self._fragments[p].units), np.float32))
         return self._gradient(round, record, merged)
 
+    def _begin_as(self, begun: Begun, interval: int) -> None:
+        """Begin a fragment as a version that was published without an answer."""
+        p, (epoch, count) = begun["fragment"], begun["version"]
+        if p not in self._accounts:
+            self._accounts[p] = FragmentAccount((epoch, count), interval, begun["clock"])
+            self._positions[p] = by_slot(begun["positions"])
+            self._extents[p] = Extent(begun["largest"], self._lr, self._momentum)
+
     def _is_version(self, vote: Answer) -> bool:
         """Whether an answer's values are finite and not coded."""
         return vote["gradient"].dtype == np.float32 and self._coding.is_finite(vote["gradient"])
@@ -314,9 +334,10 @@ class Merge:
             self._fragments[round["fragment"]],
             self._method,
         )
+        work = [row for vote in accepted for row in rows_of(vote)]
+        for slot, incarnation, begin, end, _ in work:
+            account.merge(slot, incarnation, begin, end)
         for vote in accepted:
-            for incarnation, begin, end, _ in ranges_of(vote):
-                account.merge(vote["slot"], incarnation, begin, end)
             self._reach(vote)
         account.publish((self._epoch, account.newest[1] + 1))  # `_gradient` names this version.
         voting = [vote["norms"] for vote, share in zip(accepted, weights, strict=True) if share > 0]
@@ -329,14 +350,15 @@ class Merge:
         if round["kind"] == "merge":  # The record has the counts with this merge.
             self._merges += 1
             self._votes += len(voted)
-        return self._gradient(round, record, merged)
+        return self._gradient(round, record, merged, work)
 
     def _reach(self, vote: Answer) -> None:
-        """Record the position up to which the batches of a learner are merged now."""
+        """Record the positions up to which the batches of learners are merged now."""
+        positions, slot = self._positions[vote["fragment"]], vote["slot"]
+        for each in dict.fromkeys(row[0] for row in rows_of(vote)):
+            positions[each] = max(positions.get(each, 0), position_of(vote["positions"], each))
         if not ranges_of(vote):
             return
-        positions, slot = self._positions[vote["fragment"]], vote["slot"]
-        positions[slot] = max(positions.get(slot, 0), position_of(vote["positions"], slot))
         if vote["state"] is not None and vote["state"][0] >= self._states.get(slot, (0, None))[0]:
             self._states[slot] = vote["state"][0], vote["state"][1]
 
@@ -358,18 +380,26 @@ class Merge:
         if account is None or vote["base"] is None:
             return "unknown base"
         account.interval = round["interval"]  # What is stale is judged by this round's interval.
-        refusal = account.refusal(
-            vote["slot"],
-            vote["incarnation"],
-            (vote["base"][0], vote["base"][1]),
-            vote["begin"],
-            vote["end"],
-            vote["steps"],
-            vote["end"] - vote["begin"],
-            vote.get("former", ()),
-        )
-        former = vote.get("former", ())
-        if not all(self._are_tokens_of(vote["slot"], steps, end - begin) for _, begin, end, steps in former):
+        base = vote["base"][0], vote["base"][1]
+        if self._of_regions:
+            refusal = account.refusal_of_work(base, rows_of(vote))
+            checked = rows_of(vote)
+            sums = sum(end - begin for *_, begin, end, _ in checked), sum(steps for *_, steps in checked)
+            if sums != (vote["end"] - vote["begin"], vote["steps"]):
+                refusal = refusal or "inconsistent"
+        else:
+            refusal = account.refusal(
+                vote["slot"],
+                vote["incarnation"],
+                base,
+                vote["begin"],
+                vote["end"],
+                vote["steps"],
+                vote["end"] - vote["begin"],
+                vote.get("former", ()),
+            )
+            checked = [[vote["slot"], *former] for former in vote.get("former", ())]
+        if not all(self._are_tokens_of(slot, steps, end - begin) for slot, _, begin, end, steps in checked):
             refusal = refusal or "inconsistent"
         if refusal is None:  # Last: it reads every value.
             refusal = self._unsound(vote)
@@ -395,7 +425,9 @@ class Merge:
             return "norms of other values"
         return None
 
-    def _gradient(self, round: Round, record: Merging, merged: Merged | None) -> Gradient:
+    def _gradient(
+        self, round: Round, record: Merging, merged: Merged | None, work: list[list[int]] | None = None
+    ) -> Gradient:
         p = round["fragment"]
         account = self._accounts.get(p)
         version = None if account is None else list(account.newest)
@@ -415,6 +447,7 @@ class Merge:
             positions=[[slot, position] for slot, position in sorted(self._positions.get(p, {}).items())],
             totals=round["totals"],
             lives=[],
+            work=work or [],
             lengths=self._norm_histories[p].past if p in self._norm_histories else [],
             merging=record,
         )
@@ -456,7 +489,13 @@ def ranges_of(vote: Answer) -> list[list[int]]:
     return [*vote.get("former", ()), *([own] if vote["steps"] else [])]
 
 
+def rows_of(vote: Answer) -> list[list[int]]:
+    """The ranges in an answer of a learner, or of a region: [slot, incarnation, begin, end, steps]."""
+    work: list[list[int]] | None = cast(Any, vote).get("work")
+    return [[vote["slot"], *row] for row in ranges_of(vote)] if work is None else work
+
+
 def work_of(vote: Answer) -> tuple[int, int]:
     """The tokens and the steps in an answer, of all lives."""
-    ranges = ranges_of(vote)
-    return sum(end - begin for _, begin, end, _ in ranges), sum(steps for *_, steps in ranges)
+    rows = rows_of(vote)
+    return sum(end - begin for *_, begin, end, _ in rows), sum(steps for *_, steps in rows)

@@ -145,6 +145,8 @@ class OuterStep:
         self._lr, self._momentum = lr, momentum
         self._theta: dict[int, Vector] = {}
         self._velocity: dict[int, Vector] = {}
+        self._behind: dict[int, Vector] = {}
+        """The newest version of fragments that go on from other values."""
         self._begun: dict[int, Version] = {}
         """Fragment -> the version with which this life recovered, as long as its momentum may yet arrive."""
         self._gone_on: dict[int, Version] = {}
@@ -199,6 +201,24 @@ class OuterStep:
                 emitted["final"] = self._final(p, update)
         return emitted
 
+    def values(self, fragment: int) -> Vector | None:
+        """The present values of a fragment, float32[size]; None before it begins."""
+        return self._theta.get(fragment)
+
+    def replace(self, fragment: int, values: Vector) -> None:
+        """Go on from other values, with the same momentum; of a fragment that has none, begin with these.
+
+        The next step is from these; until then the newest version is published again as it was. Raises ArithmeticError
+        where one is not finite.
+        """
+        if not self._is_finite(values):
+            raise ArithmeticError(f"going on with fragment {fragment}: expected finite values.")
+        if self._momentum and fragment not in self._velocity:
+            self._velocity[fragment] = np.zeros(self._fragments[fragment].size, np.float32)
+        if fragment in self._theta:
+            self._behind.setdefault(fragment, self._theta[fragment])
+        self._theta[fragment] = values
+
     def _step(self, gradient: Gradient) -> None:
         """Perform the outer step of a gradient.
 
@@ -235,6 +255,7 @@ class OuterStep:
                 f"The merge should have refused answers of {gradient['merging']['voters']}; report this."
             )
         self._theta[p] = theta
+        self._behind.pop(p, None)
         if p in self._publications:
             assert gradient["version"] is not None
             self._publications[p].step(theta, gradient["version"], self._format_of(gradient))
@@ -308,7 +329,7 @@ class OuterStep:
         return FinalItem(fragment=p, version=update["version"], tensors=tensors)
 
     def _published(self, p: int) -> Vector:
-        return self._publications[p].values if p in self._publications else self._theta[p]
+        return self._publications[p].values if p in self._publications else self._behind.get(p, self._theta[p])
 
     def _update(self, gradient: Gradient, refused: list[list[int]]) -> Update:
         update: Update = passed_on(Whole, gradient, values=self._published(gradient["fragment"]), refused=refused)

@@ -10,12 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from isthmus.ops.data.batches import Place, of_slot
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.adaptive import FollowedSettings, Steps, WantedSettings
-from isthmus.ops.exchange.messages import Change, Control, Held, Kind, Merging, Progress, ReachedPositions, Round
+from isthmus.ops.exchange.messages import (
+    Begun,
+    Change,
+    Control,
+    Held,
+    Kind,
+    Merging,
+    Progress,
+    ReachedPositions,
+    Round,
+    RunTotals,
+    Standing,
+)
 from isthmus.ops.exchange.token_accounts import AtMost, StepTokens
 from isthmus.ops.recovery.hold import RelayedTotals, ShardMemory, is_majority
 from isthmus.ops.syncer.schedule import (
@@ -117,6 +129,12 @@ RECOVERY_GRACE: Final = 1_000_000_000
 the versions that they hold. Only the newest version includes everything in the others."""
 
 
+Tier: TypeAlias = Literal["flat", "region", "regions"]
+"""Whose rounds: of all learners; of those of one region, by its syncer; of the regions, by the global syncer."""
+REGIONS_NS: Final = 30_000_000_000
+"""Nanoseconds for which the end waits, once a region has made its last merges, for regions that have not."""
+
+
 @dataclass(slots=True)
 class PacedRound:
     """A round whose merge has not been reported yet, opened at `opened_at` (nanoseconds).
@@ -155,14 +173,19 @@ class Pacer:
     Initial and merge rounds respect the bound of rounds in flight, so a shard holds the answers of no more rounds than
     that. Recover and final rounds open all at once: they wait for learners that may be silent, and wait for them once.
 
+    On the `tier` of a region, the fragments are all its own; they begin from the global version (`begun`), and an
+    initial round opens only where the global syncer has asked this region for the first version (`first`). On that of
+    the regions, regions take the place of learners: a step is a merge of a region, and final rounds open once regions
+    have made their last merges.
+
     An open round is renewed (same number, next attempt) when a learner begins to step or comes back in a new life,
     unless the lives of all its members are over: then it closes by itself. A shard receives no notice of deaths. A
     member that neither answered nor was left out alive, in two closed rounds in a row, counts as gone until its next
     report.
     """
 
-    outputs = ("round", "pull", "place", "changed", "held")
-    collects = ("progress", "merged", "control", "held", "reached")
+    outputs = ("round", "pull", "place", "changed", "held", "standing")
+    collects = ("progress", "merged", "control", "held", "reached", "begun", "first", "totals")
 
     @staticmethod
     def schemas(*, fragments: int, step_tokens: StepTokens, **_: Any) -> dict[str, Any]:
@@ -187,18 +210,25 @@ class Pacer:
         update: str = "float32",
         sizes: Sequence[int] = (),
         late: Literal["count", "refuse"] = "count",
+        tier: Tier = "flat",
+        regions: int = 1,
     ) -> None:
         """Set the parameters of the run.
 
         P, S, H, tau, K of the run; whether there is grace, and its safety margin gamma in [0, 1); whether answers that
         are late for their round count in the next of the fragment; how many learners the start waits for; the tokens of
         the whole run; those of one step, as `schemas` needs them; the formats of answers and updates; and, where one of
-        them, H or tau is "auto", the number of values of each fragment.
+        them, H or tau is "auto", the number of values of each fragment. On the tier of a region, the number of them.
         """
         self.is_finished = False
         self._fragments, self._shards = fragments, shards
         self._tokens = tokens
-        self._start = Start(learners)
+        self._tier, self._regions = tier, regions
+        self._learners = learners
+        self._asked: set[int] = set()
+        self._final_at: int | None = None
+        """When a region was first heard to have made its last merges."""
+        self._standing: Standing | None = None
         self._wanted = WantedSettings.of(push=push, update=update, interval=interval, overlap=overlap)
         self._sizes = tuple(sizes)
         self._counts_late = late == "count"
@@ -230,7 +260,12 @@ class Pacer:
     def open(self, context: PacerContext) -> None:
         """Set the shard and its fragments."""
         self._context = context
-        self._own = list(range(context.member.replica.slot, self._fragments, self._shards))
+        slot = context.member.replica.slot
+        self._shard, learners = slot, self._learners
+        if self._tier == "region":
+            self._shard, learners = 0, len(range(slot, self._learners, self._regions))
+        self._start = Start(learners)
+        self._own = list(range(self._shard, self._fragments, self._shards))
         # Answers to the rounds of a former life may still be on their way.
         self._round_last = (context.member.incarnation - 1) << 32
         self._schedule = Schedule(self._own, self._fragments, self.interval)
@@ -254,6 +289,9 @@ class Pacer:
         control: Mapping[Any, Control] | None = None,
         held: Mapping[Any, Held] | None = None,
         reached: Mapping[Any, ReachedPositions] | None = None,
+        begun: Mapping[Any, Begun] | None = None,
+        first: Mapping[Any, Any] | None = None,
+        totals: Mapping[Any, RunTotals] | None = None,
     ) -> list[tuple[str, Any]] | None:
         """Process the inputs, open or renew the rounds that follow from them, and place new lives of learners."""
         members = self._context.members()
@@ -264,11 +302,15 @@ class Pacer:
         self._placing.add_merges(reached)
         self._clock.close_up(self._lag_max())
         self._memory.add_holders(held)
+        for known in (totals or {}).values():
+            self._relayed.add_recorder(known["totals"])
         for order in (control or {}).values():
             self._relayed.add_recorder(order["totals"])
             self._memory.add_recorder(order)
-            self._is_stopping |= order["stop"]
-        self._is_stopping |= self._totals.trained >= self._tokens
+            self._is_stopping |= order["stop"] and self._tier != "regions"
+        self._born.update(item["fragment"] for item in (begun or {}).values())
+        self._asked.update(item["fragment"] for item in (first or {}).values())
+        self._is_stopping |= self._are_regions_over() if self._tier == "regions" else self._is_spent()
         for merging in sorted((merged or {}).values(), key=lambda merging: merging["round"]):
             self._end(merging)
         self._follow_links()
@@ -279,7 +321,7 @@ class Pacer:
         rounds = [(port, item) for item in opened for port in ("round", "pull")]
         changes, self._changes = self._changes, []
         emitted = [*rounds, *(("place", place) for place in self._places())]
-        news = self._memory.news(self._context)
+        news = [*self._memory.news(self._context), *self._standing_news()]
         return [*emitted, *(("changed", change) for change in changes), *news] or None
 
     def statistics(self) -> dict[str, Any]:
@@ -296,14 +338,37 @@ class Pacer:
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 
+    def _is_spent(self) -> bool:
+        return self._totals.trained >= self._tokens
+
+    def _are_regions_over(self) -> bool:
+        """Whether all regions that answer have made their last merges, or the wait for them is over."""
+        live = self._roster.live()
+        if not any(region.phase == "final" for region in live):
+            return False
+        now = self._context.now()
+        self._final_at = now if self._final_at is None else self._final_at
+        return all(region.phase == "final" for region in live) or now - self._final_at >= REGIONS_NS
+
+    def _standing_news(self) -> list[tuple[str, Standing]]:
+        standing = Standing(learners=len(self._roster.live()))
+        if self._tier != "region" or standing == self._standing:
+            return []
+        self._standing = standing
+        return [("standing", standing)]
+
     def _record_report(self, report: Progress) -> None:
         """Store a learner's report. The totals of a former life still count; nothing else of it does."""
         slot, incarnation = report["slot"], report["incarnation"]
         newest = self._roster.incarnation(slot)
-        self._relayed.add_learner(report, lambda: self._roster.live_slots() | {slot}, self._learners_live)
+        if self._tier == "regions":
+            self._totals.raise_to(report["totals"])
+        else:
+            self._relayed.add_learner(report, lambda: self._roster.live_slots() | {slot}, self._learners_live)
         if incarnation < newest:
             return
-        self._placing.add_learner(slot, incarnation, self._round_numbers())
+        if self._tier != "regions":
+            self._placing.add_learner(slot, incarnation, self._round_numbers())
         if incarnation > newest:
             self._clock.forget(slot)
             self._terms.forget(slot)
@@ -311,7 +376,7 @@ class Pacer:
         self._roster.record(report)
         if report["phase"] == "stepping":
             self._clock.report(slot, report["step"])
-        self._is_stopping |= report["phase"] == "final" and self._is_final()
+        self._is_stopping |= self._tier != "regions" and report["phase"] == "final" and self._is_final()
 
     def _is_final(self) -> bool:
         """Whether more than half of the learners report the end of the run; a shard that comes back may learn of it so.
@@ -412,8 +477,7 @@ class Pacer:
         """The lives that can be placed: none before the progress of all own fragments is known."""
         if len(self._born) < len(self._own):
             return []
-        shard = self._context.member.replica.slot
-        return self._placing.due(self._round_numbers(), shard=shard, shards=self._shards)
+        return self._placing.due(self._round_numbers(), shard=self._shard, shards=self._shards)
 
     def _round_numbers(self) -> list[int]:
         return [paced.item["round"] for paced in self._rounds.values()]
@@ -423,19 +487,25 @@ class Pacer:
             return self._open_initial()
         if self._is_stopping:
             return self._open_final()
-        if not self._memory.is_kept(self._own, self._context):
+        # What the global syncer has of a region is held: the holders are not told of the rest.
+        if self._tier != "region" and not self._memory.is_kept(self._own, self._context):
             return []
         return [*self._open_partings(), *self._open_merges()]
 
     def _open_initial(self) -> list[Round]:
         """The first version of all fragments that have none: the one that learners hold, if this shard comes back."""
         unborn = [fragment for fragment in self._own if fragment not in self._born | self._rounds.keys()]
+        if self._tier == "region":
+            return self._open_asked([fragment for fragment in unborn if fragment in self._asked])
         holders = {fragment: _members(self._roster.holding(fragment)) for fragment in unborn}
         if any(holders.values()):
             if self._awaits_holders():
                 return []
             return [self._open_round(each, "recover", members) for each, members in holders.items() if members]
-        fresh = self._memory.fresh(unborn, self._context)
+        return self._open_asked(self._memory.fresh(unborn, self._context))
+
+    def _open_asked(self, fresh: Sequence[int]) -> list[Round]:
+        """The initial rounds of fragments, as far as there is room in flight."""
         giver = self._start.giver(_members(self._roster.live()), self._context.now()) if fresh else None
         if giver is None:
             return []

@@ -275,6 +275,8 @@ def consumers(edge: EdgePlan, producer: Member, live: Mapping[str, tuple[Member,
         return (producer,)
     if edge.route == "next":
         return (producers[(producers.index(producer) + 1) % len(producers)],)
+    if edge.route == "group":
+        return _grouped(live[edge.target_role], producer, edge)
     return live[edge.target_role]
 
 
@@ -282,7 +284,14 @@ def producers(edge: EdgePlan, consumer: Member, live: Mapping[str, tuple[Member,
     """The live replicas from which an edge leads to a live consumer."""
     producers = live[edge.source_role]
     if edge.route not in ("local", "next"):
-        return producers if consumer in live[edge.target_role] else ()
+        if consumer not in live[edge.target_role]:
+            return ()
+        return _grouped(producers, consumer, edge) if edge.route == "group" else producers
     if consumer not in producers:
         return ()
     return (consumer,) if edge.route == "local" else (producers[producers.index(consumer) - 1],)
+
+
+def _grouped(members: tuple[Member, ...], of: Member, edge: EdgePlan) -> tuple[Member, ...]:
+    own = of.replica.slot % edge.groups
+    return tuple(member for member in members if member.replica.slot % edge.groups == own)

@@ -23,6 +23,8 @@ from isthmus.runtime.graph.template import (
     Queue,
     Quorum,
     Template,
+    group_count,
+    replicas_of,
 )
 
 OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadline", "chain")
@@ -33,7 +35,7 @@ OPENING_FIELDS = ("attempt", "members", "count_min", "grace", "required", "deadl
 class EdgePlan:
     """An edge as a host sees it; `source` and `target` are node indices in the graph, `kind` is the policy. `schema` is
     what an item on it must be, as the body at its end declares (`schemas`). `is_kept`: the newest item of each key is
-    kept for consumers that join later."""
+    kept for consumers that join later; `groups`: the number of groups of an edge that leads to the sender's."""
 
     index: int
     name: str
@@ -41,7 +43,7 @@ class EdgePlan:
     capacity: int
     initial: tuple[Any, ...]
     key: str | None
-    route: Literal["local", "all", "next", "at"]
+    route: Literal["local", "all", "next", "at", "group"]
     route_key: str | None
     source_role: str
     source: int
@@ -51,6 +53,7 @@ class EdgePlan:
     target_port: str
     schema: Any = None
     is_kept: bool = False
+    groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,13 @@ def _edge(
         target_port=edge.target.name,
         schema=schemas[indices[id(edge.target.node)]].get(edge.target.name),
         is_kept=isinstance(policy, Latest) and edge.route is not None and not _is_for_one_life(graph, edge),
+        groups=_groups(graph, edge),
     )
+
+
+def _groups(graph: Template, edge: Edge) -> int:
+    is_grouped = edge.route is not None and edge.route.kind == "group"
+    return group_count(replicas_of(graph, edge.source.node.role, edge.target.node.role)) if is_grouped else 0
 
 
 def _is_for_one_life(graph: Template, edge: Edge) -> bool:

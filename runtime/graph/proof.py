@@ -39,7 +39,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from isthmus.runtime.graph.template import AllOf, AnyOf, Edge, Latest, Node, Queue, Quorum, Template
+from isthmus.runtime.graph.template import (
+    AllOf,
+    AnyOf,
+    Edge,
+    Latest,
+    Node,
+    Queue,
+    Quorum,
+    Template,
+    group_count,
+    replicas_of,
+)
 
 REPLICAS_MAX: Final = 3
 """Replicas of a role in a net. Replicas of one role are alike: one, its neighbour, and one that is neither cover every
@@ -104,6 +115,9 @@ class Net:
                 targets = range(following, following + 1)
             else:
                 targets = range(self.counts[target.role])
+                if edge.route is not None and edge.route.kind == "group":
+                    groups = group_count(replicas_of(self.graph, source.role, target.role)) or 1  # `verify` reports 0.
+                    targets = range(slot % groups, self.counts[target.role], groups)
             for other in targets:
                 yield Instance(source.name, slot), Instance(target.name, other)
 
@@ -210,11 +224,14 @@ def describe_policy(edge: Edge) -> str:
 
 
 def describe_route(edge: Edge) -> str:
-    """Destination of an edge's items: 'same learner', 'every learner', 'next learner' or 'learner at fragment'."""
+    """Destination of an edge's items: 'same learner', 'every learner', 'next learner', 'learner at fragment' or 'each
+    learner of the group'."""
     role = edge.target.node.role
     if edge.route is None:
         return f"same {role}"
-    return {"all": f"every {role}", "next": f"next {role}"}.get(edge.route.kind, f"{role} at {edge.route.key}")
+    return {"all": f"every {role}", "next": f"next {role}", "group": f"each {role} of the group"}.get(
+        edge.route.kind, f"{role} at {edge.route.key}"
+    )
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------

@@ -104,12 +104,23 @@ Policy: TypeAlias = Queue | Latest
 @dataclass(frozen=True, slots=True)
 class Route:
     """The replicas that get the items of an edge: `all` live replicas of the target role, the `next` live slot
-    (cyclic), or `at` the replica whose number is the item's field `key` modulo the number of replicas.
+    (cyclic), `at` the replica whose number is the item's field `key` modulo the number of replicas, or those in the
+    `group` of the sender (`Role.group`).
     """
 
     role: str
-    kind: Literal["all", "next", "at"]
+    kind: Literal["all", "next", "at", "group"]
     key: str | None = None
+
+
+def group_count(ranges: Iterable[tuple[Any, Any]]) -> int:
+    """The number of groups of two roles with these ranges of replicas (`Role.group`); 0 where neither is fixed."""
+    return min((low for low, high in ranges if low == high), default=0)
+
+
+def replicas_of(graph: Template, *roles: str) -> list[tuple[Any, Any]]:
+    """The ranges of replicas of these roles."""
+    return [(role.replicas_min, role.replicas_max) for role in map(graph.role_of, roles)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +274,15 @@ class Role:
     def at(self, key: str) -> Route:
         """The replica whose number is the item's field `key` modulo the number of replicas."""
         return Route(self.name, "at", key)
+
+    @property
+    def group(self) -> Route:
+        """Every live replica in the sender's group.
+
+        Of two roles, one of which has a fixed number N of replicas, replica i of either is in group i modulo N; where
+        both numbers are fixed, N is the smaller one.
+        """
+        return Route(self.name, "group")
 
     def node(
         self,
@@ -425,7 +445,8 @@ class Graph:
         """Connect an output port to an input port.
 
         Without `to`, items stay within the replica. `to=role.all` sends them to every live replica of the target's
-        role, `role.next` to the next live slot, `role.at("field")` to the replica with that number. Raises GraphError
+        role, `role.next` to the next live slot, `role.at("field")` to the replica with that number, `role.group` to
+        those in the group of the sender. Raises GraphError
         for a port of the wrong direction or another graph, and where `to` is missing between two roles.
         """
         for port in (source, target):

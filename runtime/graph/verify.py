@@ -56,6 +56,8 @@ from isthmus.runtime.graph.template import (
     Queue,
     Quorum,
     Template,
+    group_count,
+    replicas_of,
 )
 
 CAPACITY_MAX: Final = 65_536
@@ -303,7 +305,7 @@ def _producers_max(graph: Template, edges: list[Edge]) -> int:
     """The most replicas that can send to one replica over `edges`."""
     replicas = {role.name: role.replicas_max if _is_int(role.replicas_max) else 0 for role in graph.roles}
     kinds = [(edge.source.node.role, edge.route.kind if edge.route else "local") for edge in edges]
-    return sum(replicas[role] if kind in ("all", "at") else 1 for role, kind in kinds)
+    return sum(replicas[role] if kind in ("all", "at", "group") else 1 for role, kind in kinds)
 
 
 def _edges(graph: Template) -> Iterator[Fault]:
@@ -311,7 +313,7 @@ def _edges(graph: Template) -> Iterator[Fault]:
     seen: set[tuple[Port, Port]] = set()
     for edge in graph.edges:
         yield from _policy(edge)
-        yield from _route(edge)
+        yield from _route(edge, graph)
         first = firsts.setdefault(edge.target, edge)
         port = f"port {edge.target.name!r} of node {edge.target.node.name!r}"
         if type(first.policy) is not type(edge.policy):
@@ -361,7 +363,10 @@ def is_well_formed(policy: Policy) -> bool:
     )
 
 
-def _route(edge: Edge) -> Iterator[Fault]:
+_ROUTES: Final = ("all", "next", "at", "group")
+
+
+def _route(edge: Edge, graph: Template) -> Iterator[Fault]:
     route, where = edge.route, f"edge {edge}"
     source, target = edge.source.node.role, edge.target.node.role
     if route is None:
@@ -382,8 +387,11 @@ def _route(edge: Edge) -> Iterator[Fault]:
         )
     elif route.kind == "at" and (not isinstance(route.key, str) or not route.key):
         yield Fault(where, "the name of a field of the item", f"at({route.key!r})", f"Write {target}.at('fragment').")
-    elif route.kind not in ("all", "next", "at"):
-        yield Fault(where, "a route: all, next or at", repr(route.kind), nearest(route.kind, ("all", "next", "at")))
+    elif route.kind not in _ROUTES:
+        yield Fault(where, "a route: all, next, at or group", repr(route.kind), nearest(route.kind, _ROUTES))
+    elif route.kind == "group" and not group_count(replicas_of(graph, source, target)):
+        expected = f"a fixed number of replicas of {source!r} or {target!r}: it is the number of groups"
+        yield Fault(where, expected, "ranges", f"Give one of them replicas=(N, N), or use {target}.all.")
 
 
 def _is_int(value: object) -> bool:

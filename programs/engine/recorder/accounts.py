@@ -35,6 +35,10 @@ class LifeTokens(NamedTuple):
     that it did not report, and others know of. And where the recorder has not seen every merge in the model, the larger
     of both counts holds; where it has, but not every one that was undone, tokens that only the learner counts were
     undone.
+
+    Where there are regions, the learner's merged ones are those in its region. Of these, what the model lacks is
+    pending as long as the run goes on, and lost at its end, with its region; and where a region ended, the model may
+    have tokens that the learner counts as lost.
     """
 
     fragment: int
@@ -112,7 +116,10 @@ def entries(status: Mapping[str, Any], fragments: int) -> list[LifeTokens]:
     for p in range(fragments):
         for life in knowledge.trained:
             counts = merged.get(p, {}).get(life, 0), undone.get(p, {}).get(life, 0)
-            balances.append(_entry(knowledge, p, life, *counts, models.get(p, True), merges.get(p, True)))
+            entry = _entry(knowledge, p, life, *counts, models.get(p, True), merges.get(p, True))
+            if status.get("has_regions"):
+                entry = _of_region(entry, is_over=status.get("phase") == "done")
+            balances.append(entry)
     return balances
 
 
@@ -140,6 +147,15 @@ def _entry(
     difference = trained - (in_model + overlapped + refused + lost + pending)
     fates = in_model, overlapped, refused, lost, pending
     return LifeTokens(p, *life, trained, *fates, difference, merged, by_shards, undone, gap)
+
+
+def _of_region(entry: LifeTokens, *, is_over: bool) -> LifeTokens:
+    """The balance of a life whose learner counts as merged what its region has merged."""
+    difference = entry.difference + entry.merged - entry.shard_merged
+    above, late = max(0, difference), min(entry.lost, max(0, -difference))
+    lost, pending = (entry.lost + above, entry.pending) if is_over else (entry.lost, entry.pending + above)
+    difference -= above - late
+    return entry._replace(merged=entry.shard_merged, lost=lost - late, pending=pending, difference=difference)
 
 
 def _by_life(status: Mapping[str, Any], name: str) -> dict[int, dict[Life, int]]:

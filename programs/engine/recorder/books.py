@@ -247,13 +247,15 @@ class BooksMemory(msgspec.Struct):
 class Books(BooksMemory, kw_only=True):
     """The books of one run. `sizes` of the fragments in values, none where whole trees are exchanged.
 
-    `paused`: for how long this recorder was stopped, in nanoseconds, with all else that was.
+    `paused`: for how long this recorder was stopped, in nanoseconds, with all else that was. `has_regions`: learners
+    hold versions of their regions, which say nothing of the model's.
     """
 
     sizes: Sequence[int]
     totals: Totals = msgspec.field(default_factory=Totals)
     changes: Changes = msgspec.field(default_factory=Changes)
     paused: int = 0
+    has_regions: bool = False
     _points: tuple[list[EvaluationLine] | None, set[tuple[int, str]]] = (None, set())
     _live: Set[Life] | None = None
     _zero_max: int | None = None
@@ -324,7 +326,8 @@ class Books(BooksMemory, kw_only=True):
             noted["metrics"] = last["metrics"]
         self.reports[report["slot"]] = noted
         self._recalled -= {(report["slot"], report["incarnation"])}
-        self.shards.claimed(enumerate(report["versions"]))
+        if not self.has_regions:
+            self.shards.claimed(enumerate(report["versions"]))
         return True
 
     def note_live(self, lives: Set[Life], now: int) -> None:
@@ -427,6 +430,7 @@ class Books(BooksMemory, kw_only=True):
             "totals": self.totals.rows(),
             "zero": self.zero,
             "stepping_until": self.stepping_until,
+            "has_regions": self.has_regions,
             "joined": [[slot, at] for slot, at in sorted(self.since.items()) if slot >= learners],
             **self._by_shards(),
         }

@@ -232,7 +232,8 @@ class Recorder:
     """Fires by timer and samples everything. `sizes` of the fragments in values, none where whole trees are exchanged;
     `has_model`: a final model arrives, in `final` fragments; `has_evaluator`: a final evaluation arrives. `learners`:
     replicas whose tokens count. `keeps_budget`: learners do not notice themselves that it is spent; where they do, as
-    in programs that go back to a shared state, undone tokens count as trained here, but not there.
+    in programs that go back to a shared state, undone tokens count as trained here, but not there. `has_regions`:
+    learners answer to the syncers of regions.
     """
 
     outputs = ("control",)
@@ -249,11 +250,12 @@ class Recorder:
         has_model: bool,
         has_evaluator: bool,
         keeps_budget: bool = True,
+        has_regions: bool = False,
     ) -> None:
         self._folder, self._keeps_budget = folder, keeps_budget
         self._budget, self._learners, self._sizes = tokens, learners, sizes
         self._has_model, self._has_evaluator = has_model, has_evaluator
-        self._books, self._holders = Books(sizes=sizes), ModelHolders(len(sizes))
+        self._books, self._holders = Books(sizes=sizes, has_regions=has_regions), ModelHolders(len(sizes))
         self._reports, self._ending = Reports(), Ending(has_model=has_model)
         self._stop_reason: str | None = None
         self._ended: set[tuple[int, int]] = set()

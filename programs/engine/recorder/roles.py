@@ -41,7 +41,7 @@ from isthmus.runtime.graph.template import (
     Template,
     Training,
 )
-from isthmus.runtime.ids import LEARNER
+from isthmus.runtime.ids import LEARNER, REGION
 
 RECORDER: Final = "recorder"
 EVALUATOR: Final = "evaluator"
@@ -138,6 +138,7 @@ def with_recorder(program: Template, job: Job) -> Template:
         has_model=training.model is not None,
         has_evaluator=training.evaluation is not None,
         keeps_budget=not training.counts_budget,
+        has_regions=any(role.name == REGION for role in program.roles),
     )
     record = role.node(RECORD, recorder, fires=Every(PERIOD))
     listed = [

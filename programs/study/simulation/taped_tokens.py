@@ -109,7 +109,7 @@ def _count_merges(taped: Taped, plan: Plan, merge: NodePlan, outer: NodePlan, re
     entering = {edge.index for edge in plan.edges.values() if edge.target == merge.index}
     answers: dict[Handle, tuple[Life, Mapping[str, Any]]] = {}
     openings: dict[Handle, Mapping[str, Any]] = {}
-    rounds: dict[int, Counter[Life]] = {}
+    rounds: dict[int, dict[int, Counter[Life]]] = {}
     for record in records:
         event = record.event
         if isinstance(event, ItemArrived) and event.edge in entering and event.fields:
@@ -120,18 +120,24 @@ def _count_merges(taped: Taped, plan: Plan, merge: NodePlan, outer: NodePlan, re
         if isinstance(event, FiringEnded) and event.node == outer.index:
             for output in event.outputs:
                 if output.fields and output.fields.get("version"):
-                    _take(taped, output.fields, rounds.get(output.fields["round"], Counter()))
+                    _take(taped, output.fields, rounds.get(output.fields["round"], {}))
         for command in record.commands:
             if isinstance(command, RunBody) and command.node == merge.index:
                 inputs = dict(command.inputs)
                 [(_, _, handle)] = inputs[opening]
-                merged = rounds[openings[handle]["round"]] = Counter()
+                voted = rounds[openings[handle]["round"]] = {}
                 for _, _, vote in inputs.get(votes, ()):
-                    merged.update(tokens_of(*answers[vote]))
+                    life, answer = answers[vote]
+                    voted[life[0]] = Counter(tokens_of(life, answer))
 
 
 def tokens_of(life: Life, answer: Mapping[str, Any]) -> dict[Life, int]:
-    """The tokens in an answer of a life, by life: it may have gone on with work of those before it."""
+    """The tokens in an answer of a life, by life: it may have gone on with work of those before it, or be a region."""
+    if "work" in answer:
+        tokens: Counter[Life] = Counter()
+        for slot, incarnation, begin, end, _ in answer["work"]:
+            tokens[slot, incarnation] += end - begin
+        return tokens
     former = {(life[0], of): end - begin for of, begin, end, _ in answer.get("former", ())}
     return {life: answer["end"] - answer["begin"], **former}
 
@@ -140,11 +146,12 @@ def _outputs(record: HostRecord) -> tuple[Output, ...]:
     return record.event.outputs if isinstance(record.event, FiringEnded | ItemsEmitted) else ()
 
 
-def _take(taped: Taped, merging: Mapping[str, Any], votes: Counter[Life]) -> None:
+def _take(taped: Taped, merging: Mapping[str, Any], votes: Mapping[int, Counter[Life]]) -> None:
     key = merging["fragment"], merging["epoch"], merging["round"]
     taped.kinds[key] = merging["kind"]
     if merging["kind"] in ("merge", "final"):
-        taped.merged[key] = Counter({life: tokens for life, tokens in votes.items() if life[0] in merging["voters"]})
+        merged = sum((votes[slot] for slot in merging["voters"] if slot in votes), Counter[Life]())
+        taped.merged[key] = merged
 
 
 # -- compared with the books -------------------------------------------------------------------------------------------

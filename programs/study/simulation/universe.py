@@ -38,11 +38,12 @@ from isthmus.programs.study.simulation.invariants_model import (
     SnapshotsChecker,
 )
 from isthmus.programs.study.simulation.invariants_recoveries import recovery_checkers
+from isthmus.programs.study.simulation.invariants_regions import regions_checkers
 from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Template
-from isthmus.runtime.ids import LEARNER, Replica, follower
+from isthmus.runtime.ids import LEARNER, REGION, Replica, follower
 from isthmus.runtime.sim.checkers import Checker, ViolationError, left, runtime_checkers
 from isthmus.runtime.sim.faults import Fault
 from isthmus.runtime.sim.network import Climate
@@ -87,6 +88,10 @@ def _decoupled(rng: random.Random) -> Settings:
     return settings
 
 
+def _regional(rng: random.Random) -> Settings:
+    return {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8)), "exchange": rng.choice((1, 1, 2))}
+
+
 def _streaming(rng: random.Random) -> Settings:
     return {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8)), "overlap": rng.choice((0, 2))}
 
@@ -97,6 +102,7 @@ TRIALS: Final[Mapping[str, Trial]] = {
     "diloco": Trial(lambda rng: {"interval": rng.choice((6, 8))}, formats=("push", "update")),
     # The learners have the state, but only the syncer knows their step.
     "elastic-data-parallel": Trial(lambda rng: {}, spared=("syncer", "learner/0"), lasts_max=BRIEF_SECONDS),
+    "regional-diloco": Trial(_regional, formats=("push", "regions_push")),
     # No learner can continue without the others: their number is part of the graph.
     "data-parallel": Trial(lambda rng: {}, spared=("learner",), lasts_max=BRIEF_SECONDS, joins=False),
 }
@@ -306,16 +312,21 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
         least=least_replicas(graph),
         checkers=[
             *runtime_checkers(graph),
-            *checkers(),
-            *recovery_checkers(),
-            BooksChecker(),
-            HonestChecker(),
+            *_of_program(graph),
             FilesChecker(FOLDER),
             SnapshotsChecker(),
             LiesChecker(),
             *more,
         ],
     )
+
+
+def _of_program(graph: Template) -> list[Checker]:
+    """The checkers of versions, merges, answers and books."""
+    regions = next((role.replicas_max for role in graph.roles if role.name == REGION), 0)
+    if regions:
+        return regions_checkers(regions)
+    return [*checkers(), *recovery_checkers(), BooksChecker(), HonestChecker()]
 
 
 def _plans(graph: Template, shape: Shape) -> dict[str, Plan]:

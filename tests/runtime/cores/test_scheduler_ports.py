@@ -193,3 +193,17 @@ def test_producers_are_those_whose_consumer_one_is(mine: list[str], other: list[
         while len(ring) < len(pairs):
             ring.extend(consumers(edge, ring[-1], roster))
         assert sorted(ring) == list(roster["here"])  # One round goes past everybody.
+
+
+def test_a_group_is_the_replicas_of_one_number_modulo_that_of_the_groups() -> None:
+    live = {
+        "here": tuple(life(f"here/{slot}") for slot in (0, 1, 2, 5)),
+        "there": tuple(life(f"there/{slot}") for slot in range(2)),
+    }
+    edge = replace(LATEST, route="group", groups=2)
+    assert consumers(edge, live["here"][3], live) == (live["there"][1],)
+    assert producers(edge, live["there"][1], live) == (live["here"][1], live["here"][3])
+    back = replace(edge, source_role="there", target_role="here")
+    assert consumers(back, live["there"][0], live) == (live["here"][0], live["here"][2])
+    assert producers(back, live["here"][2], live) == (live["there"][0],)
+    assert consumers(edge, life("here/3"), live) == ()

@@ -220,10 +220,10 @@ def test_the_key_of_latest(key: str) -> None:
     ]
 
 
-def routed(to: Callable[[Role, Role], Route]) -> Graph:
+def routed(to: Callable[[Role, Role], Route], others: tuple[int, int] = (1, 4)) -> Graph:
     """An edge between two roles; `to` gets that of its source and that of its target."""
     graph = Graph("example")
-    worker, other = graph.role("worker", replicas=(1, 4)), graph.role("other", replicas=(1, 4))
+    worker, other = graph.role("worker", replicas=(1, 4)), graph.role("other", replicas=others)
     first, second = worker.node("first", source), other.node("second", through)
     graph.edge(first["result"], second["item"], Latest(), to=to(worker, other))
     return graph
@@ -245,8 +245,13 @@ def test_routes() -> None:
         f"{edge} the name of a field of the item, found at('').",
         "Write other.at('fragment').",
     ]
+    assert messages(routed(lambda worker, other: other.group, others=(1, 3))) == [
+        f"{edge} a fixed number of replicas of 'worker' or 'other': it is the number of groups, found ranges.",
+        "Give one of them replicas=(N, N), or use other.all.",
+    ]
+    verify(routed(lambda worker, other: other.group, others=(3, 3)).freeze())
     assert messages(routed(lambda worker, other: Route("other", "al"))) == [  # type: ignore[arg-type]
-        f"{edge} a route: all, next or at, found 'al'.",
+        f"{edge} a route: all, next, at or group, found 'al'.",
         "Did you mean 'all'?",
     ]
 

@@ -1,0 +1,313 @@
+"""The regional-step node: a region's outer step, and its part as a learner of the global syncer.
+
+Two levels; the nearest publication is HALoS (arXiv 2506.04531), whose code simulates.
+
+Decides what a region answers, and how it adopts a global version. For each fragment it has Theta, which its own merges
+move, and the anchor G, the global version that it adopted last. Its *own* work is o = G - Theta. It answers a pull with
+s = Q(o), and adopts G' by
+
+    Theta <- Theta + (G' - (G - s))        G <- G'
+
+where s is the answer that is merged in G', or 0 where none is: so what the region has merged since it answered stays,
+and so does what coding took from the answer, and what is merged in no global version. Where the region is alone and the
+global step is (1, 0), G - s are the bits of G', and nothing moves. Theta reaches the learners with the region's next
+merge of the fragment; none waits for it, nor does the region for anything global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+
+from isthmus.ops.exchange.formats import Format
+from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.messages import (
+    Begun,
+    Gradient,
+    Progress,
+    RegionAnswer,
+    Round,
+    RunTotals,
+    Standing,
+    Update,
+    Vector,
+    is_withdrawn,
+)
+from isthmus.ops.exchange.token_accounts import RegionWork, Totals
+from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.ops.syncer.schedule import Phase
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+MERGE_TIME_DECAY: Final = 0.9
+
+
+class SentAnswer(NamedTuple):
+    """An answer whose fate is open: its vector, decoded, its fields, and the region's count of merges at that time."""
+
+    vector: Vector
+    fields: dict[str, Any]
+    merges: int
+
+
+@dataclass(slots=True)
+class RegionFragment:
+    """A region's state of one fragment toward the global syncer: `version` None before there is a global one.
+
+    `clock` and `positions` are those of that version, `reached` the positions in Theta; `sent` are the open answers, by
+    their number in `work`.
+    """
+
+    anchor: Vector
+    version: list[int] | None
+    clock: list[list[int]]
+    positions: list[list[int]]
+    reached: list[list[int]]
+    work: RegionWork = field(default_factory=RegionWork)
+    sent: dict[int, SentAnswer] = field(default_factory=dict)
+    round_last: int = 0
+    has_ended: bool = False
+
+
+class RegionalStep:
+    """Gradients of the region's merges, global versions (`above`) and pulls in; updates, and answers, out.
+
+    `update` and `merged` are those of `OuterStep`; `begun` goes to merge and pacer where a fragment begins from the
+    global version, `first` to the pacer where the global syncer asks for the first version, `totals` to the pacer where
+    a global version brings news of the run's progress; `answer` and `progress` to the global syncer. `push` is the
+    format of answers. `standing` tells that there are learners.
+    """
+
+    outputs = ("update", "merged", "begun", "first", "totals", "answer", "progress")
+    collects = ("above", "pull")
+    schemas: ClassVar = {"above": Update, "pull": Round}
+    noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters"), "answer": ("begin", "end", "work")}
+
+    def __init__(self, fragments: Sequence[Fragment], *, lr: float, momentum: float, push: Format = "float32") -> None:
+        self._fragments, self._push = tuple(fragments), push
+        self._outer = OuterStep(fragments, lr=lr, momentum=momentum)
+        self._held: dict[int, RegionFragment] = {}
+        self._asked: dict[int, Round] = {}
+        """Fragment -> the pull that waits: for the first version, or for the last merge of the region."""
+        self._totals = Totals()
+        self._merges = self._delay = 0
+        self._merge_time = 0.0
+        self._merged_at: int | None = None
+
+    def open(self, context: Any) -> None:
+        """Load the kernels."""
+        from isthmus.ops.kernels import averaging, coding, nesterov
+
+        coding.warm_pushes()
+        coding.warm_updates()
+        averaging.warm()
+        self._context = context
+        self._slot, self._life = context.member.replica.slot, context.member.incarnation
+        self._coding: ModuleType = coding
+        self._norms, self._descent = averaging.unit_norms, nesterov.descent
+        self._outer.open(context)
+
+    def __call__(
+        self,
+        gradient: Gradient | None = None,
+        above: Mapping[Any, Update] | None = None,
+        pull: Mapping[Any, Round] | None = None,
+        standing: Standing | None = None,
+    ) -> list[tuple[str, Any]]:
+        """Adopt, step, answer, and report, in this order: an answer has the newest version as its base."""
+        emitted: list[tuple[str, Any]] = []
+        trained = self._totals.trained
+        for update in sorted((above or {}).values(), key=itemgetter("fragment", "version")):
+            emitted += self._take(update)
+        if self._totals.trained > trained:
+            emitted.append(("totals", RunTotals(totals=self._totals.rows())))
+        if gradient is not None:
+            emitted += self._step(gradient)
+        for request in sorted((pull or {}).values(), key=itemgetter("round")):
+            emitted += self._answered(request)
+        emitted += [each for p in sorted(self._asked) if self._is_due(p) for each in self._give(self._asked.pop(p))]
+        return [*emitted, ("progress", self._progress())]
+
+    # -- the region's own merges ---------------------------------------------------------------------------------------
+
+    def _step(self, gradient: Gradient) -> list[tuple[str, Any]]:
+        p = gradient["fragment"]
+        emitted = self._outer(gradient)
+        theta = self._outer.values(p)
+        if p not in self._held and theta is not None:  # The first version of all: this region gives it.
+            self._held[p] = RegionFragment(theta, None, [], [], gradient["positions"])
+        if gradient["direction"] is not None and gradient["kind"] != "initial":
+            self._count_merge()
+        if p in self._held:
+            held = self._held[p]
+            held.work.merged(gradient["work"])
+            held.reached = gradient["positions"]
+            held.has_ended |= gradient["kind"] == "final"
+        self._totals.raise_to(gradient["totals"])
+        return [(port, emitted[port]) for port in ("update", "merged") if port in emitted]
+
+    def _count_merge(self) -> None:
+        now, self._merges = self._context.now(), self._merges + 1
+        if self._merged_at is not None:
+            took = now - self._merged_at
+            self._merge_time = MERGE_TIME_DECAY * (self._merge_time or took) + (1 - MERGE_TIME_DECAY) * took
+        self._merged_at = now
+
+    # -- global versions -----------------------------------------------------------------------------------------------
+
+    def _take(self, update: Update) -> list[tuple[str, Any]]:
+        """Begin from a global version, or adopt it."""
+        if is_withdrawn(update):
+            return []
+        self._totals.raise_to(update["totals"])
+        p = update["fragment"]
+        if p not in self._held:
+            return self._begin(update)
+        held = self._held[p]
+        if held.version is None or update["version"] > held.version:
+            self._adopt(held, update)
+        return []
+
+    def _begin(self, update: Update) -> list[tuple[str, Any]]:
+        """Begin a fragment in this life: what a former life of this region had merged alone is lost with it."""
+        p, values, version = update["fragment"], update["values"], [self._life, 0]
+        self._outer.replace(p, values)
+        clock, positions = update["clock"], update["positions"]
+        self._held[p] = RegionFragment(values, update["version"], clock, positions, positions)
+        largest = self._coding.largest(values)
+        begun = Begun(fragment=p, version=version, largest=largest, clock=clock, positions=positions)
+        first = Update(
+            fragment=p,
+            version=version,
+            kind="initial",
+            values=values,
+            clock=clock,
+            positions=positions,
+            totals=self._totals.rows(),
+            refused=[],
+        )
+        return [("begun", begun), ("update", first)]
+
+    def _adopt(self, held: RegionFragment, update: Update) -> None:
+        p, values = update["fragment"], update["values"]
+        number = held.work.adopted(update["clock"])
+        expected = held.anchor
+        if number is not None:
+            sent = held.sent[number]
+            expected = self._without(p, expected, sent.vector)
+            self._delay = self._merges - sent.merges
+            held.sent = {}
+        if not np.array_equal(values, expected):  # Not by adding zeros: that makes 0 of -0.
+            theta = self._outer.values(p)
+            assert theta is not None
+            self._outer.replace(p, np.add(theta, np.subtract(values, expected), dtype=np.float32))
+        held.anchor, held.version = values, update["version"]
+        held.clock, held.positions = update["clock"], update["positions"]
+
+    def _without(self, p: int, anchor: Vector, sent: Vector) -> Vector:
+        """The global version that an answer alone makes of the anchor, by a step of (1, 0): the same bits."""
+        fragment = self._fragments[p]
+        ones = np.ones(len(fragment.units), np.float32)
+        without: Vector = self._descent(anchor, sent, ones, fragment, 1.0)
+        return without
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def _answered(self, request: Round) -> list[tuple[str, Any]]:
+        p = request["fragment"]
+        held = self._held.get(p)
+        if [self._slot, self._life] not in request["members"] or (held and held.round_last == request["round"]):
+            return []
+        if held is None:
+            if request["kind"] != "initial":
+                return []
+            self._asked[p] = request
+            return [("first", {"fragment": p})]
+        self._asked[p] = request
+        return []
+
+    def _is_due(self, p: int) -> bool:
+        """Whether the pull that waits can be answered: the last one not before the region's own last merge."""
+        held = self._held.get(p)
+        return held is not None and (self._asked[p]["kind"] != "final" or held.has_ended)
+
+    def _give(self, request: Round) -> list[tuple[str, Any]]:
+        p, kind = request["fragment"], request["kind"]
+        held, theta = self._held[p], self._outer.values(p)
+        assert theta is not None
+        is_begun = held.version is not None
+        if not is_begun and kind != "initial":
+            return []
+        held.round_last = request["round"]
+        is_own = kind in ("merge", "final")
+        work = held.work.pending() if is_own else []
+        fields = (
+            self._own_fields(p, held, theta)
+            if work
+            else self._fields(p, held.anchor - theta if is_own else held.anchor)
+        )
+        answer: Any = RegionAnswer(
+            fragment=p,
+            round=request["round"],
+            kind=kind,
+            slot=self._slot,
+            incarnation=self._life,
+            base=held.version,
+            begin=0,
+            end=sum(end - begin for *_, begin, end, _ in work),
+            steps=sum(steps for *_, steps in work),
+            clock=[] if is_own else held.clock,
+            positions=held.reached if is_own else held.positions,
+            state=None,
+            work=work,
+            gradient=fields["gradient"],
+            norms=fields["norms"],
+        )
+        answer.update(fields)
+        return [("answer", answer)]
+
+    def _own_fields(self, p: int, held: RegionFragment, theta: Vector) -> dict[str, Any]:
+        """The fields of an answer that have its vector: of an open answer with the same work the same ones, because
+        either of the two may be merged."""
+        number = held.work.answered()
+        if number not in held.sent:
+            whole, fragment = held.anchor - theta, self._fragments[p]
+            if self._push == "float32":
+                held.sent[number] = SentAnswer(whole, self._fields(p, whole), self._merges)
+            else:
+                coded = self._coding.encode(whole, fragment, self._push)
+                fields = {**self._fields(p, whole), **self._coding.item_fields("gradient", coded)}
+                decoded = self._coding.add(np.zeros_like(whole), coded, fragment)
+                held.sent[number] = SentAnswer(decoded, fields, self._merges)
+        held.sent = {each: held.sent[each] for each in held.work.open_answers()}
+        return held.sent[number].fields
+
+    def _fields(self, p: int, vector: Vector) -> dict[str, Any]:
+        return {"gradient": vector, "norms": self._norms(vector, self._fragments[p]).astype(np.float32)}
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _phase(self) -> Phase:
+        if len(self._held) < len(self._fragments) or any(each.version is None for each in self._held.values()):
+            return "ready"
+        return "final" if all(each.has_ended for each in self._held.values()) else "stepping"
+
+    def _progress(self) -> Progress:
+        versions = [self._held[p].version if p in self._held else None for p in range(len(self._fragments))]
+        return Progress(
+            slot=self._slot,
+            incarnation=self._life,
+            phase=self._phase,
+            step=self._merges,
+            tokens=0,
+            step_time=round(self._merge_time),
+            delay_steps=self._delay,
+            epochs=[0 if version is None else version[0] for version in versions],
+            totals=self._totals.rows(),
+        )

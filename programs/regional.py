@@ -1,0 +1,268 @@
+"""Decoupled DiLoCo on two levels: learners merge at the syncer of their region, regions at a global one.
+
+    learner role:  data --Queue--> inner-step --Latest(fragment)--> fragment-send
+    region role:   region-pacer --Queue--> region-merge [Quorum] --Queue--> regional-step
+    syncer role:   pacer --Queue--> merge [Quorum] --Queue--> outer-step
+    in a region:   region-pacer ==pull==> inner-step        fragment-send ==answer==> region-merge
+                   regional-step ==update==> inner-step        inner-step ==progress==> region-pacer
+    between:       pacer ==pull==> regional-step        regional-step ==answer==> merge
+                   outer-step ==update==> regional-step, evaluator        regional-step ==progress==> pacer
+
+Learner s is in region s mod N of N. The bodies are those of `decoupled`, twice; `ops.syncer.regional_step` is a
+region's outer step, and answers the global syncer as a learner does. Everything that crosses between hosts is Latest,
+and inner-step requires only its own data: `verify` proves that it is free-running.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Annotated, Any, Final
+
+from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.formats import Format
+from isthmus.ops.exchange.fragments import count_default, partition
+from isthmus.ops.exchange.token_accounts import AtMost
+from isthmus.ops.island.evaluate import Evaluate
+from isthmus.ops.learner.fragment_send import FragmentSend
+from isthmus.ops.learner.inner_step import InnerStep
+from isthmus.ops.syncer.merge import Merge
+from isthmus.ops.syncer.outer_step import OuterStep
+from isthmus.ops.syncer.pacer import Pacer
+from isthmus.ops.syncer.regional_step import RegionalStep
+from isthmus.programs.settings import Setting, checked
+from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default
+from isthmus.programs.update_settings import (
+    LEARNERS_MAX,
+    PUSH,
+    Fragments,
+    Interval,
+    MergeRule,
+    OuterLr,
+    OuterMomentum,
+    connect,
+    fragment_faults,
+    outer_settings,
+    setting_fault,
+    step_tokens_of,
+    subject,
+)
+from isthmus.runtime.errors import Fault
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
+from isthmus.runtime.ids import REGION
+
+NAME: Final = "regional-diloco"
+
+
+def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
+    """Faults of settings that depend on the model, the learners, or each other."""
+
+    yield from fragment_faults(job, values["fragments"], NAME)
+    overlap, regions = values["overlap"], values["regions"]
+    interval = _interval(job, values["interval"], overlap)
+    if not 0 <= overlap <= interval:
+        expected = f"0 to interval = {interval} inner steps"
+        yield setting_fault(NAME, "overlap", overlap, expected, "Lower the overlap, or raise the interval.")
+    if not 1 <= regions <= job.learners:
+        expected = f"1 to the number of learners, {job.learners}: a region has one at least"
+        yield setting_fault(NAME, "regions", regions, expected, "Name fewer regions, or add learners.")
+        return
+    least = job.learners // regions
+    if not 1 <= values["quorum"] <= least:
+        expected = f"1 to the learners of the smallest region, {least}"
+        yield setting_fault(NAME, "quorum", values["quorum"], expected, "Lower the quorum, or add learners.")
+    if not 1 <= values["regions_quorum"] <= regions:
+        expected = f"1 to the number of regions, {regions}"
+        yield setting_fault(NAME, "regions_quorum", values["regions_quorum"], expected, "Lower the quorum.")
+
+
+@checked(subject(NAME), _rules)
+def build(
+    job: Job,
+    *,
+    regions: Annotated[int, Setting("N, the number of regions; learner s is in region s mod N.")] = 2,
+    fragments: Fragments = None,
+    interval: Interval = None,
+    exchange: Annotated[
+        int,
+        Setting(
+            "R, the merges of a fragment in a region between two exchanges of it with the other regions.",
+            ge=1,
+            le=1000,
+            expected="1 to 1000 merges",
+            remedy="2 halves the bytes between regions.",
+            resumes=True,
+        ),
+    ] = 2,
+    overlap: Annotated[
+        int, Setting("tau, the inner steps that a round of a region may take, at most `interval`.", resumes=True)
+    ] = 2,
+    quorum: Annotated[
+        int, Setting("K, the answers of learners that a round of a region needs, at most one a learner.", resumes=True)
+    ] = 1,
+    regions_quorum: Annotated[
+        int, Setting("The answers of regions that a global round needs, at most one a region.", resumes=True)
+    ] = 1,
+    grace: Annotated[
+        bool, Setting("Syncers wait for more answers while that costs no learner anything.", resumes=True)
+    ] = True,
+    gamma: Annotated[
+        float,
+        Setting(
+            "The safety margin of `grace`.",
+            gt=0,
+            lt=1,
+            expected="a safety margin above 0 and below 1",
+            remedy="The default is 0.8.",
+            resumes=True,
+        ),
+    ] = 0.8,
+    merge: MergeRule = "rda",
+    bounded: Annotated[
+        bool,
+        Setting("One answer counts only as far as its length is in proportion to the others'.", resumes=True),
+    ] = True,
+    push: Annotated[Format, PUSH] = "int4",
+    regions_push: Annotated[
+        Format, Setting("The format on the wire of what regions send the global syncer.", resumes=True)
+    ] = "int4",
+    outer_lr: OuterLr = None,
+    outer_momentum: OuterMomentum = None,
+    global_lr: Annotated[
+        float,
+        Setting("The learning rate of the global outer step.", gt=0, expected="a number above 0", resumes=True),
+    ] = 1.0,
+    global_momentum: Annotated[
+        float, Setting("The momentum of the global outer step.", ge=0, lt=1, resumes=True)
+    ] = 0.0,
+) -> Graph:
+    """The graph; ConfigError, with every fault, for settings out of range."""
+    interval = _interval(job, interval, overlap)
+    parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
+    lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum, OUTER_DECOUPLED)
+    graph = Graph(NAME)
+    learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
+    region = graph.role(REGION, replicas=(regions, regions))
+    syncer = graph.role("syncer", replicas=(1, 1))
+    evaluator = graph.role("evaluator", replicas=(1, 1))
+
+    data = learner.node("data", partial(Batches, job.task, learners=job.learners, slots=job.slots_max))
+    step = learner.node(
+        "inner-step",
+        partial(
+            InnerStep,
+            job.task,
+            fragments=parts,
+            frozen=job.frozen,
+            report_every=math.ceil(interval / len(parts)),
+            tokens=job.tokens,
+            push=push,
+        ),
+        never_waits=True,
+    )
+    send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))
+
+    merges: dict[str, Any] = {"step_tokens": step_tokens_of(job), "method": merge, "bounded": bounded}
+    paces: dict[str, Any] = {"fragments": len(parts), "shards": 1, "grace": grace, "gamma": gamma, "tokens": job.tokens}
+    region_pacer = region.node(
+        "region-pacer",
+        partial(
+            Pacer,
+            interval=interval,
+            overlap=overlap,
+            quorum=quorum,
+            learners=job.learners,
+            step_tokens=step_tokens_of(job),
+            tier="region",
+            regions=regions,
+            **paces,
+        ),
+        fires=AnyOf("progress", "merged", "control", "begun", "first", "totals"),
+    )
+    votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
+    region_merge = region.node("region-merge", partial(Merge, parts, lr=lr, momentum=momentum, **merges), fires=votes)
+    regional = region.node(
+        "regional-step",
+        partial(RegionalStep, parts, lr=lr, momentum=momentum, push=regions_push),
+        fires=AnyOf("gradient", "above", "pull", "standing"),
+    )
+
+    # A region's step is a merge of one of its fragments, so that each fragment is due every `exchange` merges of it.
+    turns = exchange * len(parts)
+    pacer = syncer.node(
+        "pacer",
+        partial(
+            Pacer,
+            interval=turns,
+            overlap=max(1, turns // 4),
+            quorum=regions_quorum,
+            learners=regions,
+            step_tokens=AtMost(0),
+            tier="regions",
+            **paces,
+        ),
+        fires=AnyOf("progress", "merged", "control"),
+    )
+    votes = Quorum(port="answer", key="round", opened_by="round", count_min=regions_quorum)
+    merging = syncer.node(
+        "merge",
+        partial(Merge, parts, lr=global_lr, momentum=global_momentum, of_regions=True, **merges),
+        fires=votes,
+    )
+    outer = syncer.node("outer-step", partial(OuterStep, parts, lr=global_lr, momentum=global_momentum))
+    evaluate = evaluator.node(
+        "evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen), fires=AnyOf("update")
+    )
+
+    rounds_max = 2 * len(parts) + 2
+    graph.edge(data["batch"], step["batch"], Queue(capacity=2))
+    graph.edge(data["cursor"], step["cursor"], Latest())
+    graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
+    graph.edge(region_pacer["place"], data["place"], Latest("slot"), to=learner.group)
+    graph.edge(region_pacer["pull"], step["pull"], Latest("fragment"), to=learner.group)
+    graph.edge(regional["update"], step["update"], Latest("fragment"), to=learner.group)
+    graph.edge(send["answer"], region_merge["answer"], Latest("fragment"), to=region.group)
+    graph.edge(step["progress"], region_pacer["progress"], Latest(), to=region.group)
+    graph.edge(region_merge["reached"], region_pacer["reached"], Latest("fragment"))
+    graph.edge(region_pacer["round"], region_merge["round"], Queue(capacity=rounds_max))
+    graph.edge(region_merge["gradient"], regional["gradient"], Queue(capacity=rounds_max))
+    graph.edge(regional["merged"], region_pacer["merged"], Latest("fragment"))
+    graph.edge(region_pacer["standing"], regional["standing"], Latest())
+    graph.edge(regional["begun"], region_merge["begun"], Latest("fragment"))
+    graph.edge(regional["begun"], region_pacer["begun"], Latest("fragment"))
+    graph.edge(regional["totals"], region_pacer["totals"], Latest())
+    graph.edge(regional["first"], region_pacer["first"], Latest("fragment"))
+
+    graph.edge(pacer["pull"], regional["pull"], Latest("fragment"), to=region.all)
+    graph.edge(outer["update"], regional["above"], Latest("fragment"), to=region.all)
+    graph.edge(regional["answer"], merging["answer"], Latest("fragment"), to=syncer.all)
+    graph.edge(regional["progress"], pacer["progress"], Latest(), to=syncer.all)
+    graph.edge(merging["reached"], pacer["reached"], Latest("fragment"))
+    graph.edge(pacer["round"], merging["round"], Queue(capacity=rounds_max))
+    graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
+    graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
+    connect(graph, outer["update"], evaluate["update"], Latest("fragment"))
+    graph.train(
+        reports=step["report"],
+        control=(region_pacer["control"], pacer["control"]),
+        model=outer["final"],
+        evaluation=evaluate["evaluation"],
+        merges=outer["merged"],
+        held=pacer["held"],
+        loans=(step["moments"], step["loan"]),
+    )
+    graph.hold(
+        state=outer["state"],
+        kept=outer["kept"],
+        published=outer["update"],
+        copies=[regional["above"]],
+        held=[pacer["held"]],
+    )
+    graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)
+    return graph
+
+
+def _interval(job: Job, interval: int | None, overlap: int) -> int:
+    """The interval, or the default one."""
+    return interval_default(job, least=overlap) if interval is None else interval

@@ -1,0 +1,71 @@
+"""The program of two levels, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus import Program
+from isthmus.ops.recovery.hold import ShardMemory
+from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
+from isthmus.runtime.errors import ConfigError
+from tests.programs.family import ADAM, final_model, recorded
+
+OUTER = {"outer_lr": 0.7, "outer_momentum": 0.5}
+FLOAT = {"push": "float32", "fragments": 3, "interval": 6}
+NAME = "regional-diloco"
+
+
+def _run(world: Worlds, program: str = NAME, *, learners: int = 4, steps: int = 96, **settings: Any) -> WorldResult:
+    return world.run(Program(program, **settings), task=ADAM, learners=learners, steps=steps, jitter=0.0)
+
+
+@pytest.mark.parametrize("exchange", [1, 3])
+def test_one_region_is_decoupled(world: Worlds, monkeypatch: pytest.MonkeyPatch, exchange: int) -> None:
+    """With a global step of (1, 0), bit for bit: what a region alone gets back from above is what it has."""
+    monkeypatch.setattr(ShardMemory, "is_kept", lambda *_: True)
+    with recorded() as flat:
+        one = _run(world, "decoupled-diloco", quorum=4, **FLOAT, **OUTER)
+    with recorded() as two:
+        region = _run(world, quorum=4, regions=1, exchange=exchange, regions_push="float32", **FLOAT, **OUTER)
+    assert min(map(len, flat.answers.values())) > 10
+    assert flat.answers == two.answers
+    # Both levels are recorded; the global versions are those of the region but for the rounding of G - (G - Theta).
+    for p, published in flat.updates.items():
+        assert list(dict.fromkeys(each for each in two.updates[p] if each in set(published))) == published
+    ours, theirs = final_model(region.folder), final_model(one.folder)
+    assert all(np.allclose(ours[name], theirs[name], rtol=1e-6, atol=1e-7) for name in theirs)
+
+
+def test_two_regions_train_and_nothing_waits(world: Worlds) -> None:
+    flat = _run(world, "decoupled-diloco", fragments=3, interval=6)
+    two = _run(world, fragments=3, interval=6)
+    assert (flat.waits, two.waits) == (0, 0)
+    assert two.summary["contributors_mean"] == 2.0
+    assert two.summary["books"]["differences"] == []
+    assert two.summary["tokens_lost"] == two.summary["tokens_pending"] == 0
+    assert two.summary["tokens_merged"] > 0.75 * two.summary["tokens_total"]
+    assert two.eval_loss < 0.75 * two.summary["eval_loss_initial"]
+    sent = {edge["source"]: edge["items"] for edge in two.summary["edges"]}
+    # Two learners a region, every second merge: the four learners of two regions answer four times as often.
+    assert sent["regional-step.answer"] < 0.35 * sent["fragment-send.answer"]
+
+
+@pytest.mark.parametrize("regions", [1, 3])
+def test_other_numbers_of_regions(world: Worlds, regions: int) -> None:
+    result = _run(world, fragments=2, interval=6, regions=regions, learners=3, steps=48)
+    assert result.summary["books"]["differences"] == []
+    assert result.summary["tokens_lost"] == 0
+    assert result.summary["contributors_mean"] == regions
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [({"regions": 5}, "regions"), ({"regions": 0}, "regions"), ({"quorum": 3}, "quorum"),
+     ({"regions_quorum": 3}, "regions_quorum"), ({"overlap": 30, "interval": 6}, "overlap")],
+)  # fmt: skip
+def test_settings_that_do_not_go_together_are_refused(world: Worlds, settings: dict[str, int], setting: str) -> None:
+    with pytest.raises(ConfigError, match=rf"program\.{setting} of {NAME}"):
+        _run(world, **settings)
