@@ -165,7 +165,7 @@ class Island:
 
         try:
             if self._ranks.is_leader:
-                self._daemon = OwnDaemon(home, evaluates=self._evaluate is not None)
+                self._daemon = OwnDaemon(home, self._model.leaves(), evaluates=self._evaluate is not None)
             answer = self._ranks.told(self._answer_of_home)
             if isinstance(answer, LoopLife):
                 self._begin(answer)

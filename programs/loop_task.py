@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, NamedTuple, Protocol, TypeAlias, final
 
@@ -29,11 +30,12 @@ import numpy as np
 from isthmus.ops.data.batches import At, Tokens
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
-from isthmus.ops.exchange.merge_rules import FROZEN
+from isthmus.ops.exchange.merge_rules import FROZEN, is_merged
 from isthmus.ops.island.contract import Evaluating, OwnJudging, SoleLearning, Unevaluated
 from isthmus.ops.island.life import LearnerLife, Tensors
 from isthmus.programs.task import KINDS, ModelLeaf, OwnTask
 from isthmus.runtime.errors import ConfigError, Fault
+from isthmus.runtime.graph.template import TensorSpec
 from isthmus.runtime.system import rank_processes
 from isthmus.runtime.system.processes import kill_session
 
@@ -137,6 +139,26 @@ class _Told(msgspec.Struct, forbid_unknown_fields=True):
     learner_bytes: _Count
     evaluates: bool
     frozen: Annotated[list[tuple[_Name, _Name]], msgspec.Meta(max_length=LEAVES_MAX)]
+
+
+def leaf_rows(leaves: Sequence[ModelLeaf]) -> list[list[Any]]:
+    """Name, shape, dtype and kind of each merged leaf, as JSON has them."""
+    return [[leaf.name, list(leaf.shape), leaf.dtype, leaf.kind] for leaf in leaves if is_merged(leaf.kind)]
+
+
+def layout_rows(layout: Sequence[TensorSpec]) -> list[list[Any]]:
+    """The same of a run's layout."""
+    return [[tensor.name, list(tensor.shape), tensor.dtype, tensor.merge] for tensor in layout]
+
+
+def unlike(here: Sequence[Any], there: Sequence[Any]) -> Fault | None:
+    """How the model `here` is another one than that of the run `there`; None if it is not."""
+    pairs = zip_longest(map(list, here), map(list, there))
+    one, other = next(((one, other) for one, other in pairs if one != other), (None, None))
+    if one == other:
+        return None
+    do = "Make the same model in every process: it must not depend on the slot, or on random numbers."
+    return Fault("Joining with this model", f"the run's leaf {other}", f"{one}", do)
 
 
 @final

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.engine.machine.loop_guest import REPORT_SECONDS, LoopGuest, lines_of
+from isthmus.programs.engine.machine.loop_guest import LoopGuest, lines_of
 from isthmus.programs.island import life_of
 from isthmus.programs.loop_task import INVITE, LoopHome
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.ids import Member, Replica
-from isthmus.runtime.supervision.incidents import BodyRaised, Exited, Joined
+from isthmus.runtime.supervision.incidents import BodyRaised, Ended, Exited, Joined, NotStarted
 from tests.patience import PATIENCE
 from tests.programs.engine.machine.daemon_place import Place
 from tests.programs.engine.results.event_lines import incidents_in
@@ -225,6 +225,9 @@ def test_loops_join_leave_die_and_come_back_and_the_others_go_on(home: Home) -> 
     assert [account["difference"] for account in summary["fragment_accounts"]] == [0] * summary["fragments"]
     assert len([each for each in incidents_in(home.folder / "run", "") if isinstance(each, Joined)]) == 6
     assert any(isinstance(each, BodyRaised) for each in incidents_in(home.folder / "run", ""))
+    ends = [each.end for each in incidents_in(home.folder / "run", "") if isinstance(each, Ended)]
+    assert len(ends) >= 2
+    assert not any(isinstance(each, NotStarted) for each in ends)  # No next life was asked for.
     home.wait_for(lambda: not home.processes())
 
 
@@ -262,7 +265,7 @@ def test_a_loop_evaluates_between_its_steps_and_another_takes_over_when_it_dies(
 
 
 def test_loops_join_by_invitation_and_an_unlike_model_is_refused(home: Home) -> None:
-    daemon = home.open(keys=True, tokens=60_000)
+    daemon = home.open(keys=True)
     assert home.call("invite", "--count", "4", "--for", "beta", "--cluster", "home.toml").returncode == 0
     home.loop("one", invite="beta.invite")
     home.wait_for_vote(0)
@@ -270,11 +273,14 @@ def test_loops_join_by_invitation_and_an_unlike_model_is_refused(home: Home) -> 
     assert home.loops["third"].wait(PATIENCE) == 1
     assert "Joining with this model: expected the run's leaf" in home.text_of("third").read_text()
     home.loop("two", variables={INVITE: (home.folder / "beta.invite").read_text()}, name="beta-two")
-    assert home.begun("two")[0] == 2  # The one that was refused had a slot.
+    assert home.begun("two")[0] == 1  # The one that was refused had no slot.
+    assert "machine beta-third does not join" in home.text_of("home").read_text()
+    home.wait_for_vote(1)
+    assert home.call("stop", "run").returncode == 0
     one, other = home.ended("one"), home.ended("two")
     assert one == other
     assert daemon.wait(PATIENCE) == 0
-    assert home.summary("run")["outcome"] == "done"
+    assert home.summary("run")["outcome"] == "stopped"
 
 
 def test_a_home_that_begins_no_run_with_a_model_says_so_and_waits_for_another(home: Home) -> None:
@@ -298,8 +304,7 @@ class Machine:
         self.has_ended = True
 
     def later(self, seconds: float, call: Any) -> None:
-        assert seconds == REPORT_SECONDS
-        call()
+        raise AssertionError("it waits, though no run is over")
 
 
 class Loop:

@@ -130,7 +130,7 @@ def test_ranks_of_torchrun_bring_the_model_join_die_and_come_back_beside_one_pro
     assert 0 < summary["eval_loss_final"] < summary["eval_loss_initial"]
     lines = [json.loads(line) for line in (home.folder / "run" / "evaluations.jsonl").read_text().splitlines()]
     assert {line["metrics"]["rank"] for line in lines} == {0.0}
-    assert len([each for each in incidents_in(home.folder / "run", "") if isinstance(each, Joined)]) == 5
+    assert len([each for each in incidents_in(home.folder / "run", "") if isinstance(each, Joined)]) == 4
     home.wait_for(lambda: not home.processes())
 
 

@@ -95,12 +95,22 @@ def usable(environment: Mapping[str, str], files: Iterable[str], installed: Iter
         is_asked = not wanted or wanted == platform or (platform, wanted) == ("cuda", "gpu")
         count = sum(_FILES[platform].fullmatch(name) is not None for name in there)
         if is_asked and count and not plugins.isdisjoint(_PLUGINS[platform]):
-            visible = environment.get(VISIBLE[platform])
-            ids = [str(number) for number in range(count)] if visible is None else visible.split(",")
-            named = (each.strip() for each in ids if each.strip())
-            names = tuple(takewhile(lambda name: not name.startswith("-"), named))
-            return Accelerators(platform, names) if names else None
+            return _visible(platform, count, environment)
     return None
+
+
+def gpus(environment: Mapping[str, str] = os.environ, root: Path = Path("/dev")) -> Accelerators | None:
+    """The GPUs of this machine, for a framework that is not known here; None if there are none."""
+    return _visible("cuda", device_files(root)["cuda"], environment)
+
+
+def _visible(platform: Platform, count: int, environment: Mapping[str, str]) -> Accelerators | None:
+    """Those of so many accelerators that the user lets a process see; None if none."""
+    visible = environment.get(VISIBLE[platform])
+    ids = [str(number) for number in range(count)] if visible is None else visible.split(",")
+    named = (each.strip() for each in ids if each.strip())
+    names = tuple(takewhile(lambda name: not name.startswith("-"), named))
+    return Accelerators(platform, names) if names and count else None
 
 
 def without_tpu(variables: Mapping[str, str], installed: Iterable[str], plugins: Iterable[str]) -> dict[str, str]:
@@ -211,6 +221,23 @@ def learner_environment(
     sharing = islands.sharing + (has_evaluator and island == 0)
     if sharing > 1 and not any(name in environment for name in MEMORY):
         variables[MEMORY[0]] = f"{MEMORY_SHARE / sharing:.2f}"
+    return variables
+
+
+def script_environment(
+    accelerators: Accelerators | None, island: int, islands: int, *, has_evaluator: bool, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of a process of the user's script, for one of so many islands on these GPUs: those that a learner
+    of a task has, but that it may compute on the CPU. Where islands share a GPU they also bound its memory, in jax.
+
+    `has_evaluator`: the script is the evaluator's, too, on the first island.
+    """
+    if accelerators is None:
+        return {}
+    total = len(accelerators.ids)
+    cut = _accelerated(max(islands, 1), 0, accelerators)
+    variables = learner_environment(cut, island, total, has_evaluator=has_evaluator, environment=environment)
+    del variables[_PLATFORMS]
     return variables
 
 

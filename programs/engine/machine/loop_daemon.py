@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     connection, buffer = socket.socket(fileno=descriptor), bytearray()
     first = _first_line(connection, buffer)
     home = LoopHome(**first["home"])
-    guest = LoopGuest(pid, connection, buffer, evaluates=bool(first["evaluates"]))
+    guest = LoopGuest(pid, connection, buffer, leaves=first["leaves"], evaluates=bool(first["evaluates"]))
     request = JoinRequest(
         address=home.address,
         name=home.name,

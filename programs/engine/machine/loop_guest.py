@@ -5,10 +5,10 @@ that it ever has: it is handed one life, and never killed. A life that the home 
 it; once the loop's process ends, or its `with`, the daemon leaves the home, and ends.
 
 Theory of operation. Both have one end of a socket, on which each sends lines of JSON. The loop's first one says how to
-join (`LoopHome`), and whether it can evaluate. To the loop go: `state`, in words, for people; `faults`, if it cannot
-join; `first`, if the home waits for a model: then the loop goes on to its first step, and answers with its `model`;
-`life`, by which it is a host of the run; `lost`, if the home has ended that; `evaluates`, whether it is to evaluate.
-From the loop come `model` and, once it is no host any more, `ended`.
+join (`LoopHome`), its merged leaves, and whether it can evaluate. To the loop go: `state`, in words, for people;
+`faults`, if it cannot join; `first`, if the home waits for a model: then the loop goes on to its first step, and
+answers with its `model`; `life`, by which it is a host of the run; `lost`, if the home has ended that; `evaluates`,
+whether it is to evaluate. From the loop come `model` and, once it is no host any more, `ended`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LINE_BYTES_MAX: Final = 64 << 20
 """Of a model with LEAVES_MAX leaves, and more."""
 OVER_SECONDS: Final = 60.0
 """How long a home whose run is over may take to fetch the files of it."""
-REPORT_SECONDS: Final = 1.0
-"""In which the home hears how its host has ended, before it hears that the machine leaves."""
+ANSWER_SECONDS: Final = 1.0
+"""In which the home hears why a loop takes no part."""
 _LOST: Final = "the home has given its slot up: it was taken for stuck, or was not heard of for too long"
 
 
@@ -63,8 +63,17 @@ def lines_of(buffer: bytearray) -> Iterator[dict[str, Any]]:
 class LoopGuest:
     """The process `pid` of a loop, at the other end of a socket (`Processes`)."""
 
-    def __init__(self, pid: int, connection: socket.socket, buffer: bytearray, *, evaluates: bool = False) -> None:
-        self.evaluates = evaluates
+    def __init__(
+        self,
+        pid: int,
+        connection: socket.socket,
+        buffer: bytearray,
+        *,
+        leaves: Sequence[Any] = (),
+        evaluates: bool = False,
+    ) -> None:
+        """`leaves`: as `loop_task.leaf_rows` has them."""
+        self.leaves, self.evaluates = leaves, evaluates
         """Whether the loop can evaluate."""
         self._is_chosen = False
         self._pid, self._socket, self._buffer = pid, connection, buffer
@@ -103,7 +112,8 @@ class LoopGuest:
     def refuse(self, faults: Sequence[Fault]) -> None:
         """No run begins with its model, or none that it may be in: it hears why, and this daemon ends."""
         self.tell(faults=[list(fault) for fault in faults])
-        self._go(Exited())
+        assert self._machine is not None
+        self._machine.later(ANSWER_SECONDS, lambda: self._go(Exited()))
 
     def choose(self, *, is_chosen: bool) -> None:
         """Tell the loop whether it is the one that evaluates."""
@@ -185,13 +195,20 @@ class LoopGuest:
             self._take(message)
 
     def _go(self, how: Exited, *, is_over: bool = False) -> None:
-        """Its life, if it had one, is over: leave, and end; of a run that is over, once the home has what it wants."""
+        """Its life, if it had one, is over: leave, and end; of a run that is over, once the home has what it wants.
+
+        The home hears of the leave before the end: it would ask for a next life.
+        """
         if self._is_through:
             return
         self._is_through = True
-        self._end(how)
         assert self._machine is not None
-        self._machine.later(OVER_SECONDS if is_over else REPORT_SECONDS, self._machine.request_end)
+        if is_over:
+            self._end(how)
+            self._machine.later(OVER_SECONDS, self._machine.request_end)
+        else:
+            self._machine.request_end()
+            self._end(how)
 
     def _end(self, how: Exited) -> None:
         if self._watched is not None and self._loop is not None:

@@ -12,13 +12,15 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, final
 
 from isthmus.programs.engine.machine.loop_guest import lines_of
 from isthmus.programs.engine.machine.names import machines_folder
 from isthmus.programs.engine.run.launch import opened_log
-from isthmus.programs.loop_task import LoopHome, LoopLife, ModelFound
+from isthmus.programs.loop_task import LoopHome, LoopLife, ModelFound, leaf_rows
+from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX
 
@@ -46,8 +48,11 @@ def check_told(found: ModelFound) -> None:
 class OwnDaemon:
     """A daemon that joins `home` for this process, in a session of its own."""
 
-    def __init__(self, home: LoopHome, *, evaluates: bool = False) -> None:
-        """Start it; `evaluates`: whether the loop can. ConfigError if its folder cannot be written."""
+    def __init__(self, home: LoopHome, leaves: Sequence[ModelLeaf], *, evaluates: bool) -> None:
+        """Start it for a loop with these leaves; `evaluates`: whether it can.
+
+        ConfigError if its folder cannot be written.
+        """
         folder = machines_folder().parent / "loops"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +74,7 @@ class OwnDaemon:
             )
         self._buffer, self._heard = bytearray(), deque[dict[str, Any]]()
         self._lost, self._evaluates = "", False
-        self._send({"home": home._asdict(), "evaluates": evaluates})
+        self._send({"home": home._asdict(), "leaves": leaf_rows(leaves), "evaluates": evaluates})
 
     def wait(self) -> LoopLife | dict[str, int]:
         """The life that this process is in a run, or, where a home waits for a model, the `slots` and the `seed` of

@@ -30,6 +30,7 @@ from isthmus.programs.engine.results.words import text_is_on
 from isthmus.programs.engine.run.held_run import HeldRun
 from isthmus.programs.engine.run.launch import log_of
 from isthmus.programs.engine.run.run_end import finish_apart
+from isthmus.programs.loop_task import layout_rows
 from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica
@@ -252,7 +253,9 @@ class MachineRun:
     def check(self) -> Message:
         """The request to a machine before it takes part."""
         job = self._spec.job
-        return {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
+        layout = layout_rows(job.layout) if self.takes_loops else []
+        asked = {"type": "check", "program": job.program, "task": job.task.text, "digest": self._sites.digest}
+        return {**asked, "layout": layout}
 
     def station(self, machine: str, islands: int = 0, host: str = "") -> None:
         """Send a machine this run's description; `islands`: of one that joins, whose learners have no slots yet;

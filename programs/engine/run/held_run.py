@@ -56,7 +56,9 @@ class HeldRun:
         self._gather, self._own_seconds = gather, own_seconds
         for name in AT_END:  # Of a home that was set aside, or that died while it wrote them.
             (folder / name).unlink(missing_ok=True)
-        self._launch = Launcher(loop, folder, run_spec.computing, run_spec.task_of, run_spec.script)
+        self._launch = Launcher(
+            loop, folder, run_spec.computing, run_spec.task_of, run_spec.script, run_spec.here.learners
+        )
         tape_bytes = run_spec.settings.tape_bytes
         self.daemon = Daemon(
             LocalGround(loop, folder, name=machine, launch=self._launch, tape_bytes=tape_bytes),

@@ -23,10 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar, final
 
+from isthmus.programs.engine.islands.environment import gpus, script_environment
 from isthmus.programs.loop_task import ISLAND, LoopLife, LoopScript
 from isthmus.runtime.errors import RunError, log_entry
 from isthmus.runtime.host.own_process import environment
-from isthmus.runtime.ids import Member, Replica, leader
+from isthmus.runtime.ids import LEARNER, Member, Replica, leader
 from isthmus.runtime.system import files
 from isthmus.runtime.system.processes import is_stopped
 
@@ -229,7 +230,7 @@ class Launcher:
     """Starts the hosts of the run in `folder`, and keeps their logs short.
 
     Hosts of the `computing` roles import the task that `task_of` names, and are forked by the fork server of that task.
-    Where there is a `script`, they are processes of that instead.
+    Where there is a `script`, they are processes of that instead, for so many `learners`.
 
     `cpu_seconds`: used by fork servers that have ended.
 
@@ -244,8 +245,10 @@ class Launcher:
         computing: Iterable[str],
         task_of: Callable[[Replica], str],
         script: LoopScript | None = None,
+        learners: int = 1,
     ) -> None:
         self._loop, self._folder, self._task_of, self._script = loop, folder, task_of, script
+        self._learners = learners
         self._computing = frozenset(computing)
         self.cpu_seconds = 0.0
         self._servers: dict[str, ForkLink[_Wanted]] = {}
@@ -368,7 +371,7 @@ class Launcher:
         member, replica = wanted.member, wanted.member.replica
         if self._script is not None and replica.role in self._computing:
             life = LoopLife(str(self._folder), str(replica), member.incarnation, wanted.endpoint)
-            return _spawn_script(self._script, life, log_of(self._folder, replica))
+            return _spawn_script(self._script, life, log_of(self._folder, replica), self._devices(replica))
         arguments = [
             "isthmus.programs.engine.run.host_process",
             str(self._folder),
@@ -377,6 +380,12 @@ class Launcher:
         ]
         computes = self._computes(replica)
         return _spawn([*arguments, wanted.endpoint], log_of(self._folder, replica), computes=computes)
+
+    def _devices(self, replica: Replica) -> dict[str, str]:
+        """The variables by which a script's process sees the GPUs of its island; an evaluator's those of the first."""
+        island = replica.slot % max(self._learners, 1) if replica.role == LEARNER else 0
+        has_evaluator = len(self._computing) > 1
+        return script_environment(gpus(), island, self._learners, has_evaluator=has_evaluator, environment=os.environ)
 
 
 def _spawn(arguments: Sequence[str], log: Path, *, computes: bool, descriptor: int | None = None) -> int:
@@ -403,9 +412,10 @@ _IN_FOLDER: Final = "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2]
 """
 
 
-def _spawn_script(script: LoopScript, life: LoopLife, log: Path) -> int:
-    """Start a user's script as a life of a learner, as the leader of a session. Its pid."""
-    variables = {**environment(computes=True), ISLAND: json.dumps(life._asdict())}
+def _spawn_script(script: LoopScript, life: LoopLife, log: Path, devices: Mapping[str, str]) -> int:
+    """Start a user's script as a life of a learner, with variables for its devices, as the leader of a session. Its
+    pid."""
+    variables = {**environment(computes=True), **devices, ISLAND: json.dumps(life._asdict())}
     variables.setdefault("PYTHONUNBUFFERED", "1")  # Its log is read while it runs, and after it was killed.
     with opened_log(log) as file:
         command = [sys.executable, "-I", "-S", "-c", _IN_FOLDER, script.folder, *script.command]

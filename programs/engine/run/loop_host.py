@@ -14,22 +14,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Final, final
 
 from isthmus.ops.exchange.fragments import Fragment
-from isthmus.ops.exchange.merge_rules import is_merged
 from isthmus.ops.island.contract import Evaluating, OwnJudging, SoleLearning
 from isthmus.ops.island.life import IslandSlot, LearnerLife, lower_priority
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.programs.engine.request import reference, spec
 from isthmus.programs.engine.request.faults import looped
 from isthmus.programs.engine.run.host_process import host_of, settle_on_core
-from isthmus.programs.loop_task import LoopLife
+from isthmus.programs.loop_task import LoopLife, layout_rows, leaf_rows, unlike
 from isthmus.programs.task import ModelLeaf
 from isthmus.runtime.errors import ConfigError, RunError
-from isthmus.runtime.graph.template import Job
 from isthmus.runtime.host.threads import LentThread
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.system.forks import close_in_forks
@@ -63,7 +60,8 @@ class LoopHost:
         """
         folder, replica = Path(life.run), Replica.parse(life.replica)
         run_spec = spec.load(folder)
-        _check_layout(run_spec.job, found)
+        if (fault := unlike(leaf_rows(found), layout_rows(run_spec.job.layout))) is not None:
+            raise ConfigError.of([fault])
         if not is_guest:
             name_process(f"isthmus {replica}")
             settle_on_core(replica, run_spec.here.learners)
@@ -148,14 +146,3 @@ class LoopHost:
         self._served.join(END_SECONDS)
         if self._status != 0:
             raise RunError("this island has ended: its log has the reason")
-
-
-def _check_layout(job: Job, found: Sequence[ModelLeaf]) -> None:
-    """ConfigError unless the merged leaves of this process's model are those of the run."""
-    here = [(leaf.name, tuple(leaf.shape), leaf.dtype, leaf.kind) for leaf in found if is_merged(leaf.kind)]
-    there = [(tensor.name, tuple(tensor.shape), tensor.dtype, tensor.merge) for tensor in job.layout]
-    if here == there:
-        return
-    one, other = next(pair for pair in zip_longest(here, there) if pair[0] != pair[1])
-    do = "Make the same model in every process: it must not depend on the slot, or on random numbers."
-    raise ConfigError("Joining with this model", f"the run's leaf {other}", f"{one}", do)

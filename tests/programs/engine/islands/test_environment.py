@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,12 @@ from isthmus.programs.engine.islands.environment import (
     Accelerators,
     Islands,
     evaluator_environment,
+    gpus,
     islands_of,
     learner_environment,
     of_former_life,
     of_this_life,
+    script_environment,
     usable,
     without_tpu,
 )
@@ -160,3 +163,26 @@ def test_jax_looks_for_no_tpu_where_only_its_compiler_is(
     variables: dict[str, str], installed: list[str], plugins: list[str], expected: dict[str, str]
 ) -> None:
     assert without_tpu(variables, installed, plugins) == expected
+
+
+def test_processes_of_a_script_see_the_gpus_of_their_island(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"nvidia{number}").touch()
+    (tmp_path / "nvidiactl").touch()
+    four = gpus({}, tmp_path)
+    assert four == Accelerators("cuda", ("0", "1", "2", "3"))
+    assert gpus({"CUDA_VISIBLE_DEVICES": "2,3"}, tmp_path) == Accelerators("cuda", ("2", "3"))
+    assert gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) is None
+    assert gpus({}, tmp_path / "none") is None
+
+    def seen(islands: int, has_evaluator: bool = False) -> list[dict[str, str]]:
+        return [
+            script_environment(four, island, islands, has_evaluator=has_evaluator, environment={})
+            for island in range(islands)
+        ]
+
+    assert seen(2) == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in seen(6)] == ["0", "1", "2", "3", "0", "1"]
+    assert [each.get("XLA_CLIENT_MEM_FRACTION") for each in seen(6)] == ["0.45"] * 6
+    assert [each.get("XLA_CLIENT_MEM_FRACTION") for each in seen(4, has_evaluator=True)] == ["0.45", None, None, None]
+    assert script_environment(None, 0, 2, has_evaluator=False, environment={}) == {}
