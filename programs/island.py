@@ -117,6 +117,7 @@ class Island:
         self._kept: tuple[Any, ...] | None = None
         self._learner: Any = None
         self._thread: int | None = None
+        self._process = 0
         self._handlers: dict[int, Any] = {}
         self._more: dict[str, Any] = {}
 
@@ -130,7 +131,7 @@ class Island:
                 raise ConfigError(doing, "one at a time", "a second one inside of the first", do)
             if self._host is not None:
                 raise ConfigError(doing, "an island that begins", "one whose with has ended", do)
-        self._thread = threading.get_ident()
+        self._thread, self._process = threading.get_ident(), os.getpid()
         _inside.append(self)
         try:
             return self._enter()
@@ -196,13 +197,23 @@ class Island:
         if not own:
             self._handle_signals()
         self._host.begin()
+        if self._host.is_over:
+            self._check_place()
         if self._kept is not None:
             self._keep(self._kept)
+
+    def _check_place(self) -> None:
+        """RunError if the home has taken the slot of this loop away; in a run that is over it needs none."""
+        if self._daemon is not None and self._daemon.lost and self.progress < 1.0:
+            raise RunError(f"this loop is no island of the run any more: {self._daemon.lost}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the run: in order, or by the exception that has ended the loop."""
+        """Leave the run: in order, or by the exception that has ended the loop. Nothing in a process that was forked
+        in the loop, whose end is not the island's."""
+        if self._process != os.getpid():
+            return
         self._thread = None
         _inside.remove(self)
         if isinstance(self._life, int):
@@ -292,13 +303,14 @@ class Island:
         if self._host is None:
             self._begin_run(count)
         elif not self._host.is_over:
-            if self._daemon is not None and self._daemon.lost:
-                raise RunError(f"this loop is no island of the run any more: {self._daemon.lost}")
+            self._check_place()
             count, loss = self._ranks.count(count, loss)
             scalars, self._more = {"loss": loss, **self._more}, {}
             self._learner.record(count, scalars)
             with self._raising_own():
                 self._host.go_on()
+            if self._host.is_over:
+                self._check_place()
         return self._model.stepped()
 
     def _begin_run(self, tokens: int) -> None:
@@ -399,6 +411,9 @@ class Island:
         if self._thread is None:
             do = "Call it in the loop inside of `with isthmus.island(...) as island:`."
             raise ConfigError(doing, "a call inside of the with", "one outside of it", do)
+        if self._process != os.getpid():
+            do = "Call it in the process that has entered the with."
+            raise ConfigError(doing, "one process", "another one, which was forked from it", do)
         if self._thread != threading.get_ident():
             do = "Call it in the thread that has entered the with."
             raise ConfigError(doing, "one thread", "another one", do)

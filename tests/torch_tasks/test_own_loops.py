@@ -283,7 +283,10 @@ WRONG = {
         LOOP.format(arguments="loss, tokens=8").replace("optimizer.zero_grad()", "island.keep(Odd())", 1),
         "a Odd, of which this cannot be read back: ",
     ),
-    "entered twice": (LOOP.format(arguments="loss, tokens=8").replace("optimizer.zero_grad()", "island.__enter__()", 1), TWICE),
+    "entered twice": (
+        LOOP.format(arguments="loss, tokens=8").replace("optimizer.zero_grad()", "island.__enter__()", 1),
+        TWICE,
+    ),
     "another inside": (
         LOOP.format(arguments="loss, tokens=8").replace(
             "optimizer.zero_grad()", "isthmus.island(model, optimizer).__enter__()", 1
@@ -319,6 +322,29 @@ def test_what_is_wrong_in_a_script_is_said(name: str, monkeypatch: pytest.Monkey
         exec(HEAD + HELPERS + text, {"__name__": "train"})
     (fault,) = caught.value.faults
     assert fault.found.startswith(found)
+
+
+@pytest.mark.parametrize("call", ["island.step(1.0, tokens=8)", "island.keep(optimizer)"])
+def test_a_process_that_is_forked_in_the_loop_is_no_island(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(descriptor: int, faults: Any) -> None:
+        raise ConfigError.of(faults)
+
+    monkeypatch.setenv(ISLAND, '{"asks": 1000}')
+    monkeypatch.setattr("isthmus.programs.island._answer", answer)
+    names: dict[str, Any] = {}
+    exec(HEAD + "island = isthmus.island(model, optimizer).__enter__()", names)
+    child = os.fork()
+    if not child:
+        try:
+            exec(call, names)
+        except ConfigError as error:
+            names["island"].__exit__(ConfigError, error, None)
+            names["island"].__exit__(None, None, None)  # In order; this process has nothing to leave.
+            os._exit(7 if "forked" in str(error) else 1)
+        finally:
+            os._exit(1)
+    names["island"].__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_process_that_nothing_has_started_as_an_island_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

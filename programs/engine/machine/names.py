@@ -94,7 +94,7 @@ class NameClaim:
                 else f"one with process id {other.note.pid} at {other.note.endpoint}"
             )
             self._lock.close()
-            do = "Take another --name, or end that one first."
+            do = "Take another name, or end that one first."
             taken = NameTakenError(doing, "a name that no daemon on this machine has", actual, do)
             taken.name = name
             raise taken from None

@@ -1,0 +1,70 @@
+"""What a loop that has started itself hears where it has lost its slot, and its host is over."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import isthmus
+from isthmus.ops.island.life import IslandSlot
+from isthmus.programs.loop_task import ISLAND, LoopLife
+from isthmus.programs.module_island import ModuleModel
+from isthmus.runtime.errors import RunError
+
+pytestmark = [pytest.mark.torch]
+
+TAKEN = "it was taken for stuck"
+
+
+class Host:
+    """A host that is over from the beginning on, or after a first step; its daemon then says why."""
+
+    position = 0
+    place = IslandSlot(0, 1, 0)
+
+    def __init__(self, daemon: SimpleNamespace, lost: str, *, at_once: bool) -> None:
+        self.is_over, self.has_left = False, False
+        self._daemon, self._lost, self._at_once = daemon, lost, at_once
+
+    def begin(self) -> None:
+        if self._at_once:
+            self.go_on()
+
+    def go_on(self) -> None:
+        self.is_over, self._daemon.lost = True, self._lost
+
+    def leave(self) -> None:
+        self.has_left = True
+
+    def fail(self, error: BaseException) -> None:
+        assert isinstance(error, RunError)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(("lost", "progress"), [(TAKEN, 0.5), (TAKEN, 1.0), ("", 0.5)])
+def test_a_loop_does_not_end_in_silence_where_its_slot_was_taken_away(
+    at_once: bool, lost: str, progress: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = LoopLife("/run", "learner/0", 1, "ipc://x")
+    daemon = SimpleNamespace(lost="", wait=lambda: life, close=lambda status, is_over: None)
+    host = Host(daemon, lost, at_once=at_once)
+    monkeypatch.delenv(ISLAND, raising=False)
+    monkeypatch.setattr("isthmus.programs.engine.machine.own_daemon.OwnDaemon", lambda home, evaluates: daemon)
+    monkeypatch.setattr(ModuleModel, "host", lambda self, make, **more: host)
+    module = torch.nn.Linear(4, 1)
+    island = isthmus.island(module, torch.optim.SGD(module.parameters()), address="tcp://127.0.0.1:1")
+    island._learner = SimpleNamespace(progress=progress, record=lambda tokens, scalars: None)
+
+    def train() -> None:
+        with island:
+            while not island.is_over:
+                island.step(1.0, tokens=8)
+
+    if lost and progress < 1.0:
+        with pytest.raises(RunError, match=TAKEN):
+            train()
+    else:
+        train()
+        assert host.has_left
