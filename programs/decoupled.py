@@ -64,6 +64,10 @@ def _rules(job: Job, values: Mapping[str, Any]) -> Iterator[Fault]:
     if not 1 <= quorum <= job.learners:
         expected = f"1 to the number of learners, {job.learners}"
         yield setting_fault(NAME, "quorum", quorum, expected, "Lower the quorum, or add learners.")
+    if values["weight_share_max"] * job.learners < 1:
+        expected = f"at least 1 / learners, {1 / job.learners:g}"
+        do = "Raise it, or add learners: all together would have less than the whole of a merge."
+        yield setting_fault(NAME, "weight_share_max", values["weight_share_max"], expected, do)
     parts, units = fragments_of(job, values["fragments"]), units_max(job.layout)
     shards_max = parts if 1 <= parts <= units else count_default(job.layout)
     if not 1 <= shards <= shards_max:
@@ -128,6 +132,22 @@ def build(
         bool,
         Setting("One learner's answer counts only as far as its length is in proportion to the others'.", resumes=True),
     ] = True,
+    weight_share_max: Annotated[
+        float,
+        Setting(
+            "The largest share of a merge that one machine's learners have together; in a run of one machine, that one "
+            "learner has. Where all have that, the rest counts as a gradient of zero.",
+            gt=0,
+            le=1,
+            expected="a share above 0 and at most 1",
+            remedy="1 is no limit.",
+            resumes=True,
+        ),
+    ] = 1.0,
+    opposed: Annotated[
+        Literal["tell", "refuse"],
+        Setting("A learner that pulls against all others in 8 merges in a row is told of, or refused.", resumes=True),
+    ] = "tell",
     push: Annotated[Format | Literal["auto"], PUSH] = "int4",
     update: Annotated[Format | Literal["auto"], UPDATE] = "float32",
     outer_lr: OuterLr = None,
@@ -187,7 +207,17 @@ def build(
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=quorum)
     merging = syncer.node(
         "merge",
-        partial(Merge, parts, step_tokens=step_tokens_of(job), method=merge, bounded=bounded, lr=lr, momentum=momentum),
+        partial(
+            Merge,
+            parts,
+            step_tokens=step_tokens_of(job),
+            method=merge,
+            bounded=bounded,
+            lr=lr,
+            momentum=momentum,
+            share_max=weight_share_max,
+            opposed=opposed,
+        ),
         fires=votes,
     )
     outer = syncer.node("outer-step", partial(OuterStep, parts, lr=lr, momentum=momentum, update=update))

@@ -23,6 +23,10 @@ Lasting: TypeAlias = Annotated[Duration, Meta(ge=0, le=COUNT_MAX)]
 Name: TypeAlias = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
 
 
+ONE_MACHINE: Final = "local"
+"""The name of the machine in a run that has no other."""
+
+
 class Replica(msgspec.Struct, frozen=True, gc=False, order=True, array_like=True):
     """A numbered place in a role (`learner/2`); for learners the number is the slot."""
 

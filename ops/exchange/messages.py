@@ -326,10 +326,11 @@ class Merging(TypedDict):
     `version` is None where nothing was merged; `origin` is the version that this epoch of the shard began with, None
     before it has one; `momentum` the version whose momentum it continues, None where that began with zero. `refused`
     has [slot, why] of answers that did not count, `shortened` [slot, share] of those that were too long, `opposed`
-    [slot, merges] of learners that have pulled against all others in so many merges in a row. `merged_tokens` counts,
-    as [slot, incarnation, tokens], everything of this fragment that was merged on top of `origin`; `merges` and `votes`
-    count the merges of kind 'merge', in this `epoch` of the shard, and their contributors. `asked` are the requests of
-    its round. Times are those of the shard's clock.
+    [slot, merges] of learners that have pulled against all others in so many merges in a row, `capped` [member,
+    share, capped share] of members that would have had more of the weight than they may. `merged_tokens` counts, as
+    [slot, incarnation, tokens], everything of this fragment that was merged on top of `origin`; `merges` and
+    `votes` count the merges of kind 'merge', in this `epoch` of the shard, and their contributors. `asked` are the
+    requests of its round. Times are those of the shard's clock.
     """
 
     shard: Count
@@ -347,6 +348,7 @@ class Merging(TypedDict):
     refused: list[Annotated[list[Any], tuple[Count, str]]]
     shortened: list[Annotated[list[Any], tuple[Count, Finite]]]
     opposed: Positions
+    capped: list[Annotated[list[Any], tuple[str, Finite, Finite]]]
     reason: str
     opened_at: int
     quorum_at: int

@@ -1,10 +1,11 @@
 """Opposition: learners whose outer gradients point against those of all others, merge after merge.
 
-Decides which learners are reported, and changes nothing of a merge. A flipped sign leaves the length of a gradient
+Decides which learners are reported. A flipped sign leaves the length of a gradient
 unchanged, so its length does not reveal it (`bounds`); but the others agree with each other, and it disagrees with all
 of them. Of two learners either may be wrong, so neither is reported. Only answers on the newest version are compared:
-one that comes late pulls back from where the others have gone meanwhile. Nor is such a learner refused: one with data
-of its own kind may honestly pull the other way, and near the best common model, one of them always does.
+one that comes late pulls back from where the others have gone meanwhile. Such a learner is refused only where the run
+asks for that (`program.opposed`): one with data of its own kind may honestly pull the other way, and near the best
+common model, one of them always does.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class DissentCounter:
         for life, is_opposed in zip(lives, opposed(gradients), strict=True):
             self._merges[life] = self._merges.get(life, 0) + 1 if is_opposed else 0
         return [[life[0], self._merges[life]] for life in lives if self._merges[life] >= MERGES_MIN]
+
+    def opposes(self, life: Life) -> bool:
+        """Whether a life has pulled against all others in MERGES_MIN merges in a row, and has not agreed since."""
+        return self._merges.get(life, 0) >= MERGES_MIN
 
 
 def opposed(gradients: Sequence[Float32]) -> list[bool]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from isthmus.ops.data.batches import by_slot, of_slot, position_of
 from isthmus.ops.exchange import schemas
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
+from isthmus.ops.exchange.influence import capped
 from isthmus.ops.exchange.merge_rules import Method
 from isthmus.ops.exchange.messages import MERGES_KEPT, Answer, Begun, Gradient, Merging, ReachedPositions, Round
 from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTokens, weight
@@ -44,6 +46,10 @@ PAST: Final = 32
 """The number of lengths of merged answers of a fragment that are remembered: eight rounds of four learners."""
 PAST_MIN: Final = 4
 """The number of past lengths that is needed for a comparison where there are no peers."""
+LEARNER: Final = "learner"
+"""The role of those who answer."""
+SHARE_LEAST: Final = 1.0 - 1e-9
+"""A merge of which nobody has less is whole, but for roundings."""
 TINY: Final = 1e-30
 """A norm this small is lost in float32."""
 NOT_FINITE: Final = "the outer step would not be finite"
@@ -143,6 +149,8 @@ class Merge:
     `method` is 'rda' or 'average'; `lr` and `momentum` are those of the outer step, `step_tokens` the tokens of a step,
     by slot where they differ; `bounded`: one learner's answer counts only in proportion to others'. `of_regions`: the
     answers are those of regions, for learners; in a region, fragments may begin as `begun` says, without an answer.
+    `share_max` is the largest share of a merge that a member may have (`exchange.influence`); `opposed`: what becomes
+    of a learner that pulls against all others, merge after merge (`kernels.bounds`).
     """
 
     outputs = ("gradient", "reached")
@@ -166,10 +174,13 @@ class Merge:
         step_tokens: StepTokens = 1,
         bounded: bool = True,
         of_regions: bool = False,
+        share_max: float = 1.0,
+        opposed: Literal["tell", "refuse"] = "tell",
     ) -> None:
         self._fragments = fragments
         self._of_regions = of_regions
         self._method, self._is_bounding = method, bounded
+        self._share_max, self._refuses_opposed = share_max, opposed == "refuse"
         self._step_tokens = step_tokens
         self._lr, self._momentum = lr, momentum
         self._accounts: dict[int, FragmentAccount] = {}
@@ -320,12 +331,22 @@ class Merge:
         return None if newest is None else claims[newest]
 
     def _merge(self, round: Round, accepted: list[Answer], record: Merging) -> Gradient:
+        account = self._accounts.get(round["fragment"])
+        if account is not None:
+            # Before `publish`: only answers on what is the newest version now are compared.
+            newest = [vote for vote in accepted if tuple(vote["base"] or ()) == account.newest]
+            record["opposed"] = self._opposed(newest)
+        if self._refuses_opposed:
+            accepted = self._agreeing(accepted, record)
         weights = [weight(*work_of(vote)) for vote in accepted]
         if not any(weights):
             return self._gradient(round, record, None)
-        account = self._accounts[round["fragment"]]
-        # Before `publish`: only answers on what is the newest version now are compared.
-        record["opposed"] = self._opposed([vote for vote in accepted if tuple(vote["base"] or ()) == account.newest])
+        assert account is not None  # Or all would have been refused.
+        share, reduced = 1.0, list[tuple[str, float, float]]()
+        if self._share_max < 1.0:
+            weights, reduced = capped(weights, [self._member_of(vote["slot"]) for vote in accepted], self._share_max)
+            share = math.fsum(weights)
+        record["capped"] = [list(each) for each in reduced]
         # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
             [self._values(vote) for vote in accepted],
@@ -334,6 +355,8 @@ class Merge:
             self._fragments[round["fragment"]],
             self._method,
         )
+        if share < SHARE_LEAST:
+            merged = replace(merged, scale=merged.scale * np.float32(share))
         work = [row for vote in accepted for row in rows_of(vote)]
         for slot, incarnation, begin, end, _ in work:
             account.merge(slot, incarnation, begin, end)
@@ -343,14 +366,28 @@ class Merge:
         voting = [vote["norms"] for vote, share in zip(accepted, weights, strict=True) if share > 0]
         self._extents[round["fragment"]].stepped(voting)
         self._norm_histories.setdefault(round["fragment"], NormHistory()).merged([length(norms) for norms in voting])
-        total = sum(weights)
-        voted = [(vote["slot"], share / total) for vote, share in zip(accepted, weights, strict=True) if share > 0]
+        total = sum(weights) / share
+        voted = [(vote["slot"], each / total) for vote, each in zip(accepted, weights, strict=True) if each > 0]
         record["voters"] = [slot for slot, _ in voted]
         record["weights"] = [share for _, share in voted]
         if round["kind"] == "merge":  # The record has the counts with this merge.
             self._merges += 1
             self._votes += len(voted)
         return self._gradient(round, record, merged, work)
+
+    def _agreeing(self, accepted: list[Answer], record: Merging) -> list[Answer]:
+        """The answers without those of lives that pull against all others; these are refused."""
+        agreeing = []
+        for vote in accepted:
+            if self._dissent.opposes((vote["slot"], vote["incarnation"])):
+                record["refused"].append([vote["slot"], "against all others"])
+            else:
+                agreeing.append(vote)
+        return agreeing
+
+    def _member_of(self, slot: int) -> str:
+        """Whose share of a merge a learner's is: its machine's, or its own in a run of one machine."""
+        return self._context.machine_of(LEARNER, slot) or f"{LEARNER} {slot}"
 
     def _reach(self, vote: Answer) -> None:
         """Record the positions up to which the batches of learners are merged now."""
@@ -469,6 +506,7 @@ class Merge:
             refused=[],
             shortened=[],
             opposed=[],
+            capped=[],
             reason=str(decision.get("reason", "")),
             opened_at=int(decision.get("opened_at", 0)),
             quorum_at=int(decision.get("quorum_at", 0)),

@@ -169,6 +169,7 @@ class Bodies:
         disk: Disk,
         traffic: Traffic,
         members: Callable[[], frozenset[Member]],
+        machine_of: Callable[[str, int], str],
         emitted: Callable[[NodePlan, list[Emission]], None],
         island: IslandDevices | None = None,
         folder: Path | None = None,
@@ -179,6 +180,7 @@ class Bodies:
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
         self._members, self._island, self._folder = members, island, folder
+        self._machine_of = machine_of
         self._ports = {
             node.index: {output.name: _output_port(plan, number, output) for number, output in enumerate(node.outputs)}
             for node in plan.nodes
@@ -209,6 +211,7 @@ class Bodies:
                 ),
                 now=self._clock.now,
                 members=self._members,
+                machine_of=self._machine_of,
                 stop_requested=lambda: self.stop_requested,
                 leave_requested=lambda: self.leave_requested,
                 publish=partial(self._publish, node.name),

@@ -89,7 +89,8 @@ class Context:
     """The argument of a body's `open(context)`, which its host calls in the body's own thread.
 
     `connected` names the ports that have an edge; `now` may be called at any time; `members` returns the live members
-    of every role, as far as this host knows; `stop_requested` whether a stop of the run was requested,
+    of every role, as far as this host knows; `machine_of` the name of the machine of a live (role, slot), '' where this
+    host knows none, as where there is one only; `stop_requested` whether a stop of the run was requested,
     `leave_requested` whether this host is to leave it; `publish` sets a small dict that the host shows in its status;
     `refuse` reports an item on a port, from a (slot, incarnation), that is wrong in a way that only the body can detect
     (field, expected, found): it is treated as a violation of the port's schema; `disk` is the machine's, for bodies
@@ -103,6 +104,7 @@ class Context:
     connected: frozenset[str]
     now: Callable[[], Instant]
     members: Callable[[], frozenset[Member]]
+    machine_of: Callable[[str, int], str]
     stop_requested: Callable[[], bool]
     leave_requested: Callable[[], bool]
     publish: Callable[[dict[str, Any]], None]

@@ -177,6 +177,7 @@ class Host:
         trace: Trace | None = None,
         island: IslandDevices | None = None,
         folder: Path | None = None,
+        machine_of: Callable[[str, int], str] = lambda role, slot: "",
         on_ended: Callable[[Host, str], None] = lambda host, node: None,
         on_failed: Callable[[Host, str, str], None] = lambda host, node, error: None,
     ) -> None:
@@ -202,6 +203,7 @@ class Host:
             disk=disk,
             traffic=self.traffic,
             members=lambda: self.scheduler.members,
+            machine_of=machine_of,
             emitted=self._emitted_meanwhile,
             island=island,
             folder=folder,

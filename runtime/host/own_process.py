@@ -31,7 +31,7 @@ from isthmus.runtime.host.bodies import Bodies
 from isthmus.runtime.host.contract import IslandDevices, Span, Trace, Traffic, raised, spans_file, story, untold
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LentThread, ThreadExecutor
-from isthmus.runtime.ids import LEARNER, Member, Replica, leader
+from isthmus.runtime.ids import LEARNER, ONE_MACHINE, Member, Replica, leader
 from isthmus.runtime.supervision.incidents import Starved
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed
 from isthmus.runtime.system import processes
@@ -416,6 +416,7 @@ class HostProcess:
             trace=self._trace,
             island=island,
             folder=folder,
+            machine_of=self._machine_of,
             on_ended=self._node_ended,
             on_failed=self._failed,
         )
@@ -490,6 +491,11 @@ class HostProcess:
         self._meetings.follow(rows, keys)
         if self._on_roster is not None:
             self._on_roster(rows, msgspec.convert(forms, list[Form]))
+
+    def _machine_of(self, role: str, slot: int) -> str:
+        """The machine of a live host, '' in a run of one machine."""
+        machine = self._machines.get(Replica(role, slot), "")
+        return "" if machine == ONE_MACHINE else machine
 
     def _say(self, kind: str, **more: Any) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)

@@ -93,6 +93,10 @@ class Context:
         self.island = None
         self.folder: Any = None
         self.live: set[Any] = set()
+        self.machines: dict[tuple[str, int], str] = {}
+
+    def machine_of(self, role: str, slot: int) -> str:
+        return self.machines.get((role, slot), "")
 
     def members(self) -> frozenset[Any]:
         return frozenset(self.live)

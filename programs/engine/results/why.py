@@ -289,6 +289,11 @@ def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
     if terms is not None and terms.required:
         yield "deadline", say(_DEADLINE, merge, required=_learners(terms.required))
     yield "closed", say("[{grace_ms_used:ms} after the quorum: ]{reason}", merge)
+    if merge.capped:
+        reduced = (
+            f"{member}: {percent(before)} of the weight, counts {percent(now)}" for member, before, now in merge.capped
+        )
+        yield "capped", "; ".join(reduced)
     is_empty = merge.version is None
     yield "told" if is_empty else "published", say(_PUBLISHED, merge, is_empty=is_empty)
     if merge.undone_by is not None:

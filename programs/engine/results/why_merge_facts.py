@@ -98,8 +98,9 @@ class MergeFacts:
 
     `version` is None if nothing was merged; `origin`: the version with which this epoch of the shard began;
     `undone_by`: the next epoch, if that began with an older version than this one, which is then not in the model;
-    `reason`: the quorum's sentence on why the round closed; `asked`: the settings that followed the links, None if none
-    did, and `changes`: the last of each that counted; `terms` and all arrivals are from the shard's tape.
+    `reason`: the quorum's sentence on why the round closed; `asked`: the settings that followed the links, None if
+    none did, and `changes`: the last of each that counted; `capped` are [member, share, capped share]; `terms` and
+    all arrivals are from the shard's tape.
     """
 
     fragment: int
@@ -121,6 +122,7 @@ class MergeFacts:
     answers: Sequence[RoundAnswer]
     asked: Mapping[str, Any] | None = None
     changes: Sequence[ChangeRecord] = ()
+    capped: Sequence[tuple[str, float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +328,7 @@ def merge_facts(
         answers=_answers(line, taped, terms, tokens_of_step, sizes or {}),
         asked=line.asked,
         changes=in_use(changes, line.shard, line.epoch, line.round),
+        capped=line.capped,
     )
 
 

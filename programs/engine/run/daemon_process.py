@@ -27,6 +27,7 @@ from isthmus.programs.engine.run.interrupts import GRACE_SECONDS
 from isthmus.programs.engine.run.run_end import RunEnd
 from isthmus.programs.engine.run.watch_loop import SECOND
 from isthmus.runtime.errors import INTERRUPTED_STATUS
+from isthmus.runtime.ids import ONE_MACHINE
 from isthmus.runtime.system.processes import cpu_seconds, name_process, unblock
 from isthmus.runtime.wire.control_messages import DETACH
 
@@ -34,7 +35,6 @@ IN_USE: Final = 2
 """The exit status where the run has another daemon."""
 LINGER_SECONDS: Final = 2.0
 """How long a detached daemon still answers after the end."""
-NAME: Final = "local"
 
 
 def main(arguments: list[str]) -> int:
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--lock", type=int)
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS)
     options = parser.parse_args(arguments)
-    name_process(f"isthmus daemon {NAME}")
+    name_process(f"isthmus daemon {ONE_MACHINE}")
     unblock()
     try:
         lock = RunLock(options.run) if options.lock is None else RunLock.inherited(options.lock)
@@ -94,7 +94,9 @@ def _serve(folder: Path, lock: RunLock, *, has_pipe: bool, grace: float) -> int:
             run.daemon.request_stop() if presses == 1 else run.daemon.end(SECOND)
 
     run_spec = spec.load(folder)
-    run = HeldRun(loop, folder, run_spec, lock=lock, machine=NAME, finish=finish, on_over=over, own_seconds=cpu_seconds)
+    run = HeldRun(
+        loop, folder, run_spec, lock=lock, machine=ONE_MACHINE, finish=finish, on_over=over, own_seconds=cpu_seconds
+    )
     if has_pipe:
         loop.add_reader(0, on_command)
     run.daemon.start()

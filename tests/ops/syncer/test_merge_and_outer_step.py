@@ -45,10 +45,11 @@ def answer(slot: int, gradient: Any, *, base: Any = (1, 0), begin: int = 0, end:
 class Syncer:
     """Merge and outer-step, opened, with the first version published."""
 
-    def __init__(self, method: Any = "rda", lr: float = 0.5, momentum: float = 0.5) -> None:
-        self.merge = Merge(PARTS, method=method, lr=lr, momentum=momentum)
+    def __init__(self, method: Any = "rda", lr: float = 0.5, momentum: float = 0.5, **more: Any) -> None:
+        self.merge = Merge(PARTS, method=method, lr=lr, momentum=momentum, **more)
         self.outer = OuterStep(PARTS, lr=lr, momentum=momentum)
-        self.merge.open(Context("syncer"))
+        self.context = Context("syncer")
+        self.merge.open(self.context)
         self.outer.open(Context("syncer"))
         self.round = 0
         self.first = np.linspace(-1, 1, PARTS[0].size).astype(np.float32)
@@ -281,6 +282,29 @@ def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_
         decision=DECISION,
     )
     assert twice["gradient"]["merging"]["refused"] == [[1, "already merged"]]
+
+
+def test_a_learner_has_no_more_of_a_merge_than_a_member_may() -> None:
+    syncer = Syncer(method="average", lr=1.0, momentum=0.0, share_max=0.5)
+    emitted = syncer.fire(answer(0, 1.0, end=320), answer(1, -1.0), answer(2, -1.0))
+    assert emitted["merged"]["weights"] == pytest.approx([0.5, 0.25, 0.25])
+    assert emitted["merged"]["capped"] == [["learner 0", pytest.approx(16 / 18), 0.5]]
+    np.testing.assert_allclose(emitted["update"]["values"], syncer.first, atol=1e-6)
+
+
+def test_a_lone_learner_moves_the_model_by_its_share() -> None:
+    syncer = Syncer(method="average", lr=1.0, momentum=0.0, share_max=0.25)
+    emitted = syncer.fire(answer(0, 1.0))
+    assert emitted["merged"]["weights"] == [0.25]
+    np.testing.assert_allclose(emitted["update"]["values"], syncer.first - 0.25, rtol=1e-6)
+
+
+def test_learners_of_one_machine_are_one_member() -> None:
+    syncer = Syncer(method="average", lr=1.0, momentum=0.0, share_max=0.5)
+    syncer.context.machines = {("learner", 0): "a", ("learner", 1): "a", ("learner", 2): "b"}
+    emitted = syncer.fire(*(answer(slot, 1.0) for slot in range(3)))
+    assert emitted["merged"]["weights"] == pytest.approx([0.25, 0.25, 0.5])
+    assert emitted["merged"]["capped"] == [["a", pytest.approx(2 / 3), 0.5]]
 
 
 def coded(vote: Any, form: Any) -> Any:

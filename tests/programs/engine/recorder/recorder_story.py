@@ -138,6 +138,7 @@ def merging(fragment: int, number: int, at: int, *, epoch: int = 1, kind: str = 
         "refused": [],
         "shortened": [],
         "opposed": [],
+        "capped": [],
         "reason": "both have voted",
         "opened_at": at - 40,
         "quorum_at": at - 30,

@@ -161,6 +161,7 @@ def merging(fragment: int, kind: str, epoch: int, tokens: list[list[int]]) -> di
         "refused": [],
         "shortened": [],
         "opposed": [],
+        "capped": [],
         "momentum": None,
         "reason": "",
         "merged_tokens": tokens,

@@ -133,6 +133,17 @@ def test_flipped_signs_are_told_of_and_of_no_honest_learner() -> None:
 
 
 @pytest.mark.slow
+def test_flipped_signs_are_refused_where_the_run_asks_for_it() -> None:
+    witness = Witness()
+    flipped = Forge(LIAR, "answer", "gradient", -1.0, "scale", at_step=2)
+    outcome = survive(flipped, steps=200, witness=witness, push="float32", opposed="refuse")
+    assert outcome.violation is None
+    refused = [row for _, merge in witness.merges.values() for row in merge["refused"]]
+    assert [2, "against all others"] in refused
+    assert {slot for slot, _ in refused} == {2}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [soaked("diloco"), "streaming-diloco"])
 def test_a_program_that_waits_for_everybody_does_not_wait_for_an_answer_that_was_refused(program: str) -> None:
     forged = Forge(LIAR, "answer", "norms", (1.0,), at_step=8)
