@@ -84,7 +84,8 @@ class Trial:
 def _decoupled(rng: random.Random) -> Settings:
     settings: Settings = {"fragments": rng.choice((2, 3)), "interval": rng.choice((6, 8))}
     settings["shards"], settings["quorum"] = rng.choice((1, 1, 2)), rng.choice((1, 1, 1, 2))
-    rng.choice((0.0, 0.0, 0.5))  # It was alpha, which is refused now; every seed stays the universe that it is.
+    if rng.choice((0, 0, 1)):
+        settings |= {"weight_share_max": 0.6, "opposed": "refuse"}
     return settings
 
 

@@ -76,7 +76,7 @@ def survive(
     processes: tuple[int, ...] = (),
     elastic: tuple[tuple[int, ...], ...] = (),
     seed: int = 1,
-    push: str = "int4",
+    **settings: Any,
 ) -> Outcome:
     """What comes of a run with these faults, each of which has to happen."""
     outcome = outcome_of(
@@ -87,7 +87,7 @@ def survive(
             elastic=elastic,
             steps=steps,
             step_ms=step_ms,
-            program=Program("decoupled-diloco", fragments=2, interval=interval, shards=shards, push=push),
+            program=Program("decoupled-diloco", fragments=2, interval=interval, shards=shards, **settings),
             climate=Climate(),
             speeds=tuple(speeds) or (1.0,) * learners,
             faults=faults,
