@@ -60,8 +60,9 @@ class MergesChecker(Checker):
     the one that half of the answering learners have reached.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share_max: float = 1.0) -> None:
         self._books: dict[tuple[Member, int], _Books] = {}
+        self._share_max = share_max
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Note the answers that reach a shard from a learner that is live for it."""
@@ -130,10 +131,10 @@ class MergesChecker(Checker):
                 return
             [(count, steps)] = tokens
             weights[slot] = count * count / steps if steps else 0.0
-        total = sum(weights.values())
+        expected = _capped(weights, self._share_max)
         for slot, weight in voters.items():
-            if abs(weight - weights[slot] / total) > WEIGHT_TOLERANCE:
-                raise ViolationError(f"{doing}: slot {slot} has the weight {weight}, not {weights[slot] / total}")
+            if abs(weight - expected[slot]) > WEIGHT_TOLERANCE:
+                raise ViolationError(f"{doing}: slot {slot} has the weight {weight}, not {expected[slot]}")
 
     def _moved(self, books: _Books, slot: int, to: tuple[int, int], doing: str) -> list[Any]:
         """The candidate answers, one of which moved the clock of a slot."""
@@ -279,18 +280,20 @@ class FairnessChecker(Checker):
                 raise ViolationError(f"{life.member} left slot {slot} out of {count} merges of fragment {fragment}")
 
 
-def checkers() -> list[Checker]:
-    """A checker for each invariant, new for each universe."""
-    classes = (
-        VersionsChecker,
-        BytesChecker,
-        MergesChecker,
-        AnswersChecker,
-        AccountsChecker,
-        FairnessChecker,
-        ModelChecker,
-    )
-    return [each() for each in classes]
+def _capped(weights: Mapping[int, float], most: float) -> dict[int, float]:
+    """The shares min(most, factor * weight) whose sum is 1, or as close to that as it can be."""
+    low, high = 0.0, 1.0 / min(filter(None, weights.values()), default=1.0)
+    for _ in range(200):
+        factor = (low + high) / 2
+        is_less = sum(min(most, factor * each) for each in weights.values()) < 1.0
+        low, high = (factor, high) if is_less else (low, factor)
+    return {slot: min(most, high * each) for slot, each in weights.items()}
+
+
+def checkers(share_max: float = 1.0) -> list[Checker]:
+    """A checker for each invariant, new for each universe, in which a learner has at most this share of a merge."""
+    classes = (VersionsChecker, BytesChecker, AnswersChecker, AccountsChecker, FairnessChecker, ModelChecker)
+    return [MergesChecker(share_max), *(each() for each in classes)]
 
 
 ONE_RECORDER: Final = Replica(RECORDER, 0)

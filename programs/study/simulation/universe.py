@@ -313,7 +313,7 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
         least=least_replicas(graph),
         checkers=[
             *runtime_checkers(graph),
-            *_of_program(graph),
+            *_of_program(graph, shape),
             FilesChecker(FOLDER),
             SnapshotsChecker(),
             LiesChecker(),
@@ -322,12 +322,13 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
     )
 
 
-def _of_program(graph: Template) -> list[Checker]:
+def _of_program(graph: Template, shape: Shape) -> list[Checker]:
     """The checkers of versions, merges, answers and books."""
     regions = next((role.replicas_max for role in graph.roles if role.name == REGION), 0)
     if regions:
         return regions_checkers(regions)
-    return [*checkers(), *recovery_checkers(), BooksChecker(), HonestChecker()]
+    share_max = shape.program.settings.get("weight_share_max", 1.0)
+    return [*checkers(share_max), *recovery_checkers(), BooksChecker(), HonestChecker()]
 
 
 def _plans(graph: Template, shape: Shape) -> dict[str, Plan]:
