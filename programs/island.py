@@ -196,7 +196,8 @@ class Island:
         self._host = self._model.host(make_host, make_learner=self._make, judge=judge)
         if not own:
             self._handle_signals()
-        self._host.begin()
+        with self._raising_own():
+            self._host.begin()
         if self._host.is_over:
             self._check_place()
         if self._kept is not None:
@@ -222,7 +223,7 @@ class Island:
                 _answer(self._life, [Fault("Running the loop to its first step", "a step", "none", do)])
             return
         is_in_order = error is None or (isinstance(error, SystemExit) and not error.code)
-        was_over = self.is_over
+        was_over = self.is_over and is_in_order
         try:
             if self._host is None:  # The first of a run, which has made no step.
                 self._ranks.close()

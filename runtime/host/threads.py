@@ -60,7 +60,7 @@ class LentThread:
             except StopIteration as end:
                 result = end.value
             except BaseException as caught:  # It ends this node, and the owner of the thread hears of it from there.
-                error = caught
+                result, error = None, caught
             self._parts = None
             assert self._done is not None
             self._done(result, error)

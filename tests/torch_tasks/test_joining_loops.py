@@ -39,6 +39,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
 
 def evaluate(module):
+    if how == "misjudges":
+        raise ValueError("a mistake in my evaluation")
     module.eval()
     torch.manual_seed(5)
     with torch.no_grad():
@@ -46,7 +48,7 @@ def evaluate(module):
         return {"loss": ((module(x) - x.sum(1, keepdim=True)) ** 2).mean(), "process": os.getpid()}
 
 def train():
-    own = dict(evaluate=evaluate) if how == "evaluates" else {}
+    own = dict(evaluate=evaluate) if how in ("evaluates", "misjudges") else {}
     with isthmus.island(model, optimizer, **home, **own) as island:
         begun = island.position
         island.keep(scheduler)
@@ -233,6 +235,12 @@ def test_loops_join_leave_die_and_come_back_and_the_others_go_on(home: Home) -> 
 
 def test_a_loop_evaluates_between_its_steps_and_another_takes_over_when_it_dies(home: Home) -> None:
     daemon = home.open()
+    home.loop("wrong", "misjudges")
+    assert home.loops["wrong"].wait(PATIENCE) == 1
+    assert home.text_of("wrong").read_text().splitlines()[-1] == "ValueError: a mistake in my evaluation"
+    home.says("home", "machine wrong leaves")
+    ends = [each.end for each in incidents_in(home.folder / "run", "") if isinstance(each, Ended)]
+    assert ends == [Exited(1)]
     home.loop("alpha")
     home.loop("beta", "evaluates")
     home.loop("gamma", "evaluates")
@@ -246,7 +254,7 @@ def test_a_loop_evaluates_between_its_steps_and_another_takes_over_when_it_dies(
         return [int(each["metrics"]["process"]) for each in evaluations()]
 
     home.wait_for(processes)
-    home.wait_for_vote(0)
+    home.wait_for_vote(home.begun("alpha")[0])
     first, *others = [home.loops[name] for name in ("beta", "gamma") if home.loops[name].pid == processes()[-1]]
     assert not others
     assert set(processes()) == {first.pid}

@@ -79,6 +79,20 @@ def test_an_error_is_that_of_the_work_and_the_next_one_runs() -> None:
     assert works.noted == [boom, "next"]
 
 
+def test_a_firing_that_fails_before_it_yields_has_no_result() -> None:
+    results: list[Any] = []
+
+    def firing() -> Generator[None, None, None]:
+        raise ValueError("broken")
+        yield
+
+    lent = LentThread()
+    lent.works.put((firing, lambda result, error: results.append((result, str(error)))))
+    lent.works.put(None)
+    assert not lent.run(never)
+    assert results == [(None, "broken")]
+
+
 def test_a_firing_under_way_ends_after_the_end_of_all_others() -> None:
     works = Works()
     works.put(works.firing("first"))
