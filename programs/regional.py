@@ -164,11 +164,14 @@ def build(
     send = learner.node("fragment-send", partial(FragmentSend, parts, push=push))
 
     merges: dict[str, Any] = {"step_tokens": step_tokens_of(job), "method": merge, "bounded": bounded}
+    sizes = [part.size for part in parts]
     paces: dict[str, Any] = {"fragments": len(parts), "shards": 1, "grace": grace, "gamma": gamma, "tokens": job.tokens}
+    paces |= {"update": "float32", "sizes": sizes}
     region_pacer = region.node(
         "region-pacer",
         partial(
             Pacer,
+            push=push,
             interval=interval,
             overlap=overlap,
             quorum=quorum,
@@ -194,6 +197,7 @@ def build(
         "pacer",
         partial(
             Pacer,
+            push=regions_push,
             interval=turns,
             overlap=max(1, turns // 4),
             quorum=regions_quorum,

@@ -63,7 +63,7 @@ REGION: Final = "region"
 """The role of the syncers of regions, in a program of two levels: learner s is of region s modulo their number."""
 RECORDER: Final = "recorder"
 """The role of the one replica that keeps the run folder; its machine is the run's home."""
-ROLES: Final = (LEARNER, SYNCER, "evaluator")
+ROLES: Final = (LEARNER, SYNCER, REGION, "evaluator")
 """The roles that a machine may declare, whether a graph has such a role or not."""
 
 

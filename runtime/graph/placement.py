@@ -8,6 +8,8 @@ Nodes of one role go together, so that the nodes that feed a step and send its r
   failure domains; before that, machines without accelerators and without learners are preferred; among those left, the
   machine with the fewest hosts and then the widest link, so that the syncer is where the bandwidth is and the evaluator
   is elsewhere.
+- Where machines have regions, and the graph syncers of regions, learner s is on a machine of region s modulo their
+  number, and the syncer of a region on one of its own. Regions are numbered by their sorted names.
 - The recorder is at home: the first machine of the cluster that takes other roles than learners. The author of the
   cluster file chooses it by the order of machines.
 
@@ -31,7 +33,7 @@ from typing import Any, final
 from isthmus.runtime.errors import Fault, PlacementError, nearest
 from isthmus.runtime.graph.devices import Device
 from isthmus.runtime.graph.template import Template
-from isthmus.runtime.ids import LEARNER, RECORDER, ROLES, Replica, follower, leader
+from isthmus.runtime.ids import LEARNER, RECORDER, REGION, ROLES, Replica, follower, leader
 
 
 @final
@@ -47,6 +49,7 @@ class Machine:
     - `island`: the name of an island that spans several machines, `together` the names of all of these, the one with
       the leading process first; None and empty where its islands are its own.
     - `memory_bytes`: its own, beside that of accelerators; None is unknown.
+    - `region`: where it is, for programs with syncers of regions; None where it is not said.
     - `domain`: machines of one failure domain fail together ('building-a'); without it, a machine fails alone.
       `bandwidth_bits`: of its network link in each direction, a second; None is unknown.
     """
@@ -63,6 +66,7 @@ class Machine:
     memory_bytes: int | None = None
     island: str | None = None
     together: tuple[str, ...] = ()
+    region: str | None = None
 
     def offers(self, role: str) -> bool:
         """Whether replicas of `role` may be placed here.
@@ -122,6 +126,15 @@ class Topology:
         return {machine.name: machine for machine in self.machines}
 
     @property
+    def regions(self) -> tuple[str, ...]:
+        """The names of all regions, by their numbers: sorted."""
+        return tuple(sorted({machine.region for machine in self.machines if machine.region is not None}))
+
+    def region_of(self, machine: Machine) -> int | None:
+        """The number of a machine's region; None where it is not said."""
+        return None if machine.region is None else self.regions.index(machine.region)
+
+    @property
     def learners_max(self) -> int | None:
         """The number of islands in all; None where a machine that may have learners gives no number."""
         counts = [machine.islands for machine in self.machines if machine.offers(LEARNER)]
@@ -170,8 +183,11 @@ def place(
     have a machine: they stay, as long as it still exists and takes their role. Raises PlacementError with everything
     that prevents the placement.
     """
-    builder = _Builder(topology, kept)
+    regions = roster.get(REGION, 0) if topology.regions else 0
+    builder = _Builder(topology, kept, regions)
     faults = list(_unknown_roles(graph, topology))
+    if regions and (region_faults := list(_region_faults(topology, regions))):
+        raise PlacementError.of([*faults, *region_faults])
     for role in graph.roles:
         count = roster.get(role.name, 0)
         replicas = [Replica(role.name, number) for number in range(count)]
@@ -209,13 +225,27 @@ def _unknown_roles(graph: Template, topology: Topology) -> Iterator[Fault]:
                 yield Fault(doing, f"of {', '.join(roles)}", repr(role), nearest(role, roles))
 
 
+def _region_faults(topology: Topology, count: int) -> Iterator[Fault]:
+    """Faults of machines whose regions do not go with a graph that has so many."""
+    if len(topology.regions) != count:
+        expected = f"machines of {count} region{'s' if count > 1 else ''}, as program.regions says"
+        do = f"Set program.regions = {len(topology.regions)}, or change the `region` of machines."
+        yield Fault("Placing the syncers of regions", expected, ", ".join(topology.regions), do)
+    for machine in topology.machines:
+        roles = [role for role in (LEARNER, REGION) if machine.offers(role)]
+        if machine.region is None and roles:
+            expected = "a `region`, because other machines have one"
+            do = f'Write region = "{topology.regions[0]}", or give it only roles that need none, as ["syncer"].'
+            yield Fault(f"Placing {' and '.join(roles)} on {machine.name!r}", expected, "none", do)
+
+
 @final
 class _Builder:
     """A placement under construction."""
 
-    def __init__(self, topology: Topology, kept: Mapping[Replica, str]) -> None:
-        """With the replicas that stay where they are."""
-        self._topology = topology
+    def __init__(self, topology: Topology, kept: Mapping[Replica, str], regions: int = 0) -> None:
+        """With the replicas that stay where they are, and the number of regions that bind learners and syncers."""
+        self._topology, self._regions = topology, regions
         self.machines: dict[Replica, str] = {}
         self._hosts: Counter[str] = Counter()
         self._of_role: Counter[tuple[str, str]] = Counter()
@@ -250,8 +280,18 @@ class _Builder:
         else:
             learners = {name for replica, name in self.machines.items() if leader(replica).role == LEARNER}
             for replica in replicas:
-                if replica not in self.machines:
-                    self.put([replica], min(reachable, key=lambda machine: self._rank(machine, role, learners)))
+                able = [machine for machine in reachable if self._may_have(machine, replica)]
+                if not able:
+                    where = self._topology.regions[replica.slot % self._regions]
+                    do = f"Give one of them an address, and {role!r} among its roles."
+                    yield Fault(f"Placing {replica}", f"a machine of region {where!r} with an address", "none", do)
+                elif replica not in self.machines:
+                    self.put([replica], min(able, key=lambda machine: self._rank(machine, role, learners)))
+
+    def _may_have(self, machine: Machine, replica: Replica) -> bool:
+        """Whether a machine is in the region of a replica, where that has one."""
+        is_bound = self._regions and replica.role in (LEARNER, REGION)
+        return not is_bound or self._topology.region_of(machine) == replica.slot % self._regions
 
     def _rank(self, machine: Machine, role: str, learners: set[str]) -> tuple[bool, bool, int, int, int, str]:
         """Rank of a machine for the next replica of a role; the smallest is taken."""
@@ -281,7 +321,14 @@ class _Builder:
             yield from _too_few(len(replicas), offers, small, memory_bytes)
             return
         machines = self._topology.by_name()
-        for replica, machine in zip(waiting, free, strict=False):
+        for replica in waiting:
+            machine = next((each for each in free if self._may_have(each, replica)), None)
+            if machine is None:
+                where = self._topology.regions[replica.slot % self._regions]
+                do = "Lower run.learners, or raise `islands` there: learners take turns between regions."
+                yield Fault(f"Placing {replica}", f"a free island in region {where!r}", "none", do)
+                return
+            free.remove(machine)
             self.put([replica], machine)
             for number, name in enumerate(machine.together[1:], 1):
                 self.put([follower(replica, number)], machines[name])

@@ -25,7 +25,7 @@ from isthmus.runtime.host.contract import Trace
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.own_process import meets
 from isthmus.runtime.host.virtual_time import VirtualClock
-from isthmus.runtime.ids import LEARNER, Member, Replica, follower, leader
+from isthmus.runtime.ids import LEARNER, REGION, SYNCER, Member, Replica, follower, leader
 from isthmus.runtime.sim.daemons import Shared, SimulatedDaemon, SimulatedMachine, SimulatedProcess
 from isthmus.runtime.sim.faults import Fault, Join, check
 from isthmus.runtime.sim.host import Life, UniverseSetting, Witness
@@ -44,7 +44,7 @@ ASKED_EVERY: Final = 500
 BUSY_MAX: Final = 100_000
 """Events at one instant; a few dozen are many."""
 HOME: Final = "home"
-MOVABLE: Final = ("syncer", "evaluator")
+MOVABLE: Final = (SYNCER, REGION, "evaluator")
 """Roles whose next life may be at home, where their machine is lost."""
 CRASH_SECONDS: Final = 0.3
 """The duration of a life in a crash loop."""
@@ -55,8 +55,8 @@ REBOOT_SECONDS: Final = 0.5
 
 
 def machine_of(replica: Replica) -> str:
-    """The default machine of a replica: a learner or syncer on one of its own, everything else at home."""
-    return f"{replica.role}-{replica.slot}" if leader(replica).role in ("learner", "syncer") else HOME
+    """The default machine of a replica: a learner or a syncer on one of its own, everything else at home."""
+    return f"{replica.role}-{replica.slot}" if leader(replica).role in (LEARNER, SYNCER, REGION) else HOME
 
 
 class Observer(Witness, Protocol):

@@ -14,7 +14,7 @@ from typing import Final, get_args
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import LEARNER, Member, Replica, follower, gang_number, leader
-from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken
+from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken, is_offered
 from isthmus.runtime.supervision.messages import Wanted
 
 LOST_BEATS: Final = 40
@@ -158,7 +158,7 @@ class Fleet:
         if replica.slot >= self.slots_max.get(replica.role, 0):
             return False
         offered = self._home_offers if name == self.home else self._offers.get(name, ())
-        return name == self.name(replica) or (leader(replica).role != LEARNER and replica.role in offered)
+        return name == self.name(replica) or (leader(replica).role != LEARNER and is_offered(replica, offered))
 
     def is_believed(self, names: Iterable[str], about: Iterable[str]) -> bool:
         """Whether what hosts on machines `names` say counts against those on machines `about`.
@@ -336,9 +336,9 @@ class Fleet:
             return True
         if leader(replica).role == LEARNER:
             return not self.is_retired(replica)
-        names = [name for name in self.others if replica.role in self._offers.get(name, ())]
+        names = [name for name in self.others if is_offered(replica, self._offers.get(name, ()))]
         able = [name for name in names if self.machines[name].is_reached]
-        if replica.role in self._home_offers:
+        if is_offered(replica, self._home_offers):
             able.append(self.home)
         if able:
             load = {name: sum(self.name(other) == name for other in self.replicas) for name in able}

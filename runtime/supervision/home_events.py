@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -32,8 +32,8 @@ Taken: TypeAlias = Literal["left", "expelled"]
 class Places(msgspec.Struct, frozen=True, kw_only=True):
     """The machines of a run: `home`, in `term`, and those of replicas elsewhere (`machines`).
 
-    `offers` gives, for each other machine, the roles that may be moved there, `home_offers` those that may be moved
-    home. `former` was the home in the term before, and is lost; '' in the first term.
+    `offers` gives, for each other machine, the roles, or replicas by name, that may be moved there, `home_offers` those
+    that may be moved home. `former` was the home in the term before, and is lost; '' in the first term.
     """
 
     home: str
@@ -42,6 +42,11 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     home_offers: tuple[str, ...] = ()
     term: int = 1
     former: str = ""
+
+
+def is_offered(replica: Replica, offers: Collection[str]) -> bool:
+    """Whether a machine with these offers takes a replica of a role that may be moved."""
+    return replica.role in offers or str(replica) in offers
 
 
 EXIT_SECONDS: Final = 10.0

@@ -210,7 +210,7 @@ def read_machine(
     islands = values["islands"]
     if islands is None and device is not None and not device.is_cpu:
         islands = 1
-    plain_values = {name: values[name] for name in ("name", "roles", "devices", "domain", "island")}
+    plain_values = {name: values[name] for name in ("name", "roles", "devices", "domain", "region", "island")}
     return Machine(
         **plain_values,
         islands=islands,
@@ -288,7 +288,7 @@ class MachineTable(msgspec.Struct, kw_only=True):
         str | None, Setting("tcp://HOST:PORT, where its daemon listens. Without one it only dials out.")
     ] = None
     public_key: Annotated[str | None, Setting("NAME.pub, or the key itself; required where there are [keys].")] = None
-    roles: Annotated[tuple[str, ...], Setting("learner, syncer, evaluator. Default: all.")] = ()
+    roles: Annotated[tuple[str, ...], Setting("learner, syncer, region, evaluator. Default: all.")] = ()
     islands: Annotated[
         int | None,
         Setting(
@@ -309,6 +309,10 @@ class MachineTable(msgspec.Struct, kw_only=True):
         ),
     ] = 1
     island: Annotated[str | None, Setting("The name of the island that it is a part of, with other machines.")] = None
+    region: Annotated[
+        str | None,
+        Setting("Where it is, as a site with a thin link to the others: `regional-diloco` merges there first."),
+    ] = None
     domain: Annotated[str | None, Setting("What fails together, as a rack or a site.")] = None
     bandwidth: Annotated[str | None, Setting("Of its link to the others: `2 Gbit/s`.")] = None
     memory: Annotated[str | None, Setting("Of the host: `64 GB`.")] = None

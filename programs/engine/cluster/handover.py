@@ -23,7 +23,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -39,8 +39,8 @@ from isthmus.programs.engine.request.slot_tasks import references_of
 from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.snapshots.stored import place_of
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.graph.placement import Machine
-from isthmus.runtime.ids import LEARNER, SYNCER, Replica, leader
+from isthmus.runtime.graph.placement import Machine, Topology
+from isthmus.runtime.ids import LEARNER, REGION, SYNCER, Replica, leader
 from isthmus.runtime.supervision.home_events import Places
 from isthmus.runtime.system.files import write_json
 
@@ -163,8 +163,9 @@ def _check_part(part: str, doing: str) -> None:
 
 HOSTS_MAX: Final = 1024
 """Hosts that a run may have at its start, and slots."""
-MOVABLE: Final = (SYNCER, "evaluator")
-"""Roles whose next life may be on another machine."""
+MOVABLE: Final = (SYNCER, REGION, "evaluator")
+"""Roles whose next life may be on another machine; where machines have regions, the syncer of one on those of its own.
+"""
 
 
 @final
@@ -174,6 +175,7 @@ class MachineSite:
 
     The address of its daemon and its public key, where it has them; the roles that it takes (all, if empty); and the
     declared number of `islands`, of `devices` in each, and the names of their kind: 0 and empty if not declared.
+    `region` is the number of its region, None where that is not declared.
     """
 
     name: str
@@ -183,13 +185,15 @@ class MachineSite:
     islands: int = 0
     devices: int = 0
     kinds: tuple[str, ...] = ()
+    region: int | None = None
 
     @classmethod
-    def of(cls, machine: Machine) -> MachineSite:
+    def of(cls, machine: Machine, region: int | None = None) -> MachineSite:
         """The site of a machine in a cluster file."""
         device = machine.device
         declared = () if device is None else (machine.islands or 0, machine.devices, (device.kind, *device.names))
-        return cls(machine.name, machine.address, machine.public_key, machine.roles, *declared)
+        site = cls(machine.name, machine.address, machine.public_key, machine.roles, *declared)
+        return replace(site, region=region)
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> MachineSite:
@@ -216,8 +220,10 @@ class MachineSite:
 
     @property
     def movable(self) -> tuple[str, ...]:
-        """The roles that may be moved here."""
-        return tuple(role for role in MOVABLE if self.address and (not self.roles or role in self.roles))
+        """The roles that may be moved here; of the syncers of regions the replica, where its region is declared."""
+        roles = [role for role in MOVABLE if self.address and (not self.roles or role in self.roles)]
+        own = REGION if self.region is None else str(Replica(REGION, self.region))
+        return tuple(own if role == REGION else role for role in roles)
 
 
 @final
@@ -238,7 +244,9 @@ class Sites:
 
     @classmethod
     def of(cls, home: str, machines: Sequence[Machine], placement: Mapping[Replica, str], digest: str) -> Sites:
-        return cls(home, {machine.name: MachineSite.of(machine) for machine in machines}, placement, digest)
+        topology = Topology(tuple(machines))
+        sites = {machine.name: MachineSite.of(machine, topology.region_of(machine)) for machine in machines}
+        return cls(home, sites, placement, digest)
 
     @property
     def others(self) -> list[MachineSite]:

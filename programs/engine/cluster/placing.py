@@ -2,7 +2,8 @@
 
 By shapes alone, P being the merged values in float32. On its machine a learner keeps the fragments that it last adopted
 (P), and its whole state where its island is of CPU cores; a shard its part of the values, the momentum and the
-published values (3 P / shards), and the answers of all learners to the rounds that it may have in flight; the evaluator
+published values (3 P / shards), and the answers of all learners to the rounds that it may have in flight; the syncer of
+a region besides what it has from the global one, and sends it (5 P); the evaluator
 the model that it holds, and the one that it evaluates (2 P); the recorder the model that it holds (P). Processes,
 batches and buffers come on top. Of a task in jax it runs the optimizer on shapes, any other says its own figure. For
 islands there may be better figures, from a compiler.
@@ -32,7 +33,7 @@ from isthmus.programs.engine.results.words import size
 from isthmus.programs.task import AnyTask, OwnTask
 from isthmus.runtime.errors import Fault, PlacementError
 from isthmus.runtime.graph.placement import Machine, Placement, Topology, place
-from isthmus.runtime.ids import LEARNER, SYNCER, Replica, leader
+from isthmus.runtime.ids import LEARNER, REGION, SYNCER, Replica, leader
 
 FLOAT32_BYTES: Final = 4
 
@@ -116,10 +117,12 @@ def answers_bytes(request: Request) -> int:
 def host_bytes(request: Request, topology: Topology, placement: Placement) -> dict[str, int]:
     """Minimum bytes that the hosts on each machine need of its own memory, by the machine's name."""
     machines, values = topology.by_name(), FLOAT32_BYTES * parameter_count(request)
-    counts = {role: len(placement.of_role(role)) for role in (SYNCER, EVALUATOR, RECORDER)}
+    counts = {role: len(placement.of_role(role)) for role in (SYNCER, REGION, EVALUATOR, RECORDER)}
     has_model = counts[SYNCER] > 0
     least = {
         SYNCER: 3 * values // max(counts[SYNCER], 1) + answers_bytes(request),
+        # The anchor, and the answers whose fate is open, which are mostly of one merge.
+        REGION: 5 * values + answers_bytes(request),
         EVALUATOR: 2 * values,
         RECORDER: values if has_model else 0,
     }

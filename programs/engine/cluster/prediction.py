@@ -55,7 +55,7 @@ from isthmus.programs.engine.request.request import SHIPPED_TASK, Request
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.placement import Machine, Placement, Topology
-from isthmus.runtime.ids import LEARNER, SYNCER
+from isthmus.runtime.ids import LEARNER, REGION, SYNCER
 
 _DOING: Final = "Reading run.local_batch"
 
@@ -177,7 +177,8 @@ def predict(request: Request, topology: Topology, placement: Placement, compiled
         )
         for number, (machine, found) in enumerate(zip(hosts, needs, strict=True))
     )
-    links, assumptions = _links(topology, placement, rates), _assumptions(request, is_compiled=any(needs))
+    exchange = int(request.job.settings.get("exchange", 1))
+    links, assumptions = _links(topology, placement, rates, exchange), _assumptions(request, is_compiled=any(needs))
     return Prediction(islands, links, host_bytes(request, topology, placement), _price(hosts), assumptions)
 
 
@@ -220,12 +221,14 @@ def _format(request: Request) -> str:
     return max((name if name in FORMATS else "float32" for name in formats), key=lambda name: FORMATS[name].bits)
 
 
-def _links(topology: Topology, placement: Placement, rates: Sequence[float | None]) -> tuple[MachineLink, ...]:
+def _links(
+    topology: Topology, placement: Placement, rates: Sequence[float | None], exchange: int
+) -> tuple[MachineLink, ...]:
     """The load of each machine's link; bits are None if a learner's rate is unknown."""
     sent: defaultdict[str, float] = defaultdict(float)
     received: defaultdict[str, float] = defaultdict(float)
     is_known = all(rate is not None for rate in rates)
-    for source, target, bits in _flows(placement, [rate or 0.0 for rate in rates]):
+    for source, target, bits in _flows(placement, [rate or 0.0 for rate in rates], exchange):
         if source != target:
             sent[source] += bits
             received[target] += bits
@@ -239,9 +242,17 @@ def _links(topology: Topology, placement: Placement, rates: Sequence[float | Non
     )
 
 
-def _flows(placement: Placement, rates: Sequence[float]) -> Iterator[tuple[str, str, float]]:
-    """Flows between machines (source, target, bits a second): to and from every shard, or else round the learners."""
-    learners, shards = placement.of_role(LEARNER), placement.of_role(SYNCER)
+def _flows(placement: Placement, rates: Sequence[float], exchange: int) -> Iterator[tuple[str, str, float]]:
+    """Flows between machines (source, target, bits a second): to and from every shard, or else round the learners.
+
+    Where there are regions, the learners are theirs, and the shard's learners are the regions, every `exchange` merges.
+    """
+    learners, shards, regions = (placement.of_role(role) for role in (LEARNER, SYNCER, REGION))
+    if regions:
+        for slot, (learner, rate) in enumerate(zip(learners, rates, strict=True)):
+            yield learner, regions[slot % len(regions)], rate
+            yield regions[slot % len(regions)], learner, rate
+        learners, rates = regions, [max(rates[of :: len(regions)]) / exchange for of in range(len(regions))]
     for shard in shards:
         for learner, rate in zip(learners, rates, strict=True):
             yield learner, shard, rate / len(shards)

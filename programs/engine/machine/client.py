@@ -168,7 +168,7 @@ def resume_there(daemon: DaemonClient, cluster: Cluster, run: str, run_dir: Path
             there = DaemonClient(machine.name, str(machine.address), daemon.keys, machine.public_key or "")
             going_on[machine.name] = [str(each["name"]) for each in there.find()["runs"]]
     name = folder_there(daemon, daemon.find()["root"], run_dir if is_store else Path(run))
-    sites = [asdict(MachineSite.of(machine)) for machine in cluster.machines]
+    sites = [asdict(MachineSite.of(machine, cluster.topology.region_of(machine))) for machine in cluster.machines]
     message = {"type": "restore", "url": run} if is_store else {"type": "resume"}
     return daemon.say({**message, "run": name, "sites": sites, "going_on": going_on})
 

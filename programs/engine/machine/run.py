@@ -34,6 +34,7 @@ from isthmus.programs.loop_task import layout_rows
 from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica
+from isthmus.runtime.supervision.home_events import is_offered
 from isthmus.runtime.system.files import append_bytes
 from isthmus.runtime.tape.reading import FOLDER as TAPES
 from isthmus.runtime.wire.control_messages import Message
@@ -334,7 +335,7 @@ class MachineRun:
         """The replicas that a machine has, or may have had before they were moved."""
         fleet, site = self.daemon.home.fleet, self._sites.sites.get(machine)
         offers = () if site is None else site.movable
-        return {each for each in fleet.replicas if fleet.name(each) == machine or each.role in offers}
+        return {each for each in fleet.replicas if fleet.name(each) == machine or is_offered(each, offers)}
 
     def _over(self) -> None:
         self._held.close()

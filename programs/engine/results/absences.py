@@ -370,6 +370,7 @@ _OTHERS_SILENT: Final[dict[Others, str]] = {
     "wait": "the others wait for it",
 }
 _MEANWHILE: Final = {
+    "region": "its learners go on stepping, and the other regions go on without it",
     "evaluator": "training goes on, and nothing is evaluated",
     "recorder": "training goes on, and nothing is written down",
 }

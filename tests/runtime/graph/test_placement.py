@@ -113,7 +113,7 @@ def test_everything_that_is_in_the_way_is_told_at_once() -> None:
         Machine("d", roles=("learner",), islands=2, device=V5E, devices=2),
         memory_bytes=40_000_000_000,
     ) == [
-        ("Reading the roles of 'a'", "of learner, syncer, evaluator", "'learners'"),
+        ("Reading the roles of 'a'", "of learner, syncer, evaluator, region", "'learners'"),
         ("Placing 4 learners", "an island for each", "none that is large enough"),
         *(
             (
@@ -225,3 +225,46 @@ def test_nothing_but_home_depends_on_the_order_of_anything(
         assert attempt(machines, counts, 0) == first
     else:
         assert first == second
+
+
+TWO_LEVELS = graph_of("learner", "region", "syncer", "evaluator", "recorder")
+
+
+def in_regions(learners: int, *machines: Machine, regions: int = 2) -> Placement:
+    return place(TWO_LEVELS, {**roster(learners), "region": regions}, Topology(machines))
+
+
+def test_learners_and_the_syncers_of_regions_are_in_their_regions() -> None:
+    placement = in_regions(
+        5,
+        Machine("hub", HERE, region="west"),
+        Machine("fast", HERE, islands=4, device=V6E, region="west"),
+        Machine("slow", islands=2, device=V5E, region="east"),
+        Machine("near", HERE, islands=1, region="east"),
+    )
+    # East is region 0, west 1: learners take turns.
+    east, west = {"slow", "near"}, {"fast", "hub"}
+    assert [name in east for name in placement.of_role(LEARNER)] == [True, False, True, False, True]
+    near, hub = placement.of_role("region")
+    assert (near in east, hub in west) == (True, True)
+
+
+def test_regions_that_do_not_go_with_the_program_are_refused() -> None:
+    here, there = Machine("here", HERE, region="a"), Machine("there", HERE, region="b")
+
+    def refused(*machines: Machine, learners: int = 4, regions: int = 2) -> list[tuple[str, str]]:
+        with pytest.raises(PlacementError) as error:
+            in_regions(learners, *machines, regions=regions)
+        return [(fault.action, fault.found) for fault in error.value.faults]
+
+    assert refused(here, there, regions=3) == [("Placing the syncers of regions", "a, b")]
+    assert refused(here, there, Machine("third", HERE)) == [("Placing learner and region on 'third'", "none")]
+    far = Machine("there", islands=2, region="b")
+    assert refused(here, far) == [("Placing region/1", "none")]
+    assert refused(Machine("here", HERE, region="a"), Machine("there", HERE, islands=1, region="b")) == [
+        ("Placing learner/3", "none")
+    ]
+    assert in_regions(4, here, there, Machine("third", HERE, roles=("syncer",))).of_role("syncer") == ("third",)
+    # Of a graph without syncers of regions, and where no machine has one, nothing is asked.
+    assert len(placed(4, here, Machine("third", HERE)).machines) == 7
+    assert len(in_regions(4, Machine("only", HERE)).machines) == 9

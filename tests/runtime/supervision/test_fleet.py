@@ -210,6 +210,30 @@ def test_a_replica_of_a_lost_machine_goes_to_one_that_offers_its_role_and_has_le
     assert here.placed() == (("learner/1", "beta"), ("syncer/0", "alpha"), ("syncer/1", "delta"))
 
 
+def test_a_replica_goes_to_a_machine_that_offers_it_alone() -> None:
+    first, second = Replica("region", 0), Replica("region", 1)
+    here = Fleet(
+        RunRoles(roles={"learner": 2, "region": 2}),
+        Places(
+            home="alpha",
+            machines={first: "beta", second: "gamma"},
+            offers={"beta": ("region/0",), "gamma": ("region/1",), "delta": ("region/1",)},
+            home_offers=("region/0",),
+        ),
+    )
+    lose(here, "beta")
+    lose(here, "gamma")
+    assert (here.may_have("alpha", second), here.may_have("delta", second)) == (False, True)
+    assert here.relocate(second)
+    assert here.name(second) == "delta"
+    assert here.relocate(first)
+    assert here.name(first) == "alpha"
+    here.place(second, "gamma")
+    lose(here, "delta")
+    here.relocate(second)
+    assert here.name(second) == "gamma"  # It waits: no machine of its region is left.
+
+
 def test_home_is_taken_where_it_has_less() -> None:
     here = fleet(RunRoles(roles={"syncer": 1}), home_offers=("syncer",))
     here.join("gamma", 0)

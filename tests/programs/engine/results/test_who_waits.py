@@ -20,6 +20,7 @@ from isthmus.programs.engine.results.absences import Waiting, waiting_in, waitin
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
 EXPECTED = {
     "decoupled-diloco": Waiting("go on", False),
+    "regional-diloco": Waiting("go on", False),
     "streaming-diloco": Waiting("wait for rounds", True),
     "diloco": Waiting("wait for rounds", True),
     "elastic-data-parallel": Waiting("wait for rounds", True),

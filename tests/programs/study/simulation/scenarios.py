@@ -76,6 +76,7 @@ def survive(
     processes: tuple[int, ...] = (),
     elastic: tuple[tuple[int, ...], ...] = (),
     seed: int = 1,
+    program: Program | None = None,
     **settings: Any,
 ) -> Outcome:
     """What comes of a run with these faults, each of which has to happen."""
@@ -87,7 +88,8 @@ def survive(
             elastic=elastic,
             steps=steps,
             step_ms=step_ms,
-            program=Program("decoupled-diloco", fragments=2, interval=interval, shards=shards, **settings),
+            program=program
+            or Program("decoupled-diloco", fragments=2, interval=interval, shards=shards, **settings),
             climate=Climate(),
             speeds=tuple(speeds) or (1.0,) * learners,
             faults=faults,
