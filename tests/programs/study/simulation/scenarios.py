@@ -88,8 +88,7 @@ def survive(
             elastic=elastic,
             steps=steps,
             step_ms=step_ms,
-            program=program
-            or Program("decoupled-diloco", fragments=2, interval=interval, shards=shards, **settings),
+            program=program or Program("decoupled-diloco", fragments=2, interval=interval, shards=shards, **settings),
             climate=Climate(),
             speeds=tuple(speeds) or (1.0,) * learners,
             faults=faults,
