@@ -306,6 +306,10 @@ class Island:
         elif not self._host.is_over:
             self._check_place()
             count, loss = self._ranks.count(count, loss)
+            if count > self._host.tokens_most:  # Or the run would take this island for one that lies, and end it.
+                do = "Pass isthmus.island the most tokens that a step can have, by tokens_most=."
+                expected = f"tokens= of at most {self._host.tokens_most}, as the run has it"
+                raise ConfigError(self._calling, expected, str(count), do)
             scalars, self._more = {"loss": loss, **self._more}, {}
             self._learner.record(count, scalars)
             with self._raising_own():

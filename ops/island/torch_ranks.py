@@ -18,6 +18,7 @@ and how data are divided among the ranks of one island, is the script's.
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -532,6 +533,8 @@ class BoundaryHost(Protocol):
     """A host beside a loop, as the loop drives it."""
 
     place: IslandSlot
+    tokens_most: int
+    """Of all ranks, in a step."""
 
     @property
     def is_over(self) -> bool: ...
@@ -564,7 +567,7 @@ class LeadHost:
 
     def __init__(self, host: BoundaryHost, ranks: Ranks) -> None:
         self._host, self._ranks = host, ranks
-        self.place = host.place
+        self.place, self.tokens_most = host.place, host.tokens_most
 
     @property
     def is_over(self) -> bool:
@@ -639,6 +642,7 @@ class FollowHost:
         self._found = _Found(is_over=False, position=0, progress=None)
         self.place = IslandSlot(0, 1, 0)
         """As rank 0 has told it."""
+        self.tokens_most = sys.maxsize  # Rank 0 looks at those of all.
 
     @property
     def is_over(self) -> bool:
