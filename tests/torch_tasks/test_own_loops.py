@@ -324,6 +324,7 @@ def test_what_is_wrong_in_a_script_is_said(name: str, monkeypatch: pytest.Monkey
     assert fault.found.startswith(found)
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # Of jax, which another test of this process may have imported.
 @pytest.mark.parametrize("call", ["island.step(1.0, tokens=8)", "island.keep(optimizer)"])
 def test_a_process_that_is_forked_in_the_loop_is_no_island(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(descriptor: int, faults: Any) -> None:
