@@ -48,6 +48,7 @@ APART = {
     "docs/how-to/kubernetes.md": "a cluster: tests/engines/test_kubernetes.py",
     "docs/how-to/watch-a-run.md": "it goes on until Ctrl-C: tests/programs/study/dashboard",
     "docs/how-to/pytorch.md": "an extra: tests/torch_tasks",
+    "docs/how-to/your-own-loop.md": "an extra: tests/torch_tasks",
     "docs/how-to/model-folders.md": "an extra: tests/torch_tasks/test_model_folders.py",
     "docs/how-to/systemd.md": "a service manager: tests/programs/engine/machine/test_service_manager.py",
     "docs/how-to/ports-and-firewalls.md": "addresses: tests/programs/engine/machine/test_cluster_namespaces.py",
