@@ -270,6 +270,7 @@ def _encode(
     # Views of the whole: one of each block would cost a third of the block's time.
     target_bits, room_bits, signed = target.view(np.int32), room.view(np.int32), codes.view(np.int8)
     levels, by_mean, values = _LEVELS[form], _BY_MEAN[form], VALUES[form]
+    code_bits, block_codes = 8 // values, CODE_BLOCK // values
     for unit in range(len(offsets) - 1):
         for number in range(scale_offsets[unit + 1] - scale_offsets[unit]):
             begin = offsets[unit] + number * CODE_BLOCK
@@ -289,13 +290,14 @@ def _encode(
             if form == INT8:
                 _write_bytes(block, inverse, signed[begin:end])
             else:
-                at = code_offsets[form, unit] + number * (CODE_BLOCK // values)
-                _pack(block, inverse, codes[at : at + (end - begin + values - 1) // values], values, by_mean)
+                at = code_offsets[form, unit] + number * block_codes
+                count = block_codes if len(block) == CODE_BLOCK else (len(block) + values - 1) // values
+                _pack(block, inverse, codes[at : at + count], code_bits, by_mean)
             if is_alone:
                 continue
             before, after = published[begin:end], moved[begin:end]
             if by_mean:
-                half = np.float32(1 << (8 // values - 1))
+                half = np.float32(1 << (code_bits - 1))
                 for i in range(len(block)):
                     level = min(max(np.floor(block[i] * inverse), -half), half - np.float32(1.0)) + np.float32(0.5)
                     after[i] = before[i] + level * scale
@@ -344,22 +346,26 @@ def _write_bytes(block: Float32, inverse: Any, codes: NDArray[np.int8]) -> None:
 
 
 @kernel
-def _pack(block: Float32, inverse: Any, codes: Bytes, values: int, by_mean: bool) -> None:
-    """Write the codes of a block, so many `values` in a byte; a place without a value has the code next to 0."""
-    bits, size = 8 // values, len(codes)
-    half, most = np.int32(1 << (bits - 1)), np.int32((1 << bits) - 1)
-    codes[:] = np.uint8(0)
-    for number in range(values):
-        part, shift = block[number * size : (number + 1) * size], np.int32(number * bits)
-        if inverse == np.float32(0.0):
+def _pack(block: Float32, inverse: Any, codes: Bytes, bits: int, by_mean: bool) -> None:
+    """Write the codes of a block, of so many `bits`; a place without a value has the code next to 0.
+
+    To that code the rest is added, modulo 256. A product with a power of two is no shift, as in `sweeps`.
+    """
+    half, filled = 1 << (bits - 1), 0
+    lowest, highest = np.float32(-half), np.float32(half - 1)
+    for place in range(0, 8, bits):
+        filled |= half << place
+    codes[:] = np.uint8(filled)
+    if inverse == np.float32(0.0):
+        return
+    begin, size = 0, len(codes)
+    for place in range(0, 8, bits):
+        part, unit = block[begin : begin + size], np.int32(1 << place)
+        begin += size
+        if by_mean:
             for i in range(len(part)):
-                codes[i] |= np.uint8(half << shift)
-        elif by_mean:
-            for i in range(len(part)):
-                code = np.int32(np.floor(part[i] * inverse)) + half
-                codes[i] |= np.uint8(min(max(code, np.int32(0)), most) << shift)
+                level = min(max(np.floor(part[i] * inverse), lowest), highest)
+                codes[i] = np.uint8(codes[i] + np.int32(level) * unit)
         else:
             for i in range(len(part)):
-                codes[i] |= np.uint8((np.int32(np.rint(part[i] * inverse)) + half) << shift)
-        for i in range(len(part), size):
-            codes[i] |= np.uint8(half << shift)
+                codes[i] = np.uint8(codes[i] + np.int32(np.rint(part[i] * inverse)) * unit)

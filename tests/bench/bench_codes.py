@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
+from isthmus.ops.exchange.formats import CODE_BLOCK, CODED
 from isthmus.ops.exchange.fragments import Fragment, Unit
-from isthmus.ops.exchange.schemas import CODE_BLOCK
 from isthmus.ops.kernels import averaging, coding
 from isthmus.ops.kernels.stripes import kernel, stripes
 from isthmus.ops.kernels.sweeps import FLOAT32, decoded
@@ -50,7 +50,7 @@ def kernels() -> dict[str, float]:
     whole = [values[m * SLICE : (m + 1) * SLICE] for m in range(LEARNERS)]
     lengths = [norms(each, part) for each in whole]
     cases: dict[str, Any] = {"read": partial(read, [values], stripes(fragment.offsets), 1)}
-    for form in ("int4", "int8", "bf16"):
+    for form in CODED:
         codes = coding.encode(values, fragment, form)
         coded = [coding.encode(each, part, form) for each in whole]
         cases[f"quantize {form}"] = partial(coding.encode, values, fragment, form)
@@ -77,9 +77,9 @@ def _dequantize(
     for unit in range(len(offsets) - 1):
         for begin in range(offsets[unit], offsets[unit + 1], BLOCKS):
             within = begin - offsets[unit]
-            code_at, scale_at = code_offsets[unit] + within // 2, scale_offsets[unit] + within // CODE_BLOCK
+            scale_at = scale_offsets[unit] + within // CODE_BLOCK
             into = room[begin : min(begin + BLOCKS, offsets[unit + 1])]
-            values = decoded(raw, scales, form, begin, code_at, scale_at, into)
+            values = decoded(raw, scales, form, code_offsets, unit, within, scale_at, into)
             if form == FLOAT32:
                 into[:] = values
 
