@@ -65,7 +65,14 @@ def decoded(
         else:
             count = block_codes if len(block) == CODE_BLOCK else (len(block) + values - 1) // values
             first = at + number * block_codes
-            _unpack(raw[first : first + count], bits, MIDDLES[form], scale, block)
+            packed = raw[first : first + count]
+            # Each call is compiled for its constant.
+            if bits == 4:
+                _unpack(packed, 4, MIDDLES[form], scale, block)
+            elif bits == 2:
+                _unpack(packed, 2, MIDDLES[form], scale, block)
+            else:
+                _unpack(packed, 1, MIDDLES[form], scale, block)
     return room
 
 
