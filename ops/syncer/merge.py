@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from isthmus.ops.data.batches import by_slot, of_slot, position_of
 from isthmus.ops.exchange import schemas
+from isthmus.ops.exchange.adaptive import LEARNER
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.influence import capped
@@ -46,10 +47,6 @@ PAST: Final = 32
 """The number of lengths of merged answers of a fragment that are remembered: eight rounds of four learners."""
 PAST_MIN: Final = 4
 """The number of past lengths that is needed for a comparison where there are no peers."""
-LEARNER: Final = "learner"
-"""The role of those who answer."""
-SHARE_LEAST: Final = 1.0 - 1e-9
-"""A merge of which nobody has less is whole, but for roundings."""
 TINY: Final = 1e-30
 """A norm this small is lost in float32."""
 NOT_FINITE: Final = "the outer step would not be finite"
@@ -342,32 +339,29 @@ class Merge:
         if not any(weights):
             return self._gradient(round, record, None)
         assert account is not None  # Or all would have been refused.
-        share, reduced = 1.0, list[tuple[str, float, float]]()
-        if self._share_max < 1.0:
-            weights, reduced = capped(weights, [self._member_of(vote["slot"]) for vote in accepted], self._share_max)
-            share = math.fsum(weights)
+        members = [self._member_of(vote["slot"]) for vote in accepted]
+        shares, whole, reduced = capped(weights, members, self._share_max)
         record["capped"] = [list(each) for each in reduced]
         # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
             [self._values(vote) for vote in accepted],
-            weights,
+            shares,
             [vote["norms"] for vote in accepted],
             self._fragments[round["fragment"]],
             self._method,
         )
-        if share < SHARE_LEAST:
-            merged = replace(merged, scale=merged.scale * np.float32(share))
+        if whole < 1.0:
+            merged = replace(merged, scale=merged.scale * np.float32(whole))
         work = [row for vote in accepted for row in rows_of(vote)]
         for slot, incarnation, begin, end, _ in work:
             account.merge(slot, incarnation, begin, end)
         for vote in accepted:
             self._reach(vote)
         account.publish((self._epoch, account.newest[1] + 1))  # `_gradient` names this version.
-        voting = [vote["norms"] for vote, share in zip(accepted, weights, strict=True) if share > 0]
+        voting = [vote["norms"] for vote, share in zip(accepted, shares, strict=True) if share > 0]
         self._extents[round["fragment"]].stepped(voting)
         self._norm_histories.setdefault(round["fragment"], NormHistory()).merged([length(norms) for norms in voting])
-        total = sum(weights) / share
-        voted = [(vote["slot"], each / total) for vote, each in zip(accepted, weights, strict=True) if each > 0]
+        voted = [(vote["slot"], share) for vote, share in zip(accepted, shares, strict=True) if share > 0]
         record["voters"] = [slot for slot, _ in voted]
         record["weights"] = [share for _, share in voted]
         if round["kind"] == "merge":  # The record has the counts with this merge.
