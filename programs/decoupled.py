@@ -32,7 +32,9 @@ from isthmus.programs.update_settings import (
     LEARNERS_MAX,
     PUSH,
     UPDATE,
+    Bounded,
     Fragments,
+    Gamma,
     MergeRule,
     OuterLr,
     OuterMomentum,
@@ -40,6 +42,7 @@ from isthmus.programs.update_settings import (
     fragment_faults,
     fragments_of,
     outer_settings,
+    rounds_in,
     setting_fault,
     step_tokens_of,
     subject,
@@ -103,17 +106,7 @@ def build(
         Literal["count", "refuse"],
         Setting("An answer too late for its round counts in the next of its fragment, or is refused, as published."),
     ] = "count",
-    gamma: Annotated[
-        float,
-        Setting(
-            "The safety margin of `grace`.",
-            gt=0,
-            lt=1,
-            expected="a safety margin above 0 and below 1",
-            remedy="The default is 0.8.",
-            resumes=True,
-        ),
-    ] = 0.8,
+    gamma: Gamma = 0.8,
     shards: Annotated[int, Setting("S, the number of syncers, at most one a fragment.")] = 1,
     merge: MergeRule = "rda",
     alpha: Annotated[
@@ -128,10 +121,7 @@ def build(
             resumes=True,
         ),
     ] = 0.0,
-    bounded: Annotated[
-        bool,
-        Setting("One learner's answer counts only as far as its length is in proportion to the others'.", resumes=True),
-    ] = True,
+    bounded: Bounded = True,
     weight_share_max: Annotated[
         float,
         Setting(
@@ -225,16 +215,12 @@ def build(
         "evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen), fires=AnyOf("update")
     )
 
-    rounds_max = 2 * len(parts) + 2
+    rounds_in(graph, pacer, merging, outer, most=2 * len(parts) + 2)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(pacer["place"], data["place"], Latest("slot"), to=learner.all)
-    graph.edge(merging["reached"], pacer["reached"], Latest("fragment"))
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.at("fragment"))
-    graph.edge(pacer["round"], merging["round"], Queue(capacity=rounds_max))
-    graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
-    graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
     arriving = to_learner(graph, learner, outer, pacer["pull"], step)
     published = updates_in(graph, evaluator, outer)
     connect(graph, published, evaluate["update"], Latest("fragment"))

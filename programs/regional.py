@@ -36,7 +36,9 @@ from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default
 from isthmus.programs.update_settings import (
     LEARNERS_MAX,
     PUSH,
+    Bounded,
     Fragments,
+    Gamma,
     Interval,
     MergeRule,
     OuterLr,
@@ -44,6 +46,7 @@ from isthmus.programs.update_settings import (
     connect,
     fragment_faults,
     outer_settings,
+    rounds_in,
     setting_fault,
     step_tokens_of,
     subject,
@@ -107,22 +110,9 @@ def build(
     grace: Annotated[
         bool, Setting("Syncers wait for more answers while that costs no learner anything.", resumes=True)
     ] = True,
-    gamma: Annotated[
-        float,
-        Setting(
-            "The safety margin of `grace`.",
-            gt=0,
-            lt=1,
-            expected="a safety margin above 0 and below 1",
-            remedy="The default is 0.8.",
-            resumes=True,
-        ),
-    ] = 0.8,
+    gamma: Gamma = 0.8,
     merge: MergeRule = "rda",
-    bounded: Annotated[
-        bool,
-        Setting("One answer counts only as far as its length is in proportion to the others'.", resumes=True),
-    ] = True,
+    bounded: Bounded = True,
     push: Annotated[Format, PUSH] = "int4",
     regions_push: Annotated[
         Format, Setting("The format on the wire of what regions send the global syncer.", resumes=True)
@@ -219,7 +209,8 @@ def build(
         "evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen), fires=AnyOf("update")
     )
 
-    rounds_max = 2 * len(parts) + 2
+    rounds_in(graph, region_pacer, region_merge, regional, most=2 * len(parts) + 2)
+    rounds_in(graph, pacer, merging, outer, most=2 * len(parts) + 2)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
@@ -228,10 +219,6 @@ def build(
     graph.edge(regional["update"], step["update"], Latest("fragment"), to=learner.group)
     graph.edge(send["answer"], region_merge["answer"], Latest("fragment"), to=region.group)
     graph.edge(step["progress"], region_pacer["progress"], Latest(), to=region.group)
-    graph.edge(region_merge["reached"], region_pacer["reached"], Latest("fragment"))
-    graph.edge(region_pacer["round"], region_merge["round"], Queue(capacity=rounds_max))
-    graph.edge(region_merge["gradient"], regional["gradient"], Queue(capacity=rounds_max))
-    graph.edge(regional["merged"], region_pacer["merged"], Latest("fragment"))
     graph.edge(region_pacer["standing"], regional["standing"], Latest())
     graph.edge(regional["begun"], region_merge["begun"], Latest("fragment"))
     graph.edge(regional["begun"], region_pacer["begun"], Latest("fragment"))
@@ -242,10 +229,6 @@ def build(
     graph.edge(outer["update"], regional["above"], Latest("fragment"), to=region.all)
     graph.edge(regional["answer"], merging["answer"], Latest("fragment"), to=syncer.all)
     graph.edge(regional["progress"], pacer["progress"], Latest(), to=syncer.all)
-    graph.edge(merging["reached"], pacer["reached"], Latest("fragment"))
-    graph.edge(pacer["round"], merging["round"], Queue(capacity=rounds_max))
-    graph.edge(merging["gradient"], outer["gradient"], Queue(capacity=rounds_max))
-    graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
     connect(graph, outer["update"], evaluate["update"], Latest("fragment"))
     graph.train(
         reports=step["report"],

@@ -41,6 +41,7 @@ from isthmus.programs.update_settings import (
     fragments_of,
     hold_whole,
     outer_settings,
+    rounds_in,
     setting_fault,
     step_tokens_of,
     subject,
@@ -183,23 +184,20 @@ def in_turns(
         "evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen), fires=AnyOf("update")
     )
 
-    rounds_max = open_rounds_max(overlap, len(parts), interval) + len(parts)
+    most = open_rounds_max(overlap, len(parts), interval) + len(parts)
+    rounds_in(graph, conductor, merging, stepping, most=most)
     graph.edge(data["batch"], step["batch"], Queue(capacity=2))
     graph.edge(data["cursor"], step["cursor"], Latest())
     graph.edge(conductor["place"], data["place"], Latest("slot"), to=learner.all)
-    graph.edge(merging["reached"], conductor["reached"], Latest("fragment"))
     graph.edge(tick["tick"], conductor["tick"], Latest())
     graph.edge(gate["permit"], step["permit"], Queue(capacity=2 * interval + 2))
     graph.edge(gate["update"], step["update"], Latest("fragment"))
     graph.edge(gate["pull"], step["pull"], Latest("fragment"))
     graph.edge(step["fragment"], send["fragment"], Latest("fragment"))
     graph.edge(send["answer"], merging["answer"], Latest("fragment"), to=syncer.all)
-    graph.edge(conductor["round"], merging["round"], Queue(capacity=rounds_max))
     arriving = to_learner(graph, learner, stepping, conductor["pull"], gate, in_turns=True)
-    graph.edge(merging["gradient"], stepping["gradient"], Queue(capacity=rounds_max))
     published = updates_in(graph, evaluator, stepping)
     connect(graph, published, evaluate["update"], Latest("fragment"))
-    graph.edge(stepping["merged"], conductor["merged"], Latest("fragment"))
     graph.edge(step["progress"], conductor["progress"], Latest(), to=syncer.all)
     graph.edge(step["progress"], gate["progress"], Latest())
     graph.train(

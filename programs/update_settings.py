@@ -22,7 +22,7 @@ from isthmus.ops.syncer.outer_step import KeyFrames
 from isthmus.programs.settings import Setting
 from isthmus.programs.sweeps import OUTER_LOCK_STEP, outer_default, sweeps_of
 from isthmus.runtime.errors import ConfigError, Fault
-from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Node, Policy, Port, Role, Template
+from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Node, Policy, Port, Queue, Role, Template
 from isthmus.runtime.ids import LEARNER
 
 
@@ -54,6 +54,14 @@ def to_learner(graph: Graph, learner: Role, outer: Node, pull: Port, taker: Node
         pull = updates.node["pull"]
     connect(graph, pull, taker["pull"], Latest("fragment"))
     return taker["update"] if updates.node is outer else updates.node["update"]
+
+
+def rounds_in(graph: Graph, pacer: Node, merge: Node, outer: Node, *, most: int) -> None:
+    """The edges of rounds in a syncer, of which there are `most` at once: pacer, merge, outer step, and back."""
+    graph.edge(merge["reached"], pacer["reached"], Latest("fragment"))
+    graph.edge(pacer["round"], merge["round"], Queue(capacity=most))
+    graph.edge(merge["gradient"], outer["gradient"], Queue(capacity=most))
+    graph.edge(outer["merged"], pacer["merged"], Latest("fragment"))
 
 
 def hold_whole(graph: Graph, step: Node, conductor: Node, outer: Node, *, published: Port, copies: Port) -> None:
@@ -93,6 +101,20 @@ INTERVAL_MAX: Final = 10_000
 
 LEFT_OUT: Final = "Leave it out for the default."
 PUSH: Final = Setting("The format on the wire of outer gradients.", resumes=True)
+Gamma = Annotated[
+    float,
+    Setting(
+        "The safety margin of `grace`.",
+        gt=0,
+        lt=1,
+        expected="a safety margin above 0 and below 1",
+        remedy="The default is 0.8.",
+        resumes=True,
+    ),
+]
+Bounded = Annotated[
+    bool, Setting("One answer counts only as far as its length is in proportion to the others'.", resumes=True)
+]
 UPDATE: Final = Setting("The format on the wire of published versions.", resumes=True)
 Interval = Annotated[
     int | None,

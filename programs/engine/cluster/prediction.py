@@ -40,6 +40,7 @@ from typing import Any, Final, final
 from isthmus.ops.data.batches import of_slot
 from isthmus.ops.exchange.adaptive import AUTO, first_interval
 from isthmus.ops.exchange.formats import FORMATS
+from isthmus.ops.syncer.pacer import Pacer
 from isthmus.programs.engine.cluster.cluster_file import Cluster
 from isthmus.programs.engine.cluster.placing import (
     CompiledNeeds,
@@ -177,8 +178,10 @@ def predict(request: Request, topology: Topology, placement: Placement, compiled
         )
         for number, (machine, found) in enumerate(zip(hosts, needs, strict=True))
     )
-    exchange = int(request.job.settings.get("exchange", 1))
-    links, assumptions = _links(topology, placement, rates, exchange), _assumptions(request, is_compiled=any(needs))
+    links, assumptions = (
+        _links(topology, placement, rates, _exchange(request)),
+        _assumptions(request, is_compiled=any(needs)),
+    )
     return Prediction(islands, links, host_bytes(request, topology, placement), _price(hosts), assumptions)
 
 
@@ -213,6 +216,14 @@ def _rates(request: Request, parameters: int, steps: Sequence[float | None]) -> 
     fastest = min(measured, default=None)
     paces = [fastest] * len(steps) if has_model else steps
     return [None if pace is None else bits / (interval * pace) for pace in paces]
+
+
+def _exchange(request: Request) -> int:
+    """The merges of a fragment in a region between two exchanges with the global syncer, as its pacer has them."""
+    pacers = [node.keywords for node in request.graph.nodes if node.role == SYNCER and node.body is Pacer]
+    return next(
+        (int(each["interval"]) // int(each["fragments"]) for each in pacers if each.get("tier") == "regions"), 1
+    )
 
 
 def _format(request: Request) -> str:

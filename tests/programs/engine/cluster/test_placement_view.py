@@ -117,8 +117,9 @@ def test_links_carry_the_longer_of_the_two_formats(push: str, update: str, bits:
     assert [island.link_bits for island in prediction.islands] == pytest.approx([bits / 32 * RATE] * 3)
 
 
-def test_a_region_is_one_learner_on_the_link_between_regions() -> None:
-    program = Program("regional-diloco", fragments=3, interval=24, exchange=2, push="float32")
+@pytest.mark.parametrize(("settings", "merges"), [({}, 2), ({"exchange": 2}, 2), ({"exchange": 4}, 4)])
+def test_a_region_is_one_learner_on_the_link_between_regions(settings: dict[str, int], merges: int) -> None:
+    program = Program("regional-diloco", fragments=3, interval=24, push="float32", **settings)
     request = prepare(program, run={"learners": 4}, task_settings={"optimizer": "adamw"})
     hub = Machine("hub", HERE, roles=("syncer", "evaluator"))
     east, west = (Machine(name, HERE, islands=2, device=find("v6e", ""), region=name) for name in ("east", "west"))
@@ -127,7 +128,7 @@ def test_a_region_is_one_learner_on_the_link_between_regions() -> None:
     rate = prediction.islands[0].link_bits
     assert rate is not None
     links = {link.machine: link.bits for link in prediction.links}
-    assert links == pytest.approx({"hub": rate, "east": rate / 2, "west": rate / 2})
+    assert links == pytest.approx({"hub": 2 * rate / merges, "east": rate / merges, "west": rate / merges})
 
 
 def test_an_evaluator_elsewhere_gets_every_update(request_: Request) -> None:
