@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
@@ -76,6 +77,7 @@ LINE = MergeRecord(
     refused=[(3, "not finite")],
     shortened=[(1, 0.5)],
     opposed=[(0, 2)],
+    capped=[("alpha", 0.8, 0.75)],
     reason="grace of 10.0 ms ended with 3 of 4; learner/2 left out",
     quorum_ms=5.0,
     grace_ms_used=10.0,
@@ -110,6 +112,11 @@ def answers(facts: MergeFacts) -> dict[int, Any]:
 
 
 # -- from line and tape to facts ---------------------------------------------------------------------------------------
+
+
+def test_who_had_more_of_the_weight_than_it_may_is_said() -> None:
+    assert dict(words.rows(merge_facts(LINE, taped())))["capped"] == "alpha: 80.0 % of the weight, counts 75.0 %"
+    assert "capped" not in dict(words.rows(merge_facts(msgspec.structs.replace(LINE, capped=[]), taped())))
 
 
 def test_facts_say_who_came_when_and_what_became_of_it() -> None:
