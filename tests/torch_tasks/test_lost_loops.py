@@ -63,15 +63,7 @@ def island_of(monkeypatch: pytest.MonkeyPatch, lost: str, progress: float, *, at
 def test_a_loop_does_not_end_in_silence_where_its_slot_was_taken_away(
     at_once: bool, lost: str, progress: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    life = LoopLife("/run", "learner/0", 1, "ipc://x")
-    daemon = SimpleNamespace(lost="", wait=lambda: life, close=lambda status, is_over: None)
-    host = Host(daemon, lost, at_once=at_once)
-    monkeypatch.delenv(ISLAND, raising=False)
-    monkeypatch.setattr("isthmus.programs.engine.machine.own_daemon.OwnDaemon", lambda *given, **more: daemon)
-    monkeypatch.setattr(ModuleModel, "host", lambda self, make, **more: host)
-    module = torch.nn.Linear(4, 1)
-    island = isthmus.island(module, torch.optim.SGD(module.parameters()), address="tcp://127.0.0.1:1")
-    island._learner = SimpleNamespace(progress=progress, record=lambda tokens, scalars: None)
+    island, host = island_of(monkeypatch, lost, progress, at_once=at_once)
 
     def train() -> None:
         with island:

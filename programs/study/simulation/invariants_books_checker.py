@@ -27,6 +27,22 @@ Model = Counter[tuple[int, int]]
 """Tokens by (slot, incarnation)."""
 
 
+def last_books(universe: Universe) -> tuple[dict[str, Any], list[LifeTokens]] | None:
+    """The last status of the last recorder, and what it counts of each life, if it finished.
+
+    ViolationError if its books disagree with each other.
+    """
+    last = universe.last(RECORDER)
+    status = {} if last is None else last.host.published.get("record", {})
+    if universe.outcome not in ("done", "stopped") or status.get("phase") != "done":
+        return None
+    life_tokens = entries(status, len(status["merged_tokens"]))
+    differences = books(status, life_tokens, None, ())["differences"]
+    if differences:
+        raise ViolationError(f"the books disagree, {len(differences)} times: {differences[:DIFFERENCES_SHOWN]}")
+    return status, life_tokens
+
+
 class BooksChecker(Checker):
     """At the end of a run the books agree.
 
@@ -86,15 +102,8 @@ class BooksChecker(Checker):
 
     def ended(self, universe: Universe) -> None:
         """Check the last status of the last recorder, if that finished."""
-        last = universe.last(RECORDER)
-        status = {} if last is None else last.host.published.get("record", {})
-        if universe.outcome not in ("done", "stopped") or status.get("phase") != "done":
-            return
-        life_tokens = entries(status, len(status["merged_tokens"]))
-        differences = books(status, life_tokens, None, ())["differences"]
-        if differences:
-            raise ViolationError(f"the books disagree, {len(differences)} times: {differences[:DIFFERENCES_SHOWN]}")
-        self._check_merged(status, life_tokens)
+        if (last := last_books(universe)) is not None:
+            self._check_merged(*last)
 
     def _check_merged(self, status: dict[str, Any], life_tokens: list[LifeTokens]) -> None:
         """Compare the tokens that the books count as merged with those in the model."""

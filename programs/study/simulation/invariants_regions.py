@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from isthmus.ops.syncer.merge import rows_of
-from isthmus.programs.engine.recorder.accounts import books, entries
 from isthmus.programs.study.simulation.invariants import (
     AccountsChecker,
     AnswersChecker,
     FairnessChecker,
     MergesChecker,
 )
-from isthmus.programs.study.simulation.invariants_books_checker import DIFFERENCES_SHOWN
+from isthmus.programs.study.simulation.invariants_books_checker import last_books
 from isthmus.programs.study.simulation.invariants_model import (
     BytesChecker,
     HonestChecker,
@@ -28,7 +27,7 @@ from isthmus.programs.study.simulation.invariants_model import (
 from isthmus.programs.study.simulation.invariants_recoveries import FinalChecker, KeptWorkChecker
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.host.own_process import Row
-from isthmus.runtime.ids import LEARNER, RECORDER, REGION, Member, Replica
+from isthmus.runtime.ids import LEARNER, REGION, Member
 from isthmus.runtime.sim.checkers import Checker, ViolationError
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.universe import Universe
@@ -180,14 +179,9 @@ class RegionsChecker(Checker):
 
     def ended(self, universe: Universe) -> None:
         """Check the last status of the last recorder, if that finished."""
-        last = universe.last(Replica(RECORDER, 0))
-        status = {} if last is None else last.host.published.get("record", {})
-        if universe.outcome not in ("done", "stopped") or status.get("phase") != "done":
+        if (last := last_books(universe)) is None:
             return
-        life_tokens = entries(status, len(status["merged_tokens"]))
-        differences = books(status, life_tokens, None, ())["differences"]
-        if differences:
-            raise ViolationError(f"the books disagree, {len(differences)} times: {differences[:DIFFERENCES_SHOWN]}")
+        status, life_tokens = last
         for entry in life_tokens:
             p = entry.fragment
             if p in self._unsure or p not in self._last or not status["model_whole"].get(p):
