@@ -10,7 +10,7 @@ what each needs from arrays by number.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ def decoded(
     values, middle = VALUES[form], MIDDLES[form]
     bits, block_codes = 8 // values, CODE_BLOCK // values
     low = np.uint8((1 << bits) - 1)
-    # Nothing is called for a block: its slices would be counted, atomically, which costs a third of the block's time.
+    # Nothing is called for a block: its slices would be counted, atomically, which costs a merge a fifth of its time.
     for number in range((size + CODE_BLOCK - 1) // CODE_BLOCK):
         scale, begin = scales[scale_at + number], number * CODE_BLOCK
         block = room[begin : min(begin + CODE_BLOCK, size)]
