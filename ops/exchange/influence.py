@@ -1,4 +1,4 @@
-"""How much of a merge one member may have: the machines of the run, or, on one machine, its learners.
+"""How much of a merge one participant may have: the machines of the run, or, on one machine, its learners.
 
 Decides the shares of the weight, given those that tokens and steps give. Does not decide who is refused.
 """
@@ -10,33 +10,35 @@ from typing import NamedTuple
 
 
 class Capped(NamedTuple):
-    """The shares of a merge: `shares` by answer, whose sum is `whole`, 1, or less where all members have the most that
-    they may have; `reduced` are [member, its share before, its share now] of those that had more."""
+    """The shares of a merge: `shares` by answer, whose sum is `whole`, 1, or less where all participants have the most
+    that they may have; `reduced` are [participant, its share before, its share now] of those that had more."""
 
     shares: list[float]
     whole: float
     reduced: list[tuple[str, float, float]]
 
 
-def capped(weights: Sequence[float], members: Sequence[str], most: float) -> Capped:
-    """The shares of answers with these weights (>= 0, one of them above 0), of which no member has more than `most`.
+def capped(weights: Sequence[float], participants: Sequence[str], most: float) -> Capped:
+    """The shares of answers with these weights (>= 0, one above 0), of which no participant has more than `most`.
 
-    A member has min(most, factor x weight), with one factor for all. Where they all have `most`, the rest goes to
+    A participant has min(most, factor x weight), with one factor for all. Where they all have `most`, the rest goes to
     nobody: it counts as a gradient of zero.
     """
     total = sum(weights)
     before: dict[str, float] = {}
-    for weight, member in zip(weights, members, strict=True):
-        before[member] = before.get(member, 0.0) + weight / total
-    at_most, free, factor = set[str](), {member for member, share in before.items() if share > 0}, 1.0
-    while over := {member for member in free if before[member] * factor > most}:
+    for weight, participant in zip(weights, participants, strict=True):
+        before[participant] = before.get(participant, 0.0) + weight / total
+    at_most, free, factor = set[str](), {participant for participant, share in before.items() if share > 0}, 1.0
+    while over := {participant for participant in free if before[participant] * factor > most}:
         at_most, free = at_most | over, free - over
         if free:
-            factor = (1.0 - most * len(at_most)) / sum(before[member] for member in free)
-    now = {member: most if member in at_most else share * factor for member, share in before.items()}
+            factor = (1.0 - most * len(at_most)) / sum(before[participant] for participant in free)
+    now = {participant: most if participant in at_most else share * factor for participant, share in before.items()}
     shares = [
-        weight / total * (now[member] / before[member] if before[member] else 0.0)
-        for weight, member in zip(weights, members, strict=True)
+        weight / total * (now[participant] / before[participant] if before[participant] else 0.0)
+        for weight, participant in zip(weights, participants, strict=True)
     ]
-    reduced = [(member, before[member], most) for member in sorted(at_most) if before[member] > most]
+    reduced = [
+        (participant, before[participant], most) for participant in sorted(at_most) if before[participant] > most
+    ]
     return Capped(shares, 1.0 if free else most * len(at_most), reduced)

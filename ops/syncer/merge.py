@@ -144,10 +144,10 @@ class Merge:
     """A round and its answers in, Gradient out.
 
     `method` is 'rda' or 'average'; `lr` and `momentum` are those of the outer step, `step_tokens` the tokens of a step,
-    by slot where they differ; `bounded`: one learner's answer counts only in proportion to others'. `of_regions`: the
-    answers are those of regions, for learners; in a region, fragments may begin as `begun` says, without an answer.
-    `share_max` is the largest share of a merge that a member may have (`exchange.influence`); `opposed`: what becomes
-    of a learner that pulls against all others, merge after merge (`kernels.bounds`).
+    by slot where they differ; `bounded`: one learner's answer counts only in proportion to others'. `of_regions`:
+    the answers are those of regions, for learners; in a region, fragments may begin as `begun` says, without an
+    answer. `share_max` is the largest share of a merge that a participant may have (`exchange.influence`);
+    `opposed`: what becomes of a learner that pulls against all others, merge after merge (`kernels.bounds`).
     """
 
     outputs = ("gradient", "reached")
@@ -339,8 +339,8 @@ class Merge:
         if not any(weights):
             return self._gradient(round, record, None)
         assert account is not None  # Or all would have been refused.
-        members = [self._member_of(vote["slot"]) for vote in accepted]
-        shares, whole, reduced = capped(weights, members, self._share_max)
+        participants = [self._participant(vote["slot"]) for vote in accepted]
+        shares, whole, reduced = capped(weights, participants, self._share_max)
         record["capped"] = [list(each) for each in reduced]
         # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
@@ -379,7 +379,7 @@ class Merge:
                 agreeing.append(vote)
         return agreeing
 
-    def _member_of(self, slot: int) -> str:
+    def _participant(self, slot: int) -> str:
         """Whose share of a merge a learner's is: its machine's, or its own in a run of one machine."""
         return self._context.machine_of(LEARNER, slot) or f"{LEARNER} {slot}"
 

@@ -1,4 +1,4 @@
-"""What one member that sends noise, or flipped signs, costs the model of all, with and without a cap on its weight.
+"""What a participant that sends noise, or flipped signs, costs the model of all, with and without a cap on it.
 
     python tests/bench/bench_influence.py [--seeds 3] [--steps 285] [--json]
 

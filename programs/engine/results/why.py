@@ -291,7 +291,7 @@ def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
     yield "closed", say("[{grace_ms_used:ms} after the quorum: ]{reason}", merge)
     if merge.capped:
         reduced = (
-            f"{member}: {percent(before)} of the weight, counts {percent(now)}" for member, before, now in merge.capped
+            f"{name}: {percent(before)} of the weight, counts {percent(now)}" for name, before, now in merge.capped
         )
         yield "capped", "; ".join(reduced)
     is_empty = merge.version is None

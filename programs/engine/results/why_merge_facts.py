@@ -99,7 +99,7 @@ class MergeFacts:
     `version` is None if nothing was merged; `origin`: the version with which this epoch of the shard began;
     `undone_by`: the next epoch, if that began with an older version than this one, which is then not in the model;
     `reason`: the quorum's sentence on why the round closed; `asked`: the settings that followed the links, None if
-    none did, and `changes`: the last of each that counted; `capped` are [member, share, capped share]; `terms` and
+    none did, and `changes`: the last of each that counted; `capped` are [participant, share, capped share]; `terms` and
     all arrivals are from the shard's tape.
     """
 

@@ -1,4 +1,4 @@
-"""The largest share of a merge that one member may have."""
+"""The largest share of a merge that one participant may have."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ WEIGHTS = st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(lambda wei
 
 @given(WEIGHTS, st.integers(1, 5), st.floats(0.05, 1.0))
 def test_nobody_has_more_than_the_most_and_nothing_is_left_that_another_could_have(
-    weights: list[float], members: int, most: float
+    weights: list[float], participants: int, most: float
 ) -> None:
-    names = [f"m{at % members}" for at in range(len(weights))]
+    names = [f"m{at % participants}" for at in range(len(weights))]
     shares, whole, reduced = capped(weights, names, most)
     of_member = {name: sum(s for s, each in zip(shares, names, strict=True) if each == name) for name in set(names)}
     assert all(share <= most + 1e-9 for share in of_member.values())

@@ -284,7 +284,7 @@ def test_a_shard_that_comes_back_takes_the_newest_version_with_its_clock_and_no_
     assert twice["gradient"]["merging"]["refused"] == [[1, "already merged"]]
 
 
-def test_a_learner_has_no_more_of_a_merge_than_a_member_may() -> None:
+def test_a_learner_has_no_more_of_a_merge_than_a_participant_may() -> None:
     syncer = Syncer(method="average", lr=1.0, momentum=0.0, share_max=0.5)
     emitted = syncer.fire(answer(0, 1.0, end=320), answer(1, -1.0), answer(2, -1.0))
     assert emitted["merged"]["weights"] == pytest.approx([0.5, 0.25, 0.25])
@@ -299,7 +299,7 @@ def test_a_lone_learner_moves_the_model_by_its_share() -> None:
     np.testing.assert_allclose(emitted["update"]["values"], syncer.first - 0.25, rtol=1e-6)
 
 
-def test_learners_of_one_machine_are_one_member() -> None:
+def test_learners_of_one_machine_are_one_participant() -> None:
     syncer = Syncer(method="average", lr=1.0, momentum=0.0, share_max=0.5)
     syncer.context.machines = {("learner", 0): "a", ("learner", 1): "a", ("learner", 2): "b"}
     emitted = syncer.fire(*(answer(slot, 1.0) for slot in range(3)))
