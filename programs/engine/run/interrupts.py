@@ -121,7 +121,11 @@ def _leave_terminal(number: int) -> None:
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Count signals, unmasked, in the main thread; in other threads the handlers stay as they are."""
+    """Count signals, unmasked, in the main thread; in other threads the handlers stay as they are.
+
+    After a second Ctrl-C nothing is left that a third could end: where it is `interrupt` that would get it, it is
+    ignored, lest its KeyboardInterrupt take the place of what the command says of the end.
+    """
     counted = Interrupts()
     before: dict[int, Any] = {}
     masked: set[int] = set()
@@ -133,4 +137,5 @@ def interrupts() -> Iterator[Interrupts]:
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, masked)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            is_over = number == signal.SIGINT and counted.presses > 1 and handler is interrupt
+            signal.signal(number, signal.SIG_IGN if is_over else handler)

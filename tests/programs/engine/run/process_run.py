@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from isthmus.runtime.supervision.incidents import Incident, incident_of
 from isthmus.runtime.system.processes import started_at
@@ -41,6 +41,8 @@ def batch(at):
 task = Task(init, loss, batch, tokens_per_batch=64, optimizer=optax.adamw(1e-2))
 """
 """A step of 4 ms that takes next to no CPU: many processes share few cores here, and none is to be in another's way."""
+STUCK: Final = TASK.replace("sleep(0.004)", "sleep(600 if at.position > 2 else 0)")
+"""Its third step never ends, so a first Ctrl-C does not bring a run to its end before the second is there."""
 
 
 def press_until_over(command: subprocess.Popen[str]) -> str:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from isthmus import programs
-from isthmus.programs.engine.run.interrupts import interrupts
+from isthmus.programs.engine.run.interrupts import interrupt, interrupts
 from tests.effort import soaked
 from tests.patience import PATIENCE
-from tests.programs.engine.run.process_run import PAUSE, Run, press_until_over
+from tests.programs.engine.run.process_run import PAUSE, STUCK, Run, press_until_over
 
 pytestmark = pytest.mark.process
 
@@ -109,13 +109,30 @@ def test_a_first_ctrl_c_brings_the_run_to_its_end(start: Callable[..., Run], sta
 @pytest.mark.long
 @pytest.mark.parametrize("stage", [soaked(is_daemon_starting), is_compiling])
 def test_a_second_one_ends_it_at_once(start: Callable[..., Run], stage: Callable[[Run], bool]) -> None:
-    run = start(learners=1)
+    run = start(learners=1, task=STUCK)
     reach(run, stage)
     error = press_until_over(run.command)
     assert run.command.returncode == 1, error
     assert "ended at once by a second Ctrl-C" in error
     assert "Traceback" not in error
     run.wait_until_gone()
+
+
+@pytest.mark.parametrize(("presses", "is_raised"), [(1, True), (2, False)])
+def test_after_a_second_one_a_third_does_not_take_the_place_of_what_is_said(presses: int, is_raised: bool) -> None:
+    before = signal.signal(signal.SIGINT, interrupt)
+    raised = False
+    try:
+        with interrupts():
+            for _ in range(presses):
+                signal.raise_signal(signal.SIGINT)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raised = True
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert raised == is_raised
 
 
 @pytest.mark.soak
@@ -154,7 +171,7 @@ def test_each_of_them_sets_a_run_aside_before_its_first_merge_and_a_second_one_c
 
 @pytest.mark.soak
 def test_a_third_one_does_not_wait_for_the_daemon(start: Callable[..., Run]) -> None:
-    run = start(learners=1)
+    run = start(learners=1, task=STUCK)
     reach(run, is_without_merges)
     while run.status()["outcome"] != "failed":
         run.command.send_signal(signal.SIGINT)
