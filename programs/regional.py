@@ -18,9 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from isthmus.ops.data.batches_node import Batches
+from isthmus.ops.exchange.adaptive import AUTO
 from isthmus.ops.exchange.formats import Format
 from isthmus.ops.exchange.fragments import count_default, partition
 from isthmus.ops.exchange.token_accounts import AtMost
@@ -50,6 +51,8 @@ from isthmus.programs.update_settings import (
     setting_fault,
     step_tokens_of,
     subject,
+    to_learner,
+    updates_in,
 )
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Queue, Quorum
@@ -115,8 +118,16 @@ def build(
     bounded: Bounded = True,
     push: Annotated[Format, PUSH] = "int4",
     regions_push: Annotated[
-        Format, Setting("The format on the wire of what regions send the global syncer.", resumes=True)
+        Format | Literal["auto"],
+        Setting(
+            "The format on the wire of what regions send the global syncer; 'auto': by the links between them.",
+            resumes=True,
+        ),
     ] = "int4",
+    regions_update: Annotated[
+        Format | Literal["auto"],
+        Setting("The format on the wire of global versions; 'auto': by the links between regions.", resumes=True),
+    ] = "float32",
     outer_lr: OuterLr = None,
     outer_momentum: OuterMomentum = None,
     global_lr: Annotated[
@@ -156,7 +167,7 @@ def build(
     merges: dict[str, Any] = {"step_tokens": step_tokens_of(job), "method": merge, "bounded": bounded}
     sizes = [part.size for part in parts]
     paces: dict[str, Any] = {"fragments": len(parts), "shards": 1, "grace": grace, "gamma": gamma, "tokens": job.tokens}
-    paces |= {"update": "float32", "sizes": sizes}
+    paces["sizes"] = sizes
     region_pacer = region.node(
         "region-pacer",
         partial(
@@ -177,7 +188,14 @@ def build(
     region_merge = region.node("region-merge", partial(Merge, parts, lr=lr, momentum=momentum, **merges), fires=votes)
     regional = region.node(
         "regional-step",
-        partial(RegionalStep, parts, lr=lr, momentum=momentum, push=regions_push),
+        partial(
+            RegionalStep,
+            parts,
+            lr=lr,
+            momentum=momentum,
+            push=regions_push,
+            tells_links=AUTO in (regions_push, regions_update),
+        ),
         fires=AnyOf("gradient", "above", "pull", "standing"),
     )
 
@@ -188,6 +206,7 @@ def build(
         partial(
             Pacer,
             push=regions_push,
+            update=regions_update,
             interval=turns,
             overlap=max(1, turns // 4),
             quorum=regions_quorum,
@@ -204,7 +223,8 @@ def build(
         partial(Merge, parts, lr=global_lr, momentum=global_momentum, of_regions=True, **merges),
         fires=votes,
     )
-    outer = syncer.node("outer-step", partial(OuterStep, parts, lr=global_lr, momentum=global_momentum))
+    steps: dict[str, Any] = {"lr": global_lr, "momentum": global_momentum, "update": regions_update}
+    outer = syncer.node("outer-step", partial(OuterStep, parts, **steps))
     evaluate = evaluator.node(
         "evaluate", partial(Evaluate, job.task, parts, tokens=job.tokens, frozen=job.frozen), fires=AnyOf("update")
     )
@@ -225,25 +245,27 @@ def build(
     graph.edge(regional["totals"], region_pacer["totals"], Latest())
     graph.edge(regional["first"], region_pacer["first"], Latest("fragment"))
 
-    graph.edge(pacer["pull"], regional["pull"], Latest("fragment"), to=region.all)
-    graph.edge(outer["update"], regional["above"], Latest("fragment"), to=region.all)
+    arriving = to_learner(graph, region, outer, pacer["pull"], regional, update="above")
     graph.edge(regional["answer"], merging["answer"], Latest("fragment"), to=syncer.all)
     graph.edge(regional["progress"], pacer["progress"], Latest(), to=syncer.all)
-    connect(graph, outer["update"], evaluate["update"], Latest("fragment"))
+    published = updates_in(graph, evaluator, outer)
+    connect(graph, published, evaluate["update"], Latest("fragment"))
     graph.train(
         reports=step["report"],
         control=(region_pacer["control"], pacer["control"]),
         model=outer["final"],
         evaluation=evaluate["evaluation"],
         merges=outer["merged"],
+        changes=pacer["changed"],
         held=pacer["held"],
         loans=(step["moments"], step["loan"]),
     )
     graph.hold(
         state=outer["state"],
+        coded_state=None if regions_update == "float32" else outer["coded_state"],
         kept=outer["kept"],
-        published=outer["update"],
-        copies=[regional["above"]],
+        published=published,
+        copies=[arriving],
         held=[pacer["held"]],
     )
     graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)

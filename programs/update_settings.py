@@ -23,7 +23,7 @@ from isthmus.programs.settings import Setting
 from isthmus.programs.sweeps import OUTER_LOCK_STEP, outer_default, sweeps_of
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.graph.template import AnyOf, Graph, Job, Latest, Node, Policy, Port, Queue, Role, Template
-from isthmus.runtime.ids import LEARNER
+from isthmus.runtime.ids import LEARNER, REGION
 
 
 def updates_in(graph: Graph, role: Role, outer: Node, *, in_turns: bool = False) -> Port:
@@ -43,17 +43,26 @@ def connect(graph: Graph, source: Port, target: Port, policy: Policy) -> None:
     graph.edge(source, target, policy, to=None if within else graph.role_of(target.node.role).all)
 
 
-def to_learner(graph: Graph, learner: Role, outer: Node, pull: Port, taker: Node, *, in_turns: bool = False) -> Port:
-    """The edges of updates and pulls (`in_turns`: turns) to the node of a learner that takes both; returns the input of
-    learners at which updates arrive. Pulls go behind the updates that were sent before them: an answer on a version
-    that is about to be replaced would be refused."""
+def to_learner(
+    graph: Graph,
+    learner: Role,
+    outer: Node,
+    pull: Port,
+    taker: Node,
+    *,
+    update: str = "update",
+    in_turns: bool = False,
+) -> Port:
+    """The edges of updates and pulls (`in_turns`: turns) to the node of a learner, or region, that takes both, updates
+    at its input `update`; returns the input of the role at which updates arrive. Pulls go behind the updates that were
+    sent before them: an answer on a version that is about to be replaced would be refused."""
     updates = updates_in(graph, learner, outer, in_turns=in_turns)
-    connect(graph, updates, taker["update"], Latest("fragment"))
+    connect(graph, updates, taker[update], Latest("fragment"))
     if updates.node is not outer:
         graph.edge(pull, updates.node["pull"], Latest("fragment"), to=learner.all)
         pull = updates.node["pull"]
     connect(graph, pull, taker["pull"], Latest("fragment"))
-    return taker["update"] if updates.node is outer else updates.node["update"]
+    return taker[update] if updates.node is outer else updates.node["update"]
 
 
 def rounds_in(graph: Graph, pacer: Node, merge: Node, outer: Node, *, most: int) -> None:
@@ -84,10 +93,11 @@ def _add_receive(graph: Graph, role: Role, outer: Node, in_turns: bool) -> Node:
     if frames is None:
         frames = graph.role_of(outer.role).node("key-frames", KeyFrames, fires=AnyOf("state", "need"))
         graph.edge(outer["state"], frames["state"], Latest("fragment"))
-    fires = AnyOf("update", "pull") if role.name == LEARNER else AnyOf("update")
+    answers = role.name in (LEARNER, REGION)
+    fires = AnyOf("update", "pull") if answers else AnyOf("update")
     receive = role.node(f"receive-{role.name}", partial(Receive, *outer.arguments, in_turns=in_turns), fires=fires)
     graph.edge(outer["update"], receive["update"], Latest("place"), to=role.all)
-    to = role.at("slot") if role.name == LEARNER else role.all
+    to = role.at("slot") if answers else role.all
     graph.edge(frames[role.name], receive["update"], Latest("frame"), to=to)
     graph.edge(receive["need"], frames["need"], Latest("fragment"), to=graph.role_of(outer.role).at("fragment"))
     return receive

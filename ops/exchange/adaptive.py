@@ -444,7 +444,8 @@ class Chooser:
 
 
 LEARNER: Final = "learner"
-"""The role at the other end of each link."""
+"""The role at the other end of each link, but for that of a global syncer's links."""
+REGION: Final = "region"
 PLACES: Final = 64
 """Changes that wait for an absent recorder: more than there are settings, each of which changes seldom."""
 
@@ -466,10 +467,12 @@ class LearnerSteps(Protocol):
 
 
 class FollowedSettings:
-    """The settings of shard `member`, with fragments of these sizes. `is_needed`: some of them follow the links."""
+    """The settings of shard `member`, with fragments of these sizes. `is_needed`: some of them follow the links, to
+    replicas of `peers`."""
 
-    def __init__(self, wanted: WantedSettings, sizes: Sequence[int], member: Any) -> None:
+    def __init__(self, wanted: WantedSettings, sizes: Sequence[int], member: Any, *, peers: str = LEARNER) -> None:
         self.is_needed = bool(wanted.auto)
+        self._peers = peers
         self._chooser = Chooser(wanted)
         self._sizes = tuple(sizes)
         self._member = member
@@ -515,7 +518,7 @@ class FollowedSettings:
         """The changes by one more turn.
 
         Arguments:
-            learners: those that step.
+            learners: those that step, or regions that merge.
             goodput: that of this shard's own links, by (role, slot).
             round_trip: the duration of a round, without grace, in steps of the fastest learner.
             round_steps: the part of it that has to fit into the overlap, in steps of the slowest.
@@ -525,7 +528,7 @@ class FollowedSettings:
         """
         times = [learner.step_time for learner in learners if learner.step_time > 0]
         links = [
-            LinkGoodput(learner.slot, self._up(learner), LinkRate(*goodput.get((LEARNER, learner.slot), ())))
+            LinkGoodput(learner.slot, self._up(learner), LinkRate(*goodput.get((self._peers, learner.slot), ())))
             for learner in sorted(learners, key=lambda each: each.slot)
         ]
         overlap = math.ceil(round_steps) + 1

@@ -48,7 +48,7 @@ class KeyFrames:
     its own. `frame` is the key of a fragment's mailbox.
     """
 
-    outputs = ("learner", "evaluator", "recorder")
+    outputs = ("learner", "region", "evaluator", "recorder")
     collects = ("state", "need")
     schemas: ClassVar = {"need": Need}
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from isthmus.ops.data.batches import Place, of_slot
 from isthmus.ops.exchange import schemas
-from isthmus.ops.exchange.adaptive import FollowedSettings, Steps, WantedSettings
+from isthmus.ops.exchange.adaptive import LEARNER, REGION, FollowedSettings, Steps, WantedSettings
 from isthmus.ops.exchange.messages import (
     Begun,
     Change,
@@ -270,7 +270,8 @@ class Pacer:
         self._round_last = (context.member.incarnation - 1) << 32
         self._schedule = Schedule(self._own, self._fragments, self.interval)
         sizes = [self._sizes[p] for p in self._own if p < len(self._sizes)]
-        self._following = FollowedSettings(self._wanted, sizes, context.member)
+        peers = REGION if self._tier == "regions" else LEARNER
+        self._following = FollowedSettings(self._wanted, sizes, context.member, peers=peers)
 
     @property
     def interval(self) -> int:

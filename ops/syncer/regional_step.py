@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -80,7 +80,8 @@ class RegionalStep:
     `update` and `merged` are those of `OuterStep`; `begun` goes to merge and pacer where a fragment begins from the
     global version, `first` to the pacer where the global syncer asks for the first version, `totals` to the pacer where
     a global version brings news of the run's progress; `answer` and `progress` to the global syncer. `push` is the
-    format of answers. `standing` tells that there are learners.
+    format of answers, "auto" the one that a pull asks for; with `tells_links`, its reports have the goodput of its
+    links. `standing` tells that there are learners.
     """
 
     outputs = ("update", "merged", "begun", "first", "totals", "answer", "progress")
@@ -88,8 +89,16 @@ class RegionalStep:
     schemas: ClassVar = {"above": Update, "pull": Round}
     noted: ClassVar = {"merged": ("kind", "epoch", "round", "version", "voters"), "answer": ("begin", "end", "work")}
 
-    def __init__(self, fragments: Sequence[Fragment], *, lr: float, momentum: float, push: Format = "float32") -> None:
-        self._fragments, self._push = tuple(fragments), push
+    def __init__(
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        lr: float,
+        momentum: float,
+        push: Format | Literal["auto"] = "float32",
+        tells_links: bool = False,
+    ) -> None:
+        self._fragments, self._push, self._tells_links = tuple(fragments), push, tells_links
         self._outer = OuterStep(fragments, lr=lr, momentum=momentum)
         self._held: dict[int, RegionFragment] = {}
         self._asked: dict[int, Round] = {}
@@ -247,7 +256,7 @@ class RegionalStep:
         is_own = kind in ("merge", "final")
         work = held.work.pending() if is_own else []
         fields = (
-            self._own_fields(p, held, theta)
+            self._own_fields(p, held, theta, self._push_of(request))
             if work
             else self._fields(p, held.anchor - theta if is_own else held.anchor)
         )
@@ -271,16 +280,22 @@ class RegionalStep:
         answer.update(fields)
         return [("answer", answer)]
 
-    def _own_fields(self, p: int, held: RegionFragment, theta: Vector) -> dict[str, Any]:
+    def _push_of(self, request: Round) -> str:
+        """The format in which the answer to a pull leaves."""
+        if self._push != "auto" or "asked" not in request:
+            return "float32" if self._push == "auto" else self._push
+        return str(dict(request["asked"]["push"]).get(self._slot, "float32"))
+
+    def _own_fields(self, p: int, held: RegionFragment, theta: Vector, push: str) -> dict[str, Any]:
         """The fields of an answer that have its vector: of an open answer with the same work the same ones, because
         either of the two may be merged."""
         number = held.work.answered()
         if number not in held.sent:
             whole, fragment = held.anchor - theta, self._fragments[p]
-            if self._push == "float32":
+            if push == "float32":
                 held.sent[number] = SentAnswer(whole, self._fields(p, whole), self._merges)
             else:
-                coded = self._coding.encode(whole, fragment, self._push)
+                coded = self._coding.encode(whole, fragment, push)
                 fields = {**self._fields(p, whole), **self._coding.item_fields("gradient", coded)}
                 decoded = self._coding.add(np.zeros_like(whole), coded, fragment)
                 held.sent[number] = SentAnswer(decoded, fields, self._merges)
@@ -300,7 +315,7 @@ class RegionalStep:
 
     def _progress(self) -> Progress:
         versions = [self._held[p].version if p in self._held else None for p in range(len(self._fragments))]
-        return Progress(
+        progress = Progress(
             slot=self._slot,
             incarnation=self._life,
             phase=self._phase,
@@ -311,3 +326,6 @@ class RegionalStep:
             epochs=[0 if version is None else version[0] for version in versions],
             totals=self._totals.rows(),
         )
+        if self._tells_links:
+            progress["links"] = [[*link, *rate] for link, rate in sorted(self._context.traffic.goodput.items())]
+        return progress

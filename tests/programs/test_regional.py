@@ -69,3 +69,14 @@ def test_other_numbers_of_regions(world: Worlds, regions: int) -> None:
 def test_settings_that_do_not_go_together_are_refused(world: Worlds, settings: dict[str, int], setting: str) -> None:
     with pytest.raises(ConfigError, match=rf"program\.{setting} of {NAME}"):
         _run(world, **settings)
+
+
+@pytest.mark.parametrize("formats", [{"regions_update": "int4"}, {"regions_update": "auto", "regions_push": "auto"}])
+def test_global_versions_travel_in_codes(world: Worlds, formats: dict[str, str]) -> None:
+    whole = _run(world, fragments=3, interval=6)
+    coded = _run(world, fragments=3, interval=6, **formats)
+    assert coded.waits == 0
+    assert coded.summary["books"]["differences"] == []
+    assert coded.summary["tokens_lost"] == coded.summary["tokens_pending"] == 0
+    assert coded.eval_loss < 1.1 * whole.eval_loss
+    assert coded.summary["contributors_mean"] == 2.0

@@ -218,3 +218,12 @@ def test_every_format_is_answered_in() -> None:
         answer = one.answer(2)
         assert answer["format"] == push
         assert syncer.fire(2, answer, two.answer(2))["merged"]["refused"] == []
+
+
+def test_an_answer_has_the_format_that_its_pull_asks_for() -> None:
+    _, one, _ = begun("auto")  # type: ignore[arg-type]
+    one.merged(spread(1))
+    request = pull(0, 2, kind="merge", members=[[0, 1]])
+    request["asked"] = {"push": [[0, "int4"], [1, "bf16"]], "update": "float32", "interval": 8, "overlap": 2}
+    emitted = dict(one.step(pull={(Replica("syncer", 0), 0): request}))
+    assert emitted["answer"]["format"] == "int4"
