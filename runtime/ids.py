@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, NewType, TypeAlias
+from typing import Annotated, Final, NamedTuple, NewType, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -65,6 +65,14 @@ RECORDER: Final = "recorder"
 """The role of the one replica that keeps the run folder; its machine is the run's home."""
 ROLES: Final = (LEARNER, SYNCER, REGION, "evaluator")
 """The roles that a machine may declare, whether a graph has such a role or not."""
+
+
+class Owner(NamedTuple):
+    """Whose a machine is, by `name`, and the largest share of a merge's weight that its machines may have together;
+    None where that is what the program says."""
+
+    name: str
+    weight_share_max: float | None = None
 
 
 def follower(leader: Replica, number: int) -> Replica:

@@ -30,6 +30,7 @@ from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTok
 from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
+from isthmus.runtime.ids import Owner
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -146,8 +147,8 @@ class Merge:
     `method` is 'rda' or 'average'; `lr` and `momentum` are those of the outer step, `step_tokens` the tokens of a step,
     by slot where they differ; `bounded`: one learner's answer counts only in proportion to others'. `of_regions`:
     the answers are those of regions, for learners; in a region, fragments may begin as `begun` says, without an
-    answer. `share_max` is the largest share of a merge that a participant may have (`exchange.influence`);
-    `opposed`: what becomes of a learner that pulls against all others, merge after merge (`kernels.bounds`).
+    answer. `share_max` is the largest share of a merge of who has none of its own (`exchange.influence`); `opposed`:
+    what becomes of a learner that pulls against all others, merge after merge (`kernels.bounds`).
     """
 
     outputs = ("gradient", "reached")
@@ -339,8 +340,9 @@ class Merge:
         if not any(weights):
             return self._gradient(round, record, None)
         assert account is not None  # Or all would have been refused.
-        participants = [self._participant(vote["slot"]) for vote in accepted]
-        shares, whole, reduced = capped(weights, participants, self._share_max)
+        owners = [self._owner(vote["slot"]) for vote in accepted]
+        most = {owner.name: owner.weight_share_max or self._share_max for owner in owners}
+        shares, whole, reduced = capped(weights, [owner.name for owner in owners], most)
         record["capped"] = [list(each) for each in reduced]
         # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
@@ -379,9 +381,10 @@ class Merge:
                 agreeing.append(vote)
         return agreeing
 
-    def _participant(self, slot: int) -> str:
-        """Whose share of a merge a learner's is: its machine's, or its own in a run of one machine."""
-        return self._context.machine_of(LEARNER, slot) or f"{LEARNER} {slot}"
+    def _owner(self, slot: int) -> Owner:
+        """Whose share of a merge a learner's is: that of its machine's owner, or its own in a run of one machine."""
+        owner: Owner = self._context.owner_of(LEARNER, slot)
+        return owner if owner.name else owner._replace(name=f"{LEARNER} {slot}")
 
     def _reach(self, vote: Answer) -> None:
         """Record the positions up to which the batches of learners are merged now."""

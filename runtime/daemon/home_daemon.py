@@ -70,7 +70,7 @@ from isthmus.runtime.supervision.incidents import (
     of_line,
 )
 from isthmus.runtime.supervision.liveness import PATIENCE
-from isthmus.runtime.supervision.messages import Report, ReportError
+from isthmus.runtime.supervision.messages import Directory, Report, ReportError
 from isthmus.runtime.supervision.station import BEAT_SECONDS
 from isthmus.runtime.supervision.station_events import LivesNoted, LivesNotNoted, NoteFound, NoteLives, TurnAway
 from isthmus.runtime.system.files import Lines
@@ -85,8 +85,8 @@ class Daemon:
     """The daemon of the run named `run`.
 
     `cast` are the run's replicas, `places` their machines; `send` sends a message to another machine, and may lose it;
-    `keys` returns the admitted public keys; `turn_away` tells a machine that claims to be the home that this one is.
-    `on_over` is called once, when every process has ended; `patience` is the longest wait for a silent host.
+    `directory` returns what is known of machines; `turn_away` tells a machine that claims to be the home that this one
+    is. `on_over` is called once, when every process has ended; `patience` is the longest wait for a silent host.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Daemon:
         patience: Duration = PATIENCE,
         places: Places | None = None,
         send: Callable[[str, Message], None] = lambda machine, message: None,
-        keys: Callable[[], Mapping[str, str]] = dict,
+        directory: Callable[[], Directory] = Directory,
         turn_away: Callable[[str], None] = lambda machine: None,
     ) -> None:
         """Serve hosts and commands; raises what the ground's `serve` raises."""
@@ -110,7 +110,7 @@ class Daemon:
         self.home = Home(cast, places, patience=patience)
         self._turn_away = turn_away
         self._ground, self._clock, self._ledger = ground, ground.clock, ground.ledger
-        self._on_over, self._send, self._keys = on_over, send, keys
+        self._on_over, self._send, self._directory = on_over, send, directory
         self._shown: dict[Member, Shown] = {}
         self._cancel_timer: Callable[[], None] = lambda: None
         self._has_begun = self._is_closed = False
@@ -359,12 +359,12 @@ class Daemon:
             self._driver.feed(LivesNoted(members))
 
     def _order(self, command: SendOrders) -> None:
-        keys = {name: key for name, key in self._keys().items() if name in command.machines}
+        directory = self._directory().of(command.machines)
         for machine, orders in command.by_machine():
             if machine == self.name:
-                self._site.order(orders, keys)
+                self._site.order(orders, directory)
             else:
-                self._send(machine, of_orders(orders, keys))
+                self._send(machine, of_orders(orders, directory))
 
     # -- status --------------------------------------------------------------------------------------------------------
 

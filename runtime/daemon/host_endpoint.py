@@ -18,7 +18,16 @@ from isthmus.runtime.daemon.ground import Handler, Server
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.incidents import Starved, raised_of
-from isthmus.runtime.supervision.messages import MISSING_MAX, Endpoints, Formed, Heartbeat, ItemRefusal, Missing, Over
+from isthmus.runtime.supervision.messages import (
+    MISSING_MAX,
+    Directory,
+    Endpoints,
+    Formed,
+    Heartbeat,
+    ItemRefusal,
+    Missing,
+    Over,
+)
 from isthmus.runtime.supervision.station_events import HostSpoke, TellHosts
 from isthmus.runtime.wire.control_messages import Message
 
@@ -62,12 +71,13 @@ class HostEndpoint:
         """Answer a command."""
         self._server.send(peer, message)
 
-    def tell(self, command: TellHosts, keys: Mapping[str, str]) -> None:
-        """Send hosts the roster and the run's flags; `keys` are the public keys of the machines that take part."""
+    def tell(self, command: TellHosts, directory: Directory) -> None:
+        """Send hosts the roster with what is known of its machines, and the run's flags."""
         messages: list[Message] = [{"type": "beat"}]
         if command.roster is not None:
             forms, rows = msgspec.to_builtins(command.forms), [list(row) for row in command.roster]
-            messages = [{"type": "roster", "members": rows, "keys": dict(keys), "forms": forms}]
+            known = msgspec.to_builtins(directory)
+            messages = [{"type": "roster", "members": rows, "directory": known, "forms": forms}]
         if command.is_stopping:
             messages.append({"type": "stop"})
         if command.is_ending:

@@ -20,12 +20,15 @@ from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.supervision.messages import (
     FOUND_LENGTH_MAX,
+    NOBODY,
+    Directory,
     Orders,
     Published,
     Report,
     ReportError,
     ReportFault,
     Stamp,
+    directory_of,
     orders_of,
     report_of,
     shown_of,
@@ -40,14 +43,14 @@ REPORT: Final = "report"
 ORDERS: Final = "orders"
 
 
-def of_orders(orders: Orders, keys: Mapping[str, str]) -> Message:
-    """A message with orders, and the public keys of the machines that take part."""
-    return {"type": ORDERS, "orders": msgspec.to_builtins(orders), "keys": dict(keys)}
+def of_orders(orders: Orders, directory: Directory) -> Message:
+    """A message with orders, and what is known of the machines that take part."""
+    return {"type": ORDERS, "orders": msgspec.to_builtins(orders), "directory": msgspec.to_builtins(directory)}
 
 
-def read_orders(message: Mapping[str, Any]) -> tuple[Orders, dict[str, str]]:
+def read_orders(message: Mapping[str, Any]) -> tuple[Orders, Directory]:
     """The contents of such a message; KeyError, TypeError or ValueError for one that no home of ours sends."""
-    return orders_of(message["orders"]), {str(name): str(key) for name, key in dict(message["keys"]).items()}
+    return orders_of(message["orders"]), directory_of(message["directory"])
 
 
 def of_report(report: Report, shown: Mapping[Member, Shown]) -> Message:
@@ -100,7 +103,7 @@ def _fitting(shown: Shown) -> tuple[Any, Any]:
 
 def over(home: str, term: int) -> Message:
     """Orders of a home, in that term, that release a machine."""
-    return of_orders(Orders(is_over=True, stamp=Stamp(term), home=home), {})
+    return of_orders(Orders(is_over=True, stamp=Stamp(term), home=home), NOBODY)
 
 
 class Outpost:
@@ -178,10 +181,10 @@ class Outpost:
 
     def order(self, home: str, message: Mapping[str, Any]) -> None:
         """Handle orders of a machine that claims to be the home; KeyError, TypeError or ValueError for invalid ones."""
-        orders, keys = read_orders(message)
+        orders, directory = read_orders(message)
         if orders.home != home:
             raise ValueError(f"orders of {orders.home[:100]!r}, given by {home!r}")
-        self._site.order(orders, keys)
+        self._site.order(orders, directory)
 
     def leave(self, seconds_max: float) -> None:
         """Let hosts give what they have within so many seconds, end them, then be over."""

@@ -15,7 +15,7 @@ from isthmus.runtime.daemon.host_endpoint import HostEndpoint, Shown
 from isthmus.runtime.daemon.ledger import LedgerError
 from isthmus.runtime.ids import Member
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import Orders, Report
+from isthmus.runtime.supervision.messages import NOBODY, Directory, Orders, Report
 from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS, Station
 from isthmus.runtime.supervision.station_events import (
     CloseStation,
@@ -77,7 +77,7 @@ class Site:
         self._ground, self._ledger = ground, ground.ledger
         self._home, self._term = home, term
         self._follow, self._turn_away = follow, turn_away
-        self.keys: Mapping[str, str] = {}
+        self._directory = NOBODY
         self._report, self._on_over = report, on_over
         self._is_closed = False
         self._driver = ground.drive("station", self.station, self._perform)
@@ -95,9 +95,9 @@ class Site:
         """A machine claims to be the home of the run."""
         self._driver.feed(HomeCalled(home, term))
 
-    def order(self, orders: Orders, keys: Mapping[str, str]) -> None:
+    def order(self, orders: Orders, directory: Directory) -> None:
         """Handle orders of a home."""
-        self.keys = keys
+        self._directory = directory
         self._driver.feed(OrdersCame(orders))
 
     def listening(self) -> list[str]:
@@ -174,7 +174,7 @@ class Site:
             case KillProcess():
                 self._ground.processes.kill(command.member)
             case TellHosts():
-                self.endpoint_of_hosts.tell(command, self.keys)
+                self.endpoint_of_hosts.tell(command, self._directory)
             case DismissHost():
                 self.endpoint_of_hosts.dismiss(command.member)
             case SendReport():

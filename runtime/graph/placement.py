@@ -50,6 +50,8 @@ class Machine:
       the leading process first; None and empty where its islands are its own.
     - `memory_bytes`: its own, beside that of accelerators; None is unknown.
     - `region`: where it is, for programs with syncers of regions; None where it is not said.
+    - `owner`: whose it is, '' if nobody has to know; `weight_share_max`: the largest share of a merge's weight that the
+      learners of it, or of all machines of its owner, have together; None is what the program says.
     - `domain`: machines of one failure domain fail together ('building-a'); without it, a machine fails alone.
       `bandwidth_bits`: of its network link in each direction, a second; None is unknown.
     """
@@ -67,6 +69,8 @@ class Machine:
     island: str | None = None
     together: tuple[str, ...] = ()
     region: str | None = None
+    owner: str = ""
+    weight_share_max: float | None = None
 
     def offers(self, role: str) -> bool:
         """Whether replicas of `role` may be placed here.

@@ -24,7 +24,7 @@ from isthmus.runtime.graph.body import Trait, trait
 from isthmus.runtime.graph.plans import NodePlan, OutputPlan, Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Context, IslandDevices, Traffic, pairs
-from isthmus.runtime.ids import Handle, Member
+from isthmus.runtime.ids import Handle, Member, Owner
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.items.schemas import Mismatch, attested
@@ -169,7 +169,7 @@ class Bodies:
         disk: Disk,
         traffic: Traffic,
         members: Callable[[], frozenset[Member]],
-        machine_of: Callable[[str, int], str],
+        owner_of: Callable[[str, int], Owner],
         emitted: Callable[[NodePlan, list[Emission]], None],
         island: IslandDevices | None = None,
         folder: Path | None = None,
@@ -180,7 +180,7 @@ class Bodies:
         self._plan, self._member, self._clock, self._seed = plan, member, clock, seed
         self._resolve, self._disk, self._traffic, self._emitted = resolve, disk, traffic, emitted
         self._members, self._island, self._folder = members, island, folder
-        self._machine_of = machine_of
+        self._owner_of = owner_of
         self._ports = {
             node.index: {output.name: _output_port(plan, number, output) for number, output in enumerate(node.outputs)}
             for node in plan.nodes
@@ -211,7 +211,7 @@ class Bodies:
                 ),
                 now=self._clock.now,
                 members=self._members,
-                machine_of=self._machine_of,
+                owner_of=self._owner_of,
                 stop_requested=lambda: self.stop_requested,
                 leave_requested=lambda: self.leave_requested,
                 publish=partial(self._publish, node.name),

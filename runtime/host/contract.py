@@ -30,7 +30,7 @@ from isthmus.runtime.channels.goodput import Rate
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.graph.body import has
-from isthmus.runtime.ids import Member
+from isthmus.runtime.ids import Member, Owner
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.system.disk import Disk
 
@@ -89,9 +89,10 @@ class Context:
     """The argument of a body's `open(context)`, which its host calls in the body's own thread.
 
     `connected` names the ports that have an edge; `now` may be called at any time; `members` returns the live members
-    of every role, as far as this host knows; `machine_of` the name of the machine of a live (role, slot), '' where this
-    host knows none, as where there is one only; `stop_requested` whether a stop of the run was requested,
-    `leave_requested` whether this host is to leave it; `publish` sets a small dict that the host shows in its status;
+    of every role, as far as this host knows; `owner_of` whose the machine of a live (role, slot) is: without an owner
+    its own, of its name, and '' where this host knows none, as where there is one machine only; `stop_requested`
+    whether a stop of the run was requested, `leave_requested` whether this host is to leave it; `publish` sets a small
+    dict that the host shows in its status;
     `refuse` reports an item on a port, from a (slot, incarnation), that is wrong in a way that only the body can detect
     (field, expected, found): it is treated as a violation of the port's schema; `disk` is the machine's, for bodies
     that write files; `island` is None for a host that may use every device of its process; `folder` is the run's on
@@ -104,7 +105,7 @@ class Context:
     connected: frozenset[str]
     now: Callable[[], Instant]
     members: Callable[[], frozenset[Member]]
-    machine_of: Callable[[str, int], str]
+    owner_of: Callable[[str, int], Owner]
     stop_requested: Callable[[], bool]
     leave_requested: Callable[[], bool]
     publish: Callable[[dict[str, Any]], None]

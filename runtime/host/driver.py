@@ -53,7 +53,7 @@ from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 from isthmus.runtime.graph.template import Every, Quorum, Reference
 from isthmus.runtime.host.bodies import Bodies, Emission, FiringResult, Payload, Payloads
 from isthmus.runtime.host.contract import EdgeTraffic, Executor, IslandDevices, Span, Trace, Traffic, raised, story
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import Member, Owner, Replica
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.schemas import Mismatch, compiled
 from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
@@ -177,7 +177,7 @@ class Host:
         trace: Trace | None = None,
         island: IslandDevices | None = None,
         folder: Path | None = None,
-        machine_of: Callable[[str, int], str] = lambda role, slot: "",
+        owner_of: Callable[[str, int], Owner] = lambda role, slot: Owner(""),
         on_ended: Callable[[Host, str], None] = lambda host, node: None,
         on_failed: Callable[[Host, str, str], None] = lambda host, node, error: None,
     ) -> None:
@@ -203,7 +203,7 @@ class Host:
             disk=disk,
             traffic=self.traffic,
             members=lambda: self.scheduler.members,
-            machine_of=machine_of,
+            owner_of=owner_of,
             emitted=self._emitted_meanwhile,
             island=island,
             folder=folder,

@@ -31,9 +31,9 @@ from isthmus.runtime.host.bodies import Bodies
 from isthmus.runtime.host.contract import IslandDevices, Span, Trace, Traffic, raised, spans_file, story, untold
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LentThread, ThreadExecutor
-from isthmus.runtime.ids import LEARNER, ONE_MACHINE, Member, Replica, leader
+from isthmus.runtime.ids import LEARNER, ONE_MACHINE, Member, Owner, Replica, leader
 from isthmus.runtime.supervision.incidents import Starved
-from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, Form, Formed
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, NOBODY, Directory, Form, Formed
 from isthmus.runtime.system import processes
 from isthmus.runtime.system.files import write_bytes
 from isthmus.runtime.system.loop_clock import LoopClock
@@ -63,7 +63,8 @@ class Meetings:
     has been replaced. A member that is gone never comes back: a daemon whose disk failed may name lives that ended
     before it began. Members without an edge to or from this host are ignored; one that cannot be met yet is met with a
     later roster. When the relay has a new life, the members behind it are reached through that. `reaches` are addresses
-    of other machines' porters as this machine reaches them, where it knows better than they do.
+    of other machines' porters as this machine reaches them, where it knows better than they do. `machines` gets the
+    machine of each replica that a roster named.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Meetings:
         meets: Callable[[Replica], Meeting],
         tell: Callable[[Event], None],
         reaches: Mapping[str, str] = MappingProxyType({}),
+        machines: dict[Replica, str] | None = None,
     ) -> None:
         self.live: dict[Replica, Member] = {member.replica: member}
         self._member, self._channel, self._meets, self._tell = member, channel, meets, tell
@@ -84,15 +86,24 @@ class Meetings:
         self._roles = {edge.target_role for edge in crossing if edge.source_role == mine}
         self._roles |= {edge.source_role for edge in crossing if edge.target_role == mine}
         self._relay: Member | None = None
+        self._machines = {} if machines is None else machines
+        self._directory = NOBODY
         self._gone: dict[Replica, int] = {}
         """The latest life of each replica whose member has gone."""
 
-    def follow(self, rows: Sequence[Row], keys: Mapping[str, str]) -> None:
-        """Meet the new members of a roster, and forget those that are gone. `keys` gives the public keys of machines.
+    def owner_of(self, role: str, slot: int) -> Owner:
+        """Whose the machine of a host in the rosters is; of nobody in a run of one machine."""
+        machine = self._machines.get(Replica(role, slot), "")
+        return self._directory.owners.get(machine, Owner("" if machine == ONE_MACHINE else machine))
+
+    def follow(self, rows: Sequence[Row], directory: Directory) -> None:
+        """Meet the new members of a roster, and forget those that are gone. `directory` is about their machines.
 
         A daemon whose ledger was lost may name a life before one that was met: a replaced member is not met again.
         """
         named = [(Member(Replica.parse(row[0]), row[1]), *row[2:]) for row in rows]
+        self._machines.update((row[0].replica, row[2]) for row in named)
+        self._directory = directory
         present = {row[0].replica: row for row in named if not self._is_former(row[0])}
         if present.get(self._member.replica, (None,))[0] != self._member:
             return  # The daemon does not know this host yet.
@@ -111,7 +122,7 @@ class Meetings:
                     self._channel.relay(self.live[replica], relay)
         for replica, (member, endpoints, machine) in sorted(present.items()):
             if replica not in self.live and replica.role in self._roles:
-                dialled = self._endpoints(endpoints, machine, own, keys) if endpoints else None
+                dialled = self._endpoints(endpoints, machine, own, directory.keys) if endpoints else None
                 if self._meet(member, dialled, relay):
                     self.live[replica] = member
                     self._tell(ReplicaJoined(member))
@@ -416,12 +427,12 @@ class HostProcess:
             trace=self._trace,
             island=island,
             folder=folder,
-            machine_of=self._machine_of,
+            owner_of=lambda role, slot: self._meetings.owner_of(role, slot),
             on_ended=self._node_ended,
             on_failed=self._failed,
         )
         self._meetings = Meetings(
-            plan, member, channel=self._channel, meets=meets, tell=self._host.handle, reaches=reaches
+            plan, member, channel=self._channel, meets=meets, tell=self._host.handle, reaches=reaches, machines=machines
         )
         self._endpoints, self._door = list[str](), list(door)
         self._on_roster, self._elastic = on_roster, elastic
@@ -472,7 +483,7 @@ class HostProcess:
         self._silence.heard(time.monotonic())
         match message["type"]:
             case "roster":
-                self._take_roster(message["members"], message["keys"], message["forms"])
+                self._take_roster(message["members"], message["directory"], message["forms"])
             case "stop":
                 if not self._host.stop_requested:
                     self._host.request_stop()
@@ -483,19 +494,14 @@ class HostProcess:
                 self._say("heartbeat")  # The last one has the whole of what this life has used.
                 self._loop.stop()
 
-    def _take_roster(self, rows: list[list[Any]], keys: Mapping[str, str], forms: list[Any]) -> None:
-        """Apply a roster: meet new members, forget those that are gone. `keys` gives the public keys of machines."""
-        self._machines.update((Replica.parse(name), machine) for name, _, _, machine in rows)
+    def _take_roster(self, rows: list[list[Any]], known: Mapping[str, Any], forms: list[Any]) -> None:
+        """Apply a roster: meet new members, forget those that are gone. `known` is the directory of their machines."""
+        directory = msgspec.convert(known, Directory)
         if self._keys is not None:
-            self._keys.replace({key: machine for machine, key in keys.items()})
-        self._meetings.follow(rows, keys)
+            self._keys.replace({key: machine for machine, key in directory.keys.items()})
+        self._meetings.follow(rows, directory)
         if self._on_roster is not None:
             self._on_roster(rows, msgspec.convert(forms, list[Form]))
-
-    def _machine_of(self, role: str, slot: int) -> str:
-        """The machine of a live host, '' in a run of one machine."""
-        machine = self._machines.get(Replica(role, slot), "")
-        return "" if machine == ONE_MACHINE else machine
 
     def _say(self, kind: str, **more: Any) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)

@@ -29,7 +29,7 @@ from isthmus.runtime.supervision.driver import Core, Driver
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import Journal, Places, RunRoles, WriteIncident
 from isthmus.runtime.supervision.incidents import Exited, Happened
-from isthmus.runtime.supervision.messages import Row
+from isthmus.runtime.supervision.messages import Directory, Row
 from isthmus.runtime.supervision.station import BEAT_SECONDS, LONELY_BEATS, Station
 from isthmus.runtime.supervision.station_events import FollowHome, TellHosts
 from isthmus.runtime.tape.writing import Tape
@@ -165,14 +165,15 @@ class DiedError(Exception):
 class Shared:
     """The objects and callbacks that all daemons of a universe share.
 
-    `launch` starts a process; `began` and `wrote` are called for each start and incident, `finished` at the end of the
-    run, `died` when a daemon comes to the command at which it dies.
+    `directory` is what homes know of machines; `launch` starts a process; `began` and `wrote` are called for each start
+    and incident, `finished` at the end of the run, `died` when a daemon comes to the command at which it dies.
     """
 
     clock: VirtualClock
     links: ControlLinks
     machines: Mapping[str, SimulatedMachine]
     cast: RunRoles
+    directory: Directory
     launch: Callable[[SimulatedMachine, Member], SimulatedProcess]
     began: Callable[[Member], None]
     wrote: Callable[[SimulatedMachine, Happened], None]
@@ -302,6 +303,7 @@ class SimulatedDaemon(Ground):
                 on_over=lambda daemon: shared.finished(machine, daemon.home),
                 places=places,
                 send=self._send,
+                directory=lambda: shared.directory,
                 turn_away=lambda other: self._tell_home(other, machine.name, places.term),
             )
 

@@ -45,7 +45,7 @@ from isthmus.runtime.sim.machine import HostClock, Mount, SimulatedDisk
 from isthmus.runtime.sim.network import Ether, EtherSockets
 from isthmus.runtime.sim.world import SEGMENT_BYTES, DurationOf, durations
 from isthmus.runtime.supervision.incidents import Exited
-from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Form, Formed
+from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Directory, Form, Formed
 from isthmus.runtime.tape.reading import TapeFiles, named
 from isthmus.runtime.tape.writing import Piece, Tape, frames
 from isthmus.runtime.wire.channel import WireChannel
@@ -233,6 +233,7 @@ class Life:
             disk=mount,
             tape=self.tape.tape,
             trace=self._trace,
+            owner_of=lambda role, slot: self.meetings.owner_of(role, slot),
             on_ended=lambda host, node: self._node_ended(node),
             on_failed=lambda host, node, error: setting.failed(self, node, error),
         )
@@ -333,7 +334,8 @@ class Life:
         self._silence.heard(self.clock.now() / 1e9)
         match message["type"]:
             case "roster":
-                self._take_roster(message["members"], message["keys"], msgspec.convert(message["forms"], list[Form]))
+                directory = msgspec.convert(message["directory"], Directory)
+                self._take_roster(message["members"], directory, msgspec.convert(message["forms"], list[Form]))
             case "stop":
                 if not self.host.stop_requested:
                     self.host.request_stop()
@@ -346,14 +348,14 @@ class Life:
                     at = Instant(self.clock.now() + round(EXIT_SECONDS * 1e9))
                     self.clock.call_at(at, lambda: self._leave(Exited(0)))
 
-    def _take_roster(self, rows: Sequence[Row], keys: Mapping[str, str], forms: Sequence[Form]) -> None:
+    def _take_roster(self, rows: Sequence[Row], directory: Directory, forms: Sequence[Form]) -> None:
         for form in forms:
             if form.members[0] == self.member and form.number > self.formed.number:
                 stall = FORMING_NS if self.formed.number else 0
                 self.formed = Formed(form.number, len(form.members), stall)
         for checker in self.checkers:
             checker.rostered(self, rows)
-        self.meetings.follow(rows, keys)
+        self.meetings.follow(rows, directory)
 
     def _leave(self, how: Exited) -> None:
         """Exit by itself."""

@@ -25,7 +25,7 @@ from isthmus.runtime.host.contract import Trace
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.own_process import meets
 from isthmus.runtime.host.virtual_time import VirtualClock
-from isthmus.runtime.ids import LEARNER, REGION, SYNCER, Member, Replica, follower, leader
+from isthmus.runtime.ids import LEARNER, REGION, SYNCER, Member, Owner, Replica, follower, leader
 from isthmus.runtime.sim.daemons import Shared, SimulatedDaemon, SimulatedMachine, SimulatedProcess
 from isthmus.runtime.sim.faults import Fault, Join, check
 from isthmus.runtime.sim.host import Life, UniverseSetting, Witness
@@ -36,6 +36,7 @@ from isthmus.runtime.sim.world import DurationOf, a_millisecond
 from isthmus.runtime.supervision.home import Home
 from isthmus.runtime.supervision.home_events import Places, RunRoles
 from isthmus.runtime.supervision.incidents import Exited, Failure, Happened, SupersededHome
+from isthmus.runtime.supervision.messages import Directory
 from isthmus.runtime.tape.writing import joined
 from isthmus.runtime.wire.peers import Limits
 
@@ -84,9 +85,9 @@ class Universe:
     `duration(replica, node)` is the time of a firing before `jitter` (a share); `place(replica)` the machine of each;
     processes boot for half to three halves of `boot_seconds`; `least` is the smallest number of replicas of a role with
     which the run can go on, `processes` those of the island of each learner, `elastic` how many of them may train
-    without the others. `error` is what a body raised, `outcome` how the run ended, once its last process has;
-    `incidents` those of all hosts; `requests`: 'stop' and 'end', once a home has got it; `is_stopped`: a requested
-    stop was confirmed.
+    without the others, `owners` whose the machines are, where they are not their own. `error` is what a body raised,
+    `outcome` how the run ended, once its last process has; `incidents` those of all hosts; `requests`: 'stop' and
+    'end', once a home has got it; `is_stopped`: a requested stop was confirmed.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Universe:
         boot_seconds: float = BOOT_SECONDS,
         processes: tuple[int, ...] = (),
         elastic: tuple[tuple[int, ...], ...] = (),
+        owners: Mapping[str, Owner] = MappingProxyType({}),
     ) -> None:
         self.clock = VirtualClock()
         self.window_bytes = limits.window_bytes
@@ -181,6 +183,7 @@ class Universe:
                 elastic=elastic,
                 edges=edges,
             ),
+            directory=Directory(owners=dict(owners)),
             launch=self._launch,
             began=self._began,
             wrote=self._wrote,

@@ -11,7 +11,7 @@ that whatever `report_of` and `shown_of` return can be counted, stored and shown
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -20,7 +20,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import Phase
-from isthmus.runtime.ids import Count, Lasting, Member, Name, Replica
+from isthmus.runtime.ids import Count, Lasting, Member, Name, Owner, Replica
 from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.incidents import TEXT_LENGTH_MAX, End, Raised, Starved, Text
 
@@ -268,6 +268,21 @@ class Orders(Part, frozen=True):
     forms: tuple[Form, ...] = ()
 
 
+class Directory(Part, frozen=True):
+    """What the home says of the machines that take part, by name: their public keys, and whose they are."""
+
+    keys: dict[str, str] = {}
+    owners: dict[str, Owner] = {}
+
+    def of(self, machines: Collection[str]) -> Directory:
+        """The part of it about these machines."""
+        keys = {name: key for name, key in self.keys.items() if name in machines}
+        return Directory(keys, {name: owner for name, owner in self.owners.items() if name in machines})
+
+
+NOBODY: Final = Directory()
+
+
 class ReportFault(msgspec.Struct, frozen=True):
     """The first field of a report that is not as it has to be."""
 
@@ -294,6 +309,14 @@ def shown_of(plain: Any) -> tuple[ShownHost, ...]:
     """The status of hosts decoded from plain data; ReportError if it is not one, or has a value out of range."""
     shown: tuple[ShownHost, ...] = _checked(plain, ShownHosts, "shown")
     return shown
+
+
+def directory_of(plain: Any) -> Directory:
+    """The directory decoded from plain data; ValueError if it is not valid."""
+    try:
+        return msgspec.convert(plain, Directory)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no directory: {error}") from None
 
 
 def orders_of(plain: Any) -> Orders:

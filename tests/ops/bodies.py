@@ -14,6 +14,7 @@ from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import Fragment, partition
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Recipe, of_loss
+from isthmus.runtime.ids import Owner
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,10 @@ class Context:
         self.island = None
         self.folder: Any = None
         self.live: set[Any] = set()
-        self.machines: dict[tuple[str, int], str] = {}
+        self.owners: dict[tuple[str, int], Owner] = {}
 
-    def machine_of(self, role: str, slot: int) -> str:
-        return self.machines.get((role, slot), "")
+    def owner_of(self, role: str, slot: int) -> Owner:
+        return self.owners.get((role, slot), Owner(""))
 
     def members(self) -> frozenset[Any]:
         return frozenset(self.live)

@@ -210,7 +210,7 @@ def read_machine(
     islands = values["islands"]
     if islands is None and device is not None and not device.is_cpu:
         islands = 1
-    plain_values = {name: values[name] for name in ("name", "roles", "devices", "domain", "region", "island")}
+    plain_values = {name: values[name] for name in AS_THEY_ARE}
     return Machine(
         **plain_values,
         islands=islands,
@@ -280,6 +280,10 @@ def _keys_faults(values: Mapping[str, Any], where: str, *, has_keys: bool) -> li
     return []
 
 
+AS_THEY_ARE: Final = ("name", "roles", "devices", "domain", "island", "region", "owner", "weight_share_max")
+"""Keys of a [[machine]] whose values are those of the machine."""
+
+
 class MachineTable(msgspec.Struct, kw_only=True):
     """The keys of a [[machine]]."""
 
@@ -312,6 +316,20 @@ class MachineTable(msgspec.Struct, kw_only=True):
     region: Annotated[
         str | None,
         Setting("Where it is, as a site with a thin link to the others: `regional-diloco` merges there first."),
+    ] = None
+    owner: Annotated[
+        str, Setting("Whose it is, where somebody has several: what a merge takes of all of them is bounded together.")
+    ] = ""
+    weight_share_max: Annotated[
+        float | None,
+        Setting(
+            "The largest share of a merge that its learners have together, or all of its owner's, in place of "
+            "`program.weight_share_max`.",
+            gt=0,
+            le=1,
+            expected="a share above 0 and at most 1",
+            remedy="1 is no limit.",
+        ),
     ] = None
     domain: Annotated[str | None, Setting("What fails together, as a rack or a site.")] = None
     bandwidth: Annotated[str | None, Setting("Of its link to the others: `2 Gbit/s`.")] = None

@@ -40,7 +40,7 @@ from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.snapshots.stored import place_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.placement import Machine, Topology
-from isthmus.runtime.ids import LEARNER, REGION, SYNCER, Replica, leader
+from isthmus.runtime.ids import LEARNER, REGION, SYNCER, Owner, Replica, leader
 from isthmus.runtime.supervision.home_events import Places
 from isthmus.runtime.system.files import write_json
 
@@ -175,7 +175,8 @@ class MachineSite:
 
     The address of its daemon and its public key, where it has them; the roles that it takes (all, if empty); and the
     declared number of `islands`, of `devices` in each, and the names of their kind: 0 and empty if not declared.
-    `region` is the number of its region, None where that is not declared.
+    `region` is the number of its region, None where that is not declared; `owner` whose it is, '' if nobody else has
+    to know, and `weight_share_max` the largest share of a merge of its own, or its owner's, None without one.
     """
 
     name: str
@@ -186,6 +187,8 @@ class MachineSite:
     devices: int = 0
     kinds: tuple[str, ...] = ()
     region: int | None = None
+    owner: str = ""
+    weight_share_max: float | None = None
 
     @classmethod
     def of(cls, machine: Machine, region: int | None = None) -> MachineSite:
@@ -193,7 +196,7 @@ class MachineSite:
         device = machine.device
         declared = () if device is None else (machine.islands or 0, machine.devices, (device.kind, *device.names))
         site = cls(machine.name, machine.address, machine.public_key, machine.roles, *declared)
-        return replace(site, region=region)
+        return replace(site, region=region, owner=machine.owner, weight_share_max=machine.weight_share_max)
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> MachineSite:
@@ -252,6 +255,16 @@ class Sites:
     def others(self) -> list[MachineSite]:
         """All sites but home."""
         return [site for name, site in self.sites.items() if name != self.home]
+
+    @property
+    def owners(self) -> Mapping[str, Owner]:
+        """Whose the machines are that have an owner, or a largest share of a merge of their own, by name.
+
+        What an owner may have is said at one of its machines, or the same at several.
+        """
+        named = [(site.name, site.owner or site.name, site.weight_share_max) for site in self.sites.values()]
+        most = {owner: share for _, owner, share in named if share is not None}
+        return {name: Owner(owner, most.get(owner)) for name, owner, _ in named if owner != name or owner in most}
 
     @property
     def heirs(self) -> list[MachineSite]:

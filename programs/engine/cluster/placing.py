@@ -189,9 +189,34 @@ def placed(request: Request, topology: Topology, compiled: Find = not_asked) -> 
     elastic_sizes(request, topology, placement)
     if faults := [fault for slot, machine in hosts for fault in _memory_faults(machine, slot, compiled)]:
         raise PlacementError.of(faults)
-    if faults := list(host_faults(request, topology, placement)):
+    if faults := [*host_faults(request, topology, placement), *influence_faults(request, topology, placement)]:
         raise PlacementError.of(faults)
     return placement
+
+
+def influence_faults(request: Request, topology: Topology, placement: Placement) -> Iterator[Fault]:
+    """Why the largest shares of a merge, of machines and their owners, cannot be kept."""
+    machines = topology.by_name()
+    limited = [machine for machine in topology.machines if machine.weight_share_max is not None]
+    doing = "Reading weight_share_max"
+    if "weight_share_max" not in request.job.settings:
+        for machine in limited[:1]:
+            do = "Leave it out, or train by decoupled-diloco."
+            yield Fault(f"{doing} of {machine.name!r}", "a program that has program.weight_share_max", request.name, do)
+        return
+    most: dict[str, float] = {}
+    for machine in limited:
+        name, share = machine.owner or machine.name, float(machine.weight_share_max or 0)
+        if most.setdefault(name, share) != share:
+            do = "Write the same at all machines of an owner, or at one: they have it together."
+            yield Fault(f"{doing} of {machine.name!r}", f"{most[name]:g}, as at others of {name!r}", f"{share:g}", do)
+    everybody = float(request.job.settings["weight_share_max"])
+    owners = {machines[name].owner or name for name in placement.of_role(LEARNER)}
+    together = sum(most.get(name, everybody) for name in owners)
+    if owners and together < 1:
+        expected = f"1 or more for all who have learners together, {', '.join(sorted(owners))}"
+        do = "Raise some, or program.weight_share_max: all together would have less than the whole of a merge."
+        yield Fault(doing, expected, f"{together:g}", do)
 
 
 def elastic_sizes(request: Request, topology: Topology, placement: Placement) -> list[list[int]]:

@@ -35,6 +35,7 @@ from isthmus.runtime.daemon.ledger import living
 from isthmus.runtime.errors import ConfigError, RunError, log_entry, nearest
 from isthmus.runtime.ids import Replica
 from isthmus.runtime.supervision.home_events import is_offered
+from isthmus.runtime.supervision.messages import Directory
 from isthmus.runtime.system.files import append_bytes
 from isthmus.runtime.tape.reading import FOLDER as TAPES
 from isthmus.runtime.wire.control_messages import Message
@@ -217,7 +218,9 @@ class MachineRun:
             gather=self._gather,
             places=sites.places(),
             send=self._send,
-            keys=lambda: {} if keys is None else {name: key for key, name in keys.admitted.items()},
+            directory=lambda: Directory(
+                {} if keys is None else {name: key for key, name in keys.admitted.items()}, dict(sites.owners)
+            ),
             turn_away=self._turn_away,
         )
         self.daemon = self._held.daemon

@@ -278,6 +278,7 @@ def merges(record: RunRecord) -> PagePart:
         "levels": [(level, _range(counts, of)) for level, counts in reversed(levels.items()) if counts and level],
         "told": sum(merge.kind == "merge" for merge in record.merges),
         "known": record.number("outer_steps") or 0.0,
+        "capped": list(_capped(record)),
         "was_away": any(item.role == "syncer" and item.kind == "gone" for item in record.absences),
         "facts": {
             key_of(each.fragment, each.round): _facts_for_page(each)
@@ -285,6 +286,29 @@ def merges(record: RunRecord) -> PagePart:
         },
     }
     return PagePart("merges", "Merges", values)
+
+
+class CappedShare(NamedTuple):
+    """How many of the merges in which somebody would have had more than its largest share, the largest share that it
+    would have had, and what it had at most."""
+
+    name: str
+    merges: int
+    share: float
+    counted: float
+    begin: float
+    end: float
+
+
+def _capped(record: RunRecord) -> Iterator[CappedShare]:
+    """Whose shares were bounded, by name."""
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    for merge in record.merges:
+        for name, share, counted in merge.capped:
+            rows.setdefault(name, []).append((merge.time, share, counted))
+    for name, found in sorted(rows.items()):
+        times, shares, counted = zip(*found, strict=True)
+        yield CappedShare(name, len(found), max(shares), max(counted), min(times), max(times))
 
 
 def _facts_for_page(facts: MergeFacts) -> dict[str, Any]:

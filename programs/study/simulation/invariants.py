@@ -7,7 +7,7 @@ merges of its former life beyond that are no longer in the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from isthmus.programs.engine.recorder.accounts import entries
 from isthmus.programs.study.simulation.invariants_model import BytesChecker, ModelChecker, Version, VersionsChecker
 from isthmus.programs.study.simulation.invariants_recoveries import ASKED_NS
 from isthmus.runtime.graph.plans import EdgePlan
-from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica
+from isthmus.runtime.ids import LEARNER, RECORDER, Member, Owner, Replica
 from isthmus.runtime.sim.checkers import Checker, ViolationError, is_of_liar
 from isthmus.runtime.sim.faults import Forge, Lie
 from isthmus.runtime.sim.host import Life
@@ -51,6 +51,10 @@ class _Books:
     closed_at: int = 0
 
 
+def _its_own(slot: int) -> Owner:
+    return Owner(f"{LEARNER} {slot}")
+
+
 class MergesChecker(Checker):
     """Every merge is of valid answers, and a shard that comes back loses no version.
 
@@ -60,9 +64,9 @@ class MergesChecker(Checker):
     the one that half of the answering learners have reached.
     """
 
-    def __init__(self, share_max: float = 1.0) -> None:
+    def __init__(self, owner_of: Callable[[int], Owner] = _its_own) -> None:
         self._books: dict[tuple[Member, int], _Books] = {}
-        self._share_max = share_max
+        self._owner_of = owner_of
 
     def arrived(self, life: Life, source: Member, edge: EdgePlan, item: Any) -> None:
         """Note the answers that reach a shard from a learner that is live for it."""
@@ -131,7 +135,7 @@ class MergesChecker(Checker):
                 return
             [(count, steps)] = tokens
             weights[slot] = count * count / steps if steps else 0.0
-        expected = _capped(weights, self._share_max)
+        expected = _capped(weights, {slot: self._owner_of(slot) for slot in weights})
         for slot, weight in voters.items():
             if abs(weight - expected[slot]) > WEIGHT_TOLERANCE:
                 raise ViolationError(f"{doing}: slot {slot} has the weight {weight}, not {expected[slot]}")
@@ -280,20 +284,23 @@ class FairnessChecker(Checker):
                 raise ViolationError(f"{life.member} left slot {slot} out of {count} merges of fragment {fragment}")
 
 
-def _capped(weights: Mapping[int, float], most: float) -> dict[int, float]:
-    """The shares min(most, factor * weight) whose sum is 1, or as close to that as it can be."""
+def _capped(weights: Mapping[int, float], owners: Mapping[int, Owner]) -> dict[int, float]:
+    """The shares min(most, factor * weight), by owner, whose sum is 1, or as close to that as it can be."""
+    most = {owner.name: owner.weight_share_max or 1.0 for owner in owners.values()}
+    of_owner = {name: sum(weights[slot] for slot in weights if owners[slot].name == name) for name in most}
     low, high = 0.0, 1.0 / min(filter(None, weights.values()), default=1.0)
     for _ in range(200):
         factor = (low + high) / 2
-        is_less = sum(min(most, factor * each) for each in weights.values()) < 1.0
+        is_less = sum(min(most[name], factor * each) for name, each in of_owner.items()) < 1.0
         low, high = (factor, high) if is_less else (low, factor)
-    return {slot: min(most, high * each) for slot, each in weights.items()}
+    part = {name: min(most[name], high * each) / each if each else 0.0 for name, each in of_owner.items()}
+    return {slot: each * part[owners[slot].name] for slot, each in weights.items()}
 
 
-def checkers(share_max: float = 1.0) -> list[Checker]:
-    """A checker for each invariant, new for each universe, in which a learner has at most this share of a merge."""
+def checkers(owner_of: Callable[[int], Owner] = _its_own) -> list[Checker]:
+    """A checker for each invariant, new for each universe; `owner_of` a slot, with its largest share of a merge."""
     classes = (VersionsChecker, BytesChecker, AnswersChecker, AccountsChecker, FairnessChecker, ModelChecker)
-    return [MergesChecker(share_max), *(each() for each in classes)]
+    return [MergesChecker(owner_of), *(each() for each in classes)]
 
 
 ONE_RECORDER: Final = Replica(RECORDER, 0)

@@ -43,7 +43,7 @@ from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Template
-from isthmus.runtime.ids import LEARNER, REGION, Replica, follower
+from isthmus.runtime.ids import LEARNER, REGION, Owner, Replica, follower
 from isthmus.runtime.sim.checkers import Checker, ViolationError, left, runtime_checkers
 from isthmus.runtime.sim.faults import Fault
 from isthmus.runtime.sim.network import Climate
@@ -79,6 +79,9 @@ class Trial:
     def spares(self, host: str) -> bool:
         """Whether a host may not end."""
         return host in self.spared or host.partition("/")[0] in self.spared
+
+
+ONE_OWNER: Final = Owner("ann", 0.45)
 
 
 def _decoupled(rng: random.Random) -> Settings:
@@ -308,6 +311,7 @@ def _universe(shape: Shape, graph: Template, more: tuple[Checker, ...]) -> Unive
         faults=shape.faults,
         limits=Limits() if window is None else Limits(window_bytes=window, relay_window_bytes=window),
         place=place,
+        owners=_owners(shape),
         processes=shape.processes,
         elastic=shape.elastic,
         least=least_replicas(graph),
@@ -327,8 +331,19 @@ def _of_program(graph: Template, shape: Shape) -> list[Checker]:
     regions = next((role.replicas_max for role in graph.roles if role.name == REGION), 0)
     if regions:
         return regions_checkers(regions)
-    share_max = shape.program.settings.get("weight_share_max", 1.0)
-    return [*checkers(share_max), *recovery_checkers(), BooksChecker(), HonestChecker()]
+    owners, share_max = _owners(shape), shape.program.settings.get("weight_share_max", 1.0)
+
+    def owner_of(slot: int) -> Owner:
+        owner = owners.get(machine := machine_of(Replica(LEARNER, slot)), Owner(machine))
+        return owner._replace(weight_share_max=owner.weight_share_max or share_max)
+
+    return [*checkers(owner_of), *recovery_checkers(), BooksChecker(), HonestChecker()]
+
+
+def _owners(shape: Shape) -> dict[str, Owner]:
+    """Whose the machines are: where shares are bounded, the first two are one owner's, who may have less."""
+    machines = [machine_of(Replica(LEARNER, slot)) for slot in range(2)]
+    return {name: ONE_OWNER for name in machines if "weight_share_max" in shape.program.settings}
 
 
 def _plans(graph: Template, shape: Shape) -> dict[str, Plan]:

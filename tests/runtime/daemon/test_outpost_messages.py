@@ -16,8 +16,19 @@ from isthmus.runtime.daemon.outpost import (
     read_report,
     without_texts,
 )
+from isthmus.runtime.ids import Owner
 from isthmus.runtime.supervision.incidents import Exited, MachineLost
-from isthmus.runtime.supervision.messages import Heartbeat, Orders, Over, Report, ReportError, Seen, Stamp
+from isthmus.runtime.supervision.messages import (
+    NOBODY,
+    Directory,
+    Heartbeat,
+    Orders,
+    Over,
+    Report,
+    ReportError,
+    Seen,
+    Stamp,
+)
 from isthmus.runtime.wire.control_messages import Message, decode, encode
 from tests.runtime.supervision.supervision_stories import BOOM, gone, life, lives, moved, rows, seen, wanted
 
@@ -41,6 +52,7 @@ REPORTS: Final = (
         Stamp(2, 3, 77),
     ),
 )
+KNOWN: Final = Directory({"beta": "key"}, {"beta": Owner("ann", 0.25), "gamma": Owner("ann")})
 SHOWN: Final = {life("learner/0#2"): {"published": {"inner-step": {"step": 7}}, "figures": {"memory_bytes": 9}}}
 
 
@@ -51,7 +63,7 @@ def sent(message: Message) -> Message:
 
 @pytest.mark.parametrize("orders", ORDERS)
 def test_orders_are_heard_as_they_were_given(orders: Orders) -> None:
-    assert read_orders(sent(of_orders(orders, {"beta": "key"}))) == (orders, {"beta": "key"})
+    assert read_orders(sent(of_orders(orders, KNOWN))) == (orders, KNOWN)
 
 
 @pytest.mark.parametrize("report", REPORTS)
@@ -87,8 +99,8 @@ def test_no_text_of_an_error_leaves_a_machine_that_keeps_it() -> None:
 
 
 def test_a_machine_that_is_not_needed_is_told_that_all_is_over() -> None:
-    orders, keys = read_orders(sent(over("alpha", 3)))
-    assert (orders, keys) == (Orders(is_over=True, stamp=Stamp(3), home="alpha"), {})
+    orders, directory = read_orders(sent(over("alpha", 3)))
+    assert (orders, directory) == (Orders(is_over=True, stamp=Stamp(3), home="alpha"), NOBODY)
 
 
 FIRST: Final = [["learner", 0], 1]
@@ -152,7 +164,13 @@ def test_what_the_bodies_of_an_honest_machine_publish_never_costs_its_report(pub
 
 
 @pytest.mark.parametrize(
-    "message", [{}, {"orders": None, "keys": {}}, {"orders": [[["learner/0"]]], "keys": {}}, {"orders": [], "keys": 7}]
+    "message",
+    [
+        {},
+        {"orders": None, "directory": []},
+        {"orders": [[["learner/0"]]], "directory": []},
+        {"orders": [], "directory": 7},
+    ],
 )
 def test_what_are_no_orders_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):

@@ -9,7 +9,8 @@ from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, Replica
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Latest
 from isthmus.runtime.host.own_process import Meetings, meets, phase
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import ONE_MACHINE, Member, Owner, Replica
+from isthmus.runtime.supervision.messages import NOBODY, Directory
 from tests.runtime.graph.example_bodies import collecting
 
 HOME = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
@@ -78,35 +79,43 @@ ME, OTHER, THIRD = ["learner/0", 1, [], "a"], ["learner/1", 1, [], "b"], ["recor
 
 def test_everybody_whom_an_edge_concerns_is_met_in_the_order_of_their_names() -> None:
     made, story = begin()
-    made.follow([["stranger/0", 1, AWAY, "c"], THIRD, OTHER, ME], {"home": "KEY"})
+    made.follow([["stranger/0", 1, AWAY, "c"], THIRD, OTHER, ME], Directory({"home": "KEY"}))
     assert story.take() == [
         ("relay", "learner/1#1", "recorder/0#1"),
         ("ReplicaJoined", "learner/1#1"),
         ("dial", "recorder/0#1", "KEY"),
         ("ReplicaJoined", "recorder/0#1"),
     ]
-    made.follow([THIRD, OTHER, ME], {})
+    made.follow([THIRD, OTHER, ME], NOBODY)
     assert story.take() == []
+
+
+def test_whose_the_machine_of_a_host_is_outlives_its_life() -> None:
+    made, _ = begin()
+    made.follow([THIRD, OTHER, ME], Directory(owners={"a": Owner("ann", 0.25)}))
+    assert [made.owner_of("learner", slot) for slot in range(3)] == [Owner("ann", 0.25), Owner("b"), Owner("")]
+    made.follow([THIRD, ME, ["learner/2", 1, [], ONE_MACHINE]], Directory(owners={"b": Owner("bob")}))
+    assert [made.owner_of("learner", slot) for slot in range(3)] == [Owner("a"), Owner("bob"), Owner("")]
 
 
 def test_where_learners_send_each_other_nothing_they_do_not_meet() -> None:
     made, story = begin(to_others=False)
-    made.follow([THIRD, OTHER, ME], {})
+    made.follow([THIRD, OTHER, ME], NOBODY)
     assert [told[1] for told in story.take()] == ["recorder/0#1", "recorder/0#1"]
 
 
 def test_nothing_is_taken_from_a_roster_without_this_life() -> None:
     made, story = begin()
-    made.follow([THIRD, OTHER], {})
-    made.follow([THIRD, OTHER, ["learner/0", 2, [], "a"]], {})
+    made.follow([THIRD, OTHER], NOBODY)
+    made.follow([THIRD, OTHER, ["learner/0", 2, [], "a"]], NOBODY)
     assert story.take() == []
 
 
 def test_who_is_missing_is_forgotten_and_who_cannot_be_met_yet_is_met_later() -> None:
     made, story = begin()
-    made.follow([ME, OTHER, ["recorder/0", 1, [], "home"]], {})
+    made.follow([ME, OTHER, ["recorder/0", 1, [], "home"]], NOBODY)
     assert story.take() == [("relay", "learner/1#1", "recorder/0#1"), ("ReplicaJoined", "learner/1#1")]
-    made.follow([ME, THIRD], {})
+    made.follow([ME, THIRD], NOBODY)
     assert story.take() == [
         ("forget", "learner/1#1"),
         ("ReplicaLeft", "learner/1#1"),
@@ -117,11 +126,11 @@ def test_who_is_missing_is_forgotten_and_who_cannot_be_met_yet_is_met_later() ->
 
 def test_peers_behind_a_relay_are_reached_through_its_next_life() -> None:
     made, story = begin()
-    made.follow([ME, OTHER, THIRD], {})
+    made.follow([ME, OTHER, THIRD], NOBODY)
     story.take()
-    made.follow([ME, OTHER], {})
+    made.follow([ME, OTHER], NOBODY)
     assert story.take() == [("forget", "recorder/0#1"), ("ReplicaLeft", "recorder/0#1")]
-    made.follow([ME, OTHER, ["recorder/0", 2, AWAY, "home"]], {})
+    made.follow([ME, OTHER, ["recorder/0", 2, AWAY, "home"]], NOBODY)
     assert story.take() == [
         ("relay", "learner/1#1", "recorder/0#2"),
         ("dial", "recorder/0#2", ""),
@@ -140,21 +149,21 @@ def test_the_phase_of_a_learner_is_that_of_its_inner_step() -> None:
 def test_nobody_who_has_gone_comes_back() -> None:
     """A daemon whose disk failed before it died leaves a ledger behind in which they live."""
     made, story = begin()
-    made.follow([ME, OTHER, THIRD], {})
-    made.follow([ME, THIRD], {})
+    made.follow([ME, OTHER, THIRD], NOBODY)
+    made.follow([ME, THIRD], NOBODY)
     story.take()
-    made.follow([ME, OTHER, THIRD], {})
+    made.follow([ME, OTHER, THIRD], NOBODY)
     assert story.take() == []
-    made.follow([ME, ["learner/1", 2, [], "b"], THIRD], {})
+    made.follow([ME, ["learner/1", 2, [], "b"], THIRD], NOBODY)
     assert story.take() == [("relay", "learner/1#2", "recorder/0#1"), ("ReplicaJoined", "learner/1#2")]
 
 
 def test_a_life_that_was_replaced_is_not_met_again() -> None:
     """A daemon whose ledger was lost adopts an older life that still speaks; whoever had met its next one may not."""
     made, story = begin()
-    made.follow([ME, ["learner/1", 3, [], "b"], THIRD], {})
+    made.follow([ME, ["learner/1", 3, [], "b"], THIRD], NOBODY)
     story.take()
-    made.follow([ME, ["learner/1", 2, [], "b"], THIRD], {})
+    made.follow([ME, ["learner/1", 2, [], "b"], THIRD], NOBODY)
     assert story.take() == [("forget", "learner/1#3"), ("ReplicaLeft", "learner/1#3")]
-    made.follow([ME, ["learner/1", 4, [], "b"], THIRD], {})
+    made.follow([ME, ["learner/1", 4, [], "b"], THIRD], NOBODY)
     assert story.take() == [("relay", "learner/1#4", "recorder/0#1"), ("ReplicaJoined", "learner/1#4")]

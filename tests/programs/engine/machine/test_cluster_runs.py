@@ -31,7 +31,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
 @pytest.mark.soak
 def test_a_run_on_two_machines_is_watched_to_its_end(place: Place) -> None:
     machines = Machines(place, "alpha", "beta")
-    cluster = machines.cluster({"alpha": "islands = 1", "beta": LEARNER})
+    owned = f'{LEARNER}\nowner = "ann"\nweight_share_max = 0.25'
+    cluster = machines.cluster({"alpha": "islands = 1", "beta": owned})
     done = place.call(*place.training("run", "--cluster", cluster, tokens=60_000))
     assert done.returncode == 0, (done.stderr, place.logs(), machines.daemons["beta"].lines())
     assert "eval loss" in done.stdout
@@ -39,6 +40,9 @@ def test_a_run_on_two_machines_is_watched_to_its_end(place: Place) -> None:
     assert (summary["outcome"], summary["learners"]) == ("done", 2)
     assert all(learner["tokens"] > 0 for learner in summary["per_learner"])
     accounts_add_up(summary)
+    both = [merge for merge in machines.merges() if merge["kind"] == "merge" and merge["voters"] == [0, 1]]
+    assert both
+    assert {(name, most) for merge in both for name, _, most in merge["capped"]} == {("ann", 0.25)}
     placement = json.loads((place.folder / "run" / "graph.json").read_text())["placement"]
     assert (placement["merge"], placement["inner-step"]) == ("alpha", ["alpha", "beta"])
     # What the timeline and people need has come home, and nothing stays behind.

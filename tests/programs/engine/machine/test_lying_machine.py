@@ -29,9 +29,9 @@ roster = []
 read, honest = outpost.read_orders, outpost.of_report
 
 def read_orders(message):
-    orders, keys = read(message)
+    orders, directory = read(message)
     roster[:] = orders.roster or roster
-    return orders, keys
+    return orders, directory
 
 pairs = [(field, value) for value in range(len(VALUES)) for field in FIELDS + SHOWN_FIELDS]
 claims = [(claim, 0) for claim in CLAIMS for _ in range(3)]

@@ -433,6 +433,16 @@ def test_merges_that_were_not_written_down_do_not_mislead(tmp_path: Path) -> Non
     assert told in Reader(write_report(run)).page
 
 
+def test_whose_shares_were_bounded_is_told_with_when(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", steps=60)
+    rows = [json.loads(line) for line in (run / "merges.jsonl").read_text().splitlines()]
+    for row in rows[2:5]:
+        row["capped"] = [["alpha", 0.5 + row["round"] / 100, 0.25]]
+    write_lines(run / "merges.jsonl", rows)
+    (told,) = (sentence for sentence in Reader(write_report(run)).page.split(". ") if "its largest share" in sentence)
+    assert "alpha had its largest share of the weight, 25.0 %, in 3 merges" in " ".join(told.split())
+
+
 def _near(one: str, other: str) -> bool:
     """Equal but for the last digits of numbers."""
     number = re.compile(r"-?\d+\.?\d*")

@@ -1,0 +1,68 @@
+"""The largest share of a merge that a machine, or its owner, may have: what is refused, and what the home knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.programs.engine.cluster.handover import Sites
+from isthmus.programs.engine.cluster.placing import influence_faults, placed
+from isthmus.programs.engine.request.request import Program, Request, prepare
+from isthmus.runtime.errors import PlacementError
+from isthmus.runtime.graph.placement import Machine, Topology, place
+from isthmus.runtime.ids import Owner
+
+HERE = "tcp://127.0.0.1:7400"
+
+
+def asked(folder: Path, name: str = "decoupled-diloco", **settings: float) -> Request:
+    (folder / "text.txt").write_text("two seas and a narrow land between them, " * 200)
+    task_settings = {"data": (str(folder / "text.txt"),), "layers": 1}
+    run = {"tokens": 10_000, "learners": 3}
+    return prepare(Program(name, **settings), run=run, task_settings=task_settings, run_dir=folder / "run")
+
+
+def machine(name: str, owner: str = "", share: float | None = None, islands: int = 1) -> Machine:
+    return Machine(name, HERE, islands=islands, owner=owner, weight_share_max=share)
+
+
+@pytest.mark.parametrize(
+    ("machines", "expected", "found"),
+    [
+        ([machine("a", share=0.3), machine("b", share=0.3), machine("c", share=0.3)], "1 or more for all", "0.9"),
+        # Two machines of one owner have its share together.
+        ([machine("a", "ann", 0.5), machine("b", "ann", 0.5), machine("c", share=0.4)], "ann, c", "0.9"),
+        ([machine("a", "ann", 0.5), machine("b", "ann", 0.6), machine("c")], "0.5, as at others of 'ann'", "0.6"),
+    ],
+)
+def test_caps_that_nobody_can_keep_are_refused(
+    tmp_path: Path, machines: list[Machine], expected: str, found: str
+) -> None:
+    with pytest.raises(PlacementError) as caught:
+        placed(asked(tmp_path), Topology(tuple(machines)))
+    (fault,) = caught.value.faults
+    assert fault.action.startswith("Reading weight_share_max")
+    assert expected in fault.expected
+    assert fault.found == found
+
+
+def test_what_everybody_may_have_holds_for_who_has_no_cap_of_its_own(tmp_path: Path) -> None:
+    request = asked(tmp_path, weight_share_max=0.4)
+    topology = Topology((machine("a", share=0.1), machine("b", islands=2)))
+    placement = place(request.graph, {"learner": 3, "syncer": 1, "evaluator": 1, "recorder": 1}, topology)
+    assert [fault.found for fault in influence_faults(request, topology, placement)] == ["0.5"]
+    wide = Topology((machine("a", share=0.6), machine("b", islands=2)))
+    assert not list(influence_faults(request, wide, placement))
+
+
+def test_a_program_that_bounds_no_shares_takes_no_machine_that_asks_for_it(tmp_path: Path) -> None:
+    topology = Topology((machine("a", share=0.5), machine("b", islands=2)))
+    with pytest.raises(PlacementError, match="weight_share_max of 'a': expected a program that has"):
+        placed(asked(tmp_path, "data-parallel"), topology)
+
+
+def test_the_home_knows_whose_machines_are_and_what_they_may_have() -> None:
+    machines = [machine("a", "ann", 0.2), machine("b", "ann"), machine("c", share=0.3), machine("d")]
+    sites = Sites.of("d", machines, {}, "digest")
+    assert sites.owners == {"a": Owner("ann", 0.2), "b": Owner("ann", 0.2), "c": Owner("c", 0.3)}
