@@ -17,9 +17,12 @@ from isthmus.ops.exchange.formats import FORMATS, Format
 from isthmus.ops.exchange.messages import Change, RequestedSettings
 
 AUTO: Final = "auto"
-LADDER: Final[tuple[Format, ...]] = ("float32", "bf16", "int4")
-"""The formats to choose from, the finest first. int8 loses more than bf16 in values that are small beside the largest
-of their block, and saves half of what int4 saves."""
+PUSHES: Final[tuple[Format, ...]] = ("float32", "bf16", "int4", "int2", "int1")
+"""The formats of answers to choose from, the finest first. int8 loses more than bf16 in values that are small beside
+the largest of their block, and saves half of what int4 saves. By `formats.MEASURED` bits cost less loss than steps: a
+finer format at an interval that is longer by as much as bits would save is never better."""
+UPDATES: Final[tuple[Format, ...]] = ("float32", "bf16", "int4")
+"""The formats of updates: fewer bits of what everybody starts from cost more."""
 INTERVAL: Final = 24
 OVERLAP: Final = 2
 
@@ -43,8 +46,8 @@ class WantedSettings:
         values: dict[Setting, object] = {"push": push, "update": update, "interval": interval, "overlap": overlap}
         steps = first_interval(interval)
         return cls(
-            push=LADDER[0] if push == AUTO else push,
-            update=LADDER[0] if update == AUTO else update,
+            push=PUSHES[0] if push == AUTO else push,
+            update=UPDATES[0] if update == AUTO else update,
             interval=steps,
             overlap=min(OVERLAP, steps) if overlap == "auto" else overlap,
             auto=frozenset(name for name, value in values.items() if value == AUTO),
@@ -53,7 +56,7 @@ class WantedSettings:
 
 def coarser(push: str) -> tuple[str, ...]:
     """The formats, but for float32, in which an outer gradient may leave, where `push` was asked for."""
-    return LADDER[1:] if push == AUTO else tuple({push} - {LADDER[0]})
+    return PUSHES[1:] if push == AUTO else tuple({push} - {PUSHES[0]})
 
 
 def first_interval(interval: Steps) -> int:
@@ -139,15 +142,15 @@ class Choice:
     overlap: int
 
 
-def finest(needs: Needs, rate: LinkRate, interval: int) -> str:
+def finest(ladder: Sequence[Format], needs: Needs, rate: LinkRate, interval: int) -> str:
     """The finest format with which a link's load is at most SHARE; the coarsest if there is none."""
-    return next((name for name in LADDER if needs.load(rate.best, name, interval) <= SHARE), LADDER[-1])
+    return next((name for name in ladder if needs.load(rate.best, name, interval) <= SHARE), ladder[-1])
 
 
 def coarsest(wanted: WantedSettings) -> tuple[str, str]:
     """(push, update) with the fewest bits that may be chosen."""
-    push = LADDER[-1] if "push" in wanted.auto else wanted.push
-    return push, LADDER[-1] if "update" in wanted.auto else wanted.update
+    push = PUSHES[-1] if "push" in wanted.auto else wanted.push
+    return push, UPDATES[-1] if "update" in wanted.auto else wanted.update
 
 
 def within_reach(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs) -> list[LinkGoodput]:
@@ -176,23 +179,25 @@ def best(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs, now
 
     With P fragments of one size both directions of a round take 2 load / P of an interval; a fragment counts as at
     least a quarter of all, so that with a load of SHARE both directions of the largest one take a quarter of an
-    interval, the limit of a round trip. What costs the least in loss is given up first: bits before steps, so formats
-    are chosen for the requested interval, and the interval grows only where the coarsest formats do not fit it.
+    interval, the limit of a round trip. What costs the least in loss is given up first: bits before steps
+    (`formats.MEASURED`), so the interval grows only where the coarsest formats do not fit it. Formats are the finest
+    that fit it then, or, as long as it is shorter, the one in use.
     """
     requested = wanted.interval if "interval" in wanted.auto else now.interval
     reach = within_reach(wanted, links, needs)
-    push, update = {link.slot: wanted.push for link in links}, wanted.update
-    if "push" in wanted.auto:
-        push = {link.slot: finest(needs, link.up, requested) for link in links}
-    if "update" in wanted.auto:
-        formats = [finest(needs, link.down, requested) for link in reach]
-        update = max(formats, key=LADDER.index, default=LADDER[0])
-    interval, overlap = requested, now.overlap
+    interval = present = requested
     if "interval" in wanted.auto:
-        steps = max((steps_needed(needs, link, push[link.slot], update) for link in reach), default=0.0)
+        steps = max((steps_needed(needs, link, *coarsest(wanted)) for link in reach), default=0.0)
         interval = max(
             requested, min(math.ceil(steps), INTERVAL_GROWTH_MAX * requested), round_trip_interval(needs, now)
         )
+        present = min(interval, max(requested, now.interval))
+    push, update, overlap = {link.slot: wanted.push for link in links}, wanted.update, now.overlap
+    if "push" in wanted.auto:
+        push = {link.slot: finest(PUSHES, needs, link.up, present) for link in links}
+    if "update" in wanted.auto:
+        formats = [finest(UPDATES, needs, link.down, present) for link in reach]
+        update = max(formats, key=UPDATES.index, default=UPDATES[0])
     if "overlap" in wanted.auto:
         trips = [needs.trip_steps(link, push[link.slot], update) for link in reach]
         needed = max([needs.overlap, *(math.ceil(trip + SLACK_STEPS) for trip in trips if trip)])
@@ -375,7 +380,7 @@ class Chooser:
     ) -> Move | None:
         """The move of a format, if any, by the link that limits it."""
         patience, interval = self._patience.setdefault(key, Patience()), self.choice.interval
-        is_finer = LADDER.index(fitting) < LADDER.index(now)
+        is_finer = FORMATS[fitting].bits > FORMATS[now].bits
         if needs.load(rate.mean, now, interval) > KEEP and not is_finer and fitting != now:
             if not patience.falls(CROWDED):
                 return None

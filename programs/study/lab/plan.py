@@ -11,13 +11,24 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, final
 
 import numpy as np
 from markupsafe import Markup
 
-from isthmus.ops.exchange.formats import FORMATS
+from isthmus.ops.exchange.adaptive import (
+    AUTO,
+    INTERVAL,
+    PUSHES,
+    Choice,
+    LinkGoodput,
+    LinkRate,
+    Needs,
+    WantedSettings,
+    best,
+)
+from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, Format
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import averaging, coding, nesterov
 from isthmus.programs.engine.report.charts_drawing import Scale, drawing, line, rectangle, text
@@ -267,6 +278,60 @@ def memory_of(of: PlanRequest) -> PlannedMemory:
     )
 
 
+INTERVALS: Final = (1, 2, 4)
+"""Multiples of the interval that was asked for, for which pairs are shown."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlannedPair:
+    """An interval, and a format in which answers leave.
+
+    Mean bits a second of a learner's link up; how many times fewer bytes than float32 at the interval that was asked
+    for; the share of the link that was given, None without one; the loss that it costs, in nats a byte, where it was
+    measured (`formats.MEASURED`), else None.
+    """
+
+    push: Format
+    interval: int
+    up_bits: float
+    fewer: float
+    load: float | None
+    loss: float | None
+
+
+def pairs_of(wanted: PlanRequest) -> list[PlannedPair]:
+    """The pairs between which `auto` chooses, and others, by interval."""
+    of_coded = [push for push in PUSHES if (push, INTERVAL) in MEASURED]
+    return [_pair(wanted, push, times) for times in INTERVALS for push in (PUSHES if times == 1 else of_coded)]
+
+
+def _pair(of: PlanRequest, push: Format, times: int) -> PlannedPair:
+    bits, interval = FORMATS[push].bits, times * of.interval
+    up = of.parameters * bits / (interval * of.step_seconds)
+    load = None if of.link_bits is None else up / of.link_bits
+    return PlannedPair(push, interval, up, times * FORMATS["float32"].bits / bits, load, MEASURED.get((push, interval)))
+
+
+def chosen_of(wanted: PlanRequest) -> Choice | None:
+    """What `auto` takes of formats, interval and overlap on the link that was given; None without one.
+
+    The rounds are as long as the largest fragment is on its ways, as they are at the steps of a learner.
+    """
+    if wanted.link_bits is None:
+        return None
+    rate = LinkRate(*[round(wanted.link_bits / 8)] * 2)
+    link = LinkGoodput(0, rate, rate)
+    asked = replace(WantedSettings.of(push=AUTO, update=AUTO, interval=AUTO, overlap=AUTO), interval=wanted.interval)
+    largest = round(min(LARGEST * wanted.fragment_values, wanted.parameters))
+    needs = Needs(round(wanted.parameters), largest, round(wanted.step_seconds * 1e9), 0.0, wanted.overlap)
+    choice = Choice({}, asked.update, asked.interval, min(asked.overlap, asked.interval))
+    for _ in range(2):  # Of the second, rounds are those of the first.
+        choice = best(asked, [link], needs, choice)
+        needs = needs._replace(round_trip=needs.trip_steps(link, choice.push[0], choice.update))
+    return choice
+
+
 VALUES: Final = 4 << 20
 """16 MiB a gradient: beyond the caches of a core, and measured in a second."""
 GRADIENTS_MAX: Final = 4
@@ -345,10 +410,13 @@ class Outlook:
 @final
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """`merge_seconds` and `overlap_left` are of the largest fragment; `cost_per_hour` is of all devices."""
+    """`chosen` is what `auto` takes on the link that was given, None without one. `merge_seconds` and `overlap_left`
+    are of the largest fragment; `cost_per_hour` is of all devices."""
 
     wanted: PlanRequest
     outlooks: tuple[Outlook, ...]
+    pairs: tuple[PlannedPair, ...]
+    chosen: Choice | None
     memory: PlannedMemory
     rates: Rates
     merge_seconds: float
@@ -363,6 +431,8 @@ def plan_of(wanted: PlanRequest, rates: Rates) -> RunPlan:
     return RunPlan(
         wanted,
         tuple(_outlook(wanted, links, cost) for links in links_of(wanted, merge)),
+        tuple(pairs_of(wanted)),
+        chosen_of(wanted),
         memory_of(wanted),
         rates,
         merge,
@@ -434,6 +504,7 @@ def sheet(plan: RunPlan) -> Sheet:
         lead,
         [
             PageSection("Links", [table(columns, rows, _DISPENSABLE)], [_LEGEND], _drawing(plan)),
+            PageSection("Formats and intervals", [_pairs_table(plan)], list(_pairs_legend(plan))),
             PageSection("Machines", [table(("what", "how much"), list(_facts(plan)), (), ("how much",))], _ASSUMED),
         ],
         {
@@ -446,12 +517,42 @@ def sheet(plan: RunPlan) -> Sheet:
                 }
                 for each in plan.outlooks
             ],
+            "pairs": [asdict(pair) for pair in plan.pairs],
+            "auto": None if plan.chosen is None else {**asdict(plan.chosen), "push": plan.chosen.push[0]},
             "memory_bytes": plan.memory,
             "islands": list(_islands(plan)),
             "merge": {**asdict(plan.rates), "seconds": plan.merge_seconds, "overlap_left_seconds": plan.overlap_left},
             "cost_per_hour": plan.cost_per_hour,
         },
     )
+
+
+def _pairs_table(plan: RunPlan) -> Any:
+    rows = [
+        (
+            pair.push,
+            f"{pair.interval}",
+            f"{pair.fewer:.1f}",
+            scaled(pair.up_bits, "bit/s"),
+            percent(pair.load),
+            "-" if pair.loss is None else f"{pair.loss:+.3f}",
+        )
+        for pair in plan.pairs
+    ]
+    return table(("push", "H", "fewer bytes", "up, mean", "of the link", "loss"), rows)
+
+
+def _pairs_legend(plan: RunPlan) -> Iterator[str]:
+    yield (
+        "fewer bytes: than float32 at the same --interval, as often. loss: nats a byte above int4 at H = 24, measured "
+        f"on the model of 0.13 M parameters by `{MEASURED_BY}`; -: not measured."
+    )
+    if plan.chosen is not None:
+        chosen = plan.chosen
+        yield (
+            f"On this link `auto` takes push = {chosen.push[0]}, update = {chosen.update}, H = {chosen.interval} and "
+            f"tau = {chosen.overlap}: a load of half the link at most, bits before steps."
+        )
 
 
 def _row(of: Outlook) -> tuple[str, ...]:

@@ -152,7 +152,7 @@ def test_a_learner_on_cpus_codes_nothing_itself_and_one_elsewhere_what_may_be_as
     task = SmallTask()
     assert Learner(task, fragments_of(task, 2), life=LearnerLife(0, 0, 1), pushes=coarser("auto")).codes == ()
     monkeypatch.setattr(Learner, "_codes_here", lambda self: True)
-    for push, formats in {"auto": ("bf16", "int4"), "int8": ("int8",), "float32": ()}.items():
+    for push, formats in {"auto": ("bf16", "int4", "int2", "int1"), "int8": ("int8",), "float32": ()}.items():
         learner = Learner(task, fragments_of(task, 2), life=LearnerLife(0, 0, 1), pushes=coarser(push))
         assert learner.codes == formats
         learner.compile(task.batch(At(0, 0, 0)))

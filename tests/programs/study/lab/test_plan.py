@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from isthmus.ops.exchange.formats import FORMATS
+from isthmus.ops.exchange.formats import FORMATS, MEASURED
 from isthmus.programs.command.main import app
-from isthmus.programs.study.lab.plan import LinkLoad, PlanRequest, links_of, memory_of, overlap_left
+from isthmus.programs.study.lab.plan import (
+    LinkLoad,
+    PlannedPair,
+    PlanRequest,
+    chosen_of,
+    links_of,
+    memory_of,
+    overlap_left,
+    pairs_of,
+)
 
 SMALL = PlanRequest(2400.0, 4, 1.0)
 """Fragments of 100 values, one of which is merged in every step."""
@@ -44,6 +54,31 @@ def test_a_link_that_is_too_small_lengthens_the_interval_or_the_step() -> None:
     assert of(slow, "streaming-diloco").wait_seconds == pytest.approx(400 / 3 * 64 / 1600 - 2)
     assert of(slow, "data-parallel").wait_seconds == 3600 * 32 / 1600 - 1
     assert of(slow, "diloco").wait_seconds == 2400 * 64 / 1600 / 24
+
+
+def test_pairs_of_formats_and_intervals_by_hand() -> None:
+    pairs = {(pair.push, pair.interval): pair for pair in pairs_of(replace(SMALL, link_bits=400.0))}
+    assert pairs["float32", 24] == PlannedPair("float32", 24, 3200.0, 1.0, 8.0, None)
+    assert pairs["int2", 48] == PlannedPair("int2", 48, 106.25, 64 / 2.125, 106.25 / 400, MEASURED["int2", 48])
+    assert ("bf16", 48) not in pairs
+    assert pairs_of(replace(SMALL, interval=30))[2].loss is None
+
+
+@pytest.mark.parametrize(
+    ("link_bits", "push", "update", "interval"),
+    [(1e6, "float32", "float32", 24), (6400.0, "float32", "float32", 24), (900.0, "int4", "int4", 24)],
+)
+def test_what_auto_takes_fits_the_link(link_bits: float, push: str, update: str, interval: int) -> None:
+    chosen = chosen_of(replace(SMALL, link_bits=link_bits, fragments=240))
+    assert chosen is not None
+    assert (chosen.push, chosen.update, chosen.interval) == ({0: push}, update, interval)
+
+
+def test_on_a_thin_link_auto_lengthens_the_interval_to_half_the_link() -> None:
+    chosen = chosen_of(replace(SMALL, link_bits=50.0, fragments=240))
+    assert chosen is not None
+    assert 24 * 2400 * FORMATS[chosen.update].bits / 24 / chosen.interval <= 25.0 * 24
+    assert chosen_of(SMALL) is None
 
 
 def test_a_syncer_that_is_too_slow_lengthens_the_interval() -> None:
