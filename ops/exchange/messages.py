@@ -303,7 +303,7 @@ class Begun(TypedDict):
 
 
 class RunTotals(TypedDict):
-    """regional-step -> pacer of its region: the progress of the run, as the global syncer knows it."""
+    """regional-step -> pacer of its region, with each global version: the progress of the run, as it is known there."""
 
     totals: LifeTokens
 

@@ -226,6 +226,8 @@ class Pacer:
         self._tier, self._regions = tier, regions
         self._learners = learners
         self._asked: set[int] = set()
+        self._own_at_news = 0
+        """The tokens of this region's learners when the recorder or a global version last told of others."""
         self._final_at: int | None = None
         """When a region was first heard to have made its last merges."""
         self._standing: Standing | None = None
@@ -309,6 +311,8 @@ class Pacer:
             self._relayed.add_recorder(order["totals"])
             self._memory.add_recorder(order)
             self._is_stopping |= order["stop"] and self._tier != "regions"
+        if self._tier == "region" and (totals or control):
+            self._own_at_news = self._own_trained()
         self._born.update(item["fragment"] for item in (begun or {}).values())
         self._asked.update(item["fragment"] for item in (first or {}).values())
         self._is_stopping |= self._are_regions_over() if self._tier == "regions" else self._is_spent()
@@ -340,7 +344,20 @@ class Pacer:
     # -- inputs --------------------------------------------------------------------------------------------------------
 
     def _is_spent(self) -> bool:
-        return self._totals.trained >= self._tokens
+        return self._trained() >= self._tokens
+
+    def _trained(self) -> float:
+        """The tokens of the whole run. What is known of other regions may be old: they count as having trained on since
+        in the proportion of then. So a region that is cut off stops at its share of the budget."""
+        if self._tier != "region" or not self._own_at_news:
+            return self._totals.trained
+        own = self._own_trained()
+        return own + (self._totals.trained - own) * max(1.0, own / self._own_at_news)
+
+    def _own_trained(self) -> int:
+        """The tokens of the learners of this region."""
+        own = self._context.member.replica.slot
+        return sum(tokens for slot, _, tokens in self._totals.rows() if slot % self._regions == own)
 
     def _are_regions_over(self) -> bool:
         """Whether all regions that answer have made their last merges, or the wait for them is over."""

@@ -78,10 +78,10 @@ class RegionalStep:
     """Gradients of the region's merges, global versions (`above`) and pulls in; updates, and answers, out.
 
     `update` and `merged` are those of `OuterStep`; `begun` goes to merge and pacer where a fragment begins from the
-    global version, `first` to the pacer where the global syncer asks for the first version, `totals` to the pacer where
-    a global version brings news of the run's progress; `answer` and `progress` to the global syncer. `push` is the
-    format of answers, "auto" the one that a pull asks for; with `tells_links`, its reports have the goodput of its
-    links. `standing` tells that there are learners.
+    global version, `first` to the pacer where the global syncer asks for the first version, `totals` to the pacer with
+    each global version; `answer` and `progress` to the global syncer. `push` is the format of answers, "auto" the one
+    that a pull asks for; with `tells_links`, its reports have the goodput of its links. `standing` tells that there are
+    learners.
     """
 
     outputs = ("update", "merged", "begun", "first", "totals", "answer", "progress")
@@ -130,10 +130,9 @@ class RegionalStep:
     ) -> list[tuple[str, Any]]:
         """Adopt, step, answer, and report, in this order: an answer has the newest version as its base."""
         emitted: list[tuple[str, Any]] = []
-        trained = self._totals.trained
         for update in sorted((above or {}).values(), key=itemgetter("fragment", "version")):
             emitted += self._take(update)
-        if self._totals.trained > trained:
+        if above:  # Also without news: the pacer learns that it is not cut off.
             emitted.append(("totals", RunTotals(totals=self._totals.rows())))
         if gradient is not None:
             emitted += self._step(gradient)

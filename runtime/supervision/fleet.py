@@ -13,7 +13,7 @@ from typing import Final, get_args
 
 from isthmus.runtime.clock import Instant, seconds
 from isthmus.runtime.errors import InvariantError
-from isthmus.runtime.ids import LEARNER, Member, Replica, follower, gang_number, leader
+from isthmus.runtime.ids import LEARNER, REGION, Member, Replica, follower, gang_number, leader
 from isthmus.runtime.supervision.home_events import Places, RunRoles, Taken, is_offered
 from isthmus.runtime.supervision.messages import Wanted
 
@@ -85,13 +85,13 @@ class MachineLives:
     def heard(self) -> None:
         self.silent_beats, self.is_lost = 0, False
 
-    def beat(self) -> bool:
-        """Count a beat; returns whether the machine is lost from now on."""
+    def beat(self, *, is_awaited: bool = False) -> bool:
+        """Count a beat; returns whether the machine is lost from now on, which one that `is_awaited` never is."""
         self.silent_beats += 1
-        if self.silent_beats == LOST_BEATS:
-            self.is_lost = True
-            return True
-        return False
+        if self.silent_beats < LOST_BEATS or self.is_lost or is_awaited:
+            return False
+        self.is_lost = True
+        return True
 
 
 class Fleet:
@@ -346,12 +346,25 @@ class Fleet:
         return bool(able) or not where.is_away
 
     def beat(self) -> list[MachineLives]:
-        """Count a beat; returns the machines that are lost from now on."""
-        return [
-            machine
-            for machine in self.machines.values()
-            if machine.name != self.home and not machine.is_away and machine.beat()
-        ]
+        """Count a beat; returns the machines that are lost from now on: none of a region that is silent as a whole.
+
+        Such a region is cut off and goes on alone: its learners merge at its own syncer, and it is awaited.
+        """
+        others = [each for each in self.machines.values() if each.name != self.home and not each.is_away]
+        regions = {name: self._regions_on(name) for name in self.machines}
+        # With this beat.
+        present = [name for name, each in self.machines.items() if each.silent_beats + 1 < LOST_BEATS]
+        heard = set[int]().union(*(regions[name] for name in present))
+        alone = {name for name, own in regions.items() if own and own.isdisjoint(heard)}
+        return [each for each in others if each.beat(is_awaited=each.name in alone)]
+
+    def _regions_on(self, name: str) -> set[int]:
+        """The regions of the hosts whose place a machine is, by their groups; none in a run without regions."""
+        regions = sum(each.role == REGION for each in self.replicas)
+        if not regions:
+            return set()
+        own = [leader(each) for each in self.replicas if self.name(each) == name and not self.is_retired(each)]
+        return {each.slot % regions for each in own if each.role in (LEARNER, REGION)}
 
     # -- the journal ---------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from isthmus.runtime.cores.membership_messages import (
     SetMembershipTimer,
     SilenceExcused,
 )
-from isthmus.runtime.ids import LEARNER, RECORDER, Member, Replica, leader
+from isthmus.runtime.ids import LEARNER, RECORDER, REGION, Member, Replica, leader
 from isthmus.runtime.supervision import incidents
 from isthmus.runtime.supervision.incidents import Ended, Raised
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, Heartbeat
@@ -343,7 +343,7 @@ class Service:
 
     A replica serves if its daemon hears it and it has a data connection with some host. A recorder must have one with
     each other required replica, and with a learner, where any of these is heard: without them it never learns of the
-    end. Learners are awaited for as long as their machines are, and so are replicas on a machine that is not heard.
+    end. Not with each region: one that is cut off goes on alone, and is merged when it is back. Learners are awaited for as long as their machines are, and so are replicas on a machine that is not heard.
     """
 
     def __init__(self) -> None:
@@ -377,4 +377,6 @@ def _serves(replica: Replica, heard: Mapping[Replica, Heartbeat], needed: Collec
         return True
     missing = {each.member.replica for each in heartbeat.missing}
     learners = {each for each in heard if each.role == LEARNER}
-    return missing.isdisjoint(each for each in needed if each in heard) and not (learners and learners <= missing)
+    regions = {each for each in heard if each.role == REGION}
+    required = {each for each in needed if each in heard} - regions
+    return missing.isdisjoint(required) and not any(each and each <= missing for each in (learners, regions))

@@ -26,7 +26,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +35,16 @@ from observed import COMMAND
 
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.programs.engine.run.host_process import PROXY
-from isthmus.programs.study.lab.chaos_strikes import LinkProxy, ProcessTable, Way, WayConditions, owner_of, pid_of
+from isthmus.programs.study.lab.chaos_strikes import (
+    SEGMENT_BYTES,
+    LinkProxy,
+    ProcessTable,
+    Way,
+    WayConditions,
+    _greeted,
+    _open_files,
+    owner_of,
+)
 from isthmus.programs.study.lab.chaos_trial import figures_of
 
 TASK: Final = Path(__file__).parent / "links" / "two_regions.py"
@@ -45,6 +54,7 @@ VALUES: Final = 132_800
 """Of nano."""
 STEP_TOKENS: Final = 8 * 64
 LONGER: Final = 4.0
+QUEUE_SECONDS: Final = 0.2
 BAR: Final = 0.85
 BLOCKED: Final = 2.1
 """A little more than the 2 of the bar: it has not come there in twice the time."""
@@ -56,12 +66,14 @@ STREAMING: Final = {"push": "int4", "update": "int4"}
 class Border(LinkProxy):
     """Connections between near and far hosts share a way in each direction; all others are free.
 
-    `seconds_free` of a way is the time at which what was sent before has passed, as in `LinkProxy`.
+    The way has a short queue, QUEUE_SECONDS: what does not fit waits on its own connection, so that connections share.
     """
 
     def __init__(self) -> None:
         super().__init__(owner_of, WayConditions())
-        self._far = Way(WayConditions())
+        self._called: dict[int, str] = {}
+        """The host that listens at a port."""
+        self._free, self._far = Way(WayConditions()), Way(WayConditions())
         self._near = Way(self._far.conditions)
         # What a far host sends is "up" on its own connections, and "down" on those that near ones have dialled.
         self._near.free_at = _Swapped(self._far.free_at)
@@ -75,14 +87,40 @@ class Border(LinkProxy):
         """In both directions, since the beginning."""
         return self._far.passed_bytes + self._near.passed_bytes
 
-    async def _connect(
-        self, way: Way, endpoint: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        caller = next(host for host, each in self._ways.items() if each is way)
-        called = owner_of(pid_of(endpoint[1]))
-        if (caller in FAR) != (called in FAR):
-            way = self._far if caller in FAR else self._near
-        await super()._connect(way, endpoint, reader, writer)
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError), closing(writer):
+            caller = host_at(writer.get_extra_info("peername")[1])
+            endpoint = await _greeted(reader, writer)
+            called = self._called.setdefault(endpoint[1], "") or host_at(endpoint[1])
+            self._called[endpoint[1]] = called
+            way = self._free
+            if (caller in FAR) != (called in FAR):
+                way = self._far if caller in FAR else self._near
+            await self._connect(way, endpoint, reader, writer)
+
+    async def _pass(self, way: Way, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(SEGMENT_BYTES):
+            if way.conditions.kbits is not None:
+                while (late := way.free_at.get(direction, 0.0) - self._loop.time()) > QUEUE_SECONDS:
+                    await asyncio.sleep(late - QUEUE_SECONDS)
+                await asyncio.sleep(self._due(way, direction, len(data)) - self._loop.time())
+            writer.write(data)
+            await writer.drain()
+            way.passed_bytes += len(data)
+
+
+def host_at(port: int) -> str:
+    """The host of a run whose socket on loopback has this port; '' if there is none.
+
+    Only processes with the title of a host are looked at: on a busy machine a look at all would take longer than a
+    dial waits.
+    """
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[9] != "0"}
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and (host := owner_of(int(path.name))) and inodes & set(_open_files(path / "fd")):
+            return host
+    return ""
 
 
 class _Swapped(dict[str, float]):

@@ -80,3 +80,17 @@ def test_global_versions_travel_in_codes(world: Worlds, formats: dict[str, str])
     assert coded.summary["tokens_lost"] == coded.summary["tokens_pending"] == 0
     assert coded.eval_loss < 1.1 * whole.eval_loss
     assert coded.summary["contributors_mean"] == 2.0
+
+
+@pytest.mark.parametrize(("learners", "least"), [(4, 2.0), (8, 4.0)])
+def test_what_crosses_between_regions_is_one_transfer_a_region(world: Worlds, learners: int, least: float) -> None:
+    """Answers and versions of the far half of the learners, or of the far region, in the same formats."""
+    flat = _run(world, "decoupled-diloco", learners=learners, fragments=3, interval=6)
+    two = _run(world, learners=learners, fragments=3, interval=6)
+    sizes = [{(edge["source"], edge["target"]): edge["bytes"] for edge in run.summary["edges"]} for run in (flat, two)]
+    ours = [("fragment-send.answer", "merge.answer"), ("outer-step.update", "inner-step.update")]
+    theirs = [("regional-step.answer", "merge.answer"), ("outer-step.update", "regional-step.above")]
+    crossed = [sum(sizes[0][name] for name in ours) / 2, sum(sizes[1][name] for name in theirs) / 2]
+    assert crossed[0] >= least * crossed[1]
+    assert two.summary["regions"] == 2
+    assert flat.summary["regions"] == 0

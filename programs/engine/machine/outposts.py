@@ -39,6 +39,7 @@ from isthmus.programs.loop_task import OPEN_NAME, unlike
 from isthmus.runtime.daemon.ground import HostLaunching, LocalGround
 from isthmus.runtime.daemon.outpost import ORDERS, Outpost
 from isthmus.runtime.errors import ConfigError, Fault, RunError
+from isthmus.runtime.ids import REGION
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.system.files import write_json
 from isthmus.runtime.wire.control_messages import LEAVE_RUN, Message
@@ -59,12 +60,19 @@ FILES: Final = re.compile(
 )
 """Files that a home may request: of tapes, those of hosts."""
 LOGS: Final = "logs"
+REGION_SECONDS: Final = 30 * 86_400
+"""So long a region that is cut off goes on alone: it merges at its own syncer, and stops at its share of the budget."""
 _UNABLE: Final = (OSError, sqlite3.Error, zmq.ZMQError, RunError)
 
 
 def is_log(name: str) -> bool:
     """Whether a file of a run is a log, which has what its processes print."""
     return name.startswith(f"{LOGS}/")
+
+
+def lonely_seconds(run: spec.Spec) -> float:
+    """The seconds for which the hosts of a run go on without a word of its home."""
+    return REGION_SECONDS if REGION in run.roles else run.settings.home_away_seconds
 
 
 def host_of(log: str) -> str:
@@ -289,7 +297,7 @@ class Outposts:
             send=lambda message: self._held[run].link.send(message),
             follow=lambda command: self._follow(run, command),
             turn_away=lambda command: self._turn_away(run, command),
-            lonely_seconds=run_spec.settings.home_away_seconds,
+            lonely_seconds=lonely_seconds(run_spec),
             on_over=lambda: self._over(run),
             keeps_texts=keeps_texts,
         )

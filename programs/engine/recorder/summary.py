@@ -35,7 +35,7 @@ from isthmus.programs.engine.recorder.lines import recorded
 from isthmus.programs.engine.results.lines import MergeRecord
 from isthmus.runtime.graph.template import Every, Template
 from isthmus.runtime.host.contract import Span
-from isthmus.runtime.ids import RECORDER, Replica
+from isthmus.runtime.ids import RECORDER, REGION, Replica
 from isthmus.runtime.supervision.flows import EdgeTotal, NodeTotal, RunFlows
 from isthmus.runtime.system.disk import DISK
 
@@ -141,6 +141,7 @@ class Summary(TypedDict):
     outcome: str
     learners: int
     syncer_shards: int
+    regions: int
     fragments: int
     tokens_budget: int | None
     tokens_total: int
@@ -225,6 +226,7 @@ def summarise(
         "outcome": outcome,
         "learners": status.get("slots", learners),
         "syncer_shards": shards,
+        "regions": 0 if graph is None else sum(each.replicas_min for each in graph.roles if each.name == REGION),
         "fragments": len(fragment_sizes),
         "tokens_budget": status.get("tokens_budget"),
         "tokens_total": tokens,

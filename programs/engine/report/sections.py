@@ -313,11 +313,11 @@ def _capped(record: RunRecord) -> Iterator[CappedShare]:
 
 def _facts_for_page(facts: MergeFacts) -> dict[str, Any]:
     """What `isthmus why` tells of a merge, as the script of the page shows it."""
-    remarks = [f"learner {answer.slot}: {remark}" for answer in facts.answers if (remark := words.remark(answer))]
+    remarks = [f"{facts.by} {answer.slot}: {remark}" for answer in facts.answers if (remark := words.remark(answer))]
     return {
         "head": words.head(facts),
         "rows": list(words.rows(facts)),
-        "table": list(words.table(facts.answers).items()),
+        "table": list(words.table(facts).items()),
         "remarks": remarks,
         "command": say("isthmus why --fragment {fragment}[ --version {version:version}]", facts),
     }

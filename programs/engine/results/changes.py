@@ -9,6 +9,7 @@ from typing import Any
 from isthmus.programs.engine.results import lines
 from isthmus.programs.engine.results.lines import ChangeRecord
 from isthmus.programs.engine.results.words import decimal, size
+from isthmus.runtime.ids import LEARNER
 
 
 def read(folder: Path) -> list[ChangeRecord]:
@@ -16,33 +17,35 @@ def read(folder: Path) -> list[ChangeRecord]:
     return lines.read(folder / "changes.jsonl", ChangeRecord)
 
 
-def step(change: ChangeRecord) -> str:
-    """The change: 'push of learner 3: float32 -> int4'."""
-    who = "" if change.slot is None else f" of learner {change.slot}"
+def step(change: ChangeRecord, by: str = LEARNER) -> str:
+    """The change: 'push of learner 3: float32 -> int4'; `by` is the role at the other end of the links."""
+    who = "" if change.slot is None else f" of {by} {change.slot}"
     return f"{change.setting}{who}: {change.before} -> {change.after}"
 
 
-def why(change: ChangeRecord) -> str:
+def why(change: ChangeRecord, by: str = LEARNER) -> str:
     """The reason: 'the link of learner 3 carries 12.5 kB/s, and float32 needs 38.1 kB/s'."""
     if change.link is None:
-        return f"a round takes {decimal(change.round_trip, 2)} steps of the fastest learner"
+        what = "steps of the fastest learner" if by == LEARNER else f"merges of the fastest {by}"
+        return f"a round takes {decimal(change.round_trip, 2)} {what}"
     is_less = change.reason == "carries less"
     needs = change.before if is_less else change.after
-    what = needs if change.setting in ("push", "update") else f"an interval of {needs} steps"
-    way = "to learner" if change.setting == "update" else "of learner"
+    unit = "steps" if by == LEARNER else "merges"
+    what = needs if change.setting in ("push", "update") else f"an interval of {needs} {unit}"
+    way = f"to {by}" if change.setting == "update" else f"of {by}"
     return f"the link {way} {change.link} carries {size(change.goodput)}/s, and {what} needs {size(change.needed)}/s"
 
 
-def sentence(change: ChangeRecord) -> str:
+def sentence(change: ChangeRecord, by: str = LEARNER) -> str:
     """The change and its reason."""
-    return f"{step(change)}, because {why(change)}"
+    return f"{step(change, by)}, because {why(change, by)}"
 
 
-def settings(requested: Mapping[str, Any]) -> str:
+def settings(requested: Mapping[str, Any], by: str = LEARNER) -> str:
     """The settings of a round: 'push float32, of learner 3 int4; update int4; interval 24, overlap 5'."""
     formats = [name for _, name in requested["push"]]
     usual = max(dict.fromkeys(formats), key=formats.count, default="")
-    others = [f", of learner {slot} {name}" for slot, name in requested["push"] if name != usual]
+    others = [f", of {by} {slot} {name}" for slot, name in requested["push"] if name != usual]
     push = f"push {usual}{''.join(others)}; " if usual else ""
     return f"{push}update {requested['update']}; interval {requested['interval']}, overlap {requested['overlap']}"
 

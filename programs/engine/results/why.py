@@ -32,7 +32,7 @@ from isthmus.programs.engine.results.why_merge_facts import (
 )
 from isthmus.programs.engine.results.words import FORMATS, dotted, percent, say, since, size, whole
 from isthmus.runtime.errors import ConfigError
-from isthmus.runtime.ids import Member, Replica
+from isthmus.runtime.ids import LEARNER, REGION, Member, Replica
 from isthmus.runtime.tape.reading import Reading
 
 MERGES: Final = "merges.jsonl"
@@ -131,7 +131,9 @@ class _Run:
         self._rounds: dict[Member, dict[int, TapedRound]] = {}
         self._gamma = _gamma(folder)
         self._changes = changes.read(folder)
-        self._tokens_of_step = _tokens_of_step(folder)
+        self._by = _answering(folder)
+        # An answer of a region has tokens of several slots.
+        self._tokens_of_step = _tokens_of_step(folder) if self._by == LEARNER else []
         self._sizes: dict[str, dict[int, list[float]]] | None = None
 
     def facts(self, line: MergeRecord) -> MergeFacts:
@@ -144,6 +146,7 @@ class _Run:
             tokens_of_step=self._tokens_of_step,
             sizes=self._sizes_to(f"syncer/{line.shard}"),
             changes=self._changes,
+            by=self._by,
         )
 
     def read_ahead(self, lines: Iterable[MergeRecord]) -> None:
@@ -194,7 +197,7 @@ class _Run:
                 return {}  # It is written at the end of a run, and may be missing.
             for transfer in sorted(timeline.transfers, key=lambda transfer: transfer.ended):
                 role, _, slot = transfer.source.partition("/")
-                if role == "learner" and transfer.target_port == "answer":
+                if role == self._by and transfer.target_port == "answer":
                     self._sizes.setdefault(transfer.target, {}).setdefault(int(slot), []).append(transfer.size_bytes)
         return self._sizes.get(host, {})
 
@@ -211,6 +214,15 @@ def _gamma(folder: Path) -> float | None:
         return float(program["gamma"]) if program.get("grace", True) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _answering(folder: Path) -> str:
+    """The role whose answers the syncers of a run merge."""
+    try:
+        roles = [role["name"] for role in json.loads((folder / "graph.json").read_text())["roles"]]
+        return REGION if REGION in roles else LEARNER
+    except (OSError, ValueError, KeyError, TypeError):
+        return LEARNER
 
 
 def _tokens_of_step(folder: Path) -> Sequence[int]:
@@ -277,17 +289,17 @@ def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
     terms = merge.terms
     if terms is not None:
         attempts = terms.attempts if terms.attempts > 1 else None
-        yield "asked", say(_ASKED, merge, learners=_learners([slot for slot, _ in terms.members]), attempts=attempts)
+        yield "asked", say(_ASKED, merge, learners=_named(merge.by, [slot for slot, _ in terms.members]), attempts=attempts)
     if merge.asked is not None:
-        yield "settings", settings(merge.asked)
+        yield "settings", settings(merge.asked, merge.by)
     for change in merge.changes:
-        yield "changed", f"{sentence(change)} ({since(change.time)})"
+        yield "changed", f"{sentence(change, merge.by)} ({since(change.time)})"
     if merge.quorum_ms is not None:
         yield "quorum", say("{quorum_ms} after the opening", merge)
     if terms is not None and merge.kind not in ("initial", "recover"):
         yield "grace", say(_GRACE, merge)
     if terms is not None and terms.required:
-        yield "deadline", say(_DEADLINE, merge, required=_learners(terms.required))
+        yield "deadline", say(_DEADLINE, merge, required=_named(merge.by, terms.required))
     yield "closed", say("[{grace_ms_used:ms} after the quorum: ]{reason}", merge)
     if merge.capped:
         reduced = (
@@ -301,16 +313,17 @@ def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
 
 
 def remark(answer: RoundAnswer) -> str:
-    """Further remarks on a learner in a round."""
+    """Further remarks on a learner, or region, in a round."""
     parts = [*(say(each, answer) for each in _REMARKS), _REMARKS_OF_FATES.get(answer.fate, "")]
     return "; ".join(filter(None, parts))
 
 
-def table(answers: Sequence[RoundAnswer]) -> dict[str, list[str]]:
-    """Column -> its cells, a row for each learner; columns of which nothing is known are left out."""
+def table(merge: MergeFacts) -> dict[str, list[str]]:
+    """Column -> its cells, a row for each answer; columns of which nothing is known are left out."""
+    answers = merge.answers
     lives = {answer.incarnation for answer in answers} - {None, 1}
     columns = {
-        "learner": [str(answer.slot) for answer in answers],
+        merge.by: [str(answer.slot) for answer in answers],
         "life": [str(answer.incarnation or "") for answer in answers] if lives else [],
         "answer": [fate(answer) for answer in answers],
         "arrived": [_cell(answer.arrived_ms, FORMATS["ms"]) for answer in answers],
@@ -342,6 +355,6 @@ def notes(why: Why) -> Iterator[str]:
     yield f"Not recorded: {', '.join(NOT_RECORDED)}."
 
 
-def _learners(slots: Sequence[int]) -> str:
+def _named(role: str, slots: Sequence[int]) -> str:
     named = ", ".join(map(str, slots))
-    return f"learner{'' if len(slots) == 1 else 's'} {named}" if slots else "nobody"
+    return f"{role}{'' if len(slots) == 1 else 's'} {named}" if slots else "nobody"

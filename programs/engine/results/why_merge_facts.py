@@ -30,7 +30,7 @@ from isthmus.runtime.cores.scheduler_events import (
     Output,
     RunBody,
 )
-from isthmus.runtime.ids import Handle
+from isthmus.runtime.ids import LEARNER, Handle
 
 Fate: TypeAlias = Literal["merged", "refused", "without steps", "not needed", "late", "left out", "gone"]
 """The fate of a learner in a round: its answer was merged; refused; held no step; was the same version as the one taken
@@ -100,7 +100,7 @@ class MergeFacts:
     `undone_by`: the next epoch, if that began with an older version than this one, which is then not in the model;
     `reason`: the quorum's sentence on why the round closed; `asked`: the settings that followed the links, None if
     none did, and `changes`: the last of each that counted; `capped` are [participant, share, capped share]; `terms` and
-    all arrivals are from the shard's tape.
+    all arrivals are from the shard's tape. `answers` are those of replicas of the role `by`: learners, or regions.
     """
 
     fragment: int
@@ -123,6 +123,7 @@ class MergeFacts:
     asked: Mapping[str, Any] | None = None
     changes: Sequence[ChangeRecord] = ()
     capped: Sequence[tuple[str, float, float]] = ()
+    by: str = LEARNER
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +295,7 @@ def merge_facts(
     tokens_of_step: Sequence[int] = (),
     sizes: Mapping[int, Sequence[float]] | None = None,
     changes: Sequence[ChangeRecord] = (),
+    by: str = LEARNER,
 ) -> MergeFacts:
     """The facts of one merge.
 
@@ -305,6 +307,7 @@ def merge_facts(
         tokens_of_step: the tokens of a learner's batch, by slot, the last for all beyond; empty if unknown.
         sizes: the bytes of all answers of each learner to this shard, in their order; None if unknown.
         changes: those of settings that followed the links.
+        by: the role that answers.
     """
     terms = _terms(taped, gamma)
     opened = _opened(line, taped)
@@ -329,6 +332,7 @@ def merge_facts(
         asked=line.asked,
         changes=in_use(changes, line.shard, line.epoch, line.round),
         capped=line.capped,
+        by=by,
     )
 
 

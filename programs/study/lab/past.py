@@ -19,7 +19,7 @@ from rich.text import Text
 from isthmus.programs.engine.report.sheet import Column
 from isthmus.programs.engine.results import why as why_words
 from isthmus.programs.engine.results.why import MergeQuery, why
-from isthmus.programs.engine.results.why_merge_facts import NOT_RECORDED, MergeFacts, RoundAnswer, Why
+from isthmus.programs.engine.results.why_merge_facts import NOT_RECORDED, MergeFacts, Why
 from isthmus.programs.study.lab import replay as replay_words
 from isthmus.programs.study.lab.replay import replay
 from isthmus.programs.study.terminal.figures import Screen, fitted, show
@@ -65,12 +65,12 @@ def _print(console: Console, merge: MergeFacts) -> None:
     console.print(facts(list(why_words.rows(merge))))
     console.print()
     if merge.answers:
-        console.print(fitted(_answer_columns(merge.answers), console.width, _DISPENSABLE))
+        console.print(fitted(_answer_columns(merge), console.width, _DISPENSABLE))
         for answer in merge.answers:
             if remark := why_words.remark(answer):
-                console.print(f"learner {answer.slot}: {remark}", markup=False)
+                console.print(f"{merge.by} {answer.slot}: {remark}", markup=False)
         console.print()
 
 
-def _answer_columns(answers: Sequence[RoundAnswer]) -> list[Column]:
-    return [Column(name, cells, is_text=name == "answer") for name, cells in why_words.table(answers).items()]
+def _answer_columns(merge: MergeFacts) -> list[Column]:
+    return [Column(name, cells, is_text=name == "answer") for name, cells in why_words.table(merge).items()]

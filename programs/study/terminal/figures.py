@@ -163,7 +163,8 @@ class FigureWords:
         shown = dict(self.shown(status))
         if "contributors" not in shown:
             return ""
-        parts = [f"{shown['outer steps']} outer steps by {shown['contributors']} learners"]
+        learners = "" if status.get("has_regions") else " learners"
+        parts = [f"{shown['outer steps']} outer steps by {shown['contributors']}{learners}"]
         parts += [f"{name} {shown[name]}" for name in ("merged", "goodput") if name in shown]
         return ", ".join([*parts, *self.pacing(status), *filter(None, [disk(status)])])
 
@@ -259,7 +260,8 @@ def shown(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]
 def merge_figures(status: Mapping[str, Any], learners: int) -> Iterator[tuple[str, str]]:
     """Contributors, outer steps, merged share, goodput, epochs of shards: name and value; only those that are known."""
     if status.get("outer_steps"):
-        yield "contributors", f"{words.decimal(status.get('contributors_mean'), 1)} of {learners}"
+        mean = words.decimal(status.get("contributors_mean"), 1)
+        yield "contributors", f"{mean} regions" if status.get("has_regions") else f"{mean} of {learners}"
         yield "outer steps", words.whole(status["outer_steps"])
         if "merged_share" in status:
             yield "merged", words.percent(status["merged_share"])
@@ -304,7 +306,7 @@ def disk(status: Mapping[str, Any]) -> str:
 
 
 _OUTCOME: Final = "{tokens_total:scaled} tokens in {wall_seconds:seconds} by {people learner}"
-_MERGES: Final = "{outer_steps} outer steps by {contributors_mean:decimal2} learners each"
+_MERGES: Final = "{outer_steps} outer steps by {contributors_mean:decimal2} {by} each"
 _MERGED: Final = f"{{merged_share:percent}} of the tokens, in {_MERGES}"
 _RESTARTS: Final = "{restarts}; {died:scaled} tokens died with learners"
 _DISK: Final = "{lines_lost line} of metrics, merges or evaluations lost: {disk_error}"
@@ -329,7 +331,7 @@ def ending(summary: Mapping[str, Any], folder: str) -> list[tuple[str, str]]:
         ("trained", words.untrained(summary)),
         ("eval loss", words.not_evaluated(summary)),
         *eval_metrics(summary),
-        ("merged", text_of(_MERGED, summary["outer_steps"])),
+        ("merged", text_of(_MERGED, summary["outer_steps"], by="regions" if summary.get("regions") else "learners")),
     ]
     if summary["goodput"] is None:
         rows.append(("waits", longest_waits(summary)))

@@ -363,3 +363,14 @@ def test_the_next_daemon_knows_an_island_that_joined_by_its_journal() -> None:
     for replica, name in zip(gang, ("zeta", "eta"), strict=True):
         lost.place_joined(replica, name)
     assert lost.gang(gang[0]) == gang
+
+
+def test_a_region_that_is_silent_as_a_whole_is_awaited_and_a_machine_of_one_that_is_heard_is_lost() -> None:
+    cast = RunRoles(roles={"learner": 4, "region": 2, "syncer": 1})
+    region, one, three = Replica("region", 1), Replica("learner", 1), Replica("learner", 3)
+    here = Fleet(cast, Places(home="alpha", machines={region: "beta", one: "beta", three: "gamma"}))
+    for _ in range(2 * LOST_BEATS):
+        assert here.beat() == [], "gamma has the other learner of the region, and is as silent"
+    here.machines["gamma"].heard()
+    assert here.beat() == [here.machines["beta"]]
+    assert here.beat() == []

@@ -46,6 +46,16 @@ def test_a_recorder_without_the_syncer_or_any_learner_does_not_serve() -> None:
         assert beats_until_unserved(without(*missing), is_hurried=True) == (LAST_BEATS, RECORDER.replica)
 
 
+def test_a_recorder_serves_without_a_region_that_is_cut_off_but_not_without_all_of_them() -> None:
+    regions = [Member(Replica("region", slot), 1) for slot in range(2)]
+    needed = [*NEEDED, *(each.replica for each in regions)]
+    said = WELL | {member: Heartbeat(peers=3) for member in regions}
+    for missing, lasts in ((regions[:1], None), (regions, UnservedReplica(RECORDER.replica, LAST_BEATS * BEAT_NS))):
+        heard = {**said, RECORDER: Heartbeat(peers=6, unreached=len(missing), missing=tuple(map(Missing, missing)))}
+        service = Service()
+        assert [service.beat(needed, heard, is_hurried=True) for _ in range(LAST_BEATS)][-1] == lasts
+
+
 def test_who_is_cut_off_does_not_serve() -> None:
     said = {**WELL, SYNCER: Heartbeat(peers=3, unreached=3)}
     assert beats_until_unserved(said) == (UNSERVED_BEATS, SYNCER.replica)

@@ -311,7 +311,7 @@ def test_the_report_has_the_same_words_for_a_merge_that_is_clicked(hasty: Path) 
         merge = why(hasty, wanted).merge
         assert (found["head"], found["table"]) == (
             words.head(merge),
-            [list(each) for each in words.table(merge.answers).items()],
+            [list(each) for each in words.table(merge).items()],
         )
         assert found["rows"] == [list(row) for row in words.rows(merge)]
         late = [answer.slot for answer in merge.answers if answer.fate == "late"]

@@ -69,3 +69,25 @@ def test_regions_outlive_the_global_syncer() -> None:
 @pytest.mark.parametrize("seed", seeds(100, least=4))
 def test_a_seed(seed: int) -> None:
     assert run(seed, "regional-diloco").violation is None
+
+
+def test_a_region_that_is_cut_off_for_longer_than_a_machine_is_lost_keeps_its_lives_and_work() -> None:
+    witness = Witness()
+    wall = [Cut(machine, other, 45.0, at=8.0) for machine in INSIDE for other in OUTSIDE]
+    outcome = two_levels(*wall, witness=witness, steps=400)
+    assert {life.partition("#")[2] for life in outcome.lives} == {"1"}
+    for slot in (1, 3):
+        assert witness.steps_between(f"learner/{slot}#1", 8.5, 52.0) > 0.8 * 43.0 / 0.2
+    rounds = [at for (who, _), at in witness.opened.items() if who == "region/1#1" and 30.0 <= at <= 52.0]
+    assert len(rounds) > 10
+    assert {0, 1} == {slot for merge in witness.merges_between("syncer/0#1", 55.0, 1e9) for slot in merge["voters"]}
+    assert lost(outcome) == 0
+
+
+def test_a_region_that_is_cut_off_stops_at_its_share_of_the_budget() -> None:
+    witness = Witness()
+    wall = [Cut(machine, other, 60.0, at=8.0) for machine in INSIDE for other in OUTSIDE]
+    outcome = two_levels(*wall, witness=witness, steps=200)
+    for slot in (1, 3):
+        assert 190 <= max(step for _, step in witness.steps[f"learner/{slot}#1"]) < 230
+    assert {life.partition("#")[2] for life in outcome.lives} == {"1"}
