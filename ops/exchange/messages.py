@@ -655,6 +655,26 @@ class Permit(TypedDict):
     trains: bool
 
 
+class Greeting(TypedDict):
+    """inner-step -> inner-step of every other learner, in lock-step without a syncer: the `lives`, [slot, incarnation],
+    that it hears, whether they are all, the tokens of its state (`at`), and whether it steps (`steps`)."""
+
+    slot: SenderSlot
+    incarnation: SenderLife
+    at: Count
+    hears_all: bool
+    lives: Members
+    steps: bool
+
+
+class Model(TypedDict):
+    """inner-step -> evaluate: the parameters as a tree, after so many `tokens` in all."""
+
+    tree: Any
+    tokens: Count
+    is_final: bool
+
+
 class RoundOpening(TypedDict):
     """caller -> average: a round of `members` ([slot, incarnation] pairs), all of which are awaited."""
 

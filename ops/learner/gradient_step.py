@@ -9,10 +9,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from isthmus.ops.data.batches import Cursor, Place, by_slot, first_batch, position_of, tokens_in
-from isthmus.ops.exchange.messages import SECONDS, Call, Control, Due, StepReport, Vector, Vote, WholeState, newest
+from isthmus.ops.exchange.messages import (
+    SECONDS,
+    Call,
+    Control,
+    Due,
+    Greeting,
+    StepReport,
+    Vector,
+    Vote,
+    WholeState,
+    newest,
+)
 from isthmus.ops.exchange.ring import START, Mean, parts
 from isthmus.ops.island.contract import gradient_learner_of, prepare_gradient_learner
 from isthmus.ops.island.life import DeviceCall
@@ -123,6 +134,7 @@ class ElasticStep:
 
     outputs = ("vote", "model", "state", "progress")
     collects = ("call",)
+    schemas: ClassVar[dict[str, Any]] = {"call": Call}
 
     def __init__(self, task: Any, *, tokens: int, emit_every: int, snapshot_seconds: float = SECONDS) -> None:
         self._task, self._budget, self._emit_every = task, tokens, emit_every
@@ -258,6 +270,7 @@ class GradientStep:
 
     outputs = ("part", "hello", "model", "state", "place", "progress")
     collects = ("hello", "control", "kept")
+    schemas: ClassVar[dict[str, Any]] = {"hello": Greeting, "control": Control, "kept": WholeState}
 
     def __init__(
         self, task: Any, *, learners: int, tokens: int, emit_every: int, snapshot_seconds: float = SECONDS

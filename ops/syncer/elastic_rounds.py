@@ -15,7 +15,7 @@ former lives has used.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict
 
 import numpy as np
 
@@ -71,6 +71,7 @@ class Caller:
 
     outputs = ("round", "call", "place")
     collects = ("progress", "kept", "control")
+    schemas: ClassVar[dict[str, Any]] = {"progress": Progress, "kept": WholeState, "control": Control}
 
     def __init__(self, *, learners: int, tokens: int) -> None:
         self._learners, self._budget = learners, tokens

@@ -379,6 +379,33 @@ def replay(run: Run = None, as_json: AsJson = False) -> None:
 
 
 @past_commands.command(rich_help_panel=PANEL)
+def borders(
+    run: Run = None,
+    digests: Annotated[
+        bool, typer.Option("--digests", help="With --json: the digest of each item that a tape has.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what crossed between the machines of a run, and between its regions.
+
+    By kind: bytes on the wire, items, the largest, first and last, digests of what tapes have.
+
+    It may be asked while the run goes on.
+    """
+    from isthmus.programs.engine.results import borders as accounts
+    from isthmus.programs.study.terminal import status
+    from isthmus.programs.study.terminal.borders_page import page
+
+    folder = status.folder_of(run)
+    try:
+        found = accounts.read(folder)
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        do = "Name a run folder: isthmus status --all shows them."
+        raise ConfigError(f"Reading {folder}", "graph.json of a run", f"{type(error).__name__}: {error}", do) from None
+    typer.echo(json.dumps(found.as_data(with_digests=digests), indent=2) if as_json else printable(page(found)))
+
+
+@past_commands.command(rich_help_panel=PANEL)
 def report(
     run: Run = None,
     pictures: Annotated[

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from isthmus.runtime.channels.crossings import Crossed
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.cores.scheduler_events import Fields
 from isthmus.runtime.ids import Member
@@ -125,6 +126,9 @@ class DiallingChannel(Channel, Protocol):
 
     def reachability(self) -> PeerReachability:
         """The named peers without a connection at present."""
+
+    def crossed(self) -> list[tuple[Member, Member | None, Crossed]]:
+        """What has crossed to and from each peer that was ever named, and the peer that relays, None if none does."""
 
     def under_way(self) -> list[tuple[Member, int, Instant]]:
         """The oldest unacknowledged item of each peer: its size in bytes, and when its transfer began."""

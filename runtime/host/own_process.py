@@ -23,6 +23,7 @@ import msgspec
 import uvloop
 
 from isthmus.runtime.channels.contract import DiallingChannel, Endpoints
+from isthmus.runtime.channels.crossings import Account, Crossing, lines
 from isthmus.runtime.clock import Clock, Duration, Instant, seconds
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
 from isthmus.runtime.graph.plans import Plan
@@ -41,6 +42,7 @@ from isthmus.runtime.system.processes import ONE_THREAD
 from isthmus.runtime.system.shared_loop import SharedLoop
 from isthmus.runtime.tape.reading import TapeFiles, segment_bytes
 from isthmus.runtime.tape.writing import TAPE_BYTES, Tape
+from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.control_client import ControlClient
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.daemon_notes import note_of
@@ -434,6 +436,8 @@ class HostProcess:
         self._meetings = Meetings(
             plan, member, channel=self._channel, meets=meets, tell=self._host.handle, reaches=reaches, machines=machines
         )
+        self._places: dict[Member, str] = {}
+        """The machine of each member that was ever in a roster."""
         self._endpoints, self._door = list[str](), list(door)
         self._on_roster, self._elastic = on_roster, elastic
         self._supply = Supply(plan)
@@ -476,6 +480,7 @@ class HostProcess:
         self._say("hello")
         self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
         self._loop.call_later(FLUSH_SECONDS, self._flush)
+        self._loop.call_later(account_files.ACCOUNT_SECONDS, self._account_later)
 
     # -- the daemon ----------------------------------------------------------------------------------------------------
 
@@ -497,6 +502,7 @@ class HostProcess:
     def _take_roster(self, rows: list[list[Any]], known: Mapping[str, Any], forms: list[Any]) -> None:
         """Apply a roster: meet new members, forget those that are gone. `known` is the directory of their machines."""
         directory = msgspec.convert(known, Directory)
+        self._places |= {Member(Replica.parse(name), incarnation): machine for name, incarnation, _, machine in rows}
         if self._keys is not None:
             self._keys.replace({key: machine for machine, key in directory.keys.items()})
         self._meetings.follow(rows, directory)
@@ -606,6 +612,33 @@ class HostProcess:
         self._tape_files.write(self._tape)
         self._loop.call_later(FLUSH_SECONDS, self._flush)
 
+    def _account_later(self) -> None:
+        self._write_account()
+        self._loop.call_later(account_files.ACCOUNT_SECONDS, self._account_later)
+
+    def _write_account(self, *, is_last: bool = False) -> None:
+        """Write what has crossed to and from the peers of this host."""
+        names = {index: edge.name for index, edge in self._plan.edges.items()}
+        account: list[Crossing] = []
+        for member, through, crossed in self._channel.crossed():
+            peer = {"peer": str(member.replica), "incarnation": member.incarnation}
+            peer |= {"machine": self._places.get(member, ""), "through": "" if through is None else str(through)}
+            account += lines(peer, crossed, names)
+        own, member = self._places.get(self._member, ""), self._member
+        account_files.write(
+            account_files.of_member(self._folder, member),
+            Account(
+                str(member.replica),
+                member.incarnation,
+                own,
+                self._clock.now(),
+                time.time(),
+                is_last,
+                self._keys is not None,
+                account,
+            ),
+        )
+
     def _close(self) -> None:
         """Close the bodies, and write the spans to the run folder, for the timeline."""
         with self._loop.turn:
@@ -613,6 +646,7 @@ class HostProcess:
         if self._executor.join(CLOSE_SECONDS):
             self._host.bodies.close()
         self._flush()
+        self._write_account(is_last=True)
         spans = msgspec.json.encode(list(self._trace.spans))
         with suppress(OSError):  # The timeline then lacks this host; the run does not depend on it.
             write_bytes(spans_file(self._folder, self._member), spans)

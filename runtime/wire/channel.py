@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from isthmus.runtime.channels.contract import Endpoints, Parcel, PeerReachability, Receiver
+from isthmus.runtime.channels.crossings import Crossed
 from isthmus.runtime.clock import Clock, Instant
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.layout import Bytes, RefusalError
@@ -155,6 +156,8 @@ class Relaying:
 
     def heard(self, peer: Peer, event: RelayHeard | FramesHeard | UnreachableHeard) -> None:
         """Handle a relayed message from `peer`."""
+        if isinstance(event, FramesHeard):
+            peer.pair.crossed.received.relayed.add(sum(map(len, event.frames)), peer.heard_at)
         if isinstance(event, UnreachableHeard):
             self._on_unreachable(peer, event)
         elif event.target == self._own.member:
@@ -190,8 +193,7 @@ class Relaying:
         # The lower of the two dials: a message of another connection that it gets is of one that it has given up.
         is_new = connection > peer.accepted and peer.member < self._own.member
         if session is not None and connection == session.connection:
-            receive = session.receive_control if isinstance(event, RelayHeard) else session.receive_data
-            self._connections.receive(peer, session, receive, frames)
+            self._connections.receive(peer, session, "control" if isinstance(event, RelayHeard) else "data", frames)
         elif isinstance(event, RelayHeard) and is_new:
             self._greet(through, peer, connection, frames[0])
         elif is_new and len(frames) == 1 and len(frames[0]) <= protocol_messages.CONTROL_BYTES_MAX:
@@ -211,7 +213,7 @@ class Relaying:
             self._connections.welcome(peer, self._connections.way_through(through, peer), connection, hello)
             early, peer.early = peer.early, None
             if early is not None and early[0] == connection and peer.session is not None:
-                self._connections.receive(peer, peer.session, peer.session.receive_data, early[1])
+                self._connections.receive(peer, peer.session, "data", early[1])
         except RefusalError as refusal:
             # Where a relay lost the HELLO, the message after it comes first.
             self._counts["stale" if refusal.reason == "state" else f"refused_{refusal.reason}"] += 1
@@ -386,6 +388,9 @@ class WireChannel:
     def reachability(self) -> PeerReachability:
         return self._connections.reachability()
 
+    def crossed(self) -> list[tuple[Member, Member | None, Crossed]]:
+        return self._connections.crossed()
+
     def under_way(self) -> list[tuple[Member, int, Instant]]:
         oldest = [
             (peer, peer.pair.outbound.kept[0]) for peer in self._connections.peers.values() if peer.pair.outbound.kept
@@ -411,6 +416,8 @@ class WireChannel:
             if peer.session is not session:
                 return
             if isinstance(event, ParcelsArrived):
+                for _, parcel in event.parcels:
+                    peer.pair.crossed.received.item(parcel.edge, parcel.size_bytes, peer.heard_at)
                 self._delivery.hold(peer, HeldMessage(session, event.parcels, event.cost))
             elif isinstance(event, CreditHeard):
                 self._delivery.credit(peer.member, event.edge, event.more)
@@ -418,6 +425,7 @@ class WireChannel:
                 self._shipments_ended(peer, event)
             elif isinstance(event, PeerUp):
                 peer.is_up, peer.reason, peer.attempts = True, "", 0
+                self._connections.greeted(peer)
                 self._on_peer_up(peer.member)
                 self._connections.dial_through(peer)
                 self._connections.look_for_direct(peer)
@@ -448,13 +456,13 @@ class WireChannel:
             return
         now = self._clock.now()
         while (message := session.next_control(now)) is not None:
-            if not link.send_control(message):
+            if not self._connections.send_control(peer, link, message):
                 self._connections.end(peer, "disconnected")
                 return
         frames = session.next_data(now)
         if frames is None:
             return
-        if link.send_data(frames):
+        if self._connections.send_data(peer, link, frames):
             self.wake(peer)
         else:
             self._connections.end(peer, "disconnected")

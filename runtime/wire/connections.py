@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from isthmus.runtime.channels.contract import Endpoints, PeerReachability
+from isthmus.runtime.channels.crossings import Crossed
 from isthmus.runtime.clock import Clock, Duration, Instant
 from isthmus.runtime.errors import ConfigError, LocalProtocolError
 from isthmus.runtime.ids import Member, Replica
@@ -44,9 +45,12 @@ from isthmus.runtime.wire.protocol_messages import Hello
 from isthmus.runtime.wire.protocol_session import Identity, Session, read_hello
 from isthmus.runtime.wire.protocol_transfers import Event
 from isthmus.runtime.wire.security_keys import check_open, check_server
+from isthmus.runtime.wire.zmtp_sizes import greeting_bytes, message_bytes
 
 REFUSED_MAX: Final = 4096
 """Addresses that are remembered as refused."""
+DEPARTED_MAX: Final = 4096
+"""Members that have gone, and of which it is known what has crossed: the oldest are forgotten."""
 EARLY_MAX: Final = 64
 """Data connections whose control connection has not sent its HELLO yet: they differ by less than a round trip."""
 
@@ -249,7 +253,9 @@ def _bind_one(socket: Socket, address: str, ports: list[int]) -> str:
     raise fault
 
 
-Receive: TypeAlias = Callable[[Sequence[Bytes]], list[Event]]
+def through_of(peer: Peer) -> Member | None:
+    """The peer that relays another one, None for one that is reached directly."""
+    return peer.route if isinstance(peer.route, Member) else None
 
 
 class Owner(Protocol):
@@ -284,6 +290,8 @@ class Connections:
         self._owner, self._clock, self._sockets, self._limits, self._counts = owner, clock, sockets, limits, counts
         self._machine_of = machine_of
         self._gone: dict[Replica, int] = {}
+        self._is_encrypted = sockets.keys is not None
+        self._departed: dict[Member, tuple[Member, Member | None, Crossed]] = {}
         self._reception: Reception | None = None
         self._is_closed = False
         self._cancel_beat = self._beat_later()
@@ -336,6 +344,9 @@ class Connections:
     def discard(self, peer: Peer) -> None:
         """Drop everything from and to a peer."""
         self.peers.pop(peer.member, None)
+        self._departed[peer.member] = peer.member, through_of(peer), peer.pair.crossed
+        if len(self._departed) > DEPARTED_MAX:
+            del self._departed[next(iter(self._departed))]
         peer.route = None
         peer.is_expected = False
         self._leave_detour(peer)
@@ -384,8 +395,8 @@ class Connections:
         route, detour = peer.route, peer.detour
         assert isinstance(route, Endpoints)
         gone = SessionReceiver(self, peer, session).gone
-        on_control = partial(self.receive, peer, session, session.receive_control)
-        on_data = partial(self.receive, peer, session, session.receive_data)
+        on_control = partial(self.receive, peer, session, "control")
+        on_data = partial(self.receive, peer, session, "data")
         is_straight = detour is not None and not detour.is_relayed
         missing: set[Purpose] = {"control", "data"}
 
@@ -472,14 +483,50 @@ class Connections:
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def receive(self, peer: Peer, session: Session, receive: Receive, frames: Sequence[Bytes]) -> None:
-        """Handle a message with `receive`, the decoder of its session: act on its events, or end the session."""
+    def send_control(self, peer: Peer, link: SessionLink, message: bytes) -> bool:
+        """Send a control message on the link of a peer; False if that is broken."""
+        if not link.send_control(message):
+            return False
+        if not isinstance(link, RelayedLink):
+            size_bytes = message_bytes((message,), is_encrypted=self._is_encrypted)
+            peer.pair.crossed.sent.control.add(size_bytes, self._clock.now())
+        return True
+
+    def send_data(self, peer: Peer, link: SessionLink, frames: Sequence[Any]) -> bool:
+        """Send a data message on the link of a peer; False if that is broken."""
+        if not link.send_data(frames):
+            return False
+        if not isinstance(link, RelayedLink):
+            peer.pair.crossed.sent.whole_bytes += message_bytes(frames, is_encrypted=self._is_encrypted)
+        return True
+
+    def greeted(self, peer: Peer) -> None:
+        """A session has become live: its two connections were made."""
+        if not isinstance(peer.link, RelayedLink):
+            dials = isinstance(peer.link, DialledLink)
+            sent, received = greeting_bytes(dials=dials, is_encrypted=self._is_encrypted)
+            peer.pair.crossed.sent.greeting_bytes += 2 * sent
+            peer.pair.crossed.received.greeting_bytes += 2 * received
+
+    def crossed(self) -> list[tuple[Member, Member | None, Crossed]]:
+        """What has crossed to and from each peer that was ever up, and the peer that relays, None if none does."""
+        present = [(peer.member, through_of(peer), peer.pair.crossed) for peer in self.peers.values()]
+        return [*self._departed.values(), *present]
+
+    def receive(self, peer: Peer, session: Session, purpose: Purpose, frames: Sequence[Bytes]) -> None:
+        """Handle a message that came on the socket for `purpose`: act on its events, or end the session."""
         if peer.session is not session:
             self._counts["stale"] += 1
             return
         peer.heard_at = peer.word_at = self._clock.now()
+        if not isinstance(peer.link, RelayedLink):
+            received, size_bytes = peer.pair.crossed.received, message_bytes(frames, is_encrypted=self._is_encrypted)
+            if purpose == "data":
+                received.whole_bytes += size_bytes
+            else:
+                received.control.add(size_bytes, peer.heard_at)
         try:
-            events = receive(frames)
+            events = session.receive_data(frames) if purpose == "data" else session.receive_control(frames)
         except RefusalError as refusal:
             self.refuse(peer, refusal)
         else:
@@ -490,7 +537,7 @@ class Connections:
         """End a session because of an illegal message, and send the peer the reason."""
         self._counts[f"refused_{refusal.reason}"] += 1
         if peer.session is not None and peer.link is not None:
-            peer.link.send_control(peer.session.refusal(refusal.reason, str(refusal)))
+            self.send_control(peer, peer.link, peer.session.refusal(refusal.reason, str(refusal)))
         self.end(peer, f"refused ({refusal})")
 
     def end(self, peer: Peer, reason: str) -> None:
@@ -559,12 +606,12 @@ class Connections:
             # A peer that sends heartbeats without completing its handshake has lost a part of it.
             since = peer.heard_at if peer.is_up else peer.began_at
             silent_max = self._limits.silence_max if peer.is_up else self._limits.handshake_max
-            if message is not None and not link.send_control(message):
+            if message is not None and not self.send_control(peer, link, message):
                 self.end(peer, "disconnected")
             elif now - since > silent_max and not is_late:
                 reason = f"{'silent' if peer.is_up else 'no connection'} for {silent_max / 1e9:g} s"
                 # A peer that was only suspended reads this first, and dials at once.
-                link.send_control(session.refusal("silence", reason))
+                self.send_control(peer, link, session.refusal("silence", reason))
                 self.end(peer, reason)
 
     def _is_expelled(self, link: SessionLink) -> bool:
@@ -581,10 +628,10 @@ class SessionReceiver:
         self._connections, self._peer, self._session = connections, peer, session
 
     def on_control(self, frames: list[Bytes]) -> None:
-        self._connections.receive(self._peer, self._session, self._session.receive_control, frames)
+        self._connections.receive(self._peer, self._session, "control", frames)
 
     def on_data(self, frames: list[Bytes]) -> None:
-        self._connections.receive(self._peer, self._session, self._session.receive_data, frames)
+        self._connections.receive(self._peer, self._session, "data", frames)
 
     def gone(self, reason: str) -> None:
         """A socket has lost its connection."""

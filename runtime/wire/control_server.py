@@ -14,12 +14,14 @@ from typing import Final
 
 import zmq
 
+from isthmus.runtime.channels.crossings import Direction
 from isthmus.runtime.system.shared_loop import Loop
 from isthmus.runtime.wire import security_curve
 from isthmus.runtime.wire.control_messages import MESSAGE_BYTES_MAX, Message, decode, encode, is_of_this_version
 from isthmus.runtime.wire.daemon_notes import PRIVATE, forget, is_lost, private_endpoint
 from isthmus.runtime.wire.security_curve import Handshakes, Zap
 from isthmus.runtime.wire.security_keys import Keyring, check_open
+from isthmus.runtime.wire.zmtp_sizes import message_bytes
 
 CLAIM: Final = "claim"
 """The only message that an invitation's key may send."""
@@ -57,6 +59,8 @@ class ControlServer:
         self._keys = keys
         self.caller: str | None = None
         """The machine whose message is being handled; None without keys."""
+        self.on_crossed: Callable[[bytes, Message, int, Direction], None] = lambda peer, message, size, direction: None
+        """Called with each message that was sent, or received and handled, its peer, and its bytes on the wire."""
         self.refused: Counter[str] = Counter()
         self._context = zmq.Context()
         self._zap = None if keys is None else Zap(loop, self._context, keys, on_unknown)
@@ -80,10 +84,13 @@ class ControlServer:
 
     def send(self, peer: bytes, message: Message) -> None:
         """Send a message; one to a peer that is gone, or does not read, is dropped."""
+        data = encode(message)
         try:
-            self._socket.send_multipart([peer, encode(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([peer, data], zmq.NOBLOCK)
         except zmq.ZMQError:
             self.refused["not sent"] += 1
+        else:
+            self.on_crossed(peer, message, message_bytes((data,), is_encrypted=self._keys is not None), "sent")
         # A send may clear the edge-triggered signal that messages can be read.
         self._loop.call_soon(self._drain)
 
@@ -153,3 +160,5 @@ class ControlServer:
                 self._handle(peer, message)
             finally:
                 self.caller = None
+            size_bytes = message_bytes((frames[0].buffer,), is_encrypted=self._keys is not None)
+            self.on_crossed(peer, message, size_bytes, "received")

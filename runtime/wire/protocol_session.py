@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from isthmus.runtime.channels.crossings import Crossed
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.ids import Member
 from isthmus.runtime.items.layout import CHUNK_BYTES, Bytes, RefusalError
@@ -82,9 +83,10 @@ class Identity(NamedTuple):
 
 
 class Pair:
-    """The state of two members that outlives a connection between them."""
+    """The state of two members that outlives a connection between them; `crossed` is what has crossed so far."""
 
     def __init__(self) -> None:
+        self.crossed = Crossed()
         self.outbound = Outbound()
         self.inbound = Inbound()
         self.grants = Grants()
@@ -269,8 +271,8 @@ class Session:
             return self._next_batch(now)
         self._is_forward_next = not self._is_forward_next  # Own and relayed messages take turns.
         if self._is_forward_next:
-            return self._next_forward() or self._next_batch(now)
-        return self._next_batch(now) or self._next_forward()
+            return self._next_forward(now) or self._next_batch(now)
+        return self._next_batch(now) or self._next_forward(now)
 
     def refusal(self, reason: str, story: str) -> bytes:
         """The message that refuses the other side, with the reason."""
@@ -379,7 +381,7 @@ class Session:
         self.consume(cost)
         return [FramesHeard(source, target, frames[1:])]
 
-    def _next_forward(self) -> list[Any] | None:
+    def _next_forward(self, now: Instant) -> list[Any] | None:
         if not self._forwards:
             return None
         size_bytes = sum(map(len, self._forwards[0]))
@@ -388,6 +390,7 @@ class Session:
             return None
         self._window.spend(cost)
         self._forwards_bytes -= size_bytes
+        self._pair.crossed.sent.relayed.add(size_bytes, now)
         return self._forwards.popleft()
 
     def _next_batch(self, now: Instant) -> list[Any] | None:
@@ -395,5 +398,7 @@ class Session:
         if load is None:
             return None
         frames, cost = frames_of(load, self.connection, now)
+        for each in load.begun:
+            self._pair.crossed.sent.item(each.parcel.edge, each.parcel.size_bytes, now)
         self._window.spend(cost)
         return frames

@@ -183,6 +183,7 @@ class MachineDaemon:
             on_change=self._changed,
             on_expelled=self._expelled,
         )
+        self._server.on_crossed = self.neighbours.links.crossed
         own = name, self._root, config.secret, keys, self.neighbours
         self._next_home = NextHome(*own, permit=self._permit, runs=self._names, hold=self._hold_next)
         self._trial_ports = TrialPorts(loop, name, lambda: self.endpoint)

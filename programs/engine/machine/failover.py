@@ -28,6 +28,7 @@ from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.supervision.incidents import SupersededHome
 from isthmus.runtime.system.disk import DISK
 from isthmus.runtime.system.files import append_bytes, write_json
+from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.daemon_notes import HERE
 
 _DO_SUPERSEDED: Final = "Look at it there: isthmus status --cluster FILE."
@@ -162,7 +163,8 @@ def bring_home(folder: Path) -> None:
         former = Path(json.loads((folder / INHERITED).read_text())["folder"])
     except FileNotFoundError:
         return
-    for path in [*sorted(former.glob("logs/*.log")), *sorted(former.glob("spans/*.json"))]:
+    accounts = sorted(former.glob(f"{account_files.FOLDER}/*.json"))
+    for path in [*sorted(former.glob("logs/*.log")), *sorted(former.glob("spans/*.json")), *accounts]:
         there, data = folder / path.parent.name / path.name, path.read_bytes()
         if there.is_symlink():
             there.unlink()

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, final
 
+from isthmus.runtime.channels.crossings import Direction
 from isthmus.runtime.errors import ConfigError, Fault
 from isthmus.runtime.wire.control_client import ControlClient
 from isthmus.runtime.wire.control_messages import Message, version_of
@@ -60,6 +61,17 @@ class MachineLinks:
         self._signs: dict[str, float] = {}
         self._pending: dict[int, tuple[str, asyncio.Future[Message]]] = {}
         self._number = 0
+        self.accounts: list[Callable[[str, Message | None, int, Direction], None]] = []
+        """Called with each message from or to a linked machine, and its bytes on the wire; None for a new link."""
+        self.error_texts: dict[str, str] = {}
+        """Where machines say that texts of errors stay: 'local' or 'home'."""
+
+    def crossed(self, peer: bytes, message: Message, size_bytes: int, direction: Direction) -> None:
+        """Count a message of the control server, if its peer is a linked machine."""
+        name = self.name_of(peer) if self.accounts else None
+        if name is not None:
+            for account in list(self.accounts):
+                account(name, message, size_bytes, direction)
 
     def record(self, peer: bytes, message: Message) -> str:
         """Note a machine's announcement; returns its name. ConfigError if another of that name is linked."""
@@ -72,6 +84,12 @@ class MachineLinks:
             raise ConfigError(f"Linking the machine {name!r}", "one machine of that name", "two", do)
         self._linked[name] = _Linked(peer, instance, now)
         self._signs[name] = now
+        texts = message.get("error_texts")
+        if texts in ("local", "home"):
+            self.error_texts[name] = texts
+        if last is None or last.peer != peer:
+            for account in list(self.accounts):
+                account(name, None, 0, "received")
         return name
 
     def name_of(self, peer: bytes) -> str | None:

@@ -146,7 +146,8 @@ class Neighbours:
         follows = [] if self.followed is None else self.followed.of(home.identity)
         guest = self.outposts.guest
         loop = {"loop": guest is not None, "evaluates": guest is not None and guest.evaluates}
-        return {"name": self._name, "runs": self.outposts.runs(home), "follows": follows, **loop, **offers}
+        told = {"runs": self.outposts.runs(home), "error_texts": self.outposts.error_texts}
+        return {"name": self._name, **told, "follows": follows, **loop, **offers}
 
     def _ordered(self, link: HomeLink, message: Message) -> None:
         if message["type"] == EXPELLED:

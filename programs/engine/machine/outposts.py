@@ -42,6 +42,7 @@ from isthmus.runtime.errors import ConfigError, Fault, RunError
 from isthmus.runtime.ids import REGION
 from isthmus.runtime.supervision.station_events import FollowHome, TurnAway
 from isthmus.runtime.system.files import write_json
+from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.control_messages import LEAVE_RUN, Message
 
 STATION: Final = "station"
@@ -56,9 +57,10 @@ NOTE: Final = "outpost.json"
 PIECE_BYTES: Final = 1 << 18
 FILES: Final = re.compile(
     r"(logs|spans)/[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+    rf"|{account_files.OF_HOST.pattern}"
     r"|tape/[A-Za-z0-9][A-Za-z0-9._-]{0,99}-\d{1,9}-\d{1,9}\.\d{1,9}\.tape"
 )
-"""Files that a home may request: of tapes, those of hosts."""
+"""Files that a home may request: of tapes and accounts, those of hosts."""
 LOGS: Final = "logs"
 REGION_SECONDS: Final = 30 * 86_400
 """So long a region that is cut off goes on alone: it merges at its own syncer, and stops at its share of the budget."""
@@ -148,6 +150,11 @@ class Outposts:
     @property
     def outposts(self) -> list[Outpost]:
         return [held.outpost for held in self._held.values()]
+
+    @property
+    def error_texts(self) -> str:
+        """Where texts of errors of its hosts stay."""
+        return "local" if self._keeps_texts else "home"
 
     def runs(self, home: HomeAddress) -> list[str]:
         return [run for run, held in self._held.items() if held.link.home.identity == home.identity]

@@ -21,6 +21,7 @@ import zmq
 
 from isthmus.programs.engine.cluster.handover import MachineSite, Sites
 from isthmus.programs.engine.machine.failover import bring_home
+from isthmus.programs.engine.machine.link_accounts import LinkAccount
 from isthmus.programs.engine.machine.links import HomeAddress, HomeLink, MachineLinks
 from isthmus.programs.engine.machine.outposts import PIECE_BYTES, STATION, SUPERSEDED, host_of, is_log
 from isthmus.programs.engine.request import spec
@@ -38,6 +39,7 @@ from isthmus.runtime.supervision.home_events import is_offered
 from isthmus.runtime.supervision.messages import Directory
 from isthmus.runtime.system.files import append_bytes
 from isthmus.runtime.tape.reading import FOLDER as TAPES
+from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.control_messages import Message
 from isthmus.runtime.wire.security_keys import Keyring
 
@@ -53,6 +55,7 @@ _NONSENSE: Final = (OSError, LookupError, TypeError, ValueError, AttributeError)
 _OF_HOST: Final = (
     re.compile(r"logs/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})\.log(\.1)?"),
     re.compile(r"spans/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})-\d{1,9}\.json"),
+    account_files.OF_HOST,
     re.compile(r"tape/(?P<role>[A-Za-z0-9][A-Za-z0-9._-]{0,99})-(?P<slot>\d{1,9})-\d{1,9}\.\d{1,9}\.tape"),
 )
 _FORK_SERVER: Final = ("logs/forkserver.log", "logs/forkserver.log.1")
@@ -67,7 +70,7 @@ async def gather(
     because they are beyond the bound or do not arrive whole, are named in the log of the run's daemon, and in place of
     a log that its machine keeps a line says where it is; a machine that does not answer, or answers nonsense, costs its
     files and nothing else. Only files of hosts that the machine may have had are taken: it writes into no other's, and
-    into no tape that is here.
+    into no tape and no account that is here.
     """
 
     async def one(machine: str) -> None:
@@ -108,7 +111,7 @@ async def _fetch_all(
             log(f"{name} of {machine} is not whole: {len(data)} of {size} bytes came")
         if len(data) == size or name.endswith(".log"):  # The beginning of a log is useful, that of spans is not.
             target = folder / here(name, machine)
-            if not (is_tape and target.exists()):
+            if not ((is_tape or account_files.OF_HOST.fullmatch(name)) and target.exists()):
                 append_bytes(target, data)
 
 
@@ -224,6 +227,9 @@ class MachineRun:
             turn_away=self._turn_away,
         )
         self.daemon = self._held.daemon
+        self._account = LinkAccount(
+            loop, links, folder, self.name, machine, run_spec.zero_ns, is_encrypted=keys is not None
+        )
         loop.call_soon(self._start)
 
     @property
@@ -341,6 +347,7 @@ class MachineRun:
         return {each for each in fleet.replicas if fleet.name(each) == machine or is_offered(each, offers)}
 
     def _over(self) -> None:
+        self._account.close()
         self._held.close()
         self._on_over()
 

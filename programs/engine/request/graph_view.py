@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any, Final
 
+from isthmus.programs.engine.results.crossing_kinds import kind_of
 from isthmus.runtime.graph.plans import InputPlan, NodePlan, Plan
 from isthmus.runtime.graph.proof import PossibleDelay, Proof, Verdict, describe_policy, describe_route
 from isthmus.runtime.graph.template import AllOf, AnyOf, Every, Latest, Node, Queue, Quorum, Role, Template
@@ -71,7 +72,7 @@ def as_json(
     """The graph as plain data.
 
     `placement` names the machine of each node, or those of its replicas in order where they differ; `initial` counts a
-    Queue's initial items; `mode` is 'free-running' (declared never_waits), 'may-block' (body_may_wait) or 'waiting'.
+    Queue's initial items; `carries` is the kind of an edge's items, None for a user's own; `mode` is 'free-running' (declared never_waits), 'may-block' (body_may_wait) or 'waiting'.
     """
     return {
         "program": graph.name,
@@ -100,6 +101,7 @@ def as_json(
                 "capacity": edge.policy.capacity if isinstance(edge.policy, Queue) else None,
                 "key": edge.policy.key if isinstance(edge.policy, Latest) else None,
                 "initial": len(edge.policy.initial) if isinstance(edge.policy, Queue) else 0,
+                "carries": kind_of(edge),
             }
             for edge in graph.edges
         ],

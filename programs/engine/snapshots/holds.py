@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, cast, final
+from typing import Annotated, Any, ClassVar, Final, cast, final
 
 import numpy as np
 
@@ -332,6 +332,7 @@ class KeptState:
 
     outputs = ("kept", "held")
     collects = ("state",)
+    schemas: ClassVar[dict[str, Any]] = {"state": WholeState}
 
     def __init__(self, folder: Path, seconds: float, place: StorePlace | None) -> None:
         self._where = folder, seconds, place
