@@ -38,6 +38,8 @@ Lengths: TypeAlias = list[Amount]
 """Lengths of merged answers."""
 Former: TypeAlias = list[Annotated[list[int], tuple[Ordinal, Count, Count, Ordinal]]]
 """[incarnation, begin, end, steps] of earlier lives of a slot."""
+Standings: TypeAlias = list[Annotated[list[Any], tuple[Count, Count, Count | None, Former]]]
+"""[epoch, count, due, former] by fragment, as in `Own`."""
 Work: TypeAlias = list[Annotated[list[int], tuple[Count, Ordinal, Count, Count, Ordinal]]]
 """[slot, incarnation, begin, end, steps]: tokens (begin, end] of lives of learners, in so many steps."""
 Links: TypeAlias = list[Annotated[list[Any], tuple[str, Count, Count, Count]]]
@@ -72,7 +74,7 @@ class WholeState(TypedDict):
     positions: Positions
     streams: list[list[Any]]
     leaves: list[Any]
-    standings: NotRequired[list[list[Any]]]
+    standings: NotRequired[Standings]
 
 
 BEGINNING: Final = WholeState(tokens=0, steps=0, totals=[], positions=[], streams=[], leaves=[])
@@ -132,7 +134,7 @@ class Own(TypedDict):
 
     slot: Count
     incarnation: Ordinal
-    standings: list[Annotated[list[Any], tuple[Count, Count, Count | None, Former]]]
+    standings: Standings
     totals: LifeTokens
     leaves: Leaves
 

@@ -386,9 +386,9 @@ def borders(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what crossed between the machines of a run, and between its regions.
+    """Show what crossed between the machines of a run.
 
-    By kind: bytes on the wire, items, the largest, first and last, digests of what tapes have.
+    Between its regions, too. By kind: bytes of TCP, items, the largest, first, last, digests of what tapes have.
 
     It may be asked while the run goes on.
     """

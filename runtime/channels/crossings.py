@@ -108,10 +108,8 @@ class Crossing(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     def of(cls, peer: dict[str, Any], direction: Direction, kind: str, tally: Tally, edge: str = "") -> Crossing:
         """A line about things of a kind; `peer` has the fields that name the other end."""
         figures = tally.count, tally.size_bytes, tally.largest, tally.first, tally.last
-        return cls(**peer, direction=direction, kind=kind, edge=edge, **dict(zip(_FIGURES, figures, strict=True)))
-
-
-_FIGURES: Final = ("count", "size_bytes", "largest", "first", "last")
+        ends = peer["peer"], peer["incarnation"], peer["machine"], peer["through"]
+        return cls(*ends, direction, kind, edge, *figures)
 
 
 def lines(peer: dict[str, Any], crossed: Crossed, names: dict[int, str]) -> list[Crossing]:

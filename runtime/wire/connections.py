@@ -173,7 +173,8 @@ class Reception:
         if machine is not None and home != machine:
             lives = "is not known here yet" if home is None else f"lives on {home!r}"
             raise RefusalError("machine", f"{hello.source} {lives}, and machine {machine!r} speaks for it")
-        link = AcceptedLink((self._control, self._data), address, self._forget, machine)
+        size_bytes = message_bytes(frames, is_encrypted=machine is not None)
+        link = AcceptedLink((self._control, self._data), address, self._forget, machine, size_bytes)
         receiver = self._listener.accept(link, connection, hello)
         self._controls[address] = link, receiver
         self._tokens[link] = hello.token
@@ -465,7 +466,10 @@ class Connections:
             raise RefusalError("stranger", f"{hello.source} has left; only a later incarnation may come")
         if peer is None and len(self.peers) >= self._limits.peers_max:
             raise RefusalError("crowd", f"{self._limits.peers_max} peers are known already")
-        return self.welcome(peer or Peer(hello.source), link, connection, hello)
+        peer = peer or Peer(hello.source)
+        receiver = self.welcome(peer, link, connection, hello)
+        peer.pair.crossed.received.control.add(link.hello_bytes, self._clock.now())
+        return receiver
 
     def welcome(self, peer: Peer, link: SessionLink, connection: int, hello: Hello) -> SessionReceiver:
         """Begin the session that a peer requests, or raise RefusalError."""

@@ -108,7 +108,8 @@ class DialledLink:
 class AcceptedLink:
     """Two addresses on the bound sockets: `control`, and `data` once the peer has attached it.
 
-    `on_close` is called once. Both are of `machine`, where there are keys.
+    `on_close` is called once. Both are of `machine`, where there are keys. `hello_bytes` has the first message on the
+    wire.
     """
 
     def __init__(
@@ -117,8 +118,10 @@ class AcceptedLink:
         control: bytes,
         on_close: Callable[[AcceptedLink], None],
         machine: str | None = None,
+        hello_bytes: int = 0,
     ) -> None:
         self.control = control
+        self.hello_bytes = hello_bytes
         self.data: bytes | None = None
         self.machine = machine
         self._sockets = sockets

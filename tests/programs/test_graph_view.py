@@ -243,6 +243,7 @@ def test_json(graph: Template) -> None:
         "capacity": 4,
         "key": None,
         "initial": 1,
+        "carries": None,
     }
     answer = edges["inner-step.fragment", "merge.answer"]
     assert (answer["policy"], answer["capacity"], answer["key"], answer["initial"]) == ("Latest", None, "fragment", 0)

@@ -95,7 +95,9 @@ class LinkAccount:
         )
 
     def _line(self, machine: str, way: Direction, kind: str, tally: Tally, edge: str = "") -> Crossing:
-        return Crossing.of({"peer": DAEMON, "incarnation": 0, "machine": machine, "through": ""}, way, kind, tally, edge)
+        return Crossing.of(
+            {"peer": DAEMON, "incarnation": 0, "machine": machine, "through": ""}, way, kind, tally, edge
+        )
 
 
 def _ways(sent: int, received: int) -> tuple[tuple[Direction, int], tuple[Direction, int]]:

@@ -72,7 +72,8 @@ def as_json(
     """The graph as plain data.
 
     `placement` names the machine of each node, or those of its replicas in order where they differ; `initial` counts a
-    Queue's initial items; `carries` is the kind of an edge's items, None for a user's own; `mode` is 'free-running' (declared never_waits), 'may-block' (body_may_wait) or 'waiting'.
+    Queue's initial items; `carries` is the kind of an edge's items, None for a user's own; `mode` is 'free-running'
+    (declared never_waits), 'may-block' (body_may_wait) or 'waiting'.
     """
     return {
         "program": graph.name,

@@ -23,7 +23,7 @@ from isthmus.programs.engine.results.crossing_kinds import CONTROL, FILES, FRAMI
 from isthmus.runtime.channels import crossings
 from isthmus.runtime.channels.crossings import Account, Crossing
 from isthmus.runtime.cores.scheduler_events import ItemArrived
-from isthmus.runtime.ids import ONE_MACHINE, Member, Replica
+from isthmus.runtime.ids import Member
 from isthmus.runtime.wire import account_files
 
 _OF_MESSAGES: Final[Mapping[str, str]] = {"files": FILES, "piece": FILES, "report": REPORTS, "model": STATE}
@@ -171,7 +171,7 @@ def read(run: Path) -> Borders:
         if regions and beyond.source != beyond.target:
             count("regions", beyond, kind, name, line, epoch, digests)
     order = {kind: index for index, kind in enumerate(KINDS)}
-    for (group, way, kind, _), total in sorted(sums.items(), key=lambda each: (order.get(each[0][2], 5.5), each[0])):
+    for (group, way, _, _), total in sorted(sums.items(), key=lambda each: (order.get(each[0][2], 5.5), each[0])):
         getattr(borders, group).setdefault(way, []).append(total)
     texts = {name: where for account in accounts for name, where in account.error_texts.items()}
     homes = {account.machine for account in accounts if account.host == HOME_HOST}
@@ -280,8 +280,8 @@ def _unknown(run: Path, accounts: Iterable[Account]) -> Iterator[Unknown]:
         peers |= {Life(line.peer, line.incarnation): None for line in account.lines}
     is_over = (run / "over.json").exists() or (run / "summary.json").exists()
     for life in sorted({**own, **peers}):
-        account = own.get(life)
-        if account is None:
+        last = own.get(life)
+        if last is None:
             yield Unknown("no account", *life, None)
-        elif is_over and not account.is_last:
-            yield Unknown("cut off", *life, account.time)
+        elif is_over and not last.is_last:
+            yield Unknown("cut off", *life, last.time)

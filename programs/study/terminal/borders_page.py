@@ -12,8 +12,8 @@ from isthmus.programs.engine.results.words import size
 
 _HEAD: Final = ("kind", "what", "items", "bytes", "largest", "first", "last", "on tape", "digest")
 NOT_COUNTED: Final = (
-    "Not counted: connections that were refused, commands that ask a daemon, snapshots at a URL, and what the processes "
-    "of one island exchange among themselves where it spans machines."
+    "Not counted: connections that were refused, commands that ask a daemon, snapshots at a URL, and what "
+    "the processes of one island exchange among themselves where it spans machines."
 )
 
 

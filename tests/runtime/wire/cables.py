@@ -197,6 +197,7 @@ class Half(asyncio.Protocol):
 
     def __init__(self, cable: Cable, name: str, other: Half | None) -> None:
         self.name = name
+        self.is_dialling = other is None
         self.other = other
         self._cable = cable
         self._transport: Any = None
