@@ -111,34 +111,6 @@ def daemon(
 
 
 @commands.command(rich_help_panel=PANEL)
-def keygen(name: Annotated[str, typer.Argument(metavar="NAME", help="The machine's name.")]) -> None:
-    """Make a key pair for a machine: NAME.key (secret) and NAME.pub."""
-    from isthmus.programs.engine.machine import admissions
-
-    typer.echo(admissions.keygen(name))
-
-
-@commands.command(rich_help_panel=PANEL)
-def admit(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The machine that may connect from now on.")],
-    key: Annotated[str, typer.Argument(metavar="KEY|FILE", help="Its public key, or its NAME.pub.")],
-    machine: Annotated[
-        str | None, typer.Option("--machine", metavar="NAME", help="Whose daemon: needed where there are several.")
-    ] = None,
-    operator: Annotated[
-        bool, typer.Option("--operator", help="Its key may also start, watch and stop runs here.")
-    ] = False,
-) -> None:
-    """Allow another machine to connect to the daemon of this one.
-
-    It may offer islands to the runs here, and, as an operator, start, watch and stop them.
-    """
-    from isthmus.programs.engine.machine import admissions
-
-    typer.echo(admissions.admit_machine(name, key, machine, is_operator=operator))
-
-
-@commands.command(rich_help_panel=PANEL)
 def join(
     home: Annotated[
         str | None, typer.Argument(metavar="[tcp://HOME:PORT]", help="Where the daemon listens whose runs are joined.")
@@ -202,6 +174,34 @@ def join(
         home, name, islands, server_key, config, invite, wait, until_over, cluster, grace, metrics, text, part
     )
     raise typer.Exit(offer(request))
+
+
+@commands.command(rich_help_panel=PANEL)
+def keygen(name: Annotated[str, typer.Argument(metavar="NAME", help="The machine's name.")]) -> None:
+    """Make a key pair for a machine: NAME.key (secret) and NAME.pub."""
+    from isthmus.programs.engine.machine import admissions
+
+    typer.echo(admissions.keygen(name))
+
+
+@commands.command(rich_help_panel=PANEL)
+def admit(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The machine that may connect from now on.")],
+    key: Annotated[str, typer.Argument(metavar="KEY|FILE", help="Its public key, or its NAME.pub.")],
+    machine: Annotated[
+        str | None, typer.Option("--machine", metavar="NAME", help="Whose daemon: needed where there are several.")
+    ] = None,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="Its key may also start, watch and stop runs here.")
+    ] = False,
+) -> None:
+    """Allow another machine to connect to the daemon of this one.
+
+    It may offer islands to the runs here, and, as an operator, start, watch and stop them.
+    """
+    from isthmus.programs.engine.machine import admissions
+
+    typer.echo(admissions.admit_machine(name, key, machine, is_operator=operator))
 
 
 @commands.command(rich_help_panel=PANEL)
