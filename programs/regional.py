@@ -220,7 +220,7 @@ def build(
     votes = Quorum(port="answer", key="round", opened_by="round", count_min=regions_quorum)
     merging = syncer.node(
         "merge",
-        partial(Merge, parts, lr=global_lr, momentum=global_momentum, of_regions=True, **merges),
+        partial(Merge, parts, lr=global_lr, momentum=global_momentum, of_regions=regions, **merges),
         fires=votes,
     )
     steps: dict[str, Any] = {"lr": global_lr, "momentum": global_momentum, "update": regions_update}

@@ -146,7 +146,7 @@ class Merge:
 
     `method` is 'rda' or 'average'; `lr` and `momentum` are those of the outer step, `step_tokens` the tokens of a step,
     by slot where they differ; `bounded`: one learner's answer counts only in proportion to others'. `of_regions`:
-    the answers are those of regions, for learners; in a region, fragments may begin as `begun` says, without an
+    the answers are those of so many regions, for learners; in a region, fragments may begin as `begun` says, without an
     answer. `share_max` is the largest share of a merge of who has none of its own (`exchange.influence`); `opposed`:
     what becomes of a learner that pulls against all others, merge after merge (`kernels.bounds`).
     """
@@ -156,7 +156,7 @@ class Merge:
 
     @staticmethod
     def schemas(
-        fragments: Sequence[Fragment], *, step_tokens: StepTokens, of_regions: bool = False, **_: Any
+        fragments: Sequence[Fragment], *, step_tokens: StepTokens, of_regions: int = 0, **_: Any
     ) -> dict[str, Any]:
         """The form of the answers of learners, or of regions."""
         form = schemas.region_answer if of_regions else schemas.answer
@@ -171,7 +171,7 @@ class Merge:
         momentum: float,
         step_tokens: StepTokens = 1,
         bounded: bool = True,
-        of_regions: bool = False,
+        of_regions: int = 0,
         share_max: float = 1.0,
         opposed: Literal["tell", "refuse"] = "tell",
     ) -> None:
@@ -340,10 +340,14 @@ class Merge:
         if not any(weights):
             return self._gradient(round, record, None)
         assert account is not None  # Or all would have been refused.
-        owners = [self._owner(vote["slot"]) for vote in accepted]
-        most = {owner.name: owner.weight_share_max or self._share_max for owner in owners}
-        shares, whole, reduced = capped(weights, [owner.name for owner in owners], most)
-        record["capped"] = [list(each) for each in reduced]
+        if self._of_regions:
+            # Not said: it is so in every merge.
+            shares, whole, _ = capped(weights, [str(vote["slot"]) for vote in accepted], self._parts(round, accepted))
+        else:
+            owners = [self._owner(vote["slot"]) for vote in accepted]
+            most = {owner.name: owner.weight_share_max or self._share_max for owner in owners}
+            shares, whole, reduced = capped(weights, [owner.name for owner in owners], most)
+            record["capped"] = [list(each) for each in reduced]
         # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
             [self._values(vote) for vote in accepted],
@@ -380,6 +384,21 @@ class Merge:
             else:
                 agreeing.append(vote)
         return agreeing
+
+    def _parts(self, round: Round, accepted: Sequence[Answer]) -> dict[str, float]:
+        """The share of the run's tokens that each region has which answers, of those that were asked.
+
+        It is the most that a region has of a merge. On a thin link the answers of two regions come to different rounds;
+        each merged with the whole weight would have the model make both steps, where it is to make their mean.
+        """
+        tokens = dict.fromkeys([slot for slot, _ in round["members"]], 0)
+        for slot, _, trained in round["totals"]:
+            if slot % self._of_regions in tokens:
+                tokens[slot % self._of_regions] += trained
+        for vote in accepted:  # The totals may be older.
+            tokens[vote["slot"]] = max(tokens.get(vote["slot"], 0), work_of(vote)[0])
+        whole = sum(tokens.values())
+        return {str(vote["slot"]): tokens[vote["slot"]] / whole for vote in accepted}
 
     def _owner(self, slot: int) -> Owner:
         """Whose share of a merge a learner's is: that of its machine's owner, or its own in a run of one machine."""

@@ -66,7 +66,7 @@ class Syncer:
     """The global merge and outer step."""
 
     def __init__(self, lr: float = 1.0) -> None:
-        self.merge = Merge(PARTS, method="average", lr=lr, momentum=0.0, step_tokens=8, of_regions=True, bounded=False)
+        self.merge = Merge(PARTS, method="average", lr=lr, momentum=0.0, step_tokens=8, of_regions=2, bounded=False)
         self.outer = OuterStep(PARTS, lr=lr, momentum=0.0)
         for body in (self.merge, self.outer):
             body.open(Context("syncer"))
