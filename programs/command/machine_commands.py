@@ -31,6 +31,15 @@ UntilOver: TypeAlias = Annotated[
     typer.Option("--until-over", help="End when no run goes on here any more: 0, or 1 if one has failed."),
 ]
 
+ViaEvery: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--via-every",
+        metavar="SECONDS",
+        help="How often it writes there, and looks. Default: .5 for a store, .2 for a folder.",
+    ),
+]
+
 
 @commands.command(rich_help_panel=PANEL)
 def doctor(
@@ -89,6 +98,11 @@ def daemon(
     resume_or_start: ResumeOrStart = False,
     until_over: UntilOver = False,
     grace: Grace = GRACE_SECONDS,
+    via: Annotated[
+        str | None,
+        typer.Option("--via", metavar="URL", help="A store or shared folder, for machines that reach nothing else."),
+    ] = None,
+    via_every: ViaEvery = None,
     metrics_port: MetricsPort = None,
     metrics_address: MetricsHost = "127.0.0.1",
 ) -> None:
@@ -107,7 +121,19 @@ def daemon(
         raise ConfigError(doing, "--run beside --run-dir and --resume-or-start", "none", do)
     own = None if run is None else OwnRunRequest(run, run_dir, resume_or_start)
     metrics = metrics_at(metrics_port, metrics_address)
-    raise typer.Exit(serve(name, listen, config, grace, ports=ports, own=own, until_over=until_over, metrics=metrics))
+    status = serve(
+        name,
+        listen,
+        config,
+        grace,
+        ports=ports,
+        own=own,
+        until_over=until_over,
+        metrics=metrics,
+        via=via,
+        every=via_every,
+    )
+    raise typer.Exit(status)
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -152,6 +178,11 @@ def join(
     ] = None,
     until_over: UntilOver = False,
     grace: Grace = GRACE_SECONDS,
+    via: Annotated[
+        str | None,
+        typer.Option("--via", metavar="URL", help="A store or shared folder, the home's, too: the only way."),
+    ] = None,
+    via_every: ViaEvery = None,
     metrics_port: MetricsPort = None,
     metrics_address: MetricsHost = "127.0.0.1",
 ) -> None:
@@ -171,7 +202,21 @@ def join(
     metrics = metrics_at(metrics_port, metrics_address)
     text = os.environ.pop(INVITE, None)  # No process that this one starts is to have it.
     request = JoinRequest(
-        home, name, islands, server_key, config, invite, wait, until_over, cluster, grace, metrics, text, part
+        home,
+        name,
+        islands,
+        server_key,
+        config,
+        invite,
+        wait,
+        until_over,
+        cluster,
+        grace,
+        metrics,
+        text,
+        part,
+        via=via,
+        every=via_every,
     )
     raise typer.Exit(offer(request))
 

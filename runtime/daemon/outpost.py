@@ -111,7 +111,8 @@ class Outpost:
 
     `send` sends a message to the home that it follows, and may lose it; `home` is that at first, in `term`, and
     `follow` and `turn_away` perform the commands about homes. Without orders it ends its hosts after `lonely_seconds`;
-    `on_over` is called once, when every process has ended for good. If it `keeps_texts`, no text of an error leaves.
+    `on_over` is called once, when every process has ended for good. If it `keeps_texts`, no text of an error leaves. It
+    `is_far` where the way to the home leads through a bucket.
     """
 
     def __init__(
@@ -128,11 +129,12 @@ class Outpost:
         lonely_seconds: float,
         on_over: Callable[[], None],
         keeps_texts: bool,
+        is_far: bool = False,
     ) -> None:
         """Serve hosts; raises what the ground's `serve` raises."""
         self.folder, self.run = ground.folder, run
         self._ground, self._is_closed = ground, False
-        self._name, self.keeps_texts, self._send = name, keeps_texts, send
+        self._name, self.keeps_texts, self._send, self._is_far = name, keeps_texts, send, is_far
         self._site = Site(
             ground,
             run=run,
@@ -201,7 +203,7 @@ class Outpost:
 
     def _report(self, report: Report, shown: Mapping[Member, Shown]) -> None:
         leaving = without_texts(report, self._name) if self.keeps_texts else report
-        self._send({**of_report(leaving, shown), "run": self.run})
+        self._send({**of_report(replace(leaving, is_far=self._is_far), shown), "run": self.run})
 
     def _beat(self) -> None:
         if not self._is_closed:

@@ -65,8 +65,8 @@ class Meetings:
     has been replaced. A member that is gone never comes back: a daemon whose disk failed may name lives that ended
     before it began. Members without an edge to or from this host are ignored; one that cannot be met yet is met with a
     later roster. When the relay has a new life, the members behind it are reached through that. `reaches` are addresses
-    of other machines' porters as this machine reaches them, where it knows better than they do. `machines` gets the
-    machine of each replica that a roster named.
+    of other machines' porters as this machine reaches them, where it knows better than they do; `only_porters`: there
+    is no other way to another machine. `machines` gets the machine of each replica that a roster named.
     """
 
     def __init__(
@@ -79,10 +79,11 @@ class Meetings:
         tell: Callable[[Event], None],
         reaches: Mapping[str, str] = MappingProxyType({}),
         machines: dict[Replica, str] | None = None,
+        only_porters: bool = False,
     ) -> None:
         self.live: dict[Replica, Member] = {member.replica: member}
         self._member, self._channel, self._meets, self._tell = member, channel, meets, tell
-        self._reaches = reaches
+        self._reaches, self._only_porters = reaches, only_porters
         crossing = [edge for edge in plan.edges.values() if edge.route != "local"]
         mine = member.replica.role
         self._roles = {edge.target_role for edge in crossing if edge.source_role == mine}
@@ -137,7 +138,8 @@ class Meetings:
         """
         control, data, *porters = endpoints
         porter = self._reaches.get(machine, porters[0]) if porters and machine != own else ""
-        return Endpoints(control, data, keys.get(machine, ""), porter, bool(porter) and is_loopback(control))
+        is_inside = bool(porter) and (self._only_porters or is_loopback(control))
+        return Endpoints(control, data, keys.get(machine, ""), porter, is_inside)
 
     def _is_former(self, member: Member) -> bool:
         """Whether this life has gone, or was replaced by one that was met."""
@@ -393,6 +395,7 @@ class HostProcess:
         listens: str | None,
         porter: str = "",
         reaches: Mapping[str, str] = MappingProxyType({}),
+        only_porters: bool = False,
         machines: dict[Replica, str],
         keys: Keyring | None,
         meets: Callable[[Replica], Meeting],
@@ -434,7 +437,14 @@ class HostProcess:
             on_failed=self._failed,
         )
         self._meetings = Meetings(
-            plan, member, channel=self._channel, meets=meets, tell=self._host.handle, reaches=reaches, machines=machines
+            plan,
+            member,
+            channel=self._channel,
+            meets=meets,
+            tell=self._host.handle,
+            reaches=reaches,
+            machines=machines,
+            only_porters=only_porters,
         )
         self._places: dict[Member, str] = {}
         """The machine of each member that was ever in a roster."""

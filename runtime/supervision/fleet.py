@@ -19,6 +19,8 @@ from isthmus.runtime.supervision.messages import Wanted
 
 LOST_BEATS: Final = 40
 """Twenty seconds. Until then its silence excuses that of its hosts."""
+FAR_TIMES: Final = 9
+"""Three minutes for a machine that is far: its store may be away for one, and its learners lose nothing meanwhile."""
 SILENT_BEATS: Final = 2
 """Beats without a report after which a machine is silent."""
 
@@ -32,7 +34,7 @@ class MachineLives:
     silence the machine is lost: its lives count as ended, even if they still run there, and are no longer wanted if it
     comes back. `is_away`: the machine no longer takes part. Orders for it are of `epoch`, if that is later than the
     home's: a home whose journal was lost learns it there. `refused_at` is when a refused report of it was recorded
-    last.
+    last. It `is_far` if its last report says so.
     """
 
     name: str
@@ -45,6 +47,7 @@ class MachineLives:
     is_leaving: bool = False
     epoch: int = 0
     refused_at: Instant | None = None
+    is_far: bool = False
 
     @property
     def is_silent(self) -> bool:
@@ -88,7 +91,8 @@ class MachineLives:
     def beat(self, *, is_awaited: bool = False) -> bool:
         """Count a beat; returns whether the machine is lost from now on, which one that `is_awaited` never is."""
         self.silent_beats += 1
-        if self.silent_beats < LOST_BEATS or self.is_lost or is_awaited:
+        limit = LOST_BEATS * (FAR_TIMES if self.is_far else 1)
+        if self.silent_beats < limit or self.is_lost or is_awaited:
             return False
         self.is_lost = True
         return True

@@ -238,7 +238,7 @@ class Home:
         if machine.is_leaving and not report.is_leaving:  # Its daemon was killed while it left, and this is the next.
             machine.is_leaving = False
             lives.start(run, [replica for replica in run.fleet.replicas if run.fleet.name(replica) == name])
-        machine.is_leaving = report.is_leaving
+        machine.is_leaving, machine.is_far = report.is_leaving, report.is_far
         # An earlier daemon's journal was lost. For this machine alone: what it says moves no other's orders.
         epoch = max(run.stamp.epoch, machine.epoch)
         if report.obeyed.term == run.stamp.term and report.obeyed > Stamp(run.stamp.term, epoch, run.stamp.number):

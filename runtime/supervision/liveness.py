@@ -171,6 +171,9 @@ TOLD_BEATS: Final = 10
 first ones."""
 CUT_OFF_BEATS: Final = 40
 """Twenty seconds, as for a lost machine."""
+FAR_BEATS: Final = 240
+"""Two minutes, where the way leads through a bucket: to begin a connection takes five round trips, of seconds each, and
+it outlives a store that is away for less than three."""
 HURRY_BEATS: Final = 10
 """Five seconds, as for a learner that is silent while the run comes to its end."""
 DOUBLINGS_MAX: Final = 5
@@ -194,32 +197,41 @@ class Reach:
     def __init__(self) -> None:
         self._beats: dict[Member, int] = {}
         self._condemned: Counter[Replica] = Counter()
+        self._far: Collection[Member] = ()
 
     def is_cut_off(self, member: Member) -> bool:
         """Whether this member was reported as cut off."""
-        return self._beats.get(member, 0) >= TOLD_BEATS
+        return self._beats.get(member, 0) >= self._told_beats(member)
 
-    def beat(self, heartbeats: Mapping[Member, Heartbeat], *, is_hurried: bool) -> Findings:
+    def beat(
+        self, heartbeats: Mapping[Member, Heartbeat], *, is_hurried: bool, far: Collection[Member] = ()
+    ) -> Findings:
         """Count a beat.
 
-        `heartbeats` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end.
+        `heartbeats` is the last heartbeat of each member that is heard; `is_hurried`: the run comes to its end; `far`
+        are those on machines that are far.
         """
-        findings = Findings()
+        findings, self._far = Findings(), far
         cut_off = [member for member, each in heartbeats.items() if each.peers and each.unreached >= each.peers]
         is_of_network = 2 * len(cut_off) >= sum(bool(each.peers) for each in heartbeats.values())
         before, self._beats = self._beats, {}
         for member in () if is_of_network else cut_off:
             beats = self._beats[member] = before.get(member, 0) + 1
-            if beats == TOLD_BEATS:
+            if beats == self._told_beats(member):
                 findings.written.append((member, incidents.CutOff(heartbeats[member].peers)))
             is_brief = is_hurried and member.replica.role == LEARNER
-            if beats >= (HURRY_BEATS if is_brief else CUT_OFF_BEATS << self._times(member)):
+            usual = FAR_BEATS if member in far else CUT_OFF_BEATS
+            if beats >= (HURRY_BEATS if is_brief else usual << self._times(member)):
                 lasted, times = Duration(beats * BEAT), 1 << self._times(member)
                 findings.condemned.append((member, incidents.Unreached(lasted, heartbeats[member].peers, times)))
         for member, beats in before.items():
-            if beats >= TOLD_BEATS and member in heartbeats and member not in self._beats:
+            if beats >= self._told_beats(member) and member in heartbeats and member not in self._beats:
                 findings.written.append((member, incidents.Reached(Duration(beats * BEAT))))
         return findings
+
+    def _told_beats(self, member: Member) -> int:
+        """The beats after which it is reported."""
+        return FAR_BEATS // 2 if member in self._far else TOLD_BEATS
 
     def ended(self, replica: Replica) -> None:
         """A life of a replica ended because it was cut off: its next one gets twice the time."""

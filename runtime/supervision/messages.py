@@ -227,7 +227,7 @@ class Report(Part, frozen=True):
 
     Some or all `lives`; every `ended` life that is still wanted; the `newest` life of each replica that was ever begun
     there; the stamp of the orders it has `obeyed` last; whether it `is_leaving`: its hosts end by themselves, and none
-    begins.
+    begins; whether it `is_far`: what it says comes through a bucket, seconds later, and minutes where that is away.
     """
 
     lives: Annotated[tuple[Seen, ...], Meta(max_length=LIVES_MAX)] = ()
@@ -235,6 +235,7 @@ class Report(Part, frozen=True):
     newest: Annotated[tuple[Member, ...], Meta(max_length=LIVES_MAX)] = ()
     obeyed: Stamp = Stamp()
     is_leaving: bool = False
+    is_far: bool = False
 
 
 class Wanted(Part, frozen=True):

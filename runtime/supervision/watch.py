@@ -183,7 +183,8 @@ def beat(run: RunState) -> None:
     if not run.is_ending:
         lives = [life for life in run.lives.values() if not gang_number(life.member.replica)]
         heard = {life.member: life.seen.heartbeat for life in lives if run.liveness.is_heard(life.member)}
-        apply_findings(run, run.reach.beat(heard, is_hurried=is_hurried))
+        far = {life.member for life in lives if run.fleet.machines[life.machine].is_far}
+        apply_findings(run, run.reach.beat(heard, is_hurried=is_hurried, far=far))
         if unserved := run.service.beat(run.fleet.needed(), heard, is_hurried=is_hurried):
             replica, lasted = unserved
             end_run(run, "failed", incidents.Unserved(str(replica), lasted, run.reasons.get(replica)))

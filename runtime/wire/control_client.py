@@ -151,13 +151,15 @@ class ControlClient:
         *,
         keys: Keyring | None = None,
         server_key: str = "",
+        is_far: bool = False,
         on_refused: Callable[[str], None] = lambda reason: None,
         on_stranger: Callable[[Message], None] = lambda message: None,
     ) -> None:
-        """Dial; ConfigError if the endpoint is off loopback, and there are no keys or no `server_key`."""
+        """Dial, `is_far` through a bucket; ConfigError if the endpoint is off loopback, and there are no keys or no
+        `server_key`."""
         self._loop = loop
         self._handle, self._on_refused, self._on_stranger = handle, on_refused, on_stranger
-        self._keys, self._server_key = keys, server_key
+        self._keys, self._server_key, self._is_far = keys, server_key, is_far
         check_server(endpoint, keys, server_key, f"Dialling the daemon at {endpoint}")
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
@@ -177,6 +179,8 @@ class ControlClient:
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
         self._socket.setsockopt(zmq.SNDHWM, 64)
+        if self._is_far:
+            self._socket.setsockopt(zmq.HANDSHAKE_IVL, security_curve.handshake_ms(is_far=True))
         if self._keys is not None:
             security_curve.secure_client(self._socket, self._keys, self._server_key)
             self._handshakes = Handshakes(self._loop, self._context, self._socket, self._failed)

@@ -44,11 +44,13 @@ class ControlServer:
         on_stranger: Callable[[Message], None] = lambda message: None,
         *,
         keys: Keyring | None = None,
+        is_far: bool = False,
         on_unknown: Callable[[str, str], None] = lambda key, address: None,
         on_claim: Callable[[bytes, str, Message], None] = lambda peer, key, message: None,
     ) -> None:
         """Bind; zmq.ZMQError if the endpoint is taken, ConfigError if it is off this machine and there are no keys.
 
+        `is_far`: some come through a bucket, and show their keys late.
         PRIVATE as `endpoint` is a new one that only this user can reach; OSError if there is no room for it.
         """
         check_open(endpoint, keys, f"Listening at {endpoint}")
@@ -67,7 +69,7 @@ class ControlServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        security_curve.secure_server(self._socket, keys, "daemon")
+        security_curve.secure_server(self._socket, keys, "daemon", is_far=is_far)
         self._handshakes: Handshakes | None = None
         if keys is not None:
             self._handshakes = Handshakes(loop, self._context, self._socket, self._count)

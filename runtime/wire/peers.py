@@ -192,6 +192,13 @@ class Limits(NamedTuple):
     retry_max: Duration = seconds(1)
 
 
+FAR_LIMITS: Final = Limits(
+    heartbeat=seconds(1), silence_max=seconds(180), handshake_max=seconds(120), retry_max=seconds(2)
+)
+"""Where some peers are reached through a bucket: what is said takes seconds, and the store may be away for minutes, in
+which connections lose nothing. A connection begins with five round trips."""
+
+
 class Detour:
     """Which way a peer is dialled whose machine has a porter: straight, or through it. `ends` reports the links.
 

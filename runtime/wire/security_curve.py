@@ -31,6 +31,8 @@ from isthmus.runtime.wire.security_keys import Keyring
 
 HANDSHAKE_MS_MAX: Final = 5_000
 """A connection that has not shown its key by then is closed."""
+FAR_HANDSHAKE_MS_MAX: Final = 120_000
+"""The same where the way leads through a bucket: four round trips, of seconds each, and an outage meanwhile."""
 FAILURES: Final = int(
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
@@ -47,14 +49,19 @@ _EVENT: Final = struct.Struct("=HI")
 _monitors: Final = itertools.count()
 
 
-def secure_server(socket: zmq.Socket[bytes], keys: Keyring | None, domain: str) -> None:
+def handshake_ms(*, is_far: bool) -> int:
+    """The milliseconds within which a connection shows its key."""
+    return FAR_HANDSHAKE_MS_MAX if is_far else HANDSHAKE_MS_MAX
+
+
+def secure_server(socket: zmq.Socket[bytes], keys: Keyring | None, domain: str, *, is_far: bool = False) -> None:
     """Make a socket that will bind require keys. Without a ZAP handler in its context no connection is accepted."""
     if keys is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.pair.secret.encode())
         socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS_MAX)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms(is_far=is_far))
 
 
 def secure_client(socket: zmq.Socket[bytes], keys: Keyring | None, server_key: str) -> None:

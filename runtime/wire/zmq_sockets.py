@@ -97,6 +97,7 @@ class ZmqSocket:
         domain: str = "",
         proxy: str = "",
         reached: Reached | None = None,
+        is_far: bool = False,
     ) -> None:
         self._loop = loop
         self._context = context
@@ -106,11 +107,12 @@ class ZmqSocket:
         self._counts, self._domain = counts, domain
         self._proxy, self._reached, self._mark = proxy, reached, mark
         self._is_closed = self._is_scheduled = False
+        self._is_far = is_far
         self._is_router = kind == zmq.ROUTER
         self._socket = context.socket(kind)
         self._events: Callable[[], Any] = partial(self._socket.getsockopt, EVENTS)
         self._send = partial(_send, self._socket)
-        for option, value in _options(kind, mark).items():
+        for option, value in _options(kind, mark, is_far=is_far).items():
             self._socket.setsockopt(option, value)
         if proxy:
             self._socket.setsockopt(zmq.SOCKS_PROXY, proxy.encode())
@@ -129,7 +131,7 @@ class ZmqSocket:
         With keys, ZAP authenticates each connection, under the name `domain`.
         """
         if self._keys is not None:
-            security_curve.secure_server(self._socket, self._keys, self._domain)
+            security_curve.secure_server(self._socket, self._keys, self._domain, is_far=self._is_far)
             self._handshakes = Handshakes(self._loop, self._context, self._socket, self._count)
         try:
             actual = security_curve.bind(self._socket, endpoint)
@@ -332,11 +334,12 @@ class ZmqSocket:
 class ZmqSockets:
     """The sockets of one host, on one libzmq context, which has one thread; with `keys` all are encrypted.
 
-    With `proxy`, the ADDRESS:PORT of a SOCKS5 proxy, they dial through it, and through no porter.
+    With `proxy`, the ADDRESS:PORT of a SOCKS5 proxy, they dial through it, and through no porter. `is_far`: some peers
+    are reached through a bucket, and show their keys late.
     """
 
-    def __init__(self, loop: Loop, keys: Keyring | None = None, proxy: str = "") -> None:
-        self.keys, self._proxy = keys, proxy
+    def __init__(self, loop: Loop, keys: Keyring | None = None, proxy: str = "", *, is_far: bool = False) -> None:
+        self.keys, self._proxy, self._is_far = keys, proxy, is_far
         self._loop = loop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, 4 * PEERS_MAX + SOCKETS_MAX)
@@ -356,13 +359,24 @@ class ZmqSockets:
             counts=Counter[str](),
             proxy=self._proxy or porter.removeprefix("tcp://"),
             reached=reached,
+            is_far=self._is_far,
         )
 
     def router(self, purpose: Purpose, on_message: OnMessage, counts: Counter[str]) -> Socket:
         if self._zap is None and self.keys is not None:
             self._zap = Zap(self._loop, self._context, self.keys)
         loop, context, mark = self._loop, self._context, MARKS[purpose]
-        return ZmqSocket(loop, context, zmq.ROUTER, mark, on_message, keys=self.keys, counts=counts, domain=purpose)
+        return ZmqSocket(
+            loop,
+            context,
+            zmq.ROUTER,
+            mark,
+            on_message,
+            keys=self.keys,
+            counts=counts,
+            domain=purpose,
+            is_far=self._is_far,
+        )
 
     def token(self) -> bytes:
         """Unguessable random bytes."""
@@ -375,15 +389,16 @@ class ZmqSockets:
         self._context.destroy(linger=0)
 
 
-def _options(kind: int, mark: int) -> dict[int, int]:
+def _options(kind: int, mark: int, *, is_far: bool) -> dict[int, int]:
+    unheard_ms = security_curve.handshake_ms(is_far=True) if is_far else UNHEARD_MS_MAX
     options: dict[int, int] = {
         zmq.LINGER: 0,
         zmq.SNDHWM: mark,
         zmq.RCVHWM: mark,
         zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
         zmq.RECONNECT_IVL: -1,
-        zmq.HANDSHAKE_IVL: UNHEARD_MS_MAX,
-        zmq.TCP_MAXRT: UNHEARD_MS_MAX,
+        zmq.HANDSHAKE_IVL: unheard_ms,
+        zmq.TCP_MAXRT: unheard_ms,
         zmq.TCP_KEEPALIVE: 1,
         zmq.TCP_KEEPALIVE_IDLE: 5,
         zmq.TCP_KEEPALIVE_INTVL: 2,

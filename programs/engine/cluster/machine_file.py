@@ -40,7 +40,8 @@ class MachineConfig:
     public key -> name of the machines it admits; `secret`: the file of its secret key; `operators`: their public keys;
     `runs`: the folder of its runs, None for the daemon's working folder; `error_texts`: whether those of its hosts of
     other homes' runs stay here, None where not given. Not of the file: `ports` at which its hosts listen, empty for
-    any, and whether its daemon `has_porter`.
+    any, whether its daemon `has_porter`, and whether it `is_far`: the way to other machines, or to some of them, leads
+    through a bucket.
     """
 
     modules: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class MachineConfig:
     error_texts: Literal["local", "home"] | None = None
     ports: str = ""
     has_porter: bool = False
+    is_far: bool = False
 
     def faults(self, program: str, task: str, machine: str) -> Iterator[Fault]:
         """Faults of a program and a task that this machine may not load."""

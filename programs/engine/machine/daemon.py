@@ -20,6 +20,8 @@ from typing import Any, Final, final
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.cluster.handover import Handover, RunRoot, Sites
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
+from isthmus.programs.engine.machine.bucket import Bucket
+from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.client import patience
 from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns
 from isthmus.programs.engine.machine.links import INSTANCE_LENGTH_MAX, MALFORMED, HomeAddress, answered, refusal
@@ -135,11 +137,13 @@ class MachineDaemon:
         folder: Path,
         *,
         grace: float = GRACE_SECONDS,
+        via: RoadPlace | None = None,
         tell: Callable[[str], None],
         on_change: Callable[[list[DaemonRun]], None],
         on_idle: Callable[[], None],
     ) -> None:
-        """Bind; zmq.ZMQError if the endpoint is taken."""
+        """Bind; zmq.ZMQError if the endpoint is taken. `via`: the store through which machines come that reach nothing
+        else; with keys only."""
         self.name = name
         self.has_killed = self.is_set_aside = False
         self._presses = 0
@@ -161,12 +165,19 @@ class MachineDaemon:
         """Answers a claim: the key of its invitation, the message, and for how long its machine was away."""
         self._claims_refused: set[tuple[str, str]] = set()
         self._porter: Porter | None = None
-        if is_porter_needed(listen, config.ports):
+        if is_porter_needed(listen, config.ports) or via is not None:
             self._porter = Porter(loop, listen, keys, listening=self._listening, tell=tell)
         config = self._config = replace(config, has_porter=self._porter is not None)
         inner = listen if self._porter is None else Porter.INNER
         self._server = ControlServer(
-            loop, inner, self._hear, self._stranger, keys=keys, on_unknown=self._unknown, on_claim=self._claimed
+            loop,
+            inner,
+            self._hear,
+            self._stranger,
+            keys=keys,
+            is_far=config.is_far,
+            on_unknown=self._unknown,
+            on_claim=self._claimed,
         )
         self.endpoint = self._server.endpoint if self._porter is None else self._porter.endpoint
         self._relayed: dict[str, list[str]] = {}
@@ -208,6 +219,11 @@ class MachineDaemon:
         loop.call_later(TICK_SECONDS, self._tick)
         if self._porter is not None:
             self._porter.start(self._server.endpoint)
+        self.bucket: Bucket | None = None
+        """The way through a bucket, to this home, or from this machine to its home."""
+        if via is not None and keys is not None and keys.pair is not None:
+            self.bucket = Bucket.of_home(via, keys.pair, self.endpoint, lambda: [*keys.admitted, *keys.invitations])
+            self.bucket.start(loop, tell)
 
     # -- from outside --------------------------------------------------------------------------------------------------
 
@@ -320,6 +336,8 @@ class MachineDaemon:
         self._trial_ports.close()
         self.on_close()
         self.neighbours.close()
+        if self.bucket is not None:
+            self.bucket.close()
         if self._porter is not None:
             self._porter.close()
         self._server.close()
@@ -504,7 +522,8 @@ class MachineDaemon:
 
     def _hold(self, folder: Path, run_spec: spec.Spec, sites: Sites, *, is_watched: bool) -> MachineRun:
         """Be responsible for a run from now on; one of UNABLE if that cannot be."""
-        spec.settle(folder, has_porter=self._config.has_porter, ports=self._config.ports)
+        config = self._config
+        spec.settle(folder, has_porter=config.has_porter, ports=config.ports, is_far=config.is_far)
         lock = RunLock(folder)
         try:
             run = MachineRun(

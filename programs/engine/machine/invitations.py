@@ -30,7 +30,13 @@ from isthmus.programs import settings
 from isthmus.programs.engine.cluster import cluster_file
 from isthmus.programs.engine.machine import admissions
 from isthmus.programs.engine.machine.admissions import AWAY_SECONDS, Invitation
-from isthmus.programs.engine.machine.links import LINK_SECONDS, REDIAL_BEATS, UP_SECONDS, HomeAddress
+from isthmus.programs.engine.machine.links import (
+    FAR_REDIAL_BEATS,
+    LINK_SECONDS,
+    REDIAL_BEATS,
+    UP_SECONDS,
+    HomeAddress,
+)
 from isthmus.programs.engine.machine.names import living
 from isthmus.programs.loop_task import INVITE
 from isthmus.programs.settings import Schema, Setting, collecting
@@ -302,7 +308,8 @@ class InvitationClaim:
     """Has this machine, `name`, admitted by an invitation with the public key `own`; dials until it is.
 
     `on_admitted` is called once; `on_refused` once, with the reason, where that can never be. `locate` returns the
-    address to dial, each time. `waiting` says in words what it waits for, if not for the home.
+    address to dial, each time; the home `is_far` behind a bucket. `waiting` says in words what it waits for, if not for
+    the home.
     """
 
     def __init__(
@@ -315,8 +322,10 @@ class InvitationClaim:
         locate: Callable[[], str],
         on_admitted: Callable[[], None],
         on_refused: Callable[[ConfigError], None],
+        is_far: bool = False,
     ) -> None:
         self.waiting = ""
+        self._is_far = is_far
         self.is_heard = False
         self._loop, self._locate, self._home = loop, locate, invitation.home
         self._on_admitted, self._on_refused = on_admitted, on_refused
@@ -331,6 +340,7 @@ class InvitationClaim:
             self._answered,
             keys=Keyring(invitation.pair),
             server_key=invitation.home.public_key,
+            is_far=is_far,
             on_refused=self._cut_off,
             on_stranger=self._other_version,
         )
@@ -346,7 +356,7 @@ class InvitationClaim:
         if self._is_over:
             return
         self._silent_beats += 1
-        if self._silent_beats % REDIAL_BEATS == 0:
+        if self._silent_beats % (FAR_REDIAL_BEATS if self._is_far else REDIAL_BEATS) == 0:
             self._client.dial(self._locate())
         self._client.send(self._claim)
         self._loop.call_later(LINK_SECONDS, self._beat)
@@ -377,6 +387,8 @@ class InvitationClaim:
 
     def _cut_off(self, reason: str) -> None:
         """A connection attempt failed; a single one that was cut proves nothing."""
+        if self._is_far and reason == CUT:
+            return  # Of a passage; what the home's key is, its seal has shown.
         self._cuts += reason == CUT
         if self._is_over or (reason == CUT and self._cuts < CUTS_MAX):
             return

@@ -18,6 +18,8 @@ from typing import Final, final
 from isthmus.programs.engine.cluster import cluster_file, machine_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions, serve
+from isthmus.programs.engine.machine.bucket import Bucket, listener_in
+from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.invitations import InvitationClaim, InvitationFile, home_in
 from isthmus.programs.engine.machine.island_parts import IslandPart, host_towards, part_of
@@ -60,6 +62,9 @@ class JoinRequest:
     """What this machine is called where neither `name` nor an invitation says it."""
     guest: LoopGuest | None = None
     """The loop whose daemon this one is, if any."""
+    via: str | None = None
+    """The store through which the home is reached, and nothing else; it is looked at `every` so many seconds."""
+    every: float | None = None
 
 
 def join(request: JoinRequest) -> int:
@@ -70,14 +75,20 @@ def join(request: JoinRequest) -> int:
     ConfigError if the request is wrong, or the home refuses it or does not come in time. A machine that an invitation
     was refused to leaves nothing.
     """
-    name, home, permitted, invitation = _checked(request)
+    name, home, permitted, invitation, place = _checked(request)
     part = _part(request, home)
     written = [Path(f"{name}.key").absolute(), Path(f"{name}.pub").absolute(), admissions.path_of(name)]
     new = [path for path in written if not path.exists()]
     if home.public_key and permitted.pair is None:
         permitted = replace(permitted, pair=_own_pair(name), secret=written[0])
-    joining = _Joining(request, name, home, invitation, "" if permitted.pair is None else permitted.pair.public, part)
-    permitted = replace(permitted, error_texts=permitted.error_texts or "local")
+    bucket = None
+    if place is not None:
+        pairs = [] if invitation is None else [invitation.pair]
+        pairs += [] if permitted.pair is None else [permitted.pair]
+        bucket = Bucket.of_island(place, pairs, home.public_key, listener_in(serve.parts_folder(name)))
+    own = "" if permitted.pair is None else permitted.pair.public
+    joining = _Joining(request, name, home, invitation, own, part, bucket)
+    permitted = replace(permitted, error_texts=permitted.error_texts or "local", is_far=bucket is not None)
     try:
         return serve.run(name, "tcp://127.0.0.1:*", permitted, joining.begin, request.grace, request.metrics)
     finally:
@@ -86,8 +97,11 @@ def join(request: JoinRequest) -> int:
                 path.unlink(missing_ok=True)
 
 
-def _checked(request: JoinRequest) -> tuple[str, HomeAddress, MachineConfig, InvitationFile | None]:
-    """The name of this machine, its home, its configuration, and its invitation; ConfigError with all faults."""
+def _checked(
+    request: JoinRequest,
+) -> tuple[str, HomeAddress, MachineConfig, InvitationFile | None, RoadPlace | None]:
+    """The name of this machine, its home, its configuration, its invitation, and the store that it has instead of a
+    network; ConfigError with all faults."""
     faults: list[Fault] = []
     name, home, permitted, invitation = "", HomeAddress("", ""), MachineConfig(), None
     with collecting(faults):
@@ -123,9 +137,18 @@ def _checked(request: JoinRequest) -> tuple[str, HomeAddress, MachineConfig, Inv
     if request.part is not None and request.islands != 1:
         do = "Leave --islands out: this machine is a part of one island."
         faults.append(Fault("Reading --islands", "1 beside --island", str(request.islands), do))
+    place = None
+    with collecting(faults):
+        place = serve.checked_road(request.via, request.every)
+    if place is not None and not faults and not home.public_key:
+        do = "Give --server-key KEY, or the file NAME.pub, of the home; an invitation has it."
+        faults.append(Fault("Reading --via", "the public key of the home", "none", do))
+    if place is not None and request.part is not None:
+        do = "The machines of one island need a network between them, and one of them a way to the home."
+        faults.append(Fault("Reading --via", "no --island beside it", "one", do))
     if faults:
         raise ConfigError.of(faults)
-    return name, home, permitted, invitation
+    return name, home, permitted, invitation, place
 
 
 def _part(request: JoinRequest, home: HomeAddress) -> IslandPart | None:
@@ -170,9 +193,10 @@ class _Joining:
         invitation: InvitationFile | None,
         own: str,
         part: IslandPart | None = None,
+        bucket: Bucket | None = None,
     ) -> None:
         self.is_admitted = False
-        self._part = part
+        self._part, self._bucket = part, bucket
         self._request, self._name, self._home, self._invitation, self._own = request, name, home, invitation, own
         self._claim: InvitationClaim | None = None
         self._link: HomeLink | None = None
@@ -183,6 +207,9 @@ class _Joining:
     def begin(self, machine: MachineDaemon) -> None:
         """Dial, and go on until the daemon ends."""
         machine.ends_when_expelled = True
+        if self._bucket is not None:
+            machine.bucket = self._bucket
+            self._bucket.start(machine.loop, machine.tell)
         if self._request.guest is not None:
             self._request.guest.attach(machine, machine.loop)
             machine.neighbours.outposts.guest = self._request.guest
@@ -199,6 +226,7 @@ class _Joining:
                 locate=lambda: self._located(machine),
                 on_admitted=lambda: self._join(machine),
                 on_refused=machine.fail,
+                is_far=self._bucket is not None,
             )
             machine.on_close = self._claim.close
         machine.later(LOOK_SECONDS, lambda: self._look(machine))
@@ -207,9 +235,13 @@ class _Joining:
         self.is_admitted, home = True, replace(self._home, address=self._located(machine))
         self._link = machine.neighbours.join(home, self._request.islands, self._part)
         self._link.locate = lambda: self._located(machine)
+        if self._link.home.address != home.address:  # Of a part that the daemon before this one had.
+            self._link.redial()
 
     def _located(self, machine: MachineDaemon) -> str:
         """The home's address by now: what the invitation or the cluster file says, as long as that can be read."""
+        if self._bucket is not None:
+            return self._bucket.address
         path = self._request.invitation
         if path is None and self._request.cluster is None:
             return self._home.address
@@ -245,7 +277,7 @@ class _Joining:
     def _state(self, link: HomeLink | None) -> str:
         if link is None:
             reason = "" if self._claim is None else self._claim.waiting
-            return f"waits {reason}" if reason else f"waits for {self._home.address}"
+            return f"waits {reason}" if reason else f"waits for {self._where}"
         do = f"; type there: {self._admit}" if self._admit else ""
         what = f"{self._request.islands} island{'' if self._request.islands == 1 else 's'}"
         if self._part is not None:
@@ -253,10 +285,16 @@ class _Joining:
         if link.refused:
             return f"not linked: {link.refused}{do}"
         if link.is_up:
-            return f"linked to {link.home.name or link.home.address}, with {what}"
+            way = "" if self._request.via is None else f" through {self._request.via}"
+            return f"linked to {link.home.name or link.home.address}{way}, with {what}"
         if self._was_up:
             return f"has lost {link.home.name}, and goes on dialling"
-        return f"waits for {link.home.address}{do and f'; to be admitted{do[1:]}'}"
+        return f"waits for {self._where}{do and f'; to be admitted{do[1:]}'}"
+
+    @property
+    def _where(self) -> str:
+        """Where the home is expected."""
+        return self._request.via or self._home.address
 
     @property
     def _admit(self) -> str:
@@ -264,7 +302,7 @@ class _Joining:
         return f"isthmus admit {self._name} {self._own}" if self._own and self._invitation is None else ""
 
     def _waited_too_long(self, seconds: float) -> ConfigError:
-        doing, expected = f"Joining the home at {self._home.address}", f"a link within {seconds:g} s"
+        doing, expected = f"Joining the home at {self._where}", f"a link within {seconds:g} s"
         if self._link is not None and self._link.refused == WORDS[UNADMITTED]:
             return ConfigError(doing, expected, self._link.refused, f"Type there: {self._admit}")
         if self._claim is not None and self._claim.waiting:
@@ -272,4 +310,6 @@ class _Joining:
             return ConfigError(doing, expected, f"another machine that had the name {self._name!r}", do)
         found = "no answer" if self._link is None or not self._link.refused else self._link.refused
         do = "Start it there: isthmus daemon --name NAME --listen ADDRESS; and look at the way to it."
+        if self._request.via is not None:
+            do = "Start it there, with the same --via: isthmus daemon --name NAME --listen ADDRESS --via URL."
         return ConfigError(doing, expected, found, do)

@@ -36,6 +36,8 @@ LINK_SECONDS: Final = 0.5
 """Interval of a machine's announcements."""
 UP_SECONDS: Final = 2.0
 """A machine counts as linked for so long after its last announcement."""
+FAR_UP_SECONDS: Final = 20.0
+"""The same for one that is far: its announcements come through a bucket, several at once."""
 LOOK_SECONDS: Final = 0.05
 INSTANCE_LENGTH_MAX: Final = 64
 """Characters of a machine's name, and of the identifier of its daemon's process."""
@@ -48,6 +50,17 @@ class _Linked:
     peer: bytes
     instance: str
     heard_at: float
+    is_far: bool
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its last announcement is recent."""
+        return time.monotonic() - self.heard_at < up_seconds(is_far=self.is_far)
+
+
+def up_seconds(*, is_far: bool) -> float:
+    """The seconds for which a machine, or a home, counts as linked after the last word of it."""
+    return FAR_UP_SECONDS if is_far else UP_SECONDS
 
 
 @final
@@ -79,10 +92,10 @@ class MachineLinks:
         if len(instance) > INSTANCE_LENGTH_MAX or len(name) > INSTANCE_LENGTH_MAX:
             raise ValueError(f"a machine that calls itself {name[:INSTANCE_LENGTH_MAX]!r}")
         last = self._linked.get(name)
-        if last is not None and last.instance != instance and now - last.heard_at < UP_SECONDS:
+        if last is not None and last.instance != instance and last.is_up:
             do = "Give each machine a --name of its own, or end the other daemon."
             raise ConfigError(f"Linking the machine {name!r}", "one machine of that name", "two", do)
-        self._linked[name] = _Linked(peer, instance, now)
+        self._linked[name] = _Linked(peer, instance, now, bool(message.get("far")))
         self._signs[name] = now
         texts = message.get("error_texts")
         if texts in ("local", "home"):
@@ -97,9 +110,9 @@ class MachineLinks:
         return next((name for name, linked in self._linked.items() if linked.peer == peer), None)
 
     def is_up(self, name: str) -> bool:
-        """Whether a machine announced itself within the last UP_SECONDS."""
+        """Whether a machine announced itself a moment ago."""
         linked = self._linked.get(name)
-        return linked is not None and time.monotonic() - linked.heard_at < UP_SECONDS
+        return linked is not None and linked.is_up
 
     def expect(self, name: str) -> None:
         """A machine has just been admitted, and will link itself."""
@@ -193,6 +206,9 @@ INSTANCE: Final = secrets.token_hex(8)
 REDIAL_BEATS: Final = 6
 """After three seconds of silence the connection is made again: one that a cut has left half open may need minutes to
 fail."""
+FAR_REDIAL_BEATS: Final = 120
+"""A minute where the way leads through a bucket: a connection takes some round trips of seconds, and breaks with its
+passage."""
 
 
 @final
@@ -218,7 +234,8 @@ class HomeLink:
     """The link to `home`.
 
     `describe` gives this machine's announcement; `orders` receives every message but requests; `answer` is awaited for
-    the answer to a request; `on_refused` is called for each failed connection, with a key of WORDS.
+    the answer to a request; `on_refused` is called for each failed connection, with a key of WORDS. It `is_far` where
+    the way leads through a bucket.
     """
 
     def __init__(
@@ -231,6 +248,7 @@ class HomeLink:
         orders: Callable[[HomeLink, Message], None],
         answer: Callable[[HomeAddress, Message], Any],
         on_refused: Callable[[HomeAddress, str], None] = lambda home, reason: None,
+        is_far: bool = False,
     ) -> None:
         """Dial; ConfigError if the address leaves the machine and there are no keys."""
         self.home = home
@@ -240,7 +258,7 @@ class HomeLink:
         self.faults: list[Fault] = []
         self._refused_since = 0.0
         self._loop, self._describe, self._orders, self._answer = loop, describe, orders, answer
-        self._on_refused = on_refused
+        self._on_refused, self._is_far = on_refused, is_far
         self._heard_at = float("-inf")
         self._silent_beats = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -251,6 +269,7 @@ class HomeLink:
             self._hear,
             keys=keys,
             server_key=home.public_key,
+            is_far=is_far,
             on_refused=self._note_refusal,
             on_stranger=self._note_version,
         )
@@ -258,8 +277,13 @@ class HomeLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether a message arrived within the last UP_SECONDS."""
-        return time.monotonic() - self._heard_at < UP_SECONDS
+        """Whether a message arrived a moment ago."""
+        return time.monotonic() - self._heard_at < up_seconds(is_far=self._is_far)
+
+    def redial(self) -> None:
+        """Connect anew, to where the home is now."""
+        self.home = replace(self.home, address=self.locate())
+        self._client.dial(self.home.address)
 
     def send(self, message: Message) -> None:
         """Send a message to the home; dropped while the link is down."""
@@ -283,7 +307,7 @@ class HomeLink:
     @property
     def is_hopeless(self) -> bool:
         """Whether it was refused for so long that the cause cannot be a process that has just died."""
-        return bool(self.faults) and time.monotonic() - self._refused_since > 2 * UP_SECONDS
+        return bool(self.faults) and time.monotonic() - self._refused_since > 2 * up_seconds(is_far=self._is_far)
 
     def close(self) -> None:
         """Hang up."""
@@ -304,9 +328,8 @@ class HomeLink:
         if self._is_closed or self._is_parted:
             return
         self._silent_beats += 1
-        if self._silent_beats % REDIAL_BEATS == 0:
-            self.home = replace(self.home, address=self.locate())
-            self._client.dial(self.home.address)
+        if self._silent_beats % (FAR_REDIAL_BEATS if self._is_far else REDIAL_BEATS) == 0:
+            self.redial()
         self._client.send({"type": LINK, "instance": INSTANCE, **self._describe()})
         self._loop.call_later(LINK_SECONDS, self._beat)
 

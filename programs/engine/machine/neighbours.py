@@ -61,7 +61,7 @@ class Neighbours:
         self.islands: int | None = None
         self.own_part: IslandPart | None = None
         self._parts = IslandParts(self.links.is_up)
-        self._loop, self._name, self._keys = loop, name, keys
+        self._loop, self._name, self._keys, self._is_far = loop, name, keys, config.is_far
         self._runs, self._send, self._caller = runs, send, caller
         self._tell, self._on_expelled = tell, on_expelled
         self._homes: dict[str, HomeLink] = {}
@@ -117,6 +117,7 @@ class Neighbours:
                 orders=self._ordered,
                 answer=self.outposts.answer,
                 on_refused=self._not_linked,
+                is_far=self._is_far,
             )
             home_link = self._homes[home.identity] = link
         return home_link
@@ -146,7 +147,7 @@ class Neighbours:
         follows = [] if self.followed is None else self.followed.of(home.identity)
         guest = self.outposts.guest
         loop = {"loop": guest is not None, "evaluates": guest is not None and guest.evaluates}
-        told = {"runs": self.outposts.runs(home), "error_texts": self.outposts.error_texts}
+        told = {"runs": self.outposts.runs(home), "error_texts": self.outposts.error_texts, "far": self._is_far}
         return {"name": self._name, **told, "follows": follows, **loop, **offers}
 
     def _ordered(self, link: HomeLink, message: Message) -> None:

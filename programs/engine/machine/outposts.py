@@ -307,6 +307,7 @@ class Outposts:
             lonely_seconds=lonely_seconds(run_spec),
             on_over=lambda: self._over(run),
             keeps_texts=keeps_texts,
+            is_far=self._config.is_far,
         )
         held = self._held[run] = HeldOutpost(outpost, link, term, heirs, {link.home.name: link})
         self._on_change()
@@ -316,7 +317,8 @@ class Outposts:
     def _settle(self, folder: Path, home: HomeAddress) -> None:
         """Hosts here reach the porter of the home at the address at which this daemon reaches the home."""
         config = self._config
-        spec.settle(folder, has_porter=config.has_porter, ports=config.ports, reaches=[(home.name, home.address)])
+        reaches = [(home.name, home.address)]
+        spec.settle(folder, has_porter=config.has_porter, ports=config.ports, is_far=config.is_far, reaches=reaches)
 
     def _follow(self, run: str, command: FollowHome) -> None:
         """The station follows another home from now on."""

@@ -25,7 +25,9 @@ import zmq
 from isthmus.programs.engine.cluster import cluster_file, machine_file
 from isthmus.programs.engine.cluster.machine_file import MachineConfig
 from isthmus.programs.engine.machine import admissions as machine_keys
+from isthmus.programs.engine.machine import bucket_road
 from isthmus.programs.engine.machine.admissions import Admissions
+from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.daemon import MachineDaemon
 from isthmus.programs.engine.machine.names import DaemonRun, NameClaim, machines_folder
 from isthmus.programs.engine.machine.own_run import OwnRun
@@ -60,9 +62,12 @@ def serve(
     own: OwnRunRequest | None = None,
     until_over: bool = False,
     metrics: MetricsAddress | None = None,
+    via: str | None = None,
+    every: float | None = None,
 ) -> int:
     """Serve until signals end it, or, `until_over`, its runs are over; returns the exit status. `own`: a run to begin;
-    `metrics`: where its figures are asked for.
+    `metrics`: where its figures are asked for; `via`: the store through which machines may come, looked at `every` so
+    many seconds.
 
     75 after SIGTERM, 1 if a second Ctrl-C ended runs, or a run has failed `until_over`, otherwise 0.
 
@@ -82,6 +87,11 @@ def serve(
     if own is not None:
         with collecting(faults):
             cluster_file.read(own.file)
+    place = None
+    with collecting(faults):
+        place = checked_road(via, every)
+        if place is not None and permitted.pair is None:
+            raise ConfigError("Reading --via", "a daemon with keys", "one without", machine_file.DO_KEYS)
     if faults:
         raise ConfigError.of(faults)
 
@@ -91,7 +101,19 @@ def serve(
         if own is not None:
             machine.later(0.0, OwnRun(machine, own.file, own.run_dir, goes_on=own.goes_on).begin)
 
-    return run(name, endpoint, permitted, begin, grace, metrics)
+    permitted = replace(permitted, is_far=place is not None)
+    return run(name, endpoint, permitted, begin, grace, metrics, place)
+
+
+def checked_road(via: str | None, every: float | None) -> RoadPlace | None:
+    """The store that --via names, which can be written; ConfigError for another one."""
+    if via is None:
+        if every is not None:
+            raise ConfigError("Reading --via-every", "--via beside it", "none", "Name the store with --via.")
+        return None
+    place = bucket_road.road_place(via, every)
+    bucket_road.check(place)
+    return place
 
 
 def run(
@@ -101,11 +123,12 @@ def run(
     begin: Callable[[MachineDaemon], None],
     grace: float,
     metrics: MetricsAddress | None = None,
+    via: RoadPlace | None = None,
 ) -> int:
     """Run the daemon `name` until signals, or another machine, end it; returns the exit status.
 
-    `begin` is called at the start. ConfigError if name or address are taken, or for a later fault
-    (`MachineDaemon.fail`).
+    `begin` is called at the start; `via`: as in MachineDaemon. ConfigError if name or address are taken, or for a later
+    fault (`MachineDaemon.fail`).
     """
     check_loopback(f"Starting the daemon {name!r}")
     manager = ServiceManager.of(os.environ)
@@ -114,7 +137,7 @@ def run(
     claim = NameClaim(name)
     loop = uvloop.new_event_loop()
     try:
-        machine = _open(loop, name, endpoint, permitted, claim, grace)
+        machine = _open(loop, name, endpoint, permitted, claim, grace, via)
         exporter = None if metrics is None else Exporter(name, metrics, on_loop(loop, lambda: _statuses(machine)))
         begin(machine)
     except BaseException:
@@ -175,13 +198,24 @@ def run(
     return INTERRUPTED_STATUS if machine.is_set_aside and not machine.is_over else 0
 
 
+def parts_folder(name: str) -> Path:
+    """The folder in which the daemon of this name has its parts of other homes' runs."""
+    return machines_folder().parent.parent / "runs" / name
+
+
 def _statuses(machine: MachineDaemon) -> list[RunStatus]:
     """The statuses of a daemon's runs, for metrics."""
     return [RunStatus(each["run"], each["hosts"], each.get("training", {})) for each in machine.statuses()]
 
 
 def _open(
-    loop: Any, name: str, endpoint: str, permitted: MachineConfig, claim: NameClaim, grace: float
+    loop: Any,
+    name: str,
+    endpoint: str,
+    permitted: MachineConfig,
+    claim: NameClaim,
+    grace: float,
+    via: RoadPlace | None,
 ) -> MachineDaemon:
     """The daemon, bound; ConfigError if its address is taken."""
 
@@ -195,8 +229,9 @@ def _open(
             endpoint,
             permitted,
             machine_keys.keyring(name, permitted),
-            machines_folder().parent.parent / "runs" / name,
+            parts_folder(name),
             grace=grace,
+            via=via,
             tell=_tell,
             on_change=changed,
             on_idle=loop.stop,

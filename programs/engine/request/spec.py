@@ -65,7 +65,8 @@ class Here:
 
     `daemon`: the address at which others reach its daemon, if any; `has_porter`: whether a porter accepts there, which
     relays; `ports`: those at which hosts listen, `A-B`, or empty for any. Where these are one, hosts listen inside, for
-    the porter alone. `reaches`: (machine, address) of other machines' porters, as this machine reaches them.
+    the porter alone. `reaches`: (machine, address) of other machines' porters, as this machine reaches them. `is_far`:
+    the way to others, or to some of them, leads through a bucket.
     """
 
     address: str
@@ -81,6 +82,7 @@ class Here:
     has_porter: bool = False
     ports: str = ""
     reaches: tuple[tuple[str, str], ...] = ()
+    is_far: bool = False
 
     @property
     def porter(self) -> str:
@@ -232,10 +234,12 @@ def write(folder: Path, fields: Mapping[str, Any]) -> None:
     write_json(folder / SPEC, {**fields, "here": {**fields["here"], **now}})
 
 
-def settle(folder: Path, *, has_porter: bool, ports: str, reaches: Sequence[tuple[str, str]] = ()) -> None:
+def settle(
+    folder: Path, *, has_porter: bool, ports: str, is_far: bool, reaches: Sequence[tuple[str, str]] = ()
+) -> None:
     """Write how this machine's hosts listen and dial, as its present daemon has it."""
     fields = json.loads((folder / SPEC).read_text())
-    now = {"has_porter": has_porter, "ports": ports, "reaches": list(map(list, reaches))}
+    now = {"has_porter": has_porter, "ports": ports, "is_far": is_far, "reaches": list(map(list, reaches))}
     if any(fields["here"].get(name) != value for name, value in now.items()):
         write_json(folder / SPEC, {**fields, "here": {**fields["here"], **now}})
 

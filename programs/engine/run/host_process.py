@@ -24,6 +24,7 @@ from isthmus.runtime.host.threads import LentThread
 from isthmus.runtime.ids import LEARNER, Member, Replica, gang_number, leader
 from isthmus.runtime.system.processes import end_after, follow_daemon, name_process
 from isthmus.runtime.wire.channel import WireChannel
+from isthmus.runtime.wire.peers import FAR_LIMITS
 from isthmus.runtime.wire.security_keys import Keyring, read_pair
 from isthmus.runtime.wire.zmq_sockets import ZmqSockets
 
@@ -91,6 +92,7 @@ def host_of(
         listens=None if leader(replica).role == LEARNER else run_spec.here.listens,
         porter=run_spec.here.porter,
         reaches=dict(run_spec.here.reaches),
+        only_porters=run_spec.here.is_far and bool(run_spec.here.reaches),
         door=() if gang is None else gang.endpoints,
         on_roster=None if gang is None else gang.on_roster,
         elastic=None if island is None else island.elastic,
@@ -101,9 +103,10 @@ def host_of(
         open_channel=lambda clock, loop, watch: WireChannel(
             member,
             clock=clock,
-            sockets=ZmqSockets(loop, keys, os.environ.get(PROXY, "")),
+            sockets=ZmqSockets(loop, keys, os.environ.get(PROXY, ""), is_far=run_spec.here.is_far),
             run=run_spec.run,
             fingerprint=run_spec.fingerprint,
+            limits=FAR_LIMITS if run_spec.here.is_far else None,
             watch=watch,
             machine_of=lambda other: machines.get(other.replica),
             holds_strangers=True,

@@ -28,7 +28,7 @@ class Joined:
 
     def __init__(self, folder: Path, loop: Any, request: JoinRequest) -> None:
         self.lines: list[str] = []
-        name, home, _, invitation = joining._checked(request)
+        name, home, _, invitation, _ = joining._checked(request)
         keys = Keyring(BETA, {}, name) if home.public_key else None
         self.machine = MachineDaemon(
             loop,
