@@ -166,8 +166,13 @@ class BucketPassage:
             self._put(_CLOSE, connection, b"")
 
     def end(self) -> None:
-        """End the passage; the next object says so."""
+        """End the passage, after all that waits."""
         self._put(_END, 0, b"")
+
+    def abort(self) -> None:
+        """End the passage; the next object says so, and what waits is dropped."""
+        self._waiting = Waiting()
+        self.end()
 
     def pop(self) -> tuple[str, bytes]:
         """The name and the contents of the next object, with what fits of what waits and may be written."""

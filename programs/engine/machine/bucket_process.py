@@ -165,6 +165,10 @@ class Kept:
         while self._gone:
             await self._remove(sorted(self._gone)[:REMOVED_MAX])
 
+    def close(self) -> None:
+        """Begin nothing more; what is under way may hang, and is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     async def _remove(self, names: list[str]) -> None:
         await self._call("remove", lambda road: road.remove(names))
         self._gone.difference_update(names)
@@ -231,24 +235,34 @@ class PassageRun:
         self._puts = asyncio.Semaphore(PUTS_MAX)
         self._pending_puts = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self.is_heard = False
-        self.is_over = False
+        self.is_heard = self._is_ended_there = False
 
     async def run(self) -> str:
         """Serve until the passage ends; returns why."""
         tasks = [asyncio.create_task(each) for each in (self._read(), self._write())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return next(iter(done)).result()
+            why = next(iter(done)).result()
         finally:
-            self.is_over = True
             for task in [*tasks, *self._tasks]:
                 task.cancel()
             for carried in self._carried.values():
                 carried.close(at_once=True)
             self._carried.clear()
             self._room.set()
-            self._store.remove(self.passage.names_left())
+        await self._part()
+        return why
+
+    async def _part(self) -> None:
+        """Tell the other end that the passage has ended, so that it does not wait, and remove what is left of it."""
+        passage = self.passage
+        left = passage.names_left()
+        if not self._is_ended_there:
+            passage.abort()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS_MAX):
+                    await self._store.put(*passage.pop())
+        self._store.remove(left)
 
     async def carry(self, target: str, carried: Carried, first: bytes) -> None:
         """Carry a connection of this end to a target, beginning with these bytes, until one end closes it."""
@@ -262,15 +276,15 @@ class PassageRun:
         self._changed()
         await self._pass_on(connection, carried)
 
-    def end(self) -> None:
-        """Tell the other end that the passage ends."""
+    async def finish(self) -> None:
+        """Write what waits, and tell the other end that the passage ends; in END_SECONDS_MAX at most."""
         self.passage.end()
         self._changed()
-
-    async def written(self) -> None:
-        """Return once everything that waits is written."""
-        while self.passage.has_news or self._pending_puts:
-            await asyncio.sleep(0.02)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS_MAX):
+                while self.passage.has_news or self._pending_puts:
+                    await asyncio.sleep(0.02)
+        self._is_ended_there = True
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
@@ -357,6 +371,7 @@ class PassageRun:
                     case Closed():
                         self._close(event.connection)
                     case PassageEnded():
+                        self._is_ended_there = True
                         return "ended by the other end"
             self._changed()
 
@@ -435,10 +450,11 @@ class IslandEnd:
         self._pairs = [KeyPair(*each) for each in task.pairs]
         self._run: PassageRun | None = None
         self._is_ready = asyncio.Event()
+        self._accepted: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
         """For ever: one passage after the other."""
-        server = await asyncio.start_server(self._accept, sock=self._listener, limit=2 * PIECE_BYTES)
+        server = await asyncio.start_server(self._begin, sock=self._listener, limit=2 * PIECE_BYTES)
         async with server:
             while True:
                 await self._pass()
@@ -468,14 +484,21 @@ class IslandEnd:
         """Tell the home, and remove what is left."""
         if self._run is not None:
             run = self._run
-            run.end()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(END_SECONDS_MAX):
-                    await run.written()
+            await run.finish()
+            if not run.is_heard:  # Perhaps no home will ever read it.
+                identity = run.passage.identity
+                self._store.remove([f"{HELLO}{identity.hex()}", *run.passage.names_left()])
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         _prepare(writer)
         carried = Carried(reader, writer)
+        task = asyncio.create_task(self._accept(carried))
+        self._accepted.add(task)
+        task.add_done_callback(self._accepted.discard)
+        task.add_done_callback(lambda done: carried.close() if not done.cancelled() else carried.close(at_once=True))
+
+    async def _accept(self, carried: Carried) -> None:
+        reader, writer = carried.reader, carried.writer
         try:
             async with asyncio.timeout(GREETING_SECONDS_MAX):
                 target, first = await _greet(reader, writer)
@@ -518,6 +541,7 @@ class HomeEnd:
         self._task, self._store, self._tell = task, store, tell
         self._secret = task.pairs[0][1]
         self._runs: dict[bytes, asyncio.Task[None]] = {}
+        self._passages: dict[bytes, PassageRun] = {}
         self._seen: dict[str, float] = {}
         self._over: dict[bytes, None] = {}
         self._hellos: dict[str, HelloContents] = {}
@@ -530,7 +554,8 @@ class HomeEnd:
             await asyncio.sleep(LOOK_INTERVALS * self._task.every)
 
     async def end(self) -> None:
-        """Nothing has to be said: the islands notice."""
+        """Tell the islands, which look for the next process of this home."""
+        await asyncio.gather(*(run.finish() for run in self._passages.values()))
 
     async def _look(self, names: list[str]) -> None:
         """Begin passages whose hellos are there, and remove what no passage goes on with."""
@@ -566,12 +591,13 @@ class HomeEnd:
 
     async def _serve(self, passage: BucketPassage) -> None:
         run = PassageRun(passage, self._store, self._task.every, ISLAND_SILENT_SECONDS, self._dial)
+        self._passages[passage.identity] = run
         try:
             await run.run()
         except Exception as error:  # Of one machine's passage: those of the others go on.
             self._tell(f"a passage through the bucket has failed: {type(error).__name__}: {error}")
         finally:
-            del self._runs[passage.identity]
+            del self._runs[passage.identity], self._passages[passage.identity]
             self._over[passage.identity] = None
             if len(self._over) > PASSAGES_MAX:
                 del self._over[next(iter(self._over))]
@@ -639,6 +665,7 @@ async def _serve(listener: socket.socket | None) -> None:
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(END_SECONDS_MAX):
             await store.remove_now()
+    store.close()
     _say("use", {"requests": store.requests, "bytes": store.bytes, "up_seconds": store.up_seconds})
 
 

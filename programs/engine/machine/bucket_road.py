@@ -51,13 +51,18 @@ class Road(Protocol):
 
 @final
 class FolderRoad:
-    """A folder. Objects are written aside and renamed, so that none is seen in part."""
+    """A folder. Objects are written aside and renamed, so that none is seen in part.
+
+    It is made once, with the one above it; when it is missing later, the share is.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        if not folder.parent.is_dir() and not folder.parent.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, f"no folder {folder.parent}")
+        folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, data: bytes) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
         aside = self._folder / f"{_ASIDE}{name}"
         try:
             aside.write_bytes(data)
@@ -68,7 +73,9 @@ class FolderRoad:
             raise
 
     def fetch(self, name: str, bytes_max: int) -> bytes | None:
-        self._look()
+        # A client of NFS remembers that a name was not there until it opens the folder again.
+        with os.scandir(self._folder):
+            pass
         try:
             # Neither a link nor a pipe, which somebody else may have put there, leads elsewhere or holds this up.
             handle = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -88,31 +95,14 @@ class FolderRoad:
             os.close(handle)
 
     def names(self) -> list[str]:
-        try:
-            with os.scandir(self._folder) as entries:
-                found = [entry.name for entry in islice(entries, NAMES_MAX)]
-        except FileNotFoundError:
-            self._check_share()
-            return []
-        return [name for name in found if not name.startswith(".")]
+        with os.scandir(self._folder) as entries:
+            found = [entry.name for entry in islice(entries, NAMES_MAX)]
+        return [name for name in found if not name.startswith(".") or name.startswith(_ASIDE)]
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
             with suppress(FileNotFoundError, IsADirectoryError):
                 (self._folder / name).unlink()
-
-    def _look(self) -> None:
-        """Have a client of NFS learn what is new: it remembers that a name was not there until it opens the folder."""
-        try:
-            with os.scandir(self._folder):
-                pass
-        except FileNotFoundError:
-            self._check_share()
-
-    def _check_share(self) -> None:
-        """OSError if the folder is not there because the share is not."""
-        if not self._folder.parent.is_dir() and not self._folder.parent.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, f"no folder {self._folder.parent}")
 
 
 @final
@@ -182,8 +172,6 @@ def check(place: RoadPlace) -> None:
     name, data = f"probe-{secrets.token_hex(8)}", secrets.token_bytes(64)
     do = "Make the folder, or mount it, writable." if place.is_folder else "Look at its name, and at the credentials."
     try:
-        if place.is_folder and not Path(place.text).parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, f"no folder {Path(place.text).parent}")
         road = place.open()
         road.put(name, data)
         try:

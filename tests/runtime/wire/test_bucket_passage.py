@@ -219,7 +219,7 @@ def test_an_object_that_the_other_end_cannot_have_written_is_refused(pair: Pair,
 
 def test_one_that_was_read_is_not_read_again_and_what_it_told_is_not_taken_back(pair: Pair) -> None:
     pair.island.open("")
-    name, data = pair.island.pop()
+    _, data = pair.island.pop()
     assert pair.home.accept(data) == [Opened(1, "")]
     with pytest.raises(PassageError, match="another one, number 0"):
         pair.home.accept(data)

@@ -1,0 +1,293 @@
+"""Connections through a bucket: what is carried, a store that goes away, and what somebody else does to objects."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from isthmus.programs.engine.machine import bucket_process, bucket_road
+from isthmus.programs.engine.machine.bucket_road import FolderRoad, RoadPlace, check, road_place
+from isthmus.runtime.errors import ConfigError
+from isthmus.runtime.wire import bucket_passage
+from isthmus.runtime.wire.bucket_keys import hello_of
+from isthmus.runtime.wire.bucket_passage import SEALED_BYTES_MAX
+from isthmus.runtime.wire.peers import FAR_LIMITS
+from isthmus.runtime.wire.security_keys import KeyPair
+from tests.patience import PATIENCE
+from tests.programs.engine.machine.bucket_place import EchoServer, Ways, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def echo() -> Iterator[EchoServer]:
+    server = EchoServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def ways(tmp_path: Path, echo: EchoServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ways]:
+    monkeypatch.setattr(bucket_process, "REMOVE_SECONDS", 0.05)
+    monkeypatch.setattr(bucket_process, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(bucket_process, "KEEP_SECONDS", 0.5)
+    ways = Ways(tmp_path / "share", echo.port)
+    yield ways
+    ways.close()
+
+
+def dialled(port: int, target: int = 0) -> socket.socket:
+    """A connection to the daemon, or to a port of loopback at the home, through the bucket."""
+    made = socket.create_connection(("127.0.0.1", port), PATIENCE)
+    if target:
+        made.sendall(b"\x05\x01\x00")
+        assert made.recv(2) == b"\x05\x00"
+        made.sendall(b"\x05\x01\x00\x01\x7f\x00\x00\x01" + target.to_bytes(2, "big"))
+        assert made.recv(10)[:2] == b"\x05\x00"
+    return made
+
+
+def echoed(made: socket.socket, data: bytes) -> bytes:
+    """What comes back of some bytes."""
+    threading.Thread(target=made.sendall, args=(data,), daemon=True).start()
+    found = bytearray()
+    while len(found) < len(data) and (more := made.recv(1 << 16)):
+        found += more
+    return bytes(found)
+
+
+def test_bytes_go_to_the_daemon_and_to_hosts_and_back_and_nothing_stays(ways: Ways, echo: EchoServer) -> None:
+    port, data = ways.island(), b"\xff" + os.urandom(9 << 20)  # As ZMTP begins.
+    with dialled(port) as daemon, dialled(port, echo.port) as host:
+        assert echoed(daemon, data) == data
+        assert echoed(host, data[::-1]) == data[::-1]
+    assert echo.accepted == 2
+    wait_for(lambda: len(ways.objects()) < 8)  # What was written last, perhaps, and was not read yet.
+
+
+def test_a_connection_that_says_nothing_is_not_carried(ways: Ways, echo: EchoServer) -> None:
+    port = ways.island()
+    dialled(port, echo.port).close()
+    with dialled(port, echo.port) as host:
+        assert echoed(host, b"\xffx") == b"\xffx"
+    assert echo.accepted == 1
+
+
+def test_either_end_closes_a_connection_and_one_that_leads_nowhere_is_closed(ways: Ways) -> None:
+    port = ways.island()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
+        with dialled(port, server.getsockname()[1]) as near:
+            near.sendall(b"x")
+            with server.accept()[0] as far:
+                far.settimeout(PATIENCE)
+                assert far.recv(9) == b"x"
+                far.sendall(b"last")
+            assert (near.recv(9), near.recv(9)) == (b"last", b"")
+        with dialled(port, server.getsockname()[1]) as near:
+            near.sendall(b"x")
+            far, _ = server.accept()
+        with far:
+            far.settimeout(PATIENCE)
+            assert (far.recv(9), far.recv(9)) == (b"x", b"")
+    with dialled(port, 1) as refused:  # The porter does not permit it.
+        refused.sendall(b"x")
+        assert refused.recv(9) == b""
+
+
+def test_a_store_that_is_away_costs_time_and_no_byte(ways: Ways) -> None:
+    port, data = ways.island(), b"\xff" + os.urandom(1 << 20)
+    with dialled(port) as daemon:
+        assert echoed(daemon, b"\xff1") == b"\xff1"
+        ways.road.is_away = True
+        calls = ways.road.calls
+        sending = threading.Thread(target=daemon.sendall, args=(data,), daemon=True)
+        sending.start()
+        wait_for(lambda: ways.road.calls > calls + 20)
+        ways.road.is_away = False
+        found = bytearray()
+        while len(found) < len(data):
+            found += daemon.recv(1 << 16)
+        assert bytes(found) == data
+    told = [line for line in ways.lines if "cannot be reached" in line]
+    assert len(told) == len([line for line in ways.lines if "is reached again" in line]) == 2  # Once for each end.
+
+
+def test_a_machine_that_is_not_admitted_waits_until_it_is(ways: Ways) -> None:
+    own = KeyPair.draw()
+    port = ways.island(own, is_admitted=False)
+    with dialled(port) as daemon:
+        daemon.sendall(b"\xffx")
+        wait_for(lambda: ways.home_end._hellos)
+        assert not ways.home_end._runs
+        ways.home_end.admitted |= {own.public}
+        assert daemon.recv(9) == b"\xffx"
+
+
+def end_of(made: socket.socket) -> None:
+    """Wait until a connection is closed."""
+    with suppress(ConnectionError):
+        while echoed_once(made):
+            pass
+
+
+def echoed_once(made: socket.socket) -> bytes:
+    made.sendall(b"\xff")
+    return made.recv(99)
+
+
+@pytest.mark.parametrize("what", ["changed", "exchanged", "empty", "huge", "link", "gone"])
+def test_what_somebody_does_to_objects_costs_a_passage_and_the_next_one_works(
+    ways: Ways, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_process, "LOST_SECONDS", 0.3)
+    port = ways.island()
+    with dialled(port) as daemon:
+        assert echoed(daemon, b"\xff1") == b"\xff1"
+        earlier: list[bytes] = []
+        is_done = threading.Event()
+
+        def tamper(name: str, data: bytes) -> bytes | None:
+            earlier.append(data)
+            if is_done.is_set() or "-up-" not in name or len(earlier) < 4:
+                return data
+            is_done.set()
+            if what == "link":
+                (ways.road.folder / name).symlink_to("/dev/zero")
+            return {
+                "changed": data[:-1] + bytes([data[-1] ^ 1]),
+                "exchanged": earlier[0],
+                "empty": b"",
+                "huge": bytes(SEALED_BYTES_MAX + 1),
+            }.get(what)
+
+        ways.road.tamper = tamper
+        end_of(daemon)
+    assert is_done.is_set()
+    with dialled(port) as daemon:
+        assert echoed(daemon, b"\xff2") == b"\xff2"
+
+
+def test_what_was_put_there_by_others_is_removed_and_harms_nothing(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_process, "LEFT_SECONDS", 0.5)
+    port = ways.island()
+    with dialled(port) as daemon:
+        assert echoed(daemon, b"\xff1") == b"\xff1"
+        folder, stranger = ways.road.folder, KeyPair.draw()
+        identity = os.urandom(16)
+        forged = hello_of(identity, stranger, ways.home.public, stranger.public)
+        names = ["hello-", "hello-xyz", f"hello-{os.urandom(16).hex()}", f"{os.urandom(16).hex()}-up-0000000000", "x"]
+        for name in names:
+            (folder / name).write_bytes(os.urandom(1000))
+        (folder / f"hello-{identity.hex()}").write_bytes(forged)
+        (folder / "hello-folder").mkdir()
+        wait_for(lambda: not {*names, f"hello-{identity.hex()}"} & {*ways.objects()})
+        assert len(ways.home_end._runs) == 1
+        assert echoed(daemon, b"\xff2") == b"\xff2"
+
+
+def test_a_hello_that_is_put_there_again_begins_nothing(ways: Ways) -> None:
+    kept: dict[str, bytes] = {}
+
+    def keep(name: str, data: bytes) -> bytes:
+        kept[name] = data
+        return data
+
+    ways.road.tamper = keep
+    with dialled(ways.island()) as daemon:
+        assert echoed(daemon, b"\xff1") == b"\xff1"
+        name = next(name for name in kept if name.startswith("hello-"))
+        wait_for(lambda: name not in ways.objects())
+        (ways.road.folder / name).write_bytes(kept[name])
+        wait_for(lambda: name not in ways.objects())
+        assert len(ways.home_end._runs) == 1
+        assert echoed(daemon, b"\xff2") == b"\xff2"
+
+
+def test_a_home_that_knows_the_passage_no_more_is_reached_by_another_one(
+    ways: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_process, "HOME_SILENT_SECONDS", 2.0)
+    port = ways.island()
+    with dialled(port) as daemon:
+        assert echoed(daemon, b"\xff1") == b"\xff1"
+        for task in ways.home_end._runs.values():
+            ways.loop.call_soon_threadsafe(task.cancel)
+        end_of(daemon)
+    with dialled(port) as daemon:
+        assert echoed(daemon, b"\xff2") == b"\xff2"
+
+
+def test_requests_are_bounded_by_the_interval(ways: Ways) -> None:
+    port = ways.island()
+    with dialled(port) as daemon:
+        for _ in range(20):
+            assert echoed(daemon, b"\xff") == b"\xff"
+        for store in ways.stores:
+            intervals = store.up_seconds / 0.02
+            assert store.requests["put"] <= intervals + 2
+            assert store.requests["list"] <= intervals / 4 + 2
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_gives_whole_files_and_nothing_else(tmp_path: Path) -> None:
+    road = FolderRoad(tmp_path / "share" / "part")
+    road.put("a", b"12345")
+    (tmp_path / "share" / "part" / "folder").mkdir()
+    (tmp_path / "share" / "part" / "link").symlink_to("a")
+    os.mkfifo(tmp_path / "share" / "part" / "pipe")
+    assert [road.fetch(name, 5) for name in ("a", "b", "folder", "link", "pipe")] == [b"12345", None, b"", b"", b""]
+    assert road.fetch("a", 4) == b""
+    road.remove(["a", "b", "folder", "link", "pipe"])
+    assert road.names() == ["folder"]
+
+
+def test_a_share_that_is_gone_is_an_outage_and_is_not_made_anew(tmp_path: Path) -> None:
+    road = FolderRoad(tmp_path / "share" / "part")
+    (tmp_path / "share").rename(tmp_path / "elsewhere")
+    for call in (lambda: road.put("a", b""), lambda: road.fetch("a", 1), road.names):
+        with pytest.raises(OSError, match=r"No such file"):
+            call()
+    assert not (tmp_path / "share").exists()
+    with pytest.raises(OSError, match="no folder"):
+        FolderRoad(tmp_path / "no" / "such" / "part")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("file:///proc/share", "a place that can be written, file:///proc/share"),
+        ("file:///no/such/share", "no folder /no/such"),
+        ("file://share", "expected a folder, or a URL"),
+        ("s3://", "a path behind the scheme"),
+        ("s4://bucket/path", "a URL whose scheme fsspec knows"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_by_name(text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match="Reading --via") as caught:
+        check(road_place(text, None))
+    assert told in str(caught.value)
+
+
+def test_a_place_that_can_be_is_left_as_it_was(tmp_path: Path) -> None:
+    place = road_place(f"file://{tmp_path}/share", None)
+    check(place)
+    assert os.listdir(tmp_path / "share") == []
+    assert (place.every, place.shown) == (bucket_road.FOLDER_SECONDS, f"file://{tmp_path}/share")
+    assert road_place(str(tmp_path), 2.0) == RoadPlace(str(tmp_path), 2.0)
+    with pytest.raises(ConfigError, match="via-every"):
+        road_place(str(tmp_path), 0.001)
+
+
+def test_constants_fit_each_other() -> None:
+    # A passage's window holds what a session may send ahead, and a host's silence outlives the store's absence.
+    assert FAR_LIMITS.window_bytes < bucket_passage.OBJECT_BYTES_MAX * bucket_passage.AHEAD_MAX
+    assert bucket_process.ISLAND_SILENT_SECONDS > FAR_LIMITS.silence_max / 1e9 > bucket_process.HOME_SILENT_SECONDS
