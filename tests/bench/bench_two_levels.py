@@ -58,8 +58,9 @@ QUEUE_SECONDS: Final = 0.2
 BAR: Final = 0.85
 BLOCKED: Final = 2.1
 """A little more than the 2 of the bar: it has not come there in twice the time."""
-AUTO: Final = {name: "auto" for name in ("push", "update", "interval", "overlap")}
-TWO_LEVELS: Final = {"regions_push": "auto", "regions_update": "auto"}
+FLAT: Final = {"push": "int4", "update": "int4", "interval": "auto", "overlap": "auto"}
+FLAT_AUTO: Final = dict.fromkeys(FLAT, "auto")
+TWO_LEVELS: Final = {"regions_push": "int4", "regions_update": "int4", "exchange": 8}
 STREAMING: Final = {"push": "int4", "update": "int4"}
 
 
@@ -247,7 +248,8 @@ def _of_seed(asked: argparse.Namespace, seed: int, rate: float, folder: Path) ->
     extra = dict(each.split("=", 1) for each in asked.set)
     few = round(asked.share * asked.tokens)
     wanted = {
-        "flat": ("decoupled-diloco", AUTO, asked.tokens),
+        "flat": ("decoupled-diloco", FLAT, asked.tokens),
+        "flat-auto": ("decoupled-diloco", FLAT_AUTO, asked.tokens),
         "two": ("regional-diloco", TWO_LEVELS | extra, few),
         "streaming": ("streaming-diloco", STREAMING, asked.tokens),
     }

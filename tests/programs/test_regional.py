@@ -9,6 +9,8 @@ import pytest
 
 from isthmus import Program
 from isthmus.ops.recovery.hold import ShardMemory
+from isthmus.programs.engine.results.changes import settings
+from isthmus.programs.engine.results.why import MergeQuery, table, why
 from isthmus.programs.study.simulation.pytest_plugin import WorldResult, Worlds
 from isthmus.runtime.errors import ConfigError
 from tests.programs.family import ADAM, final_model, recorded
@@ -51,6 +53,16 @@ def test_two_regions_train_and_nothing_waits(world: Worlds) -> None:
     sent = {edge["source"]: edge["items"] for edge in two.summary["edges"]}
     # Two learners a region, every second merge: the four learners of two regions answer four times as often.
     assert sent["regional-step.answer"] < 0.35 * sent["fragment-send.answer"]
+
+
+def test_a_merge_is_told_by_region(world: Worlds) -> None:
+    result = _run(world, fragments=2, interval=6, steps=48, regions_push="auto")
+    # The command of a run writes it.
+    (result.folder / "graph.json").write_text('{"roles": [{"name": "learner"}, {"name": "region"}]}')
+    facts = why(result.folder, MergeQuery(0)).merge
+    assert facts.by == "region"
+    assert table(facts)["region"] == ["0", "1"]
+    assert "of region 1 int4" in settings({**(facts.asked or {}), "push": [[0, "bf16"], [1, "int4"]]}, facts.by)
 
 
 @pytest.mark.parametrize("regions", [1, 3])

@@ -227,3 +227,17 @@ def test_an_answer_has_the_format_that_its_pull_asks_for() -> None:
     request["asked"] = {"push": [[0, "int4"], [1, "bf16"]], "update": "float32", "interval": 8, "overlap": 2}
     emitted = dict(one.step(pull={(Replica("syncer", 0), 0): request}))
     assert emitted["answer"]["format"] == "int4"
+
+
+def test_a_region_alone_in_a_round_counts_for_its_share_of_the_runs_tokens() -> None:
+    syncer, one, _ = begun()
+    one.merged(spread(1))
+    own, anchor = one.answer(2)["gradient"], one.step._held[0].anchor
+    votes: Any = {(Replica("region", 0), 0): one.answer(3)}
+    asked = pull(0, 3, members=[[0, 1], [1, 1]])
+    asked["totals"] = [[0, 1, 300], [1, 1, 60], [2, 1, 0], [3, 1, 40]]
+    emitted: Any = syncer.merge(round=asked, answer=votes, decision=DECISION)
+    update = syncer.outer(gradient=emitted["gradient"])["update"]
+    np.testing.assert_allclose(update["values"], anchor - np.float32(0.75) * own, rtol=1e-6, atol=1e-7)
+    assert emitted["gradient"]["merging"]["weights"] == [0.75]
+    assert emitted["gradient"]["merging"]["capped"] == []
