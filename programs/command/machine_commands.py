@@ -1,4 +1,4 @@
-"""The commands about machines: doctor, daemon, keygen, admit, invite, join, expel."""
+"""The commands about machines: doctor, daemon, keygen, admit, invite, join, expel, link."""
 
 from __future__ import annotations
 
@@ -305,3 +305,32 @@ def expel(
     from isthmus.programs.engine.machine import admissions
 
     typer.echo(admissions.expel_machine(name, machine, grace))
+
+
+@commands.command(rich_help_panel=PANEL)
+def link(
+    ends: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="A B", help="Two machines of the cluster file, or addresses of daemons.", show_default=False
+        ),
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", metavar="FILE.toml", help="Its machines, and this one's key; alone, for all pairs."),
+    ] = None,
+    parameters: Annotated[
+        int | None,
+        typer.Option("--parameters", metavar="N", help="What a push and an update of such a model take, by format."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the link between two daemons: bandwidth, round trip, loss.
+
+    Both ways, with their keys, as hosts of a run would meet, within ten seconds; no run is needed.
+
+    The key of the cluster file has to be an operator's at A. If B has no address, it has to be linked to A.
+    """
+    from isthmus.programs.command import linking
+
+    linking.link(ends or [], cluster, parameters, as_json=as_json)

@@ -24,6 +24,7 @@ from isthmus.programs.engine.machine.bucket import Bucket
 from isthmus.programs.engine.machine.bucket_road import RoadPlace
 from isthmus.programs.engine.machine.client import patience
 from isthmus.programs.engine.machine.followed_runs import RUNNING, FollowedRuns
+from isthmus.programs.engine.machine.link_trials import MEASURE, OPEN_TRIAL, LinkTrials
 from isthmus.programs.engine.machine.links import INSTANCE_LENGTH_MAX, MALFORMED, HomeAddress, answered, refusal
 from isthmus.programs.engine.machine.names import DaemonRun
 from isthmus.programs.engine.machine.neighbours import FORMER_MAX, Neighbours
@@ -72,6 +73,7 @@ OPERATORS: Final = {
     SET_ASIDE: "to let a run go on",
     "expel": "to expel a machine",
     DIAL: "to dial a port",
+    MEASURE: "to measure a link",
 }
 """Requests that need an operator's key: message type, and its meaning in words."""
 
@@ -198,6 +200,17 @@ class MachineDaemon:
         own = name, self._root, config.secret, keys, self.neighbours
         self._next_home = NextHome(*own, permit=self._permit, runs=self._names, hold=self._hold_next)
         self._trial_ports = TrialPorts(loop, name, lambda: self.endpoint)
+        self._link_trials = LinkTrials(
+            loop,
+            name,
+            keys,
+            config.ports,
+            has_porter=config.has_porter,
+            endpoint=lambda: self.endpoint,
+            caller=lambda: self._server.caller,
+            links=self.neighbours.links,
+        )
+        self.neighbours.outposts.measure = self._link_trials.answer
         self._handlers: Mapping[str, Callable[[Message], Message]] = {
             "machine": lambda message: self._machine(),
             "call": self._call,
@@ -207,6 +220,7 @@ class MachineDaemon:
             "end": self._end,
             "expel": self._expel,
             OPEN: self._trial_ports.open,
+            OPEN_TRIAL: self._link_trials.open,
             SET_ASIDE: self._release,
         }
         self._later: Mapping[str, Callable[[Message], Awaitable[Message]]] = {
@@ -215,6 +229,7 @@ class MachineDaemon:
             "resume": self._next_home.resume,
             "restore": self._next_home.restore,
             DIAL: self._trial_ports.dial,
+            MEASURE: self._link_trials.measure,
         }
         loop.call_later(TICK_SECONDS, self._tick)
         if self._porter is not None:
@@ -334,6 +349,7 @@ class MachineDaemon:
 
     def close(self) -> None:
         self._trial_ports.close()
+        self._link_trials.close()
         self.on_close()
         self.neighbours.close()
         if self.bucket is not None:
@@ -587,6 +603,7 @@ class MachineDaemon:
         """The endpoints at which hosts listen here."""
         for each in self._parts():
             yield from each.listening()
+        yield from self._link_trials.listening
 
     def _parts(self) -> list[Daemon | Outpost]:
         return [*(run.daemon for run in self._runs.values()), *self.neighbours.outposts.outposts]

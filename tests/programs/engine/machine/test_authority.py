@@ -30,7 +30,8 @@ from isthmus.runtime.wire.control_client import ask
 from isthmus.runtime.wire.security_keys import KeyPair, Keyring
 
 ALPHA, BETA, GAMMA, OWNER = (KeyPair.make() for _ in range(4))
-ASKED = ("machine", "call", "check", "take", "watch", "log", "stop", "end", "expel", "resume", "restore", "dial-port")
+ASKED = ("machine", "call", "check", "take", "watch", "log", "stop", "end", "expel", "resume", "restore", "dial-port",
+         "measure-link")  # fmt: skip
 NAMES = {BETA.public: "beta", GAMMA.public: "gamma", OWNER.public: "owner"}
 
 RUN = {"tokens": 1, "learners": 1, "slots_max": 1}
