@@ -33,7 +33,7 @@ from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.regional_step import RegionalStep
 from isthmus.programs.settings import Setting, checked
-from isthmus.programs.sweeps import OUTER_DECOUPLED, interval_default
+from isthmus.programs.sweeps import OUTER_DECOUPLED, OUTER_GLOBAL, OUTER_REGION, interval_default
 from isthmus.programs.update_settings import (
     LEARNERS_MAX,
     PUSH,
@@ -131,17 +131,30 @@ def build(
     outer_lr: OuterLr = None,
     outer_momentum: OuterMomentum = None,
     global_lr: Annotated[
-        float,
-        Setting("The learning rate of the global outer step.", gt=0, expected="a number above 0", resumes=True),
-    ] = 1.0,
+        float | None,
+        Setting(
+            "The learning rate of the global outer step. Default: by the number of global sweeps of the run.",
+            gt=0,
+            expected="a number above 0",
+            resumes=True,
+        ),
+    ] = None,
     global_momentum: Annotated[
-        float, Setting("The momentum of the global outer step.", ge=0, lt=1, resumes=True)
-    ] = 0.0,
+        float | None,
+        Setting(
+            "The momentum of the global outer step. Default: by the number of global sweeps of the run.",
+            ge=0,
+            lt=1,
+            resumes=True,
+        ),
+    ] = None,
 ) -> Graph:
     """The graph; ConfigError, with every fault, for settings out of range."""
     interval = _interval(job, interval, overlap)
     parts = partition(job.layout, count_default(job.layout) if fragments is None else fragments)
-    lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum, OUTER_DECOUPLED)
+    global_lr, global_momentum = outer_settings(job, interval * exchange, global_lr, global_momentum, OUTER_GLOBAL)
+    table = ((0, OUTER_REGION),) if global_momentum else OUTER_DECOUPLED
+    lr, momentum = outer_settings(job, interval, outer_lr, outer_momentum, table)
     graph = Graph(NAME)
     learner = graph.role("learner", replicas=(1, LEARNERS_MAX))
     region = graph.role(REGION, replicas=(regions, regions))
@@ -269,6 +282,7 @@ def build(
         held=[pacer["held"]],
     )
     graph.chose(fragments=len(parts), interval=interval, outer_lr=lr, outer_momentum=momentum)
+    graph.chose(global_lr=global_lr, global_momentum=global_momentum)
     return graph
 
 

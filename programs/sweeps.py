@@ -29,6 +29,12 @@ OUTER_DECOUPLED: Final = ((SWEEPS_MIN, (0.4, 0.7)), (15, (0.7, 0.3)), (0, (0.7, 
 OUTER_LOCK_STEP: Final = ((SWEEPS_MIN, (0.4, 0.7)), (0, (1.0, 0.0)))
 """The same of programs in lock-step: of those tried on nano, no momentum was best at 20 and 41 sweeps."""
 
+OUTER_REGION: Final = (0.7, 0.0)
+"""The step of a region where the global one has momentum."""
+OUTER_GLOBAL: Final = ((15, (0.7, 0.5)), (0, (1.0, 0.0)))
+"""The same of the global step of two levels, by global sweeps: of those tried on nano at 31, momentum there and none in
+the regions was best; fewer were not tried."""
+
 
 def sweeps_of(job: Job, interval: int) -> float:
     """The number of sweeps of a job whose fragments are merged every `interval` steps of each learner."""

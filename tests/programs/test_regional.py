@@ -16,6 +16,7 @@ from isthmus.runtime.errors import ConfigError
 from tests.programs.family import ADAM, final_model, recorded
 
 OUTER = {"outer_lr": 0.7, "outer_momentum": 0.5}
+WHOLE = {"global_lr": 1.0, "global_momentum": 0.0}
 FLOAT = {"push": "float32", "fragments": 3, "interval": 6}
 NAME = "regional-diloco"
 
@@ -31,7 +32,7 @@ def test_one_region_is_decoupled(world: Worlds, monkeypatch: pytest.MonkeyPatch,
     with recorded() as flat:
         one = _run(world, "decoupled-diloco", quorum=4, **FLOAT, **OUTER)
     with recorded() as two:
-        region = _run(world, quorum=4, regions=1, exchange=exchange, regions_push="float32", **FLOAT, **OUTER)
+        region = _run(world, quorum=4, regions=1, exchange=exchange, regions_push="float32", **FLOAT, **OUTER, **WHOLE)
     assert min(map(len, flat.answers.values())) > 10
     assert flat.answers == two.answers
     # Both levels are recorded; the global versions are those of the region but for the rounding of G - (G - Theta).
