@@ -5,10 +5,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
+from isthmus.programs.engine.results import borders
+from isthmus.programs.engine.results.borders import Way
+from isthmus.programs.engine.results.crossing_kinds import (
+    CONTROL,
+    FILES,
+    FRAMING,
+    OUTER_GRADIENTS,
+    REPORTS,
+    VERSIONS,
+)
 from tests.programs.engine.machine.cluster_place import accounts_add_up
 from tests.programs.engine.machine.daemon_place import Place
 from tests.programs.engine.machine.namespaces import Namespaces, why_not
@@ -70,6 +81,23 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path)
     yield made
     made.close()
+
+
+def _crossed(found: borders.Borders) -> None:
+    """Learners spoke to alpha only; gamma, which was expelled, has given no account, so that alpha's counts."""
+    assert set(found.machines) == {
+        Way(*ends) for ends in permutations(("alpha", "beta", "gamma"), 2) if "alpha" in ends
+    }
+    kinds = {way: {each.kind for each in those} for way, those in found.machines.items()}
+    for name in ("beta", "gamma"):
+        assert {OUTER_GRADIENTS, REPORTS, CONTROL, FRAMING} <= kinds[name, "alpha"]
+        assert {VERSIONS, CONTROL, FRAMING} <= kinds["alpha", name]
+    assert FILES in kinds["beta", "alpha"]
+    texts = {each["name"]: each["error_texts"] for each in found.names}
+    assert texts == {"alpha": "home", "beta": "local", "gamma": "local"}
+    assert {each.host for each in found.unknown if each.kind == "no account"} == {"learner/1"}
+    answers = next(each for each in found.machines[Way("beta", "alpha")] if each.kind == OUTER_GRADIENTS)
+    assert 0 < len(answers.digests) <= answers.items
 
 
 @pytest.mark.long
@@ -141,3 +169,4 @@ def test_learners_behind_nat_train_under_keys(net: Namespaces, place: Place) -> 
     assert [path.name for path in _with_text(folder / "state-beta")] == ["learner-0.log"]
     accounts_add_up(place.summary("run"))
     assert not place.hosts()
+    _crossed(borders.read(folder / "run"))
