@@ -355,7 +355,8 @@ class Service:
 
     A replica serves if its daemon hears it and it has a data connection with some host. A recorder must have one with
     each other required replica, and with a learner, where any of these is heard: without them it never learns of the
-    end. Not with each region: one that is cut off goes on alone, and is merged when it is back. Learners are awaited for as long as their machines are, and so are replicas on a machine that is not heard.
+    end. Not with each region: one that is cut off goes on alone, and is merged when it is back. Learners are awaited
+    for as long as their machines are, and so are replicas on a machine that is not heard.
     """
 
     def __init__(self) -> None:

@@ -113,15 +113,23 @@ class Border(LinkProxy):
 def host_at(port: int) -> str:
     """The host of a run whose socket on loopback has this port; '' if there is none.
 
-    Only processes with the title of a host are looked at: on a busy machine a look at all would take longer than a
-    dial waits.
+    Only processes with the title of a host are looked at, and these are listed again where none has it: on a busy
+    machine a look at all would take longer than a dial waits.
     """
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     inodes = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[9] != "0"}
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit() and (host := owner_of(int(path.name))) and inodes & set(_open_files(path / "fd")):
-            return host
+    for _ in range(2 if inodes else 0):  # None where the dialling side has hung up.
+        for pid, host in _hosts.items():
+            if inodes & set(_open_files(Path(f"/proc/{pid}/fd"))):
+                return host
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        _hosts.clear()
+        _hosts.update({pid: host for pid in pids if (host := owner_of(pid))})
     return ""
+
+
+_hosts: Final[dict[int, str]] = {}
+"""The processes with the title of a host, when they were listed last."""
 
 
 class _Swapped(dict[str, float]):
@@ -193,9 +201,7 @@ def _started(command: Sequence[str], more: Mapping[str, str]) -> Iterator[subpro
             process.wait(120)
 
 
-def _follow(
-    process: subprocess.Popen[bytes], folder: Path, border: Border, rate: float, limit: float
-) -> int:
+def _follow(process: subprocess.Popen[bytes], folder: Path, border: Border, rate: float, limit: float) -> int:
     """Throttle once all learners step; returns the bytes that crossed since, when the run is over, or stopped."""
     table, begun, before = ProcessTable(folder), None, 0
     while process.poll() is None:
@@ -212,7 +218,7 @@ def _follow(
 
 
 def rate_of(tokens: int, interval: int, step_seconds: float) -> float:
-    """Bytes a second of each direction at which one learner's answers in int4 take LONGER times as long as its steps."""
+    """Bytes a second of each direction at which a learner's answers in int4 take LONGER times as long as its steps."""
     steps = tokens / LEARNERS / STEP_TOKENS
     return FORMATS["int4"].payload([VALUES]) * steps / interval / (LONGER * steps * step_seconds)
 

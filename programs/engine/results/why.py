@@ -289,7 +289,10 @@ def rows(merge: MergeFacts) -> Iterator[tuple[str, str]]:
     terms = merge.terms
     if terms is not None:
         attempts = terms.attempts if terms.attempts > 1 else None
-        yield "asked", say(_ASKED, merge, learners=_named(merge.by, [slot for slot, _ in terms.members]), attempts=attempts)
+        yield (
+            "asked",
+            say(_ASKED, merge, learners=_named(merge.by, [slot for slot, _ in terms.members]), attempts=attempts),
+        )
     if merge.asked is not None:
         yield "settings", settings(merge.asked, merge.by)
     for change in merge.changes:
