@@ -85,6 +85,10 @@ def plan(
     chips: Annotated[int | None, typer.Option("--chips", metavar="N", help="In all, if not as islands say.")] = None,
     failures: Annotated[float, typer.Option("--failures-per-year", metavar="F", help="Of a chip.")] = 1.0,
     price: Annotated[float | None, typer.Option("--price", help="Of a chip and hour.")] = None,
+    via_every: Annotated[
+        float | None,
+        typer.Option("--via-every", metavar="SECONDS", help="Learners reach the home through a store: how often."),
+    ] = None,
     page: Page = None,
     as_json: AsJson = False,
 ) -> None:
@@ -112,6 +116,7 @@ def plan(
         chips=chips,
         failures_per_year=failures,
         price_per_hour=price,
+        via_every=via_every,
     )
     check(wanted)
     _show(plan.sheet(plan.plan_of(wanted, plan.measure(wanted))), page, as_json=as_json)

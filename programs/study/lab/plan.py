@@ -31,11 +31,13 @@ from isthmus.ops.exchange.adaptive import (
 from isthmus.ops.exchange.formats import FORMATS, MEASURED, MEASURED_BY, Format
 from isthmus.ops.exchange.fragments import Fragment, Unit
 from isthmus.ops.kernels import averaging, coding, nesterov
+from isthmus.programs.engine.machine.bucket_road import EVERY_MAX, EVERY_MIN
 from isthmus.programs.engine.report.charts_drawing import Scale, drawing, line, rectangle, text
 from isthmus.programs.engine.report.sheet import PageSection, Sheet, table
 from isthmus.programs.engine.results.words import percent, scaled, seconds, size
 from isthmus.programs.study.aot.figures import Target, target
 from isthmus.programs.study.lab import demands
+from isthmus.programs.study.lab.bucket_plan import BucketLoad, bucket_load
 from isthmus.programs.study.lab.demands import Demand, within
 from isthmus.programs.study.lab.goodput import DATA_PARALLEL, ELASTIC, SECONDS, TERMS, YEAR_SECONDS, goodput_of
 from isthmus.runtime.errors import ConfigError, nearest
@@ -53,7 +55,8 @@ class PlanRequest:
 
     `push`, `update` and `gradients` are wire formats (the last of data-parallel training); `gradient_share` is the
     share of a step in which those gradients may cross; `link_bits` the capacity of each learner's link, bits a second
-    in each direction, None if not given; `islands` are one for each learner, or none.
+    in each direction, None if not given; `islands` are one for each learner, or none; `via_every` is the interval in
+    seconds of learners that reach the home through a store, None where none does.
     """
 
     parameters: float
@@ -72,6 +75,7 @@ class PlanRequest:
     chips: int | None = None
     failures_per_year: float = 1.0
     price_per_hour: float | None = None
+    via_every: float | None = None
 
     @property
     def fragment_values(self) -> float:
@@ -126,6 +130,8 @@ def _demands(of: PlanRequest) -> list[Demand]:
     ):
         if value is not None:
             demanded.append(within(option, value, 1 if option == "--chips" else 1e-6, most, "Leave it out, or say it."))
+    if of.via_every is not None:
+        demanded.append(within("--via-every", of.via_every, EVERY_MIN, EVERY_MAX, "Say how often, as for `join`."))
     for option, form in (("--push", of.push), ("--update", of.update), ("--gradients", of.gradients)):
         demanded.append(
             Demand(form in FORMATS, f"{option} one of {', '.join(FORMATS)}", repr(form), nearest(form, FORMATS))
@@ -423,6 +429,14 @@ class RunPlan:
     overlap_left: float
     cost_per_hour: float | None
 
+    @property
+    def bucket(self) -> BucketLoad | None:
+        """The load on a store, if learners go through one."""
+        if self.wanted.via_every is None:
+            return None
+        links = next(each.links for each in self.outlooks if each.links.program == "decoupled-diloco")
+        return bucket_load(self.wanted.via_every, (links.up_bits + links.down_bits) / 8)
+
 
 def plan_of(wanted: PlanRequest, rates: Rates) -> RunPlan:
     """The prediction for a run that `check` has accepted."""
@@ -523,6 +537,7 @@ def sheet(plan: RunPlan) -> Sheet:
             "islands": list(_islands(plan)),
             "merge": {**asdict(plan.rates), "seconds": plan.merge_seconds, "overlap_left_seconds": plan.overlap_left},
             "cost_per_hour": plan.cost_per_hour,
+            "bucket": None if plan.bucket is None else plan.bucket._asdict(),
         },
     )
 
@@ -587,6 +602,15 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         f"{seconds(plan.merge_seconds)} for the largest fragment; here, by {rates.threads} threads: {measured}",
     )
     yield "overlap", _overlap(plan.overlap_left, plan.wanted.overlap * plan.wanted.step_seconds)
+    if (load := plan.bucket) is not None:
+        step = plan.wanted.step_seconds
+        yield (
+            "bucket",
+            f"at most {scaled(load.writes + load.lists)} writes and lists, {scaled(load.reads)} reads and "
+            f"{scaled(load.removals)} removals an hour for each learner, {load.price_per_hour:.2f} $ at S3's prices, "
+            f"traffic apart; there and back in about {seconds(load.round_trip_seconds)}: overlap from "
+            f"{load.overlap(step)}, interval from {load.interval(step)}",
+        )
     if plan.cost_per_hour is not None:
         yield "cost", f"{plan.cost_per_hour:,.2f} an hour for all devices"
 

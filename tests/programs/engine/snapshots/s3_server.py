@@ -61,10 +61,12 @@ def environment(port: int) -> Iterator[None]:
 
 class Way:
     """A port of loopback that leads to another. `room` is how many bytes may still go there: then every connection is
-    cut, and so is each later one; None for no bound."""
+    cut, and so is each later one; None for no bound. Each request takes `delay` seconds more."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, delay: float = 0.0) -> None:
         self.room: int | None = None
+        self.requests = 0
+        self._delay, self._asking = delay, set[socket.socket]()
         self._target, self._open = target, list[socket.socket]()
         self._lock = threading.Lock()
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -91,6 +93,12 @@ class Way:
     def _pass(self, source: socket.socket, target: socket.socket, is_counted: bool) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 14):
+                if is_counted and source not in self._asking:
+                    self._asking.add(source)
+                    self.requests += 1
+                    threading.Event().wait(self._delay)
+                elif not is_counted:
+                    self._asking.discard(target)
                 if is_counted and self.room is not None:
                     data, self.room = data[: self.room], max(0, self.room - len(data))
                 target.sendall(data)
