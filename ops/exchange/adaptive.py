@@ -17,12 +17,10 @@ from isthmus.ops.exchange.formats import FORMATS, Format
 from isthmus.ops.exchange.messages import Change, RequestedSettings
 
 AUTO: Final = "auto"
-PUSHES: Final[tuple[Format, ...]] = ("float32", "bf16", "int4", "int2", "int1")
-"""The formats of answers to choose from, the finest first. int8 loses more than bf16 in values that are small beside
-the largest of their block, and saves half of what int4 saves. By `formats.MEASURED` bits cost less loss than steps: a
-finer format at an interval that is longer by as much as bits would save is never better."""
-UPDATES: Final[tuple[Format, ...]] = ("float32", "bf16", "int4")
-"""The formats of updates: fewer bits of what everybody starts from cost more."""
+LADDER: Final[tuple[Format, ...]] = ("float32", "bf16", "int4", "int2", "int1")
+"""The formats to choose from, the finest first. int8 loses more than bf16 in values that are small beside the largest
+of their block, and saves half of what int4 saves. By `formats.MEASURED` bits cost less loss than steps: a finer format
+at an interval that is longer by as much as bits would save is never better."""
 INTERVAL: Final = 24
 OVERLAP: Final = 2
 
@@ -46,8 +44,8 @@ class WantedSettings:
         values: dict[Setting, object] = {"push": push, "update": update, "interval": interval, "overlap": overlap}
         steps = first_interval(interval)
         return cls(
-            push=PUSHES[0] if push == AUTO else push,
-            update=UPDATES[0] if update == AUTO else update,
+            push=LADDER[0] if push == AUTO else push,
+            update=LADDER[0] if update == AUTO else update,
             interval=steps,
             overlap=min(OVERLAP, steps) if overlap == "auto" else overlap,
             auto=frozenset(name for name, value in values.items() if value == AUTO),
@@ -56,7 +54,7 @@ class WantedSettings:
 
 def coarser(push: str) -> tuple[str, ...]:
     """The formats, but for float32, in which an outer gradient may leave, where `push` was asked for."""
-    return PUSHES[1:] if push == AUTO else tuple({push} - {PUSHES[0]})
+    return LADDER[1:] if push == AUTO else tuple({push} - {LADDER[0]})
 
 
 def first_interval(interval: Steps) -> int:
@@ -142,15 +140,15 @@ class Choice:
     overlap: int
 
 
-def finest(ladder: Sequence[Format], needs: Needs, rate: LinkRate, interval: int) -> str:
+def finest(needs: Needs, rate: LinkRate, interval: int) -> str:
     """The finest format with which a link's load is at most SHARE; the coarsest if there is none."""
-    return next((name for name in ladder if needs.load(rate.best, name, interval) <= SHARE), ladder[-1])
+    return next((name for name in LADDER if needs.load(rate.best, name, interval) <= SHARE), LADDER[-1])
 
 
 def coarsest(wanted: WantedSettings) -> tuple[str, str]:
     """(push, update) with the fewest bits that may be chosen."""
-    push = PUSHES[-1] if "push" in wanted.auto else wanted.push
-    return push, UPDATES[-1] if "update" in wanted.auto else wanted.update
+    push = LADDER[-1] if "push" in wanted.auto else wanted.push
+    return push, LADDER[-1] if "update" in wanted.auto else wanted.update
 
 
 def within_reach(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs) -> list[LinkGoodput]:
@@ -194,10 +192,10 @@ def best(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs, now
         present = min(interval, max(requested, now.interval))
     push, update, overlap = {link.slot: wanted.push for link in links}, wanted.update, now.overlap
     if "push" in wanted.auto:
-        push = {link.slot: finest(PUSHES, needs, link.up, present) for link in links}
+        push = {link.slot: finest(needs, link.up, present) for link in links}
     if "update" in wanted.auto:
-        formats = [finest(UPDATES, needs, link.down, present) for link in reach]
-        update = max(formats, key=UPDATES.index, default=UPDATES[0])
+        formats = [finest(needs, link.down, present) for link in reach]
+        update = max(formats, key=LADDER.index, default=LADDER[0])
     if "overlap" in wanted.auto:
         trips = [needs.trip_steps(link, push[link.slot], update) for link in reach]
         needed = max([needs.overlap, *(math.ceil(trip + SLACK_STEPS) for trip in trips if trip)])

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from isthmus.ops.exchange.adaptive import (
     AUTO,
     INTERVAL,
-    PUSHES,
+    LADDER,
     Choice,
     LinkGoodput,
     LinkRate,
@@ -308,8 +308,8 @@ class PlannedPair:
 
 def pairs_of(wanted: PlanRequest) -> list[PlannedPair]:
     """The pairs between which `auto` chooses, and others, by interval."""
-    of_coded = [push for push in PUSHES if (push, INTERVAL) in MEASURED]
-    return [_pair(wanted, push, times) for times in INTERVALS for push in (PUSHES if times == 1 else of_coded)]
+    of_coded = [push for push in LADDER if (push, INTERVAL) in MEASURED]
+    return [_pair(wanted, push, times) for times in INTERVALS for push in (LADDER if times == 1 else of_coded)]
 
 
 def _pair(of: PlanRequest, push: Format, times: int) -> PlannedPair:

@@ -14,9 +14,9 @@ from isthmus.ops.exchange.adaptive import (
     INTERVAL,
     INTERVAL_GROWTH_MAX,
     KEEP,
+    LADDER,
     OVERLAP,
     PATIENCE,
-    PUSHES,
     RELAPSES_MAX,
     SHARE,
     Chooser,
@@ -87,7 +87,7 @@ def test_a_link_cut_to_a_tenth_and_back() -> None:
     moves = followed(chooser, CROWDED, cut)
     assert said(moves) == [
         ("push", 3, "float32", "int2", "carries less"),
-        ("update", None, "float32", "int4", "carries less"),
+        ("update", None, "float32", "int2", "carries less"),
     ]
     assert all(move.cause == (3, cut[3].up.mean, round(NEEDED)) for move in moves)
     # In so few bits they are on their way for no longer; interval and overlap stay.
@@ -95,18 +95,18 @@ def test_a_link_cut_to_a_tenth_and_back() -> None:
     moves = followed(chooser, 100, links(2.5, 2.5, 2.5, 2.5))
     assert said(moves) == [
         ("push", 3, "int2", "float32", "carries more"),
-        ("update", None, "int4", "float32", "carries more"),
+        ("update", None, "int2", "float32", "carries more"),
     ]
     assert chooser.choice.push == dict.fromkeys(range(4), "float32")
 
 
 def test_bits_are_given_up_before_steps_and_steps_only_as_far_as_needed() -> None:
-    """Answers get back the bits that an interval has room for which updates need to be long."""
     for share, push, update, interval in (
         (1.1, "bf16", "bf16", 24),
         (0.3, "int4", "int4", 24),
-        (0.17, "int2", "int4", 24),
-        (0.1, "int4", "int4", 62),
+        (0.17, "int2", "int2", 24),
+        (0.1, "int1", "int1", 24),
+        (0.01, "int1", "int1", 169),
         ((0.01, 5), "int1", "float32", 169),
     ):
         chooser = Chooser(BUT_OVERLAP)
@@ -115,9 +115,17 @@ def test_bits_are_given_up_before_steps_and_steps_only_as_far_as_needed() -> Non
         assert chooser.choice.push == {0: push, 1: push}
 
 
+def test_answers_get_the_bits_back_for_which_updates_make_the_interval_long_enough() -> None:
+    chooser = Chooser(WantedSettings.of(push="auto", update="float32", interval="auto", overlap=2))
+    moves = said(followed(chooser, CROWDED, links(0.3)))
+    assert moves == [("push", 0, "float32", "int4", "carries less")]
+    moves = said(followed(chooser, 60, links(0.3)))
+    assert moves == [("interval", None, "24", "160", "carries less"), ("push", 0, "int4", "float32", "carries more")]
+
+
 def test_by_what_was_measured_bits_cost_less_than_steps() -> None:
-    """For each measured pair `auto` comes to one, as it gives up bits, then steps, of no more bytes and no more loss."""
-    coded = [push for push in PUSHES if (push, INTERVAL) in MEASURED]
+    """For each measured pair `auto` comes to one, as it gives up bits, then steps, of no more bytes and loss."""
+    coded = [push for push in LADDER if (push, INTERVAL) in MEASURED]
     assert coded == ["int4", "int2", "int1"]
     order = [(FORMATS[push].bits / INTERVAL, MEASURED[push, INTERVAL]) for push in coded]
     longer = sorted((interval, loss) for (push, interval), loss in MEASURED.items() if push == coded[-1])
@@ -173,7 +181,7 @@ def test_who_is_out_of_reach_sets_the_pace_for_nobody_else() -> None:
     assert [link.slot for link in within_reach(ALL, links(5, 5, 0.01), needs())] == [0, 1]
     chooser = Chooser(BUT_OVERLAP)
     followed(chooser, 200, links(5, 0.02, 0.02))
-    assert (chooser.choice.update, chooser.choice.interval) == ("int4", 310)
+    assert (chooser.choice.update, chooser.choice.interval) == ("int1", 85)
 
 
 def test_goodputs_that_differ_by_less_than_the_hysteresis_change_nothing() -> None:
@@ -241,8 +249,8 @@ def test_what_is_chosen_fits_whatever_the_links_are() -> None:
             assert told.load(link.up.best, found.push[link.slot], found.interval) <= SHARE + 1e-9
             assert told.load(link.down.best, found.update, found.interval) <= SHARE + 1e-9
         for link in ways:  # And nothing finer would.
-            at = PUSHES.index(found.push[link.slot])
-            assert at == 0 or told.load(link.up.best, PUSHES[at - 1], INTERVAL) > SHARE
+            at = LADDER.index(found.push[link.slot])
+            assert at == 0 or told.load(link.up.best, LADDER[at - 1], INTERVAL) > SHARE
         assert {link.slot for link in ways} == found.push.keys()
         followed(chooser, 8 * PATIENCE, ways, told)
         assert not {move.setting for move in followed(chooser, 100, ways, told)} & {"push", "update"}
