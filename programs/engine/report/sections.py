@@ -307,8 +307,8 @@ def _capped(record: RunRecord) -> Iterator[CappedShare]:
         for name, share, counted in merge.capped:
             rows.setdefault(name, []).append((merge.time, share, counted))
     for name, found in sorted(rows.items()):
-        times, shares, counted = zip(*found, strict=True)
-        yield CappedShare(name, len(found), max(shares), max(counted), min(times), max(times))
+        times, shares, capped = zip(*found, strict=True)
+        yield CappedShare(name, len(found), max(shares), max(capped), min(times), max(times))
 
 
 def _facts_for_page(facts: MergeFacts) -> dict[str, Any]:
