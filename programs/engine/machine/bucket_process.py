@@ -74,7 +74,7 @@ PUTS_MAX: Final = 4
 """Objects that are written at once: one that is alone fills a fifth of the time that a distant store takes."""
 KEEP_SECONDS: Final = 5.0
 """An end with nothing to say still writes an object, so that the other one knows that it lives."""
-HOME_SILENT_SECONDS: Final = 60.0
+HOME_SILENT_SECONDS: Final = 30.0
 """A home whose process was replaced knows none of its passages. The island waits as long for it before another one."""
 ISLAND_SILENT_SECONDS: Final = 300.0
 """Longer than the home's patience with a machine that is reached so."""

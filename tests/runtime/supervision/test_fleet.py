@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.runtime.errors import InvariantError
 from isthmus.runtime.ids import Replica, follower
-from isthmus.runtime.supervision.fleet import LOST_BEATS, Fleet
+from isthmus.runtime.supervision.fleet import FAR_TIMES, LOST_BEATS, Fleet, MachineLives
 from isthmus.runtime.supervision.home_events import Places, RunRoles
 from isthmus.runtime.supervision.messages import Wanted
 from tests.runtime.supervision.supervision_stories import life
@@ -374,3 +374,10 @@ def test_a_region_that_is_silent_as_a_whole_is_awaited_and_a_machine_of_one_that
     here.machines["gamma"].heard()
     assert here.beat() == [here.machines["beta"]]
     assert here.beat() == []
+
+
+def test_a_machine_whose_way_leads_through_a_bucket_is_lost_after_three_minutes() -> None:
+    far, near = MachineLives("beta", is_far=True), MachineLives("gamma")
+    lost = [(far.beat(), near.beat()) for _ in range(2 * FAR_TIMES * LOST_BEATS)]
+    assert [beat for beat, (is_lost, _) in enumerate(lost, 1) if is_lost] == [FAR_TIMES * LOST_BEATS]
+    assert [beat for beat, (_, is_lost) in enumerate(lost, 1) if is_lost] == [LOST_BEATS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isthmus.runtime.ids import Member, Replica
 from isthmus.runtime.supervision.incidents import CutOff, Reached, Unreached
-from isthmus.runtime.supervision.liveness import CUT_OFF_BEATS, HURRY_BEATS, TOLD_BEATS, Reach
+from isthmus.runtime.supervision.liveness import CUT_OFF_BEATS, FAR_BEATS, HURRY_BEATS, TOLD_BEATS, Reach
 from isthmus.runtime.supervision.messages import Heartbeat
 
 LEARNERS = [Member(Replica("learner", slot), 1) for slot in range(3)]
@@ -27,6 +27,15 @@ def test_one_that_reaches_none_is_told_and_then_condemned() -> None:
             [(LEARNERS[1], Unreached(CUT_OFF_BEATS * BEAT_NS, 3))] if beat == CUT_OFF_BEATS else []
         )
         assert reach.is_cut_off(LEARNERS[1]) == (beat >= TOLD_BEATS)
+
+
+def test_one_whose_way_leads_through_a_bucket_is_given_more_time() -> None:
+    reach, far = Reach(), {LEARNERS[1]}
+    for beat in range(1, FAR_BEATS + 1):
+        found = reach.beat(without(LEARNERS[1]), is_hurried=False, far=far)
+        assert bool(found.written) == (beat == FAR_BEATS // 2)
+        assert bool(found.condemned) == (beat == FAR_BEATS)
+        assert reach.is_cut_off(LEARNERS[1]) == (beat >= FAR_BEATS // 2)
 
 
 def test_the_next_life_is_given_twice_the_time() -> None:

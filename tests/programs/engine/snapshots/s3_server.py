@@ -84,7 +84,11 @@ class Way:
                 near, _ = self._server.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                near.close()
+                continue
             with self._lock:
                 self._open += [near, far]
             for source, target, is_counted in ((near, far, True), (far, near, False)):
