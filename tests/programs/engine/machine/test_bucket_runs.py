@@ -106,7 +106,7 @@ def test_an_island_through_a_folder_is_merged_and_its_sudden_end_costs_what_it_h
 
 @pytest.mark.long
 def test_an_island_through_s3_is_merged_and_outlives_a_store_that_is_away(place: Place) -> None:
-    with serving() as port, closing(Way(port, 0.2)) as way_of_home, closing(Way(port, 0.2)) as way, closing(place):
+    with serving() as port, closing(Way(port, 0.2)) as way_of_home, closing(Way(port, 0.2)) as way:
         place.environment.update(variables(way_of_home.port))
         machines = BucketPlace(place, f"s3://{BUCKET}/isthmus")
         place.environment.update(variables(way.port))
@@ -121,8 +121,9 @@ def test_an_island_through_s3_is_merged_and_outlives_a_store_that_is_away(place:
         machines.wait_for_votes(2)
         assert not [each for each in machines.incidents() if isinstance(each, Ended)]
         machines.stop(command)
-        joining.send_signal(signal.SIGINT)
-        assert joining.wait(PATIENCE) == 0
+        for each in (joining, machines.daemon):  # Before the server.
+            each.send_signal(signal.SIGINT)
+            assert each.wait(PATIENCE) == 0
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_starts(place: Place) -> None:
