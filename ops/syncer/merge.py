@@ -30,7 +30,6 @@ from isthmus.ops.exchange.token_accounts import AtMost, FragmentAccount, StepTok
 from isthmus.ops.kernels.bounds import LEARNERS_MIN, DissentCounter, stride_of
 from isthmus.ops.kernels.buffers import Float32
 from isthmus.ops.recovery.hold import Claim, believed, digest_of, is_denied
-from isthmus.runtime.ids import Owner
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -345,8 +344,7 @@ class Merge:
             shares, whole, _ = capped(weights, [str(vote["slot"]) for vote in accepted], self._parts(round, accepted))
         else:
             owners = [self._owner(vote["slot"]) for vote in accepted]
-            most = {owner.name: owner.weight_share_max or self._share_max for owner in owners}
-            shares, whole, reduced = capped(weights, [owner.name for owner in owners], most)
+            shares, whole, reduced = capped(weights, [name for name, _ in owners], dict(owners))
             record["capped"] = [list(each) for each in reduced]
         # Before anything is booked: if it raises, the accounts need not take anything back.
         merged = self._merging.merge(
@@ -400,10 +398,11 @@ class Merge:
         whole = sum(tokens.values())
         return {str(vote["slot"]): tokens[vote["slot"]] / whole for vote in accepted}
 
-    def _owner(self, slot: int) -> Owner:
-        """Whose share of a merge a learner's is: that of its machine's owner, or its own in a run of one machine."""
-        owner: Owner = self._context.owner_of(LEARNER, slot)
-        return owner if owner.name else owner._replace(name=f"{LEARNER} {slot}")
+    def _owner(self, slot: int) -> tuple[str, float]:
+        """Whose share of a merge a learner's is, that of its machine's owner, or its own in a run of one machine; and
+        the most that it may be."""
+        name, most = self._context.owner_of(LEARNER, slot)
+        return name or f"{LEARNER} {slot}", most or self._share_max
 
     def _reach(self, vote: Answer) -> None:
         """Record the positions up to which the batches of learners are merged now."""
