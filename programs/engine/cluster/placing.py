@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, final
 
-from isthmus.ops.exchange.adaptive import AUTO, WantedSettings
+from isthmus.ops.exchange.adaptive import AUTO, OVERLAP, first_interval
 from isthmus.ops.exchange.formats import FORMATS
 from isthmus.ops.syncer.pacer import Pacer
 from isthmus.ops.syncer.schedule import rounds_in_flight_max
@@ -107,8 +107,9 @@ def answers_bytes(request: Request) -> int:
     pacer = next((node.keywords for node in request.graph.nodes if node.body is Pacer), None)
     if pacer is None:
         return 0
-    wanted = WantedSettings.of(**{name: pacer[name] for name in ("push", "update", "interval", "overlap")})
-    rounds = rounds_in_flight_max(wanted.overlap, pacer["fragments"], wanted.interval, pacer["shards"])
+    interval = first_interval(pacer["interval"])
+    overlap = min(OVERLAP, interval) if pacer["overlap"] == AUTO else pacer["overlap"]
+    rounds = rounds_in_flight_max(overlap, pacer["fragments"], interval, pacer["shards"])
     rounds = min(rounds, -(-pacer["fragments"] // pacer["shards"]))
     bits = FORMATS["float32" if pacer["push"] == AUTO else pacer["push"]].bits
     return int(rounds * request.job.learners * max(pacer["sizes"]) * bits / 8)
