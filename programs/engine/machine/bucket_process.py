@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -38,7 +37,7 @@ from typing import Any, Final, TypeVar, final
 from isthmus.programs.engine.machine.bucket_road import Road, RoadPlace
 from isthmus.programs.engine.snapshots.stored import words
 from isthmus.runtime.errors import LocalProtocolError
-from isthmus.runtime.system.processes import die_with_parent, name_process
+from isthmus.runtime.system.processes import die_with_parent, follow_daemon, name_process
 from isthmus.runtime.wire.bucket_keys import HELLO_BYTES_MAX, BoxSeal, HelloContents, hello_of, read_hello
 from isthmus.runtime.wire.bucket_passage import (
     HELLO,
@@ -673,8 +672,7 @@ def main(arguments: list[str]) -> None:
     """Serve until the daemon has gone."""
     die_with_parent()
     name_process("isthmus bucket")
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, lambda number, frame: None)  # It follows its daemon, which gets the same signal.
+    follow_daemon()
     listener = socket.socket(fileno=int(arguments[0])) if arguments else None
     asyncio.run(_serve(listener))
     os._exit(0)  # A thread may wait for a store that does not answer.
