@@ -214,7 +214,7 @@ def late_orders_obeyed(patch: pytest.MonkeyPatch) -> None:
 
 def lost_machine_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What was on a machine that is lost counts as being there."""
-    patch.setattr(fleet.MachineLives, "beat", lambda self: False)
+    patch.setattr(fleet.MachineLives, "beat", lambda self, **_: False)
 
 
 def stopped_hosts_killed(patch: pytest.MonkeyPatch) -> None:
