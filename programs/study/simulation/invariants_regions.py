@@ -166,8 +166,8 @@ class RegionsChecker(Checker):
         moved: set[int],
     ) -> None:
         """Add the tokens of the answers that a version has: those whose rows end at its clock, and begin behind the
-        former one."""
-        for rows in self._answers.get((syncer, p), []):
+        former one. Of two that do, the later one has all that the other has."""
+        for rows in reversed(self._answers.get((syncer, p), [])):
             ends = {slot: (incarnation, end) for slot, incarnation, _, end, _ in rows}
             is_new = all((inc, begin) >= former.get(slot, (0, 0)) for slot, inc, begin, *_ in rows)
             if ends and ends.keys() <= moved and is_new and all(clock[slot] == end for slot, end in ends.items()):
