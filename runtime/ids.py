@@ -67,7 +67,7 @@ ROLES: Final = (LEARNER, SYNCER, REGION, "evaluator")
 """The roles that a machine may declare, whether a graph has such a role or not."""
 
 
-class Owner(NamedTuple):
+class MachineOwner(NamedTuple):
     """Whose a machine is, by `name`, and the largest share of a merge's weight that its machines may have together;
     None where that is what the program says."""
 

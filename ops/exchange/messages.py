@@ -657,7 +657,7 @@ class Permit(TypedDict):
     trains: bool
 
 
-class Greeting(TypedDict):
+class LockStepGreeting(TypedDict):
     """inner-step -> inner-step of every other learner, in lock-step without a syncer: the `lives`, [slot, incarnation],
     that it hears, whether they are all, the tokens of its state (`at`), and whether it steps (`steps`)."""
 
@@ -669,7 +669,7 @@ class Greeting(TypedDict):
     steps: bool
 
 
-class Model(TypedDict):
+class EvaluatedModel(TypedDict):
     """inner-step -> evaluate: the parameters as a tree, after so many `tokens` in all."""
 
     tree: Any

@@ -11,7 +11,7 @@ from typing import Any, Final
 from isthmus.ops.exchange import frozen_leaves
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.frozen_leaves import Digests
-from isthmus.ops.exchange.messages import Control, Evaluated, EvaluationKind, Model, Update, Vector, evaluated
+from isthmus.ops.exchange.messages import Control, Evaluated, EvaluatedModel, EvaluationKind, Update, Vector, evaluated
 from isthmus.ops.exchange.parameter_trees import named_leaves, tree_mean
 from isthmus.ops.exchange.token_accounts import Totals
 from isthmus.ops.island.contract import Unevaluated, evaluation_of, first_tensors_of, prepare_evaluation
@@ -177,7 +177,7 @@ class EvaluateModel:
 
     outputs = ("evaluation", "final")
     collects = ("model",)
-    schemas: Final = {"model": Model}
+    schemas: Final = {"model": EvaluatedModel}
 
     def __init__(self, task: Any, *, tokens: int, times: int = TIMES_DEFAULT) -> None:
         self._task = task

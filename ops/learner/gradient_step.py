@@ -17,7 +17,7 @@ from isthmus.ops.exchange.messages import (
     Call,
     Control,
     Due,
-    Greeting,
+    LockStepGreeting,
     StepReport,
     Vector,
     Vote,
@@ -270,7 +270,7 @@ class GradientStep:
 
     outputs = ("part", "hello", "model", "state", "place", "progress")
     collects = ("hello", "control", "kept")
-    schemas: ClassVar[dict[str, Any]] = {"hello": Greeting, "control": Control, "kept": WholeState}
+    schemas: ClassVar[dict[str, Any]] = {"hello": LockStepGreeting, "control": Control, "kept": WholeState}
 
     def __init__(
         self, task: Any, *, learners: int, tokens: int, emit_every: int, snapshot_seconds: float = SECONDS

@@ -22,7 +22,7 @@ from isthmus.runtime.errors import ConfigError, Fault, nearest, printable
 PARAMETERS_MAX: Final = 10**14
 
 
-class Peer(NamedTuple):
+class LinkEnd(NamedTuple):
     """A machine as a trial needs it; `address` is empty where only its link is known."""
 
     name: str
@@ -50,10 +50,10 @@ def link(ends: Sequence[str], file: Path | None, parameters: int | None, *, as_j
         typer.echo(printable("\n".join(_page(measured, parameters))))
 
 
-def _pairs(ends: Sequence[str], cluster: Cluster | None) -> list[tuple[Peer, Peer]]:
+def _pairs(ends: Sequence[str], cluster: Cluster | None) -> list[tuple[LinkEnd, LinkEnd]]:
     doing, do = "Reading the machines", "Type isthmus link A B, or isthmus link --cluster FILE.toml for all pairs."
     if not ends and cluster is not None:
-        peers = [Peer(each.name, each.endpoint, each.public_key or "") for each in cluster.machines if each.address]
+        peers = [LinkEnd(each.name, each.endpoint, each.public_key or "") for each in cluster.machines if each.address]
         if len(peers) < 2:
             raise ConfigError(doing, f"two machines of {cluster.file} with an address", f"{len(peers)}", do)
         return list(combinations(peers, 2))
@@ -71,18 +71,18 @@ def _pairs(ends: Sequence[str], cluster: Cluster | None) -> list[tuple[Peer, Pee
     return [(one, other)]
 
 
-def _peer(end: str, cluster: Cluster | None) -> Peer:
+def _peer(end: str, cluster: Cluster | None) -> LinkEnd:
     """A machine of the cluster file, by name or address; an address of its own; or one that is linked to the other."""
     if cluster is not None:
         for each in cluster.machines:
             if end == each.name or (each.address and end == each.endpoint):
-                return Peer(each.name, each.endpoint if each.address else "", each.public_key or "")
+                return LinkEnd(each.name, each.endpoint if each.address else "", each.public_key or "")
     if "://" in end:
-        return Peer("", checked_address(end, "Reading the machines", has_keys=cluster is not None), "")
-    return Peer(end, "", "")
+        return LinkEnd("", checked_address(end, "Reading the machines", has_keys=cluster is not None), "")
+    return LinkEnd(end, "", "")
 
 
-def _measure(one: Peer, other: Peer, cluster: Cluster | None) -> dict[str, Any]:
+def _measure(one: LinkEnd, other: LinkEnd, cluster: Cluster | None) -> dict[str, Any]:
     """What the daemon of one machine has measured of the link to another; ConfigError, which names both, if none."""
     keys = None
     if cluster is not None and cluster.secret is not None:

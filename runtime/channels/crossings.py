@@ -83,7 +83,7 @@ class Crossed:
         self.sent, self.received = OneWay(), OneWay()
 
 
-class Crossing(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class EdgeCrossing(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """A line of an account: what has crossed between this end and a peer, in one direction, of one kind.
 
     `edge` is the name of an edge where `kind` is ITEMS; of another account, the type of a message. `through` is the
@@ -105,29 +105,29 @@ class Crossing(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     last: int
 
     @classmethod
-    def of(cls, peer: dict[str, Any], direction: Direction, kind: str, tally: Tally, edge: str = "") -> Crossing:
+    def of(cls, peer: dict[str, Any], direction: Direction, kind: str, tally: Tally, edge: str = "") -> EdgeCrossing:
         """A line about things of a kind; `peer` has the fields that name the other end."""
         figures = tally.count, tally.size_bytes, tally.largest, tally.first, tally.last
         ends = peer["peer"], peer["incarnation"], peer["machine"], peer["through"]
         return cls(*ends, direction, kind, edge, *figures)
 
 
-def lines(peer: dict[str, Any], crossed: Crossed, names: dict[int, str]) -> list[Crossing]:
+def lines(peer: dict[str, Any], crossed: Crossed, names: dict[int, str]) -> list[EdgeCrossing]:
     """The lines of one peer; `peer` has the fields that name it, `names` those of edges by index."""
     account = []
     ways: tuple[tuple[Direction, OneWay], ...] = ("sent", crossed.sent), ("received", crossed.received)
     for direction, way in ways:
         for index, tally in sorted(way.edges.items()):
-            account.append(Crossing.of(peer, direction, ITEMS, tally, names.get(index, str(index))))
+            account.append(EdgeCrossing.of(peer, direction, ITEMS, tally, names.get(index, str(index))))
         if peer["through"]:
             continue
         for kind, tally in ((CONTROL, way.control), (RELAYED, way.relayed)):
             if tally.count:
-                account.append(Crossing.of(peer, direction, kind, tally))
+                account.append(EdgeCrossing.of(peer, direction, kind, tally))
         if way.framing_bytes:
             framing = Tally()
             framing.size_bytes = way.framing_bytes
-            account.append(Crossing.of(peer, direction, FRAMING, framing))
+            account.append(EdgeCrossing.of(peer, direction, FRAMING, framing))
     return account
 
 
@@ -145,6 +145,6 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time: float
     is_last: bool
     is_encrypted: bool
-    lines: list[Crossing]
+    lines: list[EdgeCrossing]
     error_texts: dict[str, str] = {}
     """Of a daemon: where the machines say that texts of errors stay, 'local' or 'home'."""

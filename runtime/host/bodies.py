@@ -24,7 +24,7 @@ from isthmus.runtime.graph.body import Trait, trait
 from isthmus.runtime.graph.plans import NodePlan, OutputPlan, Plan
 from isthmus.runtime.graph.template import Reference
 from isthmus.runtime.host.contract import Context, IslandDevices, Traffic, pairs
-from isthmus.runtime.ids import Handle, Member, Owner
+from isthmus.runtime.ids import Handle, MachineOwner, Member
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.encoding import Encoded, encode
 from isthmus.runtime.items.schemas import Mismatch, attested
@@ -169,7 +169,7 @@ class Bodies:
         disk: Disk,
         traffic: Traffic,
         members: Callable[[], frozenset[Member]],
-        owner_of: Callable[[str, int], Owner],
+        owner_of: Callable[[str, int], MachineOwner],
         emitted: Callable[[NodePlan, list[Emission]], None],
         island: IslandDevices | None = None,
         folder: Path | None = None,

@@ -30,7 +30,7 @@ from isthmus.runtime.channels.goodput import Rate
 from isthmus.runtime.clock import Duration, Instant
 from isthmus.runtime.errors import LocalProtocolError
 from isthmus.runtime.graph.body import has
-from isthmus.runtime.ids import Member, Owner
+from isthmus.runtime.ids import MachineOwner, Member
 from isthmus.runtime.supervision.incidents import Raised
 from isthmus.runtime.system.disk import Disk
 
@@ -105,7 +105,7 @@ class Context:
     connected: frozenset[str]
     now: Callable[[], Instant]
     members: Callable[[], frozenset[Member]]
-    owner_of: Callable[[str, int], Owner]
+    owner_of: Callable[[str, int], MachineOwner]
     stop_requested: Callable[[], bool]
     leave_requested: Callable[[], bool]
     publish: Callable[[dict[str, Any]], None]

@@ -53,7 +53,7 @@ from isthmus.runtime.graph.plans import EdgePlan, NodePlan, Plan
 from isthmus.runtime.graph.template import Every, Quorum, Reference
 from isthmus.runtime.host.bodies import Bodies, Emission, FiringResult, Payload, Payloads
 from isthmus.runtime.host.contract import EdgeTraffic, Executor, IslandDevices, Span, Trace, Traffic, raised, story
-from isthmus.runtime.ids import Member, Owner, Replica
+from isthmus.runtime.ids import MachineOwner, Member, Replica
 from isthmus.runtime.items import layout
 from isthmus.runtime.items.schemas import Mismatch, compiled
 from isthmus.runtime.supervision.flows import EdgeFlow, Flows, NodeFlow
@@ -177,7 +177,7 @@ class Host:
         trace: Trace | None = None,
         island: IslandDevices | None = None,
         folder: Path | None = None,
-        owner_of: Callable[[str, int], Owner] = lambda role, slot: Owner(""),
+        owner_of: Callable[[str, int], MachineOwner] = lambda role, slot: MachineOwner(""),
         on_ended: Callable[[Host, str], None] = lambda host, node: None,
         on_failed: Callable[[Host, str, str], None] = lambda host, node, error: None,
     ) -> None:

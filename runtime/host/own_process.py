@@ -23,7 +23,7 @@ import msgspec
 import uvloop
 
 from isthmus.runtime.channels.contract import DiallingChannel, Endpoints
-from isthmus.runtime.channels.crossings import Account, Crossing, lines
+from isthmus.runtime.channels.crossings import Account, EdgeCrossing, lines
 from isthmus.runtime.clock import Clock, Duration, Instant, seconds
 from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, ReplicaLeft
 from isthmus.runtime.graph.plans import Plan
@@ -32,7 +32,7 @@ from isthmus.runtime.host.bodies import Bodies
 from isthmus.runtime.host.contract import IslandDevices, Span, Trace, Traffic, raised, spans_file, story, untold
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.threads import LentThread, ThreadExecutor
-from isthmus.runtime.ids import LEARNER, ONE_MACHINE, Member, Owner, Replica, leader
+from isthmus.runtime.ids import LEARNER, ONE_MACHINE, MachineOwner, Member, Replica, leader
 from isthmus.runtime.supervision.incidents import Starved
 from isthmus.runtime.supervision.messages import HEARTBEAT_SECONDS, MISSING_MAX, NOBODY, Directory, Form, Formed
 from isthmus.runtime.system import processes
@@ -94,10 +94,10 @@ class Meetings:
         self._gone: dict[Replica, int] = {}
         """The latest life of each replica whose member has gone."""
 
-    def owner_of(self, role: str, slot: int) -> Owner:
+    def owner_of(self, role: str, slot: int) -> MachineOwner:
         """Whose the machine of a host in the rosters is; of nobody in a run of one machine."""
         machine = self._machines.get(Replica(role, slot), "")
-        return self._directory.owners.get(machine, Owner("" if machine == ONE_MACHINE else machine))
+        return self._directory.owners.get(machine, MachineOwner("" if machine == ONE_MACHINE else machine))
 
     def follow(self, rows: Sequence[Row], directory: Directory) -> None:
         """Meet the new members of a roster, and forget those that are gone. `directory` is about their machines.
@@ -629,7 +629,7 @@ class HostProcess:
     def _write_account(self, *, is_last: bool = False) -> None:
         """Write what has crossed to and from the peers of this host."""
         names = {index: edge.name for index, edge in self._plan.edges.items()}
-        account: list[Crossing] = []
+        account: list[EdgeCrossing] = []
         for member, through, crossed in self._channel.crossed():
             peer = {"peer": str(member.replica), "incarnation": member.incarnation}
             peer |= {"machine": self._places.get(member, ""), "through": "" if through is None else str(through)}

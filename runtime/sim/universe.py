@@ -25,7 +25,7 @@ from isthmus.runtime.host.contract import Trace
 from isthmus.runtime.host.driver import Host
 from isthmus.runtime.host.own_process import meets
 from isthmus.runtime.host.virtual_time import VirtualClock
-from isthmus.runtime.ids import LEARNER, REGION, SYNCER, Member, Owner, Replica, follower, leader
+from isthmus.runtime.ids import LEARNER, REGION, SYNCER, MachineOwner, Member, Replica, follower, leader
 from isthmus.runtime.sim.daemons import Shared, SimulatedDaemon, SimulatedMachine, SimulatedProcess
 from isthmus.runtime.sim.faults import Fault, Join, check
 from isthmus.runtime.sim.host import Life, UniverseSetting, Witness
@@ -109,7 +109,7 @@ class Universe:
         boot_seconds: float = BOOT_SECONDS,
         processes: tuple[int, ...] = (),
         elastic: tuple[tuple[int, ...], ...] = (),
-        owners: Mapping[str, Owner] = MappingProxyType({}),
+        owners: Mapping[str, MachineOwner] = MappingProxyType({}),
     ) -> None:
         self.clock = VirtualClock()
         self.window_bytes = limits.window_bytes

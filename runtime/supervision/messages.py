@@ -20,7 +20,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from isthmus.runtime.clock import Duration
 from isthmus.runtime.cores.membership_messages import Phase
-from isthmus.runtime.ids import Count, Lasting, Member, Name, Owner, Replica
+from isthmus.runtime.ids import Count, Lasting, MachineOwner, Member, Name, Replica
 from isthmus.runtime.supervision.flows import Flows
 from isthmus.runtime.supervision.incidents import TEXT_LENGTH_MAX, End, Raised, Starved, Text
 
@@ -273,7 +273,7 @@ class Directory(Part, frozen=True):
     """What the home says of the machines that take part, by name: their public keys, and whose they are."""
 
     keys: dict[str, str] = {}
-    owners: dict[str, Owner] = {}
+    owners: dict[str, MachineOwner] = {}
 
     def of(self, machines: Collection[str]) -> Directory:
         """The part of it about these machines."""

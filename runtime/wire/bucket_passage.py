@@ -71,7 +71,7 @@ class Received(NamedTuple):
     data: bytes
 
 
-class Closed(NamedTuple):
+class PassageConnectionClosed(NamedTuple):
     """The other end has closed a connection."""
 
     connection: int
@@ -81,7 +81,7 @@ class PassageEnded(NamedTuple):
     """The other end has ended the passage in order."""
 
 
-PassageEvent: TypeAlias = Opened | Received | Closed | PassageEnded
+PassageEvent: TypeAlias = Opened | Received | PassageConnectionClosed | PassageEnded
 
 
 def object_name(identity: bytes, number: int, *, by_home: bool) -> str:
@@ -99,7 +99,7 @@ def identity_of(name: str) -> bytes | None:
     return identity if len(identity) == IDENTITY_BYTES and text == identity.hex() else None
 
 
-class Waiting(msgspec.Struct):
+class UnsentFrames(msgspec.Struct):
     """Frames that wait to be written, in order, and their bytes."""
 
     frames: deque[tuple[int, int, bytes]] = msgspec.field(default_factory=deque)
@@ -118,7 +118,7 @@ class BucketPassage:
         """Objects that this end has written, and has read."""
         self._seal = seal
         self._opened = self._read_there = self._told = 0
-        self._waiting = Waiting()
+        self._waiting = UnsentFrames()
         self._has_ended = False
 
     # -- out -----------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class BucketPassage:
 
     def abort(self) -> None:
         """End the passage; the next object says so, and what waits is dropped."""
-        self._waiting = Waiting()
+        self._waiting = UnsentFrames()
         self.end()
 
     def pop(self) -> tuple[str, bytes]:
@@ -262,4 +262,4 @@ class BucketPassage:
         if kind == _DATA:
             return Received(connection, data)
         self.connections.discard(connection)
-        return Closed(connection)
+        return PassageConnectionClosed(connection)

@@ -14,7 +14,7 @@ from isthmus.ops.data.batches import At
 from isthmus.ops.exchange.fragments import Fragment, partition
 from isthmus.ops.exchange.parameter_trees import named_leaves
 from isthmus.ops.island.recipe import Recipe, of_loss
-from isthmus.runtime.ids import Owner
+from isthmus.runtime.ids import MachineOwner
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class Context:
         self.island = None
         self.folder: Any = None
         self.live: set[Any] = set()
-        self.owners: dict[tuple[str, int], Owner] = {}
+        self.owners: dict[tuple[str, int], MachineOwner] = {}
 
-    def owner_of(self, role: str, slot: int) -> Owner:
-        return self.owners.get((role, slot), Owner(""))
+    def owner_of(self, role: str, slot: int) -> MachineOwner:
+        return self.owners.get((role, slot), MachineOwner(""))
 
     def members(self) -> frozenset[Any]:
         return frozenset(self.live)

@@ -40,7 +40,7 @@ from isthmus.programs.engine.request.spec import CLUSTER, Spec
 from isthmus.programs.engine.snapshots.stored import place_of
 from isthmus.runtime.errors import ConfigError
 from isthmus.runtime.graph.placement import Machine, Topology
-from isthmus.runtime.ids import LEARNER, REGION, SYNCER, Owner, Replica, leader
+from isthmus.runtime.ids import LEARNER, REGION, SYNCER, MachineOwner, Replica, leader
 from isthmus.runtime.supervision.home_events import Places
 from isthmus.runtime.system.files import write_json
 
@@ -257,14 +257,16 @@ class Sites:
         return [site for name, site in self.sites.items() if name != self.home]
 
     @property
-    def owners(self) -> Mapping[str, Owner]:
+    def owners(self) -> Mapping[str, MachineOwner]:
         """Whose the machines are that have an owner, or a largest share of a merge of their own, by name.
 
         What an owner may have is said at one of its machines, or the same at several.
         """
         named = [(site.name, site.owner or site.name, site.weight_share_max) for site in self.sites.values()]
         most = {owner: share for _, owner, share in named if share is not None}
-        return {name: Owner(owner, most.get(owner)) for name, owner, _ in named if owner != name or owner in most}
+        return {
+            name: MachineOwner(owner, most.get(owner)) for name, owner, _ in named if owner != name or owner in most
+        }
 
     @property
     def heirs(self) -> list[MachineSite]:

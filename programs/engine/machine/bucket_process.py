@@ -45,8 +45,8 @@ from isthmus.runtime.wire.bucket_passage import (
     OBJECT_BYTES_MAX,
     SEALED_BYTES_MAX,
     BucketPassage,
-    Closed,
     Opened,
+    PassageConnectionClosed,
     PassageEnded,
     PassageError,
     Received,
@@ -111,7 +111,7 @@ class BucketTask:
     port: int = 0
 
 
-class Kept:
+class CountedRoad:
     """A store through threads, with a count of requests, and with the times at which it answers."""
 
     def __init__(self, place: RoadPlace, tell: Callable[[str], None]) -> None:
@@ -219,7 +219,7 @@ class PassageRun:
     def __init__(
         self,
         passage: BucketPassage,
-        store: Kept,
+        store: CountedRoad,
         every: float,
         silent_seconds: float,
         dial: Callable[[str], Awaitable[Carried]] | None = None,
@@ -367,7 +367,7 @@ class PassageRun:
                         self._begin(self._open(event))
                     case Received():
                         self._deliver(event)
-                    case Closed():
+                    case PassageConnectionClosed():
                         self._close(event.connection)
                     case PassageEnded():
                         self._is_ended_there = True
@@ -444,7 +444,9 @@ class PassageRun:
 class IslandEnd:
     """The end of a machine whose only way to its home is the bucket; `listener` is where its daemon and hosts dial."""
 
-    def __init__(self, task: BucketTask, listener: socket.socket, store: Kept, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, task: BucketTask, listener: socket.socket, store: CountedRoad, tell: Callable[[str], None]
+    ) -> None:
         self._task, self._listener, self._store, self._tell = task, listener, store, tell
         self._pairs = [KeyPair(*each) for each in task.pairs]
         self._run: PassageRun | None = None
@@ -535,7 +537,7 @@ async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 class HomeEnd:
     """The end of a home: a passage for each machine whose hello has a key that is in `admitted`."""
 
-    def __init__(self, task: BucketTask, store: Kept, tell: Callable[[str], None]) -> None:
+    def __init__(self, task: BucketTask, store: CountedRoad, tell: Callable[[str], None]) -> None:
         self.admitted: frozenset[str] = frozenset()
         self._task, self._store, self._tell = task, store, tell
         self._secret = task.pairs[0][1]
@@ -638,7 +640,7 @@ async def _serve(listener: socket.socket | None) -> None:
     def tell(line: str) -> None:
         _say("tell", line)
 
-    store = Kept(RoadPlace(task.text, task.every), tell)
+    store = CountedRoad(RoadPlace(task.text, task.every), tell)
     end = HomeEnd(task, store, tell) if listener is None else IslandEnd(task, listener, store, tell)
 
     async def follow() -> None:

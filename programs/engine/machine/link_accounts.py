@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from isthmus.programs.engine.machine.links import REQUEST, RESPONSE, MachineLinks
-from isthmus.runtime.channels.crossings import FRAMING, ITEMS, Account, Crossing, Direction, Tally
+from isthmus.runtime.channels.crossings import FRAMING, ITEMS, Account, Direction, EdgeCrossing, Tally
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.wire import account_files
 from isthmus.runtime.wire.control_messages import Message
@@ -94,8 +94,8 @@ class LinkAccount:
             ),
         )
 
-    def _line(self, machine: str, way: Direction, kind: str, tally: Tally, edge: str = "") -> Crossing:
-        return Crossing.of(
+    def _line(self, machine: str, way: Direction, kind: str, tally: Tally, edge: str = "") -> EdgeCrossing:
+        return EdgeCrossing.of(
             {"peer": DAEMON, "incarnation": 0, "machine": machine, "through": ""}, way, kind, tally, edge
         )
 

@@ -21,7 +21,7 @@ import xxhash
 from isthmus.programs.engine.results import tapes
 from isthmus.programs.engine.results.crossing_kinds import CONTROL, FILES, FRAMING, KINDS, RELAYED, REPORTS, STATE
 from isthmus.runtime.channels import crossings
-from isthmus.runtime.channels.crossings import Account, Crossing
+from isthmus.runtime.channels.crossings import Account, EdgeCrossing
 from isthmus.runtime.cores.scheduler_events import ItemArrived
 from isthmus.runtime.ids import Member
 from isthmus.runtime.wire import account_files
@@ -32,14 +32,14 @@ _OF_LINES: Final = {crossings.CONTROL: CONTROL, crossings.RELAYED: RELAYED, cros
 DAEMONS: Final = "daemons"
 
 
-class Life(NamedTuple):
+class BorderLife(NamedTuple):
     """A life of a host; life 0 of `daemon/0` are all daemons of the run's home, or another machine's."""
 
     host: str
     incarnation: int
 
 
-class Way(NamedTuple):
+class BorderWay(NamedTuple):
     """From where to where: between machines, or regions."""
 
     source: str
@@ -47,7 +47,7 @@ class Way(NamedTuple):
 
 
 @dataclass(slots=True)
-class Sum:
+class CrossingSum:
     """Things of one kind, and of one edge or type of message, that crossed. `first` and `last` are seconds since 1970,
     None where unknown; `digests` those on tapes, in the order of arrival."""
 
@@ -60,7 +60,7 @@ class Sum:
     last: float | None = None
     digests: list[str] = field(default_factory=list)
 
-    def add(self, line: Crossing, epoch: float) -> None:
+    def add(self, line: EdgeCrossing, epoch: float) -> None:
         """Add a line of an account, whose clock began at `epoch`."""
         self.items += line.count
         self.size_bytes += line.size_bytes
@@ -109,16 +109,16 @@ class Borders:
     run: str
     at: float | None
     names: Sequence[Mapping[str, Any]]
-    machines: dict[Way, list[Sum]]
-    within: dict[Way, list[Sum]]
-    regions: dict[Way, list[Sum]]
-    relayed: dict[Way, list[Sum]]
+    machines: dict[BorderWay, list[CrossingSum]]
+    within: dict[BorderWay, list[CrossingSum]]
+    regions: dict[BorderWay, list[CrossingSum]]
+    relayed: dict[BorderWay, list[CrossingSum]]
     unknown: Sequence[Unknown]
 
     def as_data(self, *, with_digests: bool = False) -> dict[str, Any]:
         """All of it as plain data."""
 
-        def rows(ways: Mapping[Way, Sequence[Sum]]) -> list[dict[str, Any]]:
+        def rows(ways: Mapping[BorderWay, Sequence[CrossingSum]]) -> list[dict[str, Any]]:
             return [
                 {
                     "source": way.source,
@@ -150,10 +150,12 @@ def read(run: Path) -> Borders:
     regions = {name: site["region"] for name, site in sites.items() if site.get("region") is not None}
     tapes_of = _digests(run, {name: index for index, name in enumerate(carries)}) if accounts else {}
     borders = Borders(run.name, None, [], {}, {}, {}, {}, [])
-    sums: dict[tuple[str, Way, str, str], Sum] = {}
+    sums: dict[tuple[str, BorderWay, str, str], CrossingSum] = {}
 
-    def count(group: str, way: Way, kind: str, name: str, line: Crossing, epoch: float, digests: Sequence[str]) -> None:
-        total = sums.setdefault((group, way, kind, name), Sum(kind, name))
+    def count(
+        group: str, way: BorderWay, kind: str, name: str, line: EdgeCrossing, epoch: float, digests: Sequence[str]
+    ) -> None:
+        total = sums.setdefault((group, way, kind, name), CrossingSum(kind, name))
         total.add(line, epoch)
         total.digests += digests
 
@@ -161,13 +163,13 @@ def read(run: Path) -> Borders:
     for source, target, line, epoch in _directed(accounts):
         kind, name = _kind(line, carries)
         machines.update((source.machine, target.machine))
-        way = Way(source.machine, target.machine)
+        way = BorderWay(source.machine, target.machine)
         digests = tapes_of.get((source.life, target.life, line.edge), ()) if line.kind == crossings.ITEMS else ()
         if line.through:
-            count("relayed", Way(source.life.host, target.life.host), kind, name, line, epoch, ())
+            count("relayed", BorderWay(source.life.host, target.life.host), kind, name, line, epoch, ())
             continue
         count("within" if way.source == way.target else "machines", way, kind, name, line, epoch, digests)
-        beyond = Way(*(f"region {regions[each]}" if each in regions else "no region" for each in way))
+        beyond = BorderWay(*(f"region {regions[each]}" if each in regions else "no region" for each in way))
         if regions and beyond.source != beyond.target:
             count("regions", beyond, kind, name, line, epoch, digests)
     order = {kind: index for index, kind in enumerate(KINDS)}
@@ -190,7 +192,7 @@ HOME_HOST: Final = "daemon/0"
 class _End(NamedTuple):
     """One end of a crossing."""
 
-    life: Life
+    life: BorderLife
     machine: str
 
 
@@ -212,15 +214,15 @@ def _sites(run: Path) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def _directed(accounts: Sequence[Account]) -> Iterator[tuple[_End, _End, Crossing, float]]:
+def _directed(accounts: Sequence[Account]) -> Iterator[tuple[_End, _End, EdgeCrossing, float]]:
     """(source, target, line, epoch of its clock) of everything that crossed, once: by one of the two accounts."""
-    told: dict[tuple[Life, Life], list[tuple[bool, Account, list[Crossing]]]] = {}
-    machines = {Life(each.host, each.incarnation): each.machine for each in accounts if each.host != HOME_HOST}
+    told: dict[tuple[BorderLife, BorderLife], list[tuple[bool, Account, list[EdgeCrossing]]]] = {}
+    machines = {BorderLife(each.host, each.incarnation): each.machine for each in accounts if each.host != HOME_HOST}
     for account in accounts:
-        own = Life(account.host, account.incarnation)
-        ways: dict[tuple[Life, Life], list[Crossing]] = {}
+        own = BorderLife(account.host, account.incarnation)
+        ways: dict[tuple[BorderLife, BorderLife], list[EdgeCrossing]] = {}
         for line in account.lines:
-            peer = Life(line.peer if account.host != HOME_HOST else f"{line.machine}:{DAEMONS}", line.incarnation)
+            peer = BorderLife(line.peer if account.host != HOME_HOST else f"{line.machine}:{DAEMONS}", line.incarnation)
             machines.setdefault(peer, line.machine)
             is_sent = line.direction == "sent"
             ways.setdefault((own, peer) if is_sent else (peer, own), []).append(line)
@@ -240,7 +242,7 @@ def _directed(accounts: Sequence[Account]) -> Iterator[tuple[_End, _End, Crossin
                 yield ends[0], ends[1], line, account.time - account.clock / 1e9
 
 
-def _kind(line: Crossing, carries: Mapping[str, str | None]) -> tuple[str, str]:
+def _kind(line: EdgeCrossing, carries: Mapping[str, str | None]) -> tuple[str, str]:
     """(kind, name) of a line: of an edge of a user's own graph its name is its kind."""
     if line.kind != crossings.ITEMS:
         return _OF_LINES.get(line.kind, line.kind), ""
@@ -249,10 +251,10 @@ def _kind(line: Crossing, carries: Mapping[str, str | None]) -> tuple[str, str]:
     return (_OF_MESSAGES.get(line.edge, CONTROL), line.edge) if " -> " not in line.edge else (line.edge, line.edge)
 
 
-def _digests(run: Path, known: Mapping[str, int]) -> dict[tuple[Life, Life, str], list[str]]:
+def _digests(run: Path, known: Mapping[str, int]) -> dict[tuple[BorderLife, BorderLife, str], list[str]]:
     """The digests of the items that hosts received, by (source, target, edge), as far as there are tapes."""
     names = {index: name for name, index in known.items()}
-    found: dict[tuple[Life, Life, str], list[str]] = {}
+    found: dict[tuple[BorderLife, BorderLife, str], list[str]] = {}
     for tape in tapes.of_folder(run)[0]:
         if tape.member is None:
             continue
@@ -268,16 +270,16 @@ def _digests(run: Path, known: Mapping[str, int]) -> dict[tuple[Life, Life, str]
     return found
 
 
-def _life(member: Member) -> Life:
-    return Life(str(member.replica), member.incarnation)
+def _life(member: Member) -> BorderLife:
+    return BorderLife(str(member.replica), member.incarnation)
 
 
 def _unknown(run: Path, accounts: Iterable[Account]) -> Iterator[Unknown]:
     """Hosts whose account is missing, or is not the last one."""
-    own = {Life(each.host, each.incarnation): each for each in accounts if each.host != HOME_HOST}
-    peers: dict[Life, None] = {}
+    own = {BorderLife(each.host, each.incarnation): each for each in accounts if each.host != HOME_HOST}
+    peers: dict[BorderLife, None] = {}
     for account in own.values():
-        peers |= {Life(line.peer, line.incarnation): None for line in account.lines}
+        peers |= {BorderLife(line.peer, line.incarnation): None for line in account.lines}
     is_over = (run / "over.json").exists() or (run / "summary.json").exists()
     for life in sorted({**own, **peers}):
         last = own.get(life)

@@ -28,7 +28,7 @@ FRAMING: Final = "framing"
 MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
     OUTER_GRADIENTS: (messages.Answer, messages.RegionAnswer),
     GRADIENTS: (messages.Vote, messages.Call, RingPart),
-    VERSIONS: (messages.Update, messages.FinalFragment, messages.Model),
+    VERSIONS: (messages.Update, messages.FinalFragment, messages.EvaluatedModel),
     STATE: (
         messages.ShardState,
         messages.CodedState,
@@ -54,7 +54,7 @@ MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
         messages.Control,
         messages.Need,
         messages.WantedCut,
-        messages.Greeting,
+        messages.LockStepGreeting,
     ),
 }
 """The messages of the shipped programs that travel between hosts, by their kinds."""

@@ -16,7 +16,7 @@ from isthmus.programs.engine.recorder.accounts import entries
 from isthmus.programs.study.simulation.invariants_model import BytesChecker, ModelChecker, Version, VersionsChecker
 from isthmus.programs.study.simulation.invariants_recoveries import ASKED_NS
 from isthmus.runtime.graph.plans import EdgePlan
-from isthmus.runtime.ids import LEARNER, RECORDER, Member, Owner, Replica
+from isthmus.runtime.ids import LEARNER, RECORDER, MachineOwner, Member, Replica
 from isthmus.runtime.sim.checkers import Checker, ViolationError, is_of_liar
 from isthmus.runtime.sim.faults import Forge, Lie
 from isthmus.runtime.sim.host import Life
@@ -51,8 +51,8 @@ class _Books:
     closed_at: int = 0
 
 
-def _its_own(slot: int) -> Owner:
-    return Owner(f"{LEARNER} {slot}")
+def _its_own(slot: int) -> MachineOwner:
+    return MachineOwner(f"{LEARNER} {slot}")
 
 
 class MergesChecker(Checker):
@@ -64,7 +64,7 @@ class MergesChecker(Checker):
     the one that half of the answering learners have reached.
     """
 
-    def __init__(self, owner_of: Callable[[int], Owner] = _its_own) -> None:
+    def __init__(self, owner_of: Callable[[int], MachineOwner] = _its_own) -> None:
         self._books: dict[tuple[Member, int], _Books] = {}
         self._owner_of = owner_of
 
@@ -284,7 +284,7 @@ class FairnessChecker(Checker):
                 raise ViolationError(f"{life.member} left slot {slot} out of {count} merges of fragment {fragment}")
 
 
-def _capped(weights: Mapping[int, float], owners: Mapping[int, Owner]) -> dict[int, float]:
+def _capped(weights: Mapping[int, float], owners: Mapping[int, MachineOwner]) -> dict[int, float]:
     """The shares min(most, factor * weight), by owner, whose sum is 1, or as close to that as it can be."""
     most = {owner.name: owner.weight_share_max or 1.0 for owner in owners.values()}
     of_owner = {name: sum(weights[slot] for slot in weights if owners[slot].name == name) for name in most}
@@ -297,7 +297,7 @@ def _capped(weights: Mapping[int, float], owners: Mapping[int, Owner]) -> dict[i
     return {slot: each * part[owners[slot].name] for slot, each in weights.items()}
 
 
-def checkers(owner_of: Callable[[int], Owner] = _its_own) -> list[Checker]:
+def checkers(owner_of: Callable[[int], MachineOwner] = _its_own) -> list[Checker]:
     """A checker for each invariant, new for each universe; `owner_of` a slot, with its largest share of a merge."""
     classes = (VersionsChecker, BytesChecker, AnswersChecker, AccountsChecker, FairnessChecker, ModelChecker)
     return [MergesChecker(owner_of), *(each() for each in classes)]

@@ -43,7 +43,7 @@ from isthmus.runtime.clock import Duration, milliseconds, seconds
 from isthmus.runtime.errors import InvariantError, RunError
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Template
-from isthmus.runtime.ids import LEARNER, REGION, Owner, Replica, follower
+from isthmus.runtime.ids import LEARNER, REGION, MachineOwner, Replica, follower
 from isthmus.runtime.sim.checkers import Checker, ViolationError, left, runtime_checkers
 from isthmus.runtime.sim.faults import Fault
 from isthmus.runtime.sim.network import Climate
@@ -81,7 +81,7 @@ class Trial:
         return host in self.spared or host.partition("/")[0] in self.spared
 
 
-ONE_OWNER: Final = Owner("ann", 0.45)
+ONE_OWNER: Final = MachineOwner("ann", 0.45)
 
 
 def _decoupled(rng: random.Random) -> Settings:
@@ -333,14 +333,14 @@ def _of_program(graph: Template, shape: Shape) -> list[Checker]:
         return regions_checkers(regions)
     owners, share_max = _owners(shape), shape.program.settings.get("weight_share_max", 1.0)
 
-    def owner_of(slot: int) -> Owner:
-        owner = owners.get(machine := machine_of(Replica(LEARNER, slot)), Owner(machine))
+    def owner_of(slot: int) -> MachineOwner:
+        owner = owners.get(machine := machine_of(Replica(LEARNER, slot)), MachineOwner(machine))
         return owner._replace(weight_share_max=owner.weight_share_max or share_max)
 
     return [*checkers(owner_of), *recovery_checkers(), BooksChecker(), HonestChecker()]
 
 
-def _owners(shape: Shape) -> dict[str, Owner]:
+def _owners(shape: Shape) -> dict[str, MachineOwner]:
     """Whose the machines are: where shares are bounded, the first two are one owner's, who may have less."""
     machines = [machine_of(Replica(LEARNER, slot)) for slot in range(2)]
     return {name: ONE_OWNER for name in machines if "weight_share_max" in shape.program.settings}

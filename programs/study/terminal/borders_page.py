@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from isthmus.programs.engine.request.graph_view import table
-from isthmus.programs.engine.results.borders import Borders, Sum, Unknown, Way
+from isthmus.programs.engine.results.borders import Borders, BorderWay, CrossingSum, Unknown
 from isthmus.programs.engine.results.words import size
 
 _HEAD: Final = ("kind", "what", "items", "bytes", "largest", "first", "last", "on tape", "digest")
@@ -43,7 +43,7 @@ def _lines(borders: Borders) -> Iterator[str]:
     yield from map(_unknown, borders.unknown)
 
 
-def _ways(ways: Mapping[Way, Sequence[Sum]]) -> Iterator[str]:
+def _ways(ways: Mapping[BorderWay, Sequence[CrossingSum]]) -> Iterator[str]:
     rows = [_HEAD]
     for way, sums in sorted(ways.items()):
         whole = sum(each.size_bytes for each in sums)

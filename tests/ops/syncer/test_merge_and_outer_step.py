@@ -14,7 +14,7 @@ from isthmus.ops.learner.fragment_send import FragmentSend, norms
 from isthmus.ops.recovery.hold import digest_of
 from isthmus.ops.syncer.merge import NOT_FINITE, Merge
 from isthmus.ops.syncer.outer_step import OuterStep
-from isthmus.runtime.ids import Member, Owner, Replica
+from isthmus.runtime.ids import MachineOwner, Member, Replica
 from isthmus.runtime.items.schemas import compiled
 from tests.ops.bodies import Context, SmallTask, fragments_of, pull
 
@@ -301,7 +301,11 @@ def test_a_lone_learner_moves_the_model_by_its_share() -> None:
 
 def test_learners_of_one_machine_are_one_participant() -> None:
     syncer = Syncer(method="average", lr=1.0, momentum=0.0, share_max=0.5)
-    syncer.context.owners = {("learner", 0): Owner("a"), ("learner", 1): Owner("a"), ("learner", 2): Owner("b")}
+    syncer.context.owners = {
+        ("learner", 0): MachineOwner("a"),
+        ("learner", 1): MachineOwner("a"),
+        ("learner", 2): MachineOwner("b"),
+    }
     emitted = syncer.fire(*(answer(slot, 1.0) for slot in range(3)))
     assert emitted["merged"]["weights"] == pytest.approx([0.25, 0.25, 0.5])
     assert emitted["merged"]["capped"] == [["a", pytest.approx(2 / 3), 0.5]]
@@ -309,7 +313,7 @@ def test_learners_of_one_machine_are_one_participant() -> None:
 
 def test_an_owner_may_have_less_than_the_others() -> None:
     syncer = Syncer(method="average", lr=1.0, momentum=0.0)
-    syncer.context.owners = {("learner", 0): Owner("a", 0.1)}
+    syncer.context.owners = {("learner", 0): MachineOwner("a", 0.1)}
     emitted = syncer.fire(*(answer(slot, 1.0) for slot in range(3)))
     assert emitted["merged"]["weights"] == pytest.approx([0.1, 0.45, 0.45])
     assert emitted["merged"]["capped"] == [["a", pytest.approx(1 / 3), 0.1]]

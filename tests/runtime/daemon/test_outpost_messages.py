@@ -16,7 +16,7 @@ from isthmus.runtime.daemon.outpost import (
     read_report,
     without_texts,
 )
-from isthmus.runtime.ids import Owner
+from isthmus.runtime.ids import MachineOwner
 from isthmus.runtime.supervision.incidents import Exited, MachineLost
 from isthmus.runtime.supervision.messages import (
     NOBODY,
@@ -52,7 +52,7 @@ REPORTS: Final = (
         Stamp(2, 3, 77),
     ),
 )
-KNOWN: Final = Directory({"beta": "key"}, {"beta": Owner("ann", 0.25), "gamma": Owner("ann")})
+KNOWN: Final = Directory({"beta": "key"}, {"beta": MachineOwner("ann", 0.25), "gamma": MachineOwner("ann")})
 SHOWN: Final = {life("learner/0#2"): {"published": {"inner-step": {"step": 7}}, "figures": {"memory_bytes": 9}}}
 
 

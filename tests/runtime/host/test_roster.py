@@ -9,7 +9,7 @@ from isthmus.runtime.cores.scheduler_events import Event, ReplicaJoined, Replica
 from isthmus.runtime.graph.plans import Plan, lower
 from isthmus.runtime.graph.template import Graph, Latest
 from isthmus.runtime.host.own_process import Meetings, meets, phase
-from isthmus.runtime.ids import ONE_MACHINE, Member, Owner, Replica
+from isthmus.runtime.ids import ONE_MACHINE, MachineOwner, Member, Replica
 from isthmus.runtime.supervision.messages import NOBODY, Directory
 from tests.runtime.graph.example_bodies import collecting
 
@@ -92,10 +92,18 @@ def test_everybody_whom_an_edge_concerns_is_met_in_the_order_of_their_names() ->
 
 def test_whose_the_machine_of_a_host_is_outlives_its_life() -> None:
     made, _ = begin()
-    made.follow([THIRD, OTHER, ME], Directory(owners={"a": Owner("ann", 0.25)}))
-    assert [made.owner_of("learner", slot) for slot in range(3)] == [Owner("ann", 0.25), Owner("b"), Owner("")]
-    made.follow([THIRD, ME, ["learner/2", 1, [], ONE_MACHINE]], Directory(owners={"b": Owner("bob")}))
-    assert [made.owner_of("learner", slot) for slot in range(3)] == [Owner("a"), Owner("bob"), Owner("")]
+    made.follow([THIRD, OTHER, ME], Directory(owners={"a": MachineOwner("ann", 0.25)}))
+    assert [made.owner_of("learner", slot) for slot in range(3)] == [
+        MachineOwner("ann", 0.25),
+        MachineOwner("b"),
+        MachineOwner(""),
+    ]
+    made.follow([THIRD, ME, ["learner/2", 1, [], ONE_MACHINE]], Directory(owners={"b": MachineOwner("bob")}))
+    assert [made.owner_of("learner", slot) for slot in range(3)] == [
+        MachineOwner("a"),
+        MachineOwner("bob"),
+        MachineOwner(""),
+    ]
 
 
 def test_where_learners_send_each_other_nothing_they_do_not_meet() -> None:

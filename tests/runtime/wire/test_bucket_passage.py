@@ -17,8 +17,8 @@ from isthmus.runtime.wire.bucket_passage import (
     OBJECT_BYTES_MAX,
     SEALED_BYTES_MAX,
     BucketPassage,
-    Closed,
     Opened,
+    PassageConnectionClosed,
     PassageEnded,
     PassageError,
     PassageEvent,
@@ -89,13 +89,13 @@ def test_connections_are_opened_carried_and_closed(pair: Pair) -> None:
         Opened(2, "127.0.0.1:4001"),
         Received(1, b"to the daemon"),
         Received(2, b"to a host"),
-        Closed(2),
+        PassageConnectionClosed(2),
     ]
     pair.home.send(first, b"answer")
     pair.home.send(second, b"too late")
     pair.home.close(first)
     pair.home.end()
-    assert pair.pass_all()[0] == [Received(1, b"answer"), Closed(1), PassageEnded()]
+    assert pair.pass_all()[0] == [Received(1, b"answer"), PassageConnectionClosed(1), PassageEnded()]
     assert not pair.island.connections | pair.home.connections
     assert not pair.bucket
 

@@ -11,7 +11,7 @@ from isthmus.programs.engine.cluster.placing import influence_faults, placed
 from isthmus.programs.engine.request.request import Program, Request, prepare
 from isthmus.runtime.errors import PlacementError
 from isthmus.runtime.graph.placement import Machine, Topology, place
-from isthmus.runtime.ids import Owner
+from isthmus.runtime.ids import MachineOwner
 
 HERE = "tcp://127.0.0.1:7400"
 
@@ -65,4 +65,4 @@ def test_a_program_that_bounds_no_shares_takes_no_machine_that_asks_for_it(tmp_p
 def test_the_home_knows_whose_machines_are_and_what_they_may_have() -> None:
     machines = [machine("a", "ann", 0.2), machine("b", "ann"), machine("c", share=0.3), machine("d")]
     sites = Sites.of("d", machines, {}, "digest")
-    assert sites.owners == {"a": Owner("ann", 0.2), "b": Owner("ann", 0.2), "c": Owner("c", 0.3)}
+    assert sites.owners == {"a": MachineOwner("ann", 0.2), "b": MachineOwner("ann", 0.2), "c": MachineOwner("c", 0.3)}

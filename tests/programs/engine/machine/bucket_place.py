@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from isthmus.programs.engine.machine.bucket_process import BucketTask, HomeEnd, IslandEnd, Kept
+from isthmus.programs.engine.machine.bucket_process import BucketTask, CountedRoad, HomeEnd, IslandEnd
 from isthmus.programs.engine.machine.bucket_road import FolderRoad, Road, RoadPlace
 from isthmus.runtime.wire.porter_greeting import CONNECTED, GREETING_BYTES_MAX, SocksGreeting, ToDaemon, ToHost
 from isthmus.runtime.wire.security_keys import KeyPair
@@ -74,7 +74,7 @@ class Ways:
         self.road = TakenRoad(folder / "part")
         self.home, self.daemon = KeyPair.draw(), daemon
         self.lines: list[str] = []
-        self.stores: list[Kept] = []
+        self.stores: list[CountedRoad] = []
         self._servers: list[asyncio.Server] = []
         self._leading: list[asyncio.Future[None]] = []
         self.loop = asyncio.new_event_loop()
@@ -120,10 +120,10 @@ class Ways:
     def objects(self) -> list[str]:
         return sorted(path.name for path in self.road.folder.iterdir())
 
-    def _store(self) -> Kept:
+    def _store(self) -> CountedRoad:
         place = Watched("", EVERY)
         place.road = self.road
-        store = Kept(place, self.lines.append)
+        store = CountedRoad(place, self.lines.append)
         self.stores.append(store)
         self._begin(store.removing())
         return store

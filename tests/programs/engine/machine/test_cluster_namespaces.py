@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.engine.results import borders
-from isthmus.programs.engine.results.borders import Way
+from isthmus.programs.engine.results.borders import BorderWay
 from isthmus.programs.engine.results.crossing_kinds import (
     CONTROL,
     FILES,
@@ -86,7 +86,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def _crossed(found: borders.Borders) -> None:
     """Learners spoke to alpha only; gamma, which was expelled, has given no account, so that alpha's counts."""
     assert set(found.machines) == {
-        Way(*ends) for ends in permutations(("alpha", "beta", "gamma"), 2) if "alpha" in ends
+        BorderWay(*ends) for ends in permutations(("alpha", "beta", "gamma"), 2) if "alpha" in ends
     }
     kinds = {way: {each.kind for each in those} for way, those in found.machines.items()}
     for name in ("beta", "gamma"):
@@ -96,7 +96,7 @@ def _crossed(found: borders.Borders) -> None:
     texts = {each["name"]: each["error_texts"] for each in found.names}
     assert texts == {"alpha": "home", "beta": "local", "gamma": "local"}
     assert {each.host for each in found.unknown if each.kind == "no account"} == {"learner/1"}
-    answers = next(each for each in found.machines[Way("beta", "alpha")] if each.kind == OUTER_GRADIENTS)
+    answers = next(each for each in found.machines[BorderWay("beta", "alpha")] if each.kind == OUTER_GRADIENTS)
     assert 0 < len(answers.digests) <= answers.items
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from isthmus.programs.engine.results import borders
-from isthmus.programs.engine.results.borders import Unknown, Way
+from isthmus.programs.engine.results.borders import BorderWay, Unknown
 from isthmus.programs.engine.results.crossing_kinds import CONTROL, FILES, FRAMING, OUTER_GRADIENTS, RELAYED, REPORTS
 from isthmus.programs.study.terminal.borders_page import page
 from isthmus.runtime.channels import crossings
-from isthmus.runtime.channels.crossings import Account, Crossing, Tally
+from isthmus.runtime.channels.crossings import Account, EdgeCrossing, Tally
 from isthmus.runtime.clock import Instant
 from isthmus.runtime.wire import account_files
 
@@ -22,14 +22,14 @@ HOSTS = {"learner/0": "beta", "syncer/0": "alpha", "learner/1": "gamma"}
 SECOND = 10**9
 
 
-def line(peer: str, direction: Any, kind: str, size: int, edge: str = "", **more: Any) -> Crossing:
+def line(peer: str, direction: Any, kind: str, size: int, edge: str = "", **more: Any) -> EdgeCrossing:
     tally = Tally()
     tally.add(size, Instant(2 * SECOND))
     fields = {"incarnation": 1, "machine": HOSTS.get(peer, "beta"), "through": "", **more}
-    return Crossing.of({"peer": peer, **fields}, direction, kind, tally, edge)
+    return EdgeCrossing.of({"peer": peer, **fields}, direction, kind, tally, edge)
 
 
-def account(host: str, *lines: Crossing, clock: int = 10, is_last: bool = True, **more: Any) -> Account:
+def account(host: str, *lines: EdgeCrossing, clock: int = 10, is_last: bool = True, **more: Any) -> Account:
     machine = HOSTS.get(host, "alpha")
     life = 0 if host == "daemon/0" else 1
     return Account(host, life, machine, clock * SECOND, 1000.0 + clock, is_last, True, list(lines), **more)
@@ -53,7 +53,7 @@ def keep(run: Path, *accounts: Account) -> None:
 
 
 def sums(found: borders.Borders, source: str, target: str) -> dict[tuple[str, str], int]:
-    return {(each.kind, each.name): each.size_bytes for each in found.machines[Way(source, target)]}
+    return {(each.kind, each.name): each.size_bytes for each in found.machines[BorderWay(source, target)]}
 
 
 def test_a_crossing_counts_once_by_the_account_of_its_sender(run: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_crossing_counts_once_by_the_account_of_its_sender(run: Path) -> None:
     )
     found = borders.read(run)
     assert sums(found, "beta", "alpha") == {(OUTER_GRADIENTS, ANSWER): 100}
-    assert list(found.machines) == [Way("beta", "alpha")]
+    assert list(found.machines) == [BorderWay("beta", "alpha")]
     assert found.unknown == []
 
 
@@ -97,8 +97,8 @@ def test_edges_of_a_users_own_are_listed_by_name_and_every_byte_has_a_kind(run: 
     keep(run, account("learner/0", *told))
     found = borders.read(run)
     assert sums(found, "beta", "alpha") == {(OWN, OWN): 7, (CONTROL, ""): 20, (RELAYED, ""): 300, (FRAMING, ""): 4000}
-    assert list(found.machines) == [Way("beta", "alpha")]
-    [relayed] = found.relayed[Way("learner/0", "learner/1")]
+    assert list(found.machines) == [BorderWay("beta", "alpha")]
+    [relayed] = found.relayed[BorderWay("learner/0", "learner/1")]
     assert (relayed.kind, relayed.size_bytes) == (OUTER_GRADIENTS, 290)
 
 
@@ -130,7 +130,7 @@ def test_regions_are_summed_where_the_cluster_names_them(run: Path) -> None:
     )
     found = borders.read(run)
     between = {way: sum(each.size_bytes for each in those) for way, those in found.regions.items()}
-    assert between == {Way("region 1", "region 0"): 111, Way("region 0", "region 1"): 5}
+    assert between == {BorderWay("region 1", "region 0"): 111, BorderWay("region 0", "region 1"): 5}
 
 
 def test_a_damaged_account_is_said_and_a_run_without_any_has_nothing(run: Path) -> None:
