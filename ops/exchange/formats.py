@@ -93,10 +93,10 @@ MEASURED: Final[Mapping[tuple[Format, int], float]] = {
     ("int1", 96): 0.077,
 }
 """(push, interval) -> nats a byte by which the loss ends above int4 at 24 steps, by MEASURED_BY: a model of 0.13
-M parameters, 4 learners, 4.1 M tokens. Finer formats cost as much as int4 (docs/explanation/ablations.md)."""
+M parameters, 4 learners, 4.1 M tokens, one seed. Finer formats cost as much as int4 (docs/explanation/ablations.md)."""
 MEASURED_BY: Final = (
     "isthmus compare decoupled-diloco --sweep program.push=int4,int2,int1 --sweep program.interval=24,48,96 "
-    "--set task.batch=8 --tokens 4100000 --speeds 1 --seeds 3"
+    "--set task.batch=8 --tokens 4100000 --speeds 1 --seeds 1"
 )
 STATE_FORMAT: Final[Format] = "int8"
 """The format of what a shard's home keeps beside published values."""
