@@ -481,7 +481,7 @@ def test_all_of_it_tiny_on_a_bare_python_without_a_network(tmp_path: Path, figur
     assert steps["memory"]["figures"]["predicted_bytes"]["median"] > steps["memory"]["figures"]["graph_bytes"]["median"]
     assert steps["memory"]["figures"]["measured_bytes"] is None  # A CPU does not count.
     assert {form: each["equal"] for form, each in steps["exchange"]["figures"].items()} == dict.fromkeys(
-        ("float32", "bf16", "int8", "int4"), True
+        ("float32", "bf16", "int8", "int4", "int2", "int1"), True
     )
     assert 0 < steps["kill"]["figures"]["merged_share"]["median"] <= 1
     assert steps["kill"]["figures"]["merged_again_seconds"]["median"] > 0

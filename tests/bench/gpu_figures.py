@@ -39,7 +39,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
         "goodput",
     ),
 }
-FORMATS: Final = ("float32", "bf16", "int8", "int4")
+FORMATS: Final = ("float32", "bf16", "int8", "int4", "int2", "int1")
 OF_FORMAT: Final = ("values", "bytes", "device_ms", "cpu_ms")
 CELLS: Final[Mapping[str, tuple[str, ...]]] = {
     "line": ("data-parallel", "M=1", "M=2", "M=4"),

@@ -84,6 +84,7 @@ def exchange(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import numpy as np
 
     from isthmus.ops.data.batches import At
+    from isthmus.ops.exchange.formats import FORMATS
     from isthmus.ops.exchange.fragments import partition
     from isthmus.ops.island.jax_learner import Learner
     from isthmus.ops.island.life import LearnerLife
@@ -118,7 +119,7 @@ def exchange(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     seconds = _seconds_of(lambda: np.asarray(trainee.extract(part)))
     trainee.replace(part, values)
     yield line("float32", [np.array(trainee.extract(part), np.float32)], [values], seconds, None)
-    for form in ("bf16", "int8", "int4"):
+    for form in [name for name in FORMATS if name != "float32"]:
         gradient = outer_gradient(anchor, values, fragment)
         expected = coding.encode(gradient, fragment, form)  # type: ignore[arg-type]
         coded = _seconds_of(lambda form=form: coding.encode(outer_gradient(anchor, values, fragment), fragment, form))
