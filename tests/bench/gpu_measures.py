@@ -112,6 +112,9 @@ def exchange(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "values": fragment.size,
             "bytes": sum(each.nbytes for each in found),
             "equal": all(one.tobytes() == other.tobytes() for one, other in zip(found, expected, strict=True)),
+            "other_bytes_share": _other(found[0].view(np.uint8), expected[0].view(np.uint8)),
+            "other_scales_share": _other(found[1], expected[1]) if found[1:] and found[1].size else None,
+            "scales_off": _off(found[1], expected[1]) if found[1:] and found[1].size else None,
             "device_ms": statistics.median(on_device) * 1e3,
             "cpu_ms": None if on_cpu is None else on_cpu * 1e3,
         }
@@ -127,6 +130,18 @@ def exchange(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         found = trainee.code(part, anchor.copy(), form).fetch()
         both = [found.codes, found.scales], [expected.codes, expected.scales]
         yield line(form, *both, on_device, statistics.median(coded))
+
+
+def _other(found: Any, expected: Any) -> float:
+    return float((found != expected).mean())
+
+
+def _off(found: Any, expected: Any) -> float:
+    """How far scales are from others, at most, as a share of these."""
+    import numpy as np
+
+    at = expected > 0
+    return float((np.abs(found[at].astype(np.float64) / expected[at] - 1)).max(initial=0.0))
 
 
 def _seconds_of(call: Callable[[], object]) -> list[float]:

@@ -57,7 +57,8 @@ def options_of(key: str, value: Any) -> list[str]:
     """A setting of the task, as options of the command."""
     if key == "data":
         return [part for path in value for part in ("--data", str(path))]
-    return ["--set", f"task.{key}={value}"]
+    text = str(value).lower() if isinstance(value, bool) else value
+    return ["--set", f"task.{key}={text}"]
 
 
 def _steps_of_loop(lines: Path) -> list[tuple[float, int]]:

@@ -89,7 +89,9 @@ def training(
 
 
 def _wait_for_daemon(folder: Path) -> None:
-    """The daemon ends after its command, when it has written what is left of the run."""
+    """The daemon, if there was one, ends after its command, when it has written what is left of the run."""
+    if not (folder / "daemon.json").exists():
+        return
     pid = json.loads((folder / "daemon.json").read_text())["pid"]
     until = time.monotonic() + END_SECONDS_MAX
     while time.monotonic() < until and not (folder / "over.json").exists() and Path(f"/proc/{pid}").exists():
