@@ -65,8 +65,11 @@ def test_regions_outlive_the_global_syncer() -> None:
     assert witness.steps_between("learner/0#1", 5.0, 7.0) > 8
 
 
+MENDED = (166,)  # The learners of a region die under its last merge, which it answers with and publishes to nobody.
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", seeds(100, least=4))
+@pytest.mark.parametrize("seed", [*seeds(100, least=4), *MENDED])
 def test_a_seed(seed: int) -> None:
     assert run(seed, "regional-diloco").violation is None
 
