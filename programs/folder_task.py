@@ -34,8 +34,9 @@ from isthmus.programs.language_model import (
     rate_default,
 )
 from isthmus.programs.model_folders import folders, llama, modules
-from isthmus.programs.model_folders.texts import TABLES, ids_of
+from isthmus.programs.model_folders.texts import ids_of
 from isthmus.programs.model_folders.tokens import FolderTokens
+from isthmus.programs.rows import TABLES, texts_among
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import AnyTask, Task
@@ -46,7 +47,6 @@ CONTEXT_MAX: Final = 1024
 RATE_SHARE: Final = 0.1
 """The default rate as a share of that of a model that begins at random; none was compared."""
 OPTIMIZER: Final = "adamw"
-_BESIDE_ARROW: Final = ("dataset_info.json", "state.json", "dataset_dict.json")
 JAX: Final = "jax"
 TORCH: Final = "torch"
 Framework: TypeAlias = Literal["jax", "torch"]
@@ -289,14 +289,8 @@ def _corpus(
         return load(sources, vocabulary=vocabulary, token_dtype=token_dtype)
     tokens = FolderTokens(Path(folder), vocabulary, doing)
     fields = {**({} if prompt is None else {"task.prompt": prompt}), "task.column": column}
-    return split_of([ids_of(path, fields, tokens, end, doing) for path in _texts(sources)], vocabulary)
-
-
-def _texts(sources: Sequence[CorpusFile]) -> list[Path]:
-    """The files that have texts; not what `datasets` writes beside its .arrow files."""
-    paths = [Path(source.path) for source in sources]
-    saved = {path.parent for path in paths if path.suffix == ".arrow"}
-    return [path for path in paths if not (path.parent in saved and path.name in _BESIDE_ARROW)]
+    paths = texts_among([Path(source.path) for source in sources])
+    return split_of([ids_of(path, fields, tokens, end, doing) for path in paths], vocabulary)
 
 
 def _leaf(folder: Path, doing: str, path: str, _: Any) -> Any:

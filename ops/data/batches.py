@@ -16,7 +16,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.ops.data.corpus import BYTE_VOCABULARY, READING, Corpus, DataError, check_ids
+from isthmus.ops.data.corpus import BYTE_VOCABULARY, READING, Corpus, DataError, TokenIds, check_ids
 
 Split: TypeAlias = Literal["train", "evaluation"]
 Batch: TypeAlias = dict[str, np.ndarray[Any, np.dtype[Any]]]
@@ -113,6 +113,23 @@ def nothing_in(count: int, slot: int) -> DataError:
     )
 
 
+def windows_of(side: TokenIds, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
+    """The windows that begin at `starts`, [len(starts), length]."""
+    return np.stack([side.window(int(start), length) for start in starts])
+
+
+def dtype_of(vocabulary: int) -> np.dtype[Any]:
+    """The dtype of a batch: the smallest of uint8, uint16 and int32 that holds every token id."""
+    return np.dtype(next(kind for kind in (np.uint8, np.uint16, np.int32) if vocabulary - 1 <= np.iinfo(kind).max))
+
+
+def token_batch(tokens: npt.NDArray[Any], vocabulary: int, at: At) -> Batch:
+    """A batch of token ids [sequences, length]. DataError for an id outside the vocabulary."""
+    if tokens.dtype != np.uint8 or vocabulary < BYTE_VOCABULARY:
+        check_ids(tokens, vocabulary, f"the batch at {at}")
+    return {"tokens": tokens.astype(dtype_of(vocabulary), copy=False)}
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Windows:
@@ -155,13 +172,6 @@ class Windows:
         """The number of batches of the evaluation: at least 256 windows, in whole batches."""
         return -(-EVALUATION_WINDOWS_MIN // of_slot(self.sequences, 0))
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of a batch: the smallest of uint8, uint16 and int32 that holds every token id."""
-        return np.dtype(
-            next(t for t in (np.uint8, np.uint16, np.int32) if self.corpus.vocabulary - 1 <= np.iinfo(t).max)
-        )
-
     def batch(self, at: At) -> Batch:
         """{"tokens": [sequences of the slot, length]}, and the weights: newly made, and the same for the same `at`.
 
@@ -169,15 +179,13 @@ class Windows:
         it.
         """
         side = self.corpus.train if at.split == "train" else self.corpus.evaluation
-        tokens = np.stack([side.window(int(start), self.length) for start in self.starts(at)])
+        tokens = windows_of(side, self.starts(at), self.length)
         weights: Batch = {}
         if self.is_marked:
             counts, tokens = tokens[:, 1:] >= 0, np.where(tokens < 0, ~tokens, tokens)
             whole = counts.sum() if at.split == "train" else _predicted_in_evaluation(self) / self.evaluation_batches
             weights = {"weights": counts / np.float32(max(whole, 1) if at.split == "train" else whole)}
-        if tokens.dtype != np.uint8 or self.corpus.vocabulary < BYTE_VOCABULARY:
-            check_ids(tokens, self.corpus.vocabulary, f"the batch at {at}")
-        return {"tokens": tokens.astype(self.dtype, copy=False), **weights}
+        return token_batch(tokens, self.corpus.vocabulary, at) | weights
 
     def starts(self, at: At) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Where each window of the batch begins in its side of the split, int64[sequences of the slot]."""

@@ -171,9 +171,9 @@ def load(sources: Sequence[CorpusFile], *, vocabulary: int | None = None, token_
     larger than that, so something always is. With fewer files, it is the last twentieth of each. Each side is one
     sequence: its files in order, joined without a separator.
     """
-    vocabulary = _vocabulary(sources, vocabulary)
+    vocabulary = vocabulary_of(sources, vocabulary)
     return split_of(
-        [_read(source, vocabulary, np.dtype(token_dtype).newbyteorder("<")) for source in sources], vocabulary
+        [read(source, vocabulary, np.dtype(token_dtype).newbyteorder("<")) for source in sources], vocabulary
     )
 
 
@@ -185,11 +185,12 @@ def split_of(files: Sequence[Segment], vocabulary: int) -> Corpus:
 
 def whole(sources: Sequence[CorpusFile], *, vocabulary: int | None = None, token_dtype: str = "uint16") -> TokenIds:
     """All ids in `sources`, nothing held out; arguments and errors are those of `load`."""
-    vocabulary = _vocabulary(sources, vocabulary)
-    return TokenIds(_read(source, vocabulary, np.dtype(token_dtype).newbyteorder("<")) for source in sources)
+    vocabulary = vocabulary_of(sources, vocabulary)
+    return TokenIds(read(source, vocabulary, np.dtype(token_dtype).newbyteorder("<")) for source in sources)
 
 
-def _vocabulary(sources: Sequence[CorpusFile], vocabulary: int | None) -> int:
+def vocabulary_of(sources: Sequence[CorpusFile], vocabulary: int | None) -> int:
+    """The number of different ids in files, with what is given for token ids. DataError where that does not fit."""
     texts = [source.path for source in sources if not source.holds_tokens]
     tokens = [source.path for source in sources if source.holds_tokens]
     if texts and tokens:
@@ -204,7 +205,8 @@ def _vocabulary(sources: Sequence[CorpusFile], vocabulary: int | None) -> int:
     return vocabulary or BYTE_VOCABULARY
 
 
-def _read(source: CorpusFile, vocabulary: int, bin_dtype: np.dtype[Any]) -> Segment:
+def read(source: CorpusFile, vocabulary: int, bin_dtype: np.dtype[Any]) -> Segment:
+    """The ids of a file, mapped where it is large. DataError for one that cannot be read, or has another form."""
     try:
         if source.path.endswith(".npy"):
             ids = np.load(source.path, mmap_mode="r", allow_pickle=False)
@@ -239,21 +241,29 @@ def check_ids(ids: Segment, vocabulary: int, where: str) -> None:
 
 def _split(files: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
     """The training files, and the held-out ones."""
+    pairs = list(zip(files, held_out_from(files), strict=True))
+    return [ids[:cut] for ids, cut in pairs if cut], [ids[cut:] for ids, cut in pairs if cut < len(ids)]
+
+
+def key_of(ids: Segment) -> str:
+    """16 hex digits that tell the contents of files apart: of its beginning and its length, which identify a file well
+    enough, so that a mapped one is not read to its end."""
+    key = xxhash.xxh3_64(np.ascontiguousarray(ids[:_KEY_TOKENS]).data)
+    key.update(str(len(ids)).encode())
+    return key.hexdigest()
+
+
+def held_out_from(files: Sequence[Segment]) -> list[int]:
+    """Where the held-out part of each file begins: 0 for a file that is held out, its length for one that is not."""
     groups: dict[str, list[int]] = {}
     for index, ids in enumerate(files):
-        # The beginning and the length identify a file well enough, and a mapped one is not read to its end.
-        key = xxhash.xxh3_64(np.ascontiguousarray(ids[:_KEY_TOKENS]).data)
-        key.update(str(len(ids)).encode())
-        groups.setdefault(key.hexdigest(), []).append(index)
+        groups.setdefault(key_of(ids), []).append(index)
     if len(groups) < WHOLE_FILES_MIN:
-        cuts = [len(ids) - len(ids) // HELD_OUT_DIVISOR for ids in files]
-        pairs = list(zip(files, cuts, strict=True))
-        return [ids[:cut] for ids, cut in pairs], [ids[cut:] for ids, cut in pairs]
+        return [len(ids) - len(ids) // HELD_OUT_DIVISOR for ids in files]
     size_max = sum(map(len, files)) // HELD_OUT_DIVISOR
     small = [group for _, group in sorted(groups.items()) if sum(len(files[index]) for index in group) <= size_max]
     held_out = {index for group in small[: len(groups) // HELD_OUT_DIVISOR] for index in group}
-    train = [ids for index, ids in enumerate(files) if index not in held_out]
-    return train, [files[index] for index in sorted(held_out)]
+    return [0 if index in held_out else len(ids) for index, ids in enumerate(files)]
 
 
 def _join(segments: Iterable[Segment]) -> tuple[Segment, ...]:

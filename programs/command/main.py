@@ -11,7 +11,14 @@ from typing import Annotated
 
 import typer
 
-from isthmus.programs.command import lab_commands, launch_commands, machine_commands, model_commands, run_commands
+from isthmus.programs.command import (
+    data_commands,
+    lab_commands,
+    launch_commands,
+    machine_commands,
+    model_commands,
+    run_commands,
+)
 from isthmus.programs.command.options import Commands
 from isthmus.programs.engine.run.interrupts import handle, ignore, interrupt, leave_output, open_standard_streams
 from isthmus.runtime.system.processes import check_linux, signal_masks, unblock
@@ -41,6 +48,7 @@ app.add_typer(
     help="Simulate runs, or their goodput, without any machine.",
 )
 app.add_typer(model_commands.commands)
+app.add_typer(data_commands.commands)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,31 +1,24 @@
-"""Texts of files, as the tokens of a model: plain text, JSON lines, parquet and arrow, by their names.
+"""Texts of files, as the tokens of a model.
 
-A file of plain text is one document; each line of a .jsonl file, and each row of a .parquet or .arrow file, has one in
-a field or column. The token that ends a text, if the model has one, follows each document, and documents are packed one
-after the other. A row may have a prompt in another field, which comes first, and which is not to be predicted: its
-tokens are the complements of their ids (`ops.data.batches`). Prompt and text become tokens apart.
+`rows` has the documents of a file. The token that ends a text, if the model has one, follows each document, and
+documents are packed one after the other. A row may have a prompt in another field, which comes first, and which is not
+to be predicted: its tokens are the complements of their ids (`ops.data.batches`). Prompt and text become tokens apart.
 """
 
 from __future__ import annotations
 
-from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import numpy as np
 
 from isthmus.programs.model_folders.tokens import Ids, TextTokens
-from isthmus.runtime.errors import ConfigError, nearest
+from isthmus.programs.rows import documents_of
 
 TOGETHER: Final = 1024
 """Documents that are tokenized at once, on all cores."""
-
-
-TABLES: Final = (".jsonl", ".parquet", ".arrow")
-"""Files of rows."""
 
 
 def ids_of(path: Path, fields: Mapping[str, str], tokens: TextTokens, end: int | None, doing: str) -> Ids:
@@ -35,111 +28,9 @@ def ids_of(path: Path, fields: Mapping[str, str], tokens: TextTokens, end: int |
     """
     ends = np.asarray([] if end is None else [end], np.int32)
     parts: list[Ids] = []
-    documents = _documents(path, fields, doing)
+    documents = documents_of(path, fields, doing)
     while some := list(islice(documents, TOGETHER)):
         *prompts, texts = (tokens.encode_all(column) for column in zip(*some, strict=True))
         for ids in zip(*prompts, texts, strict=True):
             parts += [*(~prompt for prompt in ids[:-1]), ids[-1], ends]
     return np.concatenate(parts) if parts else ends[:0]
-
-
-def _documents(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
-    do = "Correct the file, or leave it out."
-    try:
-        if path.suffix == ".jsonl":
-            yield from _lines(path, fields, doing)
-        elif path.suffix in TABLES:
-            yield from _rows(path, fields, doing)
-        elif len(fields) > 1:
-            do = f"Leave {next(iter(fields))} out, or the file."
-            raise ConfigError(doing, f"prompts in rows of {', '.join(TABLES)}", f"{path}, plain text", do)
-        else:
-            yield (_utf8(path.read_bytes(), path, doing),)
-    except OSError as error:
-        raise ConfigError(doing, f"text in {path}", str(error), do) from None
-
-
-def _utf8(text: bytes, path: Path, doing: str) -> bytes:
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        do = "Convert it to UTF-8, or leave it out."
-        raise ConfigError(doing, f"text in UTF-8 in {path}", str(error), do) from None
-    return text
-
-
-def _lines(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row: Any = msgspec.json.decode(line.removeprefix(BOM_UTF8) if number == 1 else line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                do = "Write one JSON object a line."
-                raise ConfigError(doing, f"JSON in line {number} of {path}", str(error), do) from None
-            row = row if isinstance(row, dict) else {}
-            for setting, column in fields.items():
-                if column not in row:
-                    raise _no_column(f"line {number} of {path}", setting, column, sorted(map(str, row)), doing)
-                if not isinstance(row[column], str):
-                    raise _no_text(f"{column!r} of line {number} of {path}", row[column], doing)
-            yield tuple(row[column].encode(errors="replace") for column in fields.values())
-
-
-def _rows(path: Path, fields: Mapping[str, str], doing: str) -> Iterator[tuple[bytes, ...]]:
-    try:
-        from pyarrow import ArrowException
-    except ImportError:
-        do = "Install it beside isthmus: in a clone, pip install -e '.[parquet]'."
-        raise ConfigError(doing, "the library pyarrow", "none", do) from None
-    try:
-        names, batches = _arrow(path) if path.suffix == ".arrow" else _parquet(path, list(fields.values()))
-        for setting, column in fields.items():
-            if column not in names:
-                raise _no_column(str(path), setting, column, names, doing)
-        for batch in batches:
-            columns = [batch.column(column).to_pylist() for column in fields.values()]
-            for row in zip(*columns, strict=True):
-                yield tuple(_text(text, path, doing) for text in row)
-    except (ArrowException, UnicodeDecodeError) as error:
-        do = "Correct the file, or leave it out."
-        raise ConfigError(doing, f"{path.suffix[1:]} in {path}", str(error)[:200], do) from None
-
-
-def _parquet(path: Path, columns: Sequence[str]) -> tuple[list[str], Iterator[Any]]:
-    """The names of all columns, and the rows of some, in batches."""
-    from pyarrow import parquet
-
-    file = parquet.ParquetFile(path)
-    return file.schema_arrow.names, file.iter_batches(columns=list(columns))
-
-
-def _arrow(path: Path) -> tuple[list[str], Iterator[Any]]:
-    """The names of all columns, and the rows, in batches: of a stream, as datasets writes them, or of a file."""
-    from pyarrow import ArrowInvalid, ipc, memory_map
-
-    source = memory_map(str(path))
-    try:
-        stream = ipc.open_stream(source)
-    except ArrowInvalid:
-        file = ipc.open_file(source)
-        return file.schema.names, (file.get_batch(index) for index in range(file.num_record_batches))
-    return stream.schema.names, iter(stream)
-
-
-def _text(text: Any, path: Path, doing: str) -> bytes:
-    if not isinstance(text, str):
-        raise _no_text(f"each row of {path}", text, doing)
-    return text.encode()
-
-
-def _no_text(where: str, value: Any, doing: str) -> ConfigError:
-    is_null = value is None
-    do = "Leave rows without a text out." if is_null else "Name a column of texts."
-    return ConfigError(doing, f"a text in {where}", "null" if is_null else f"a {type(value).__name__}", do)
-
-
-def _no_column(where: str, setting: str, column: str, there: Sequence[str], doing: str) -> ConfigError:
-    do = f"Name another with {setting}. {nearest(column, there)}"
-    return ConfigError(doing, f"a text in {column!r} of {where}", ", ".join(there) or "no fields", do)

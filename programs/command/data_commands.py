@@ -1,0 +1,93 @@
+"""The command about training data: route."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from isthmus.programs.command.options import AsJson, Commands
+from isthmus.runtime.errors import printable
+
+PANEL: Final = "Data"
+
+commands = typer.Typer(cls=Commands)
+
+
+@commands.command(rich_help_panel=PANEL)
+def route(
+    shards: Annotated[
+        int, typer.Option("--shards", metavar="N", help="How many: the paths of the run.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="A new file, the router.", show_default=False)],
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DATA]...", help="Files and folders. Default: Python's library.", show_default=False),
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option("--by", metavar="content|source|random", help="What a document's shard follows from."),
+    ] = "content",
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of what is drawn.")] = 0,
+    column: Annotated[
+        str,
+        typer.Option("--column", metavar="NAME", help="The field or column of rows that has the text."),
+    ] = "text",
+    source_column: Annotated[
+        str | None,
+        typer.Option(
+            "--source-column",
+            metavar="NAME",
+            help="That which has the source. Default: a file of rows, or a folder, is one.",
+            show_default=False,
+        ),
+    ] = None,
+    token_dtype: Annotated[
+        str, typer.Option("--token-dtype", metavar="uint16|uint32", help="The dtype of .bin files.")
+    ] = "uint16",
+    losses: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-losses",
+            metavar="FILE.npy",
+            help="Route again, by the loss of each document for training by each path.",
+            show_default=False,
+        ),
+    ] = None,
+    router: Annotated[
+        Path | None,
+        typer.Option("--router", metavar="FILE", help="With --from-losses: that of the run.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give the documents of training data to shards, one for each path.
+
+    A document is a file, or a row of .jsonl, .parquet or .arrow; files are cut where there are few.
+
+    content: k-means on the first 64 bytes of a document, with equal shards. source: the folder, or a column of rows.
+    """
+    from isthmus.programs import routers
+
+    where = [str(Path(each).expanduser()) for each in data or []]
+    if losses is None and router is None:
+        routed = routers.route(
+            where,
+            shards=shards,
+            out=out.expanduser(),
+            by=by,
+            seed=seed,
+            column=column,
+            source_column=source_column,
+            token_dtype=token_dtype,
+        )
+    else:
+        routed = routers.reroute_from(
+            losses, where, router, shards=shards, out=out.expanduser(), seed=seed, token_dtype=token_dtype
+        )
+    if as_json:
+        typer.echo(json.dumps(routed.as_dict()))
+        return
+    for line in routed.lines():
+        typer.echo(printable(line))
