@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median_low
+from statistics import median_high, median_low
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 from isthmus.ops.exchange.formats import FORMATS, Format
@@ -77,6 +77,13 @@ SLACK_STEPS: Final = 1.5
 INTERVAL_GROWTH_MAX: Final = 64
 ROUND_TRIP_SHARE: Final = 4
 """A round trip may take a quarter of the interval, as where the interval is a number (`syncer.schedule`)."""
+DELAYS_OVERLAP: Final = 2
+"""Delays in an overlap: its grace is gamma = 0.8 of what is left beside the transfer of an update, half a delay at most
+(`syncer.terms`), so 1.2 delays."""
+DELAY_SHARE: Final = 8
+"""The delay of a link, which no format shortens, may take an eighth of the interval: what is trained meanwhile is
+overwritten, and four fifths of all are to be merged, though the shortest of delays is not the usual one, and those
+tokens count that are trained before the interval is found."""
 
 
 class LinkRate(NamedTuple):
@@ -91,11 +98,13 @@ class LinkRate(NamedTuple):
 
 
 class LinkGoodput(NamedTuple):
-    """Goodput of the link of the learner in a `slot`, to the shard (`up`) and from it (`down`)."""
+    """Goodput of the link of the learner in a `slot`, to the shard (`up`) and from it (`down`), and the nanoseconds that
+    an item without size takes there and back, 0 where unknown."""
 
     slot: int
     up: LinkRate
     down: LinkRate
+    round_trip: int = 0
 
 
 class Needs(NamedTuple):
@@ -119,11 +128,18 @@ class Needs(NamedTuple):
         return FORMATS[format_name].bits / 8 * values / (interval * self.step / 1e9)
 
     def trip_steps(self, link: LinkGoodput, push: str, update: str) -> float:
-        """The steps that the largest fragment takes for both directions of a link; 0 where unknown."""
-        if not (link.up.mean and link.down.mean and self.step):
+        """The steps of an overlap that leave the largest fragment time for both directions of a link; 0 where unknown."""
+        if not self.step:
             return 0.0
-        seconds = self.largest / 8 * (FORMATS[push].bits / link.up.mean + FORMATS[update].bits / link.down.mean)
-        return seconds * 1e9 / self.step
+        seconds = 0.0
+        if link.up.mean and link.down.mean:
+            seconds = self.largest / 8 * (FORMATS[push].bits / link.up.mean + FORMATS[update].bits / link.down.mean)
+        return (seconds * 1e9 + DELAYS_OVERLAP * link.round_trip) / self.step
+
+    def delay_interval(self, link: LinkGoodput) -> int:
+        """The interval of which the round trip of a link, with a step of slack, takes the part for delays; 0 where
+        unknown."""
+        return DELAY_SHARE * (math.ceil(link.round_trip / self.step) + 1) if link.round_trip and self.step else 0
 
     def load(self, goodput: int, format_name: str, interval: int) -> float:
         """The load of a link with this goodput; 0 where that is unknown."""
@@ -167,6 +183,16 @@ def steps_needed(needs: Needs, link: LinkGoodput, push: str, update: str) -> flo
     return max(loads) / SHARE
 
 
+def within_hearing(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs) -> list[LinkGoodput]:
+    """The links whose round trip counts for the interval. Of two links both count, of more than two not those that are
+    alone: a delay cannot be met with fewer bits, so what half of the learners need is for all."""
+    steps = [needs.delay_interval(link) for link in links]
+    if not steps:
+        return []
+    limit = max(REACH * wanted.interval, OUTLIER * median_high(steps))
+    return [link for link, needed in zip(links, steps, strict=True) if needed <= limit]
+
+
 def best(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs, now: Choice) -> Choice:
     """The choice that fits the links, if nothing were in use yet; settings that are not "auto" stay as requested.
 
@@ -186,9 +212,8 @@ def best(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs, now
     interval = present = requested
     if "interval" in wanted.auto:
         steps = max((steps_needed(needs, link, *coarsest(wanted)) for link in reach), default=0.0)
-        interval = max(
-            requested, min(math.ceil(steps), INTERVAL_GROWTH_MAX * requested), round_trip_interval(needs, now)
-        )
+        delays = round_trip_interval(needs, now), delay_interval(wanted, links, needs, now)
+        interval = max(requested, min(math.ceil(steps), INTERVAL_GROWTH_MAX * requested), *delays)
         present = min(interval, max(requested, now.interval))
     push, update, overlap = {link.slot: wanted.push for link in links}, wanted.update, now.overlap
     if "push" in wanted.auto:
@@ -197,7 +222,8 @@ def best(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs, now
         formats = [finest(needs, link.down, present) for link in reach]
         update = max(formats, key=LADDER.index, default=LADDER[0])
     if "overlap" in wanted.auto:
-        trips = [needs.trip_steps(link, push[link.slot], update) for link in reach]
+        heard = within_hearing(wanted, links, needs)
+        trips = [needs.trip_steps(link, push[link.slot], update) for link in reach if link in heard]
         needed = max([needs.overlap, *(math.ceil(trip + SLACK_STEPS) for trip in trips if trip)])
         overlap = max(wanted.overlap, min(needed, interval // ROUND_TRIP_SHARE))
     return Choice(push, update, interval, overlap)
@@ -213,6 +239,12 @@ def round_trip_interval(needs: Needs, now: Choice) -> int:
     if needs.round_trip * ROUND_TRIP_SHARE > 0.75 * now.interval:
         return now.interval
     return ROUND_TRIP_SHARE * math.ceil(needs.round_trip)
+
+
+def delay_interval(wanted: WantedSettings, links: Sequence[LinkGoodput], needs: Needs, now: Choice) -> int:
+    """The interval that the delays of links need; the present one, where that is longer by less than a quarter."""
+    needed = max((needs.delay_interval(link) for link in within_hearing(wanted, links, needs)), default=0)
+    return now.interval if 0.75 * now.interval < needed <= now.interval else needed
 
 
 CROWDED: Final = 2
@@ -348,7 +380,7 @@ class Chooser:
         for move in self._interval(fitting, links, needs, sweep):
             self.choice = replace(self.choice, interval=int(move.after))
             moves.append(move)
-        for move in self._overlap(fitting, needs, sweep):
+        for move in self._overlap(fitting, needs, sweep, at_once=any(move.setting == "interval" for move in moves)):
             self.choice = replace(self.choice, overlap=int(move.after))
             moves.append(move)
         return moves
@@ -399,6 +431,7 @@ class Chooser:
         cause, load = self._most_loaded(links, needs)
         is_shorter, is_crowded = fitting.interval < now, load > KEEP
         is_slow = self._turns >= self._settled and needs.round_trip * ROUND_TRIP_SHARE > now
+        is_slow |= delay_interval(self.wanted, links, needs, self.choice) > now
         if fitting.interval > now and (is_crowded or is_slow):
             if not patience.falls(PATIENCE):
                 return []
@@ -423,7 +456,9 @@ class Chooser:
                     most = Cause(link.slot, rate.mean, needed), load
         return most
 
-    def _overlap(self, fitting: Choice, needs: Needs, sweep: int) -> list[Move]:
+    def _overlap(self, fitting: Choice, needs: Needs, sweep: int, *, at_once: bool) -> list[Move]:
+        """The move of the overlap: `at_once` with a longer interval, or the answers of one of these would come in time
+        for the round in which those of the one before count, which are late and are refused then."""
         if "overlap" not in self.wanted.auto:
             return []
         key: Key = "overlap", EVERYBODY
@@ -433,7 +468,8 @@ class Chooser:
         if wanted == now or self.wanted.overlap < wanted == now - 1:  # Goodputs are not that exact.
             patience.rest()
             return []
-        if now <= room and not (patience.falls(PATIENCE) if wanted > now else patience.rises(sweep)):
+        is_due = (at_once or patience.falls(PATIENCE)) if wanted > now else patience.rises(sweep)
+        if now <= room and not is_due:
             return []
         reason: Reason = "slow rounds" if wanted > now else "quick rounds"
         return [self._moved(key, str(now), str(wanted), reason, NO_LINK, needs, sweep)]
@@ -511,6 +547,7 @@ class FollowedSettings:
         self,
         learners: Sequence[LearnerSteps],
         goodput: Mapping[tuple[str, int], Sequence[int]],
+        round_trips: Mapping[tuple[str, int], int],
         *,
         round_trip: float,
         round_steps: float,
@@ -523,6 +560,7 @@ class FollowedSettings:
         Arguments:
             learners: those that step, or regions that merge.
             goodput: that of this shard's own links, by (role, slot).
+            round_trips: those of its links, in nanoseconds, by (role, slot), of items without size.
             round_trip: the duration of a round, without grace, in steps of the fastest learner.
             round_steps: the part of it that has to fit into the overlap, in steps of the slowest.
             is_late: whether a fragment waits too long for its turn.
@@ -530,9 +568,10 @@ class FollowedSettings:
             now: this shard's clock.
         """
         times = [learner.step_time for learner in learners if learner.step_time > 0]
+        slots = [(learner, (self._peers, learner.slot)) for learner in sorted(learners, key=lambda each: each.slot)]
         links = [
-            LinkGoodput(learner.slot, self._up(learner), LinkRate(*goodput.get((self._peers, learner.slot), ())))
-            for learner in sorted(learners, key=lambda each: each.slot)
+            LinkGoodput(key[1], self._up(learner), LinkRate(*goodput.get(key, ())), round_trips.get(key, 0))
+            for learner, key in slots
         ]
         overlap = math.ceil(round_steps) + 1
         if is_late:

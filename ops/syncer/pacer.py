@@ -110,7 +110,8 @@ class PacerContext(Protocol):
 
     @property
     def traffic(self) -> Any:
-        """`traffic.goodput` is the rate of this host's links, (mean, best) bytes a second by (role, slot)."""
+        """By (role, slot), `traffic.goodput` is the rate of this host's links, (mean, best) bytes a second, and
+        `traffic.round_trips` that of an item without size, in nanoseconds."""
 
     def now(self) -> int:
         """The time in nanoseconds, on the same clock as the times in a Merging."""
@@ -471,6 +472,7 @@ class Pacer:
         self._changes += following.observe(
             stepping,
             self._context.traffic.goodput,
+            self._context.traffic.round_trips,
             round_trip=self._terms.round_trip_steps(stepping),
             round_steps=self._terms.round_steps(stepping),
             is_late=self._is_late(),

@@ -123,7 +123,8 @@ class Goodput:
 
 
 class PeerLinks:
-    """Links to all others; `goodput` by (role, slot), where known. A link to a new life is a new link.
+    """Links to all others; `goodput` and `round_trips` by (role, slot), where known, the latter of items without size.
+    A link to a new life is a new link.
 
     `keep(target, size_bytes)` sets the pace of one.
     """
@@ -131,6 +132,7 @@ class PeerLinks:
     def __init__(self, keep: Callable[[Member, int], None] = lambda target, size_bytes: None) -> None:
         self._keep = keep
         self.goodput: dict[tuple[str, int], Rate] = {}
+        self.round_trips: dict[tuple[str, int], Duration] = {}
         self._links: dict[Replica, tuple[int, Goodput]] = {}
 
     def carried(self, target: Member, size_bytes: int, begun: Instant, arrived: Instant) -> None:
@@ -143,6 +145,7 @@ class PeerLinks:
             link = Goodput()
             self._links[replica] = life, link
             self.goodput.pop((replica.role, replica.slot), None)
+            self.round_trips.pop((replica.role, replica.slot), None)
         link.carried(size_bytes, begun, arrived)
         self._tell(target, link)
 
@@ -155,6 +158,8 @@ class PeerLinks:
                 self._tell(target, link)
 
     def _tell(self, target: Member, link: Goodput) -> None:
+        if link.way:
+            self.round_trips[target.replica.role, target.replica.slot] = link.way
         if link.rate.mean:
             self.goodput[target.replica.role, target.replica.slot] = link.rate
             self._keep(target, link.pace)

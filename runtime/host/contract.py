@@ -53,7 +53,7 @@ class Traffic:
 
     `waited` is the time that a missing item or credit kept a node from firing, in waits longer than 1 ms, by node name,
     `spent` the time of its firings, `fired` their number, `emitted` the number of items that they emitted. `edges` are
-    by index in the graph. `goodput` is the learned goodput of the links to others, by (role, slot).
+    by index in the graph. `goodput` and `round_trips` are those of the links to others, as learned, by (role, slot).
     """
 
     bytes_sent: int = 0
@@ -64,6 +64,7 @@ class Traffic:
     emitted: dict[str, int] = field(default_factory=dict)
     edges: dict[int, EdgeTraffic] = field(default_factory=dict)
     goodput: dict[tuple[str, int], Rate] = field(default_factory=dict)
+    round_trips: dict[tuple[str, int], Duration] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ class Host:
         self._name = str(member.replica)
         self.scheduler = Scheduler(plan, member)
         self.links = PeerLinks(channel.pace)
-        self.traffic = Traffic(goodput=self.links.goodput)
+        self.traffic = Traffic(goodput=self.links.goodput, round_trips=self.links.round_trips)
         self.busy = Busy()
         self.refused: Counter[str] = Counter()
         self.raised: Raised | None = None

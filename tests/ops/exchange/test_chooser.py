@@ -115,6 +115,24 @@ def test_bits_are_given_up_before_steps_and_steps_only_as_far_as_needed() -> Non
         assert chooser.choice.push == {0: push, 1: push}
 
 
+def test_a_delay_of_half_of_the_links_is_given_interval_and_overlap_at_once() -> None:
+    """There and back takes 18 steps: an eighth of the interval, and an overlap of twice that."""
+    far, near = [LinkGoodput(slot, LinkRate(), LinkRate(), 1_800_000_000) for slot in (0, 1)], links(50, 50, 50)[1:]
+    chooser = Chooser(ALL)
+    assert said(followed(chooser, 40, [*far[:1], near[0]])) == [
+        ("interval", None, "24", "152", "slow rounds"),
+        ("overlap", None, "2", "38", "slow rounds"),
+    ]
+    jitter = [far[0]._replace(round_trip=round(1.8e9 * share)) for share in (0.85, 1.0, 0.8)]
+    moves = [move for each in jitter for move in followed(chooser, 100, [each, near[0]])]
+    assert {move.setting for move in moves} == {"overlap"}
+    assert followed(Chooser(ALL), 100, [*far[:1], *near]) == []  # It is alone: the others do not follow it.
+    assert followed(Chooser(WantedSettings.of(push="auto", update="auto", interval=24, overlap=2)), 100, far) == []
+    moves = followed(chooser, 200, links(50, 50))
+    assert (chooser.choice.interval, chooser.choice.overlap) == (INTERVAL, OVERLAP)
+    assert {move.reason for move in moves} == {"carries more", "quick rounds"}
+
+
 def test_answers_get_the_bits_back_for_which_updates_make_the_interval_long_enough() -> None:
     chooser = Chooser(WantedSettings.of(push="auto", update="float32", interval="auto", overlap=2))
     moves = said(followed(chooser, CROWDED, links(0.3)))
@@ -273,6 +291,7 @@ def test_a_shard_takes_what_concerns_its_own_links_and_tells_of_changes() -> Non
     observe: Callable[[], list[Any]] = lambda: following.observe(  # noqa: E731
         learners,
         {("learner", 0): (10**9, 10**9), ("evaluator", 0): (3, 3)},
+        {},
         round_trip=0.5,
         round_steps=0.4,
         is_late=False,

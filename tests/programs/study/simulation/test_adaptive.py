@@ -17,7 +17,7 @@ from isthmus.programs.study.simulation.toy_task import EVEN, WIDE, Toy
 from isthmus.programs.study.simulation.universe import Outcome, Shape, hosts_of, outcome_of
 from isthmus.runtime.graph.plans import EdgePlan
 from isthmus.runtime.ids import Member
-from isthmus.runtime.sim.faults import Fault, Kill, Throttle
+from isthmus.runtime.sim.faults import Clog, Fault, Kill, Throttle
 from isthmus.runtime.sim.host import Life
 from isthmus.runtime.sim.network import Climate
 from isthmus.runtime.sim.universe import machine_of
@@ -62,12 +62,18 @@ class Changes(Witness):
 
 
 def run(
-    witness: Witness, *faults: Fault, steps: int = 430, task: Toy = EVEN, seed: int = 1, **settings: Any
+    witness: Witness,
+    *faults: Fault,
+    steps: int = 430,
+    task: Toy = EVEN,
+    seed: int = 1,
+    window_bytes: int | None = WINDOW_BYTES,
+    **settings: Any,
 ) -> Outcome:
     program = Program("decoupled-diloco", **{"fragments": 8, **AUTO, **settings})
     climate, speeds = Climate(), (1.0,) * LEARNERS
     shape = Shape(
-        seed, LEARNERS, steps, STEP * 1e3, program, climate, speeds, faults, task=task, window_bytes=WINDOW_BYTES
+        seed, LEARNERS, steps, STEP * 1e3, program, climate, speeds, faults, task=task, window_bytes=window_bytes
     )
     outcome = outcome_of(shape, witness)
     assert outcome.violation is None
@@ -129,6 +135,27 @@ def test_links_that_carry_everything_are_given_every_bit() -> None:
     assert outcome.status["changes"]["count"] == 0
     assert {format_name for _, format_name in witness.last["push"]} == {witness.last["update"]} == {"float32"}
     assert [role for role, _, mean, _ in witness.links if mean > 1e6 and role == "syncer"]
+
+
+def merged_share(outcome: Outcome, slot: int) -> float:
+    """The share of a learner's tokens that is merged."""
+    report = outcome.status["learners"][slot]
+    return sum(account[0] for account in report["accounts"]) / sum(map(sum, report["accounts"]))
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_links_that_are_long_are_given_a_long_interval() -> None:
+    """As through a bucket: the way there and back takes 18 steps, and no format shortens it."""
+    witness, delay = Changes(), 0.9
+    far = [Clog(f"learner-{slot}", latency=delay, seconds=9e3, at=0.0) for slot in (2, 3)]
+    outcome = run(witness, *far, steps=1000, window_bytes=None)
+    assert min(merged_share(outcome, slot) for slot in range(LEARNERS)) > 0.8
+    assert all(report["waited"] == 0 for report in outcome.status["learners"].values())
+    round_trip = 2 * delay / STEP
+    assert 8 * round_trip < witness.last["interval"] < 10 * round_trip
+    assert outcome.status["changes"]["last"][-1]["reason"] == "slow rounds"
+    assert_exact(outcome)
 
 
 @pytest.mark.soak
