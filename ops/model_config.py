@@ -134,7 +134,8 @@ class ModelConfig:
     is 8/3 of `width`, which gives SwiGLU's three matrices the size of two of 4 x width, rounded up to a multiple of 4.
     `tied` reads the logits off the token embedding; `dtype` is "float32" or "bfloat16". `routing` makes the
     feed-forward halves of experts, each of that width. `stacked` keeps all layers in tensors with an axis more, in
-    front; `checkpoint` keeps of a layer its input alone for the backward pass, which computes the rest again.
+    front; `checkpoint` keeps of a layer its input alone for the backward pass, which computes the rest again. The
+    training loss of a stacked model takes a batch through the layers in `microbatches` parts (`mesh_stages`).
 
     Forms of other models: fewer heads of keys and values than of queries (`shared_heads`), heads of a width of their
     own, norms of each head's queries and keys (`head_norms`), `biases` of matrices, attention to the last `window`
@@ -152,6 +153,7 @@ class ModelConfig:
     routing: Routing | None = None
     stacked: bool = False
     checkpoint: bool = False
+    microbatches: int | None = None
     shared_heads: int | None = None
     head_width: int | None = None
     head_norms: bool = False

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isthmus.ops.gang.mesh_stages import scan_layers
 from isthmus.ops.model_config import MATRICES, ModelConfig, Rotary, Routing, tensors
 
 
@@ -102,13 +103,15 @@ def logits(config: ModelConfig, params: Parameters, tokens: jax.Array) -> jax.Ar
     return _forward(config, params, tokens)[0]
 
 
-def _forward(config: ModelConfig, params: Parameters, tokens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+def _forward(
+    config: ModelConfig, params: Parameters, tokens: jax.Array, microbatches: int | None = None
+) -> tuple[jax.Array, jax.Array | None]:
     """The logits, and the mean balance of the layers, None without experts."""
     layers, rest = params["layers"], {name: params[name] for name in params if name != "layers"}
     rest = _typed(config, rest)
     x = rest["embedding"][tokens.astype(jnp.int32)]
     if config.stacked:
-        x, balances = jax.lax.scan(partial(_layer, config), x, layers)
+        x, balances = scan_layers(partial(_layer, config), x, layers, microbatches=microbatches)
     else:
         losses = list[jax.Array]()
         for index in range(config.layers):
@@ -212,13 +215,15 @@ def token_losses(config: ModelConfig, params: Parameters, tokens: jax.Array) -> 
 
 
 def _losses(config: ModelConfig, params: Parameters, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
-    losses, balance = _token_losses(config, params, batch["tokens"])
+    losses, balance = _token_losses(config, params, batch["tokens"], config.microbatches)
     return jnp.mean(losses), balance
 
 
-def _token_losses(config: ModelConfig, params: Parameters, tokens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+def _token_losses(
+    config: ModelConfig, params: Parameters, tokens: jax.Array, microbatches: int | None = None
+) -> tuple[jax.Array, jax.Array | None]:
     tokens = tokens.astype(jnp.int32)
-    scores, balance = _forward(config, params, tokens[:, :-1])
+    scores, balance = _forward(config, params, tokens[:, :-1], microbatches)
     right = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)[..., 0]
     return jax.nn.logsumexp(scores, axis=-1) - right, balance
 

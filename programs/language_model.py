@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from isthmus.ops.data.batches import Windows
 from isthmus.ops.data.corpus import BYTE_VOCABULARY, Corpus, CorpusFile, DataError, find, load
+from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE, ShardingError
+from isthmus.ops.gang.mesh_stages import microbatches_of
 from isthmus.programs.settings import Setting, checked
 from isthmus.programs.sweeps import BATCHES, batch_default
 from isthmus.programs.task import Task
@@ -36,6 +38,27 @@ def _rules(values: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault("Setting task.experts_chosen", f"from 1 to {experts}, for there are so many", str(chosen), remedy)
     if not isinstance(batch := values["batch"], int) and batch is not None and not (batch and _are_counts(*batch)):
         yield Fault("Setting task.batch", BATCH, repr(batch), REMEDY.replace("{}", "batch"))
+        return
+    yield from _stage_rules(values, () if batch is None else (batch,) if isinstance(batch, int) else batch)
+
+
+def _stage_rules(values: Mapping[str, Any], batches: Sequence[int]) -> Iterator[Fault]:
+    """Faults of stages and micro-batches that no mesh changes."""
+    layers, stages, microbatches = (values[key] for key in ("layers", "stages", "microbatches"))
+    if not _are_counts(layers, stages, *batches, *(() if microbatches is None else (microbatches,))):
+        return
+    if (stages > 1 or microbatches is not None) and not values["stacked"]:
+        key = "stages" if stages > 1 else "microbatches"
+        do = f"Set task.stacked to true, or leave task.{key} out."
+        yield Fault(f"Setting task.{key}", "stacked layers, which stages are cut of", "layers apart", do)
+    if layers % stages:
+        do = "Change task.layers or task.stages."
+        yield Fault("Setting task.stages", f"a number that divides {layers} layers", str(stages), do)
+    for rows in dict.fromkeys(batches):
+        try:
+            microbatches_of(rows, 1, stages, microbatches)
+        except ShardingError as error:
+            yield Fault(error.action, error.expected, error.found, error.remedy)
 
 
 def _are_counts(*values: Any) -> bool:
@@ -143,6 +166,23 @@ def task(
         bool, Setting("All layers are rows of the same tensors, compiled once: for deep models.")
     ] = False,
     checkpoint: CheckpointSetting = False,
+    stages: Annotated[
+        int,
+        Setting(
+            "Groups of successive layers, each on its own devices of an island; needs `stacked`.",
+            ge=1,
+            expected=COUNT,
+        ),
+    ] = 1,
+    microbatches: Annotated[
+        int | None,
+        Setting(
+            "Parts of a batch that pass the layers one after the other: a multiple of `stages`. Default: the most of "
+            "4, 3, 2 and 1 for each stage that divide the batch.",
+            ge=1,
+            expected=COUNT,
+        ),
+    ] = None,
 ) -> Task:
     """The language model as a Task. ConfigError, with every fault, for a setting out of range and for wrong data.
 
@@ -170,6 +210,7 @@ def task(
         routing=_routing(experts, experts_chosen, experts_slack, experts_balance),
         stacked=stacked,
         checkpoint=checkpoint,
+        microbatches=microbatches,
     )
     kind = adamw if optimizer == "adamw" else partial(muon, is_hidden=transformer.is_hidden)
     return Task(
@@ -186,6 +227,7 @@ def task(
         evaluation=windows.evaluation_batches,
         merge={"embedding": "average", **({} if tied else {"head": "average"}), "**": "rda"},
         stacked=("layers/**",) if stacked else (),
+        mesh=AXES_DEFAULT if stages == 1 else (*AXES_DEFAULT, (STAGE, stages)),
     )
 
 
@@ -215,7 +257,8 @@ def is_of_bytes(settings: Mapping[str, Any]) -> bool:
 
 def chosen(settings: Mapping[str, Any], tokens: int, learners: int) -> dict[str, Any]:
     """The batch and the rate for a run of so many tokens, as far as `settings`, all of the task's, have None there."""
-    batch = settings["batch"] or batch_default(tokens, learners, settings["context"])
+    unit = settings["microbatches"] or settings["stages"]
+    batch = settings["batch"] or -(-batch_default(tokens, learners, settings["context"]) // unit) * unit
     values = {"batch": batch, "lr": rate_default(settings["optimizer"], settings["width"], batch)}
     return {key: value for key, value in values.items() if settings[key] is None}
 

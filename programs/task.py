@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 from isthmus.ops.data.batches import At, Split, Stream, Tokens, TokensPerBatch, of_slot
 from isthmus.ops.exchange.merge_rules import DEFAULT, FROZEN, LOCAL, RULES
-from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED
+from isthmus.ops.gang.mesh_sharding import AUTOMATIC, AXES_DEFAULT, REPLICATED, STAGE
 from isthmus.runtime.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -133,9 +133,10 @@ class TaskLayout(TaskTerms):
     - `load(path, shape)`: the first value of a merged leaf, from a checkpoint for example; None leaves it to `init`. It
       is called outside of jit, leaf by leaf; `shape` has `shape` and `dtype`.
     - `mesh`: how the devices of an island are arranged, name -> size, -1 for all that are left; the first axis is that
-      of data, along which batches are cut. `shard`: how leaves lie on them, by path patterns: "automatic" (cut along
-      the largest axis that the first axis of the mesh divides), "replicated", or a tuple with the name of an axis of
-      the mesh, or None, for each axis of the leaf.
+      of data, along which batches are cut. Along an axis "stage" the layers that `stacked` names are cut: the loss
+      calls `scan_layers`. `shard`: how leaves lie on them, by path patterns: "automatic" (cut along the largest axis
+      that the first axis of the mesh divides), "replicated", or a tuple with the name of an axis of the mesh, or None,
+      for each axis of the leaf.
     """
 
     _: KW_ONLY
@@ -150,6 +151,7 @@ class TaskLayout(TaskTerms):
         if self.load is not None:
             yield from call_faults(self, load="load(path, shape)")
         yield from _mesh_faults(self.mesh)
+        yield from _stage_faults(self.mesh, self.stacked)
         yield from _shard_faults(self.shard, self.mesh)
 
     @property
@@ -398,6 +400,18 @@ def _mesh_faults(mesh: Any) -> Iterator[Fault]:
     sizes = [size for _, size in pairs]
     if not is_named or not all(size == -1 or _is_count(size) for size in sizes) or sizes.count(-1) > 1:
         yield Fault(_MAKING, expected, repr(dict(pairs)), do)
+
+
+def _stage_faults(mesh: Any, stacked: tuple[str, ...]) -> Iterator[Fault]:
+    """Faults of an axis of stages."""
+    if any(_mesh_faults(mesh)) or STAGE not in dict(mesh):
+        return
+    if mesh[0][0] == STAGE:
+        do = f'Write for example mesh={{"data": -1, "{STAGE}": 4}}: the first axis is that of data, -1 may be 1.'
+        yield Fault(_MAKING, f"another axis before {STAGE!r} in mesh=", repr(dict(mesh)), do)
+    if not stacked:
+        do = 'Stack the layers, write for example stacked=("layers/**",), and call scan_layers in the loss.'
+        yield Fault(_MAKING, f"stacked= layers, which the axis {STAGE!r} of mesh= cuts", "none", do)
 
 
 def _shard_faults(shard: Any, mesh: Any) -> Iterator[Fault]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple, final
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from isthmus.ops.exchange.fragments import Fragment
 from isthmus.ops.exchange.parameter_trees import Rules, named_leaves
-from isthmus.ops.gang.mesh_sharding import Axes, MeshShape, Shard, Spec, alike, rule_of
+from isthmus.ops.gang.mesh_sharding import STAGE, Axes, MeshShape, Shard, Spec, alike, rule_of
 
 PROCESS: Final = "(process)"
 LOCAL: Final = "(local)"
@@ -21,11 +22,12 @@ UNCUT: Final = "(uncut)"
 
 
 class StateLeaf(NamedTuple):
-    """A leaf of a state: its path, its shape, and whether fragments cut it into rows."""
+    """A leaf of a state: its path, its shape, whether fragments cut it into rows, and whether these are layers."""
 
     path: str
     shape: tuple[int, ...]
     has_rows: bool = False
+    is_stacked: bool = False
 
 
 class Crossing(NamedTuple):
@@ -59,12 +61,15 @@ class StateLayout:
     ) -> None:
         self._shape = MeshShape.of(axes, len(devices))
         sizes = [size for _, size in self._shape.axes]
-        # The compiler cuts from the shardings of inputs and outputs: a task's functions know of no mesh.
+        # The compiler cuts from the shardings of inputs and outputs: a task's functions know of no mesh but of stages.
         self._mesh = Mesh(np.array(devices).reshape(sizes), [name for name, _ in self._shape.axes])
         self.processes = len({device.process_index for device in devices})
         self._by_process = None if self.processes == 1 else self._cut_by_process(devices)
         self._specs = {
-            leaf.path: self._shape.of_leaf(leaf.path, leaf.shape, rules, has_rows=leaf.has_rows) for leaf in model
+            leaf.path: self._shape.of_leaf(
+                leaf.path, leaf.shape, rules, has_rows=leaf.has_rows, is_stacked=leaf.is_stacked
+            )
+            for leaf in model
         }
         placed = {leaf.path: (leaf.shape, self._specs[leaf.path]) for leaf in model}
         self.replicated = self._sharding(())
@@ -79,6 +84,10 @@ class StateLayout:
             return Mesh(np.array(devices).reshape(self.processes, -1), (PROCESS, UNCUT))
         sizes = [self.processes, count // self.processes, *(size for _, size in others)]
         return Mesh(np.array(devices).reshape(sizes), (PROCESS, LOCAL, *(name for name, _ in others)))
+
+    def stages(self) -> AbstractContextManager[Any]:
+        """The context in which the functions of a task are traced: `scan_layers` finds the stages of the mesh in it."""
+        return use_abstract_mesh(self._mesh.abstract_mesh) if STAGE in self._shape.sizes else nullcontext()
 
     def put(self, tree: Any, shardings: Any) -> Any:
         """Place a tree of host arrays, which are the same in every process, on the devices."""

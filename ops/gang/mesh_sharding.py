@@ -22,6 +22,8 @@ Shard: TypeAlias = str | Spec
 AUTOMATIC: Final = "automatic"
 REPLICATED: Final = "replicated"
 DATA: Final = "data"
+STAGE: Final = "stage"
+"""The axis of a mesh along which stacked layers are cut (`mesh_stages`)."""
 AXES_DEFAULT: Final[Axes] = ((DATA, -1),)
 REPLICATED_BELOW: Final = 2048
 """Elements: 8 KiB of float32, which a link between chips carries in less time than an operation takes to begin."""
@@ -71,21 +73,54 @@ class MeshShape(NamedTuple):
         below `REPLICATED_BELOW` elements lie whole on every device: cutting them would save nothing, and cost a
         collective operation for each. If fragments cut an array into rows, its leading axis is left whole, where
         another one can be cut: then each device has its part of every row, and nothing moves between devices to
-        exchange some of them.
+        exchange some of them. Where there are stages it is cut along another axis by them, too.
         """
-        name, count = self.data
         if math.prod(shape) < REPLICATED_BELOW:
             return ()
-        fitting = [axis for axis, size in enumerate(shape) if size % count == 0]
-        if not fitting:
-            return ()
-        largest = max(fitting, key=lambda axis: (axis > 0 or not has_rows, shape[axis], -axis))
-        return (*[None] * largest, name)
+        spec: list[str | None] = [None] * len(shape)
+        for name, count in self._cutting:
+            fitting = [axis for axis, size in enumerate(shape) if size % count == 0 and spec[axis] is None]
+            if fitting:
+                spec[max(fitting, key=lambda axis: (axis > 0 or not has_rows, shape[axis], -axis))] = name
+        return _bare(spec)
 
-    def of_leaf(self, path: str, shape: Sequence[int], rules: Rules[Shard], *, has_rows: bool = False) -> Spec:
-        """The spec of a leaf of a model; ShardingError if its rule does not fit."""
+    @property
+    def _cutting(self) -> Axes:
+        """The axes that cut arrays without a rule: that of data, and stages, and not data of one device beside them."""
+        stages = tuple(axis for axis in self.axes if axis[0] == STAGE)
+        return stages if stages and self.data[1] == 1 else (self.data, *stages)
+
+    def of_stacked(self, path: str, shape: Sequence[int]) -> Spec:
+        """The spec of a leaf without a rule that stacks layers, where there are stages: its layers are cut over them.
+
+        ShardingError if they do not divide.
+        """
+        count = self.sizes[STAGE]
+        if not shape or shape[0] % count:
+            do = "Change the number of layers (task.layers), or of stages (mesh=, task.stages)."
+            found = f"{shape[0]} layers" if shape else "no axis of layers"
+            raise ShardingError(f"Cutting {path!r}", f"layers that divide by {count} stages", found, do)
+        name, devices = self.data
+        inner: list[str | None] = [None] * (len(shape) - 1)
+        fitting = [axis for axis, size in enumerate(shape[1:]) if size % devices == 0]
+        if devices > 1 and math.prod(shape) // count >= REPLICATED_BELOW and fitting:
+            inner[max(fitting, key=lambda axis: (shape[1 + axis], -axis))] = name
+        return _bare([STAGE, *inner])
+
+    def of_leaf(
+        self,
+        path: str,
+        shape: Sequence[int],
+        rules: Rules[Shard],
+        *,
+        has_rows: bool = False,
+        is_stacked: bool = False,
+    ) -> Spec:
+        """The spec of a leaf of a model; ShardingError if its rule does not fit, or its layers do not divide."""
         rule = rule_of(path, rules)
         if rule is None:
+            if is_stacked and STAGE in self.sizes:
+                return self.of_stacked(path, shape)
             return self.automatic(shape, has_rows=has_rows)
         if len(rule) > len(shape):
             do = "Give it an entry for each axis, or fewer."
@@ -113,6 +148,12 @@ class MeshShape(NamedTuple):
             do = "Choose another batch size, or an island of other size."
             raise ShardingError(f"Cutting {path!r} of a batch", expected, f"{shape[0]} rows", do)
         return (name,)
+
+
+def _bare(spec: Sequence[str | None]) -> Spec:
+    """A spec without trailing Nones."""
+    end = max((axis + 1 for axis, name in enumerate(spec) if name is not None), default=0)
+    return tuple(spec[:end])
 
 
 def rule_of(path: str, rules: Rules[Shard]) -> Spec | None:

@@ -7,6 +7,7 @@ payload on the host.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Literal, final
@@ -279,7 +280,10 @@ class Functions:
     def _layout(self, devices: tuple[Any, ...], leaves: Sequence[Leaf], state: Any) -> StateLayout:
         """The layout of the whole state on devices. Random keys are held as their data, whole on every device."""
         recipe = self.recipe
-        model = [mesh_layout.StateLeaf(leaves[i].name, leaves[i].shape.shape, leaves[i].has_rows) for i in self.merged]
+        model = [
+            mesh_layout.StateLeaf(leaf.name, leaf.shape.shape, leaf.has_rows, leaf.is_stacked)
+            for leaf in (leaves[i] for i in self.merged)
+        ]
         named = named_leaves(state)
         others = []
         for i in self._local:
@@ -334,6 +338,10 @@ class Functions:
         if self.layout is None:
             return jax.device_put(list(leaves))  # type: ignore[no-any-return]
         return self.layout.put(list(leaves), self.layout.merged)  # type: ignore[no-any-return]
+
+    def stages(self) -> AbstractContextManager[Any]:
+        """The context in which the functions of the task are traced that have stages."""
+        return nullcontext() if self.layout is None else self.layout.stages()
 
     def _lying(self, shapes: Sequence[Any], what: Literal["merged", "local"]) -> list[Any]:
         """Shapes of leaves, with their shardings."""
@@ -446,7 +454,8 @@ class Functions:
     def _step(self, state: tuple[Any, Any], batch: Any, progress: Any, life: Any, number: Any) -> Any:
         """One inner step: (merged leaves, local leaves) -> the same, and its scalars."""
         whole = jax.tree.unflatten(self._treedef, self._joined(*state, len(self._shapes)))
-        stepped, metrics = self.recipe.step(whole, batch, Now(key_of(life, number), progress))
+        with self.stages():
+            stepped, metrics = self.recipe.step(whole, batch, Now(key_of(life, number), progress))
         leaves = [_at_rest(leaf) for leaf in jax.tree.leaves(stepped)]
         local = [state[1][k] if k in self.frozen else leaves[i] for k, i in enumerate(self._local)]
         return ([leaves[i] for i in self.merged], local), dict(metrics)

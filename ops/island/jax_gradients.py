@@ -76,7 +76,8 @@ class _Functions:
         """The scalars, and the gradient as one vector."""
         assert self._loss is not None  # A program that averages gradients takes no other task.
         parameters = self._tree(leaves)
-        gradient, scalars = jax.grad(self._loss, has_aux=True)(parameters, batch)
+        with self.base.stages():
+            gradient, scalars = jax.grad(self._loss, has_aux=True)(parameters, batch)
         pieces = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(gradient)]
         return scalars, jnp.concatenate(pieces)
 

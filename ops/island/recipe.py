@@ -11,7 +11,7 @@ Decides names and kinds of leaves, and the recipes of the two forms. Does not ji
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, final
@@ -19,10 +19,11 @@ from typing import Any, NamedTuple, TypeAlias, final
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from isthmus.ops.exchange.merge_rules import DEFAULT, FROZEN, LOCAL, RULES
 from isthmus.ops.exchange.parameter_trees import Rules, first_match, matches, named_leaves
-from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, Axes, Shard
+from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE, Axes, MeshShape, Shard
 
 Kind: TypeAlias = str
 
@@ -105,6 +106,33 @@ class Recipe:
     def shapes(self) -> Any:
         """The model, as shapes and dtypes; no device is needed."""
         return jax.eval_shape(self.init, abstract_key())
+
+
+def has_stages(recipe: Recipe, mesh: MeshShape, batch: Any) -> bool:
+    """Whether a step takes its layers through the stages of a mesh: traced, on devices that need not be here.
+
+    ShardingError if layers or batch do not divide.
+    """
+    there = AbstractMesh(tuple(mesh.sizes.values()), tuple(mesh.sizes))
+    state = jax.eval_shape(recipe.state_of, recipe.shapes())
+    lying = jax.tree.map(lambda leaf: leaf.update(sharding=NamedSharding(there, PartitionSpec())), state)  # type: ignore[no-untyped-call]
+    with use_abstract_mesh(there):
+        step = jax.make_jaxpr(recipe.step)(lying, batch, Now(abstract_key(), jnp.float32(0.0)))
+    return any(_cuts_stages(each) for each in _equations(step))
+
+
+def _cuts_stages(equation: Any) -> bool:
+    return equation.primitive.name == "ppermute" and STAGE in equation.params["axis_name"]
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a traced function, and of those that it calls."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
+                    yield from _equations(inner)
 
 
 def abstract_key() -> Any:

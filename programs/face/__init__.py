@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from isthmus.ops.data.batches import At, LoaderStream, Stream, Tokens
     from isthmus.ops.data.batches_node import Batches
     from isthmus.ops.exchange.parameter_trees import tree_mean
+    from isthmus.ops.gang.mesh_stages import scan_layers
     from isthmus.ops.island.evaluate import EvaluateMean
     from isthmus.ops.learner.inner_step import InnerStep
     from isthmus.programs.engine.request.request import (
@@ -65,6 +66,7 @@ _MODULES: Final = {
     "island": "programs.island",
     "load": "programs.trained.run_model",
     "milliseconds": "runtime.clock",
+    "scan_layers": "ops.gang.mesh_stages",
     "streaming_diloco": "programs.engine.request.request",
     "tensorboard": "programs.study.terminal.hook",
     "train": "programs.training",
@@ -100,6 +102,7 @@ __all__ = [
     "island",
     "load",
     "milliseconds",
+    "scan_layers",
     "streaming_diloco",
     "tensorboard",
     "train",

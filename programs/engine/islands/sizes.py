@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT
+from isthmus.ops.gang.mesh_sharding import AXES_DEFAULT, STAGE
 from isthmus.programs.engine.islands import environment
 from isthmus.programs.engine.islands.environment import islands_of
 from isthmus.programs.engine.request.faults import mesh_faults
@@ -95,6 +95,11 @@ def sizes_on(request: Request, processes: Sequence[int], devices: Sequence[int])
         counts = [n for n in range(1, count + 1) if n * each >= least and not _faults(request, n * each, slot)]
         if count > 1 and count not in counts:
             raise ConfigError.of(_faults(request, most, slot))
+        task = request.task_of(slot)
+        if count > 1 and counts == [count] and isinstance(task, TaskLayout) and STAGE in dict(task.axes):
+            expected = f"stages that an island of fewer than {count} processes has devices for"
+            do = "Leave run.devices_min out, or use fewer stages (mesh=, task.stages)."
+            raise ConfigError(doing, expected, f"{dict(task.axes)[STAGE]} stages, {each} devices a process", do)
         sizes.append(counts if count > 1 else [])
     return sizes
 

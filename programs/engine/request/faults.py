@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,13 +27,14 @@ from isthmus.ops.data.batches import first_batch
 from isthmus.ops.data.batches_node import Batches
 from isthmus.ops.exchange.frozen_leaves import Digests
 from isthmus.ops.exchange.parameter_trees import named_leaves
-from isthmus.ops.gang.mesh_sharding import MeshShape, ShardingError
+from isthmus.ops.gang.mesh_sharding import STAGE, MeshShape, ShardingError
 from isthmus.ops.island.contract import LearnerSource
 from isthmus.ops.island.evaluate import Evaluate
 from isthmus.ops.learner.inner_step import InnerStep
 from isthmus.ops.syncer.outer_step import OuterStep
 from isthmus.programs.loop_task import LoopTask
-from isthmus.programs.task import AnyTask, OwnTask
+from isthmus.programs.task import AnyTask, OwnTask, StepTask
+from isthmus.programs.user_calls import call
 from isthmus.runtime.errors import Fault
 from isthmus.runtime.graph.body import trait
 from isthmus.runtime.graph.plans import NodePlan, Plan
@@ -70,13 +72,26 @@ def mesh_faults(task: AnyTask, devices: int, seed: int, slot: int, where: str) -
             do = "Give the island one device, or train a task in jax."
             yield Fault(f"Giving {where} to the task", "one device, which its learner uses", f"{devices}", do)
         return
+    from isthmus.ops.island.recipe import has_stages
+
     recipe = task.recipe()
     try:
         mesh = MeshShape.of(recipe.mesh, devices)
         for leaf in recipe.leaves():
-            mesh.of_leaf(leaf.name, leaf.shape.shape, recipe.shard)
-        for name, array in named_leaves(first_batch(task, seed, slot), "batch"):
+            mesh.of_leaf(leaf.name, leaf.shape.shape, recipe.shard, is_stacked=leaf.is_stacked)
+        batch = first_batch(task, seed, slot)
+        for name, array in named_leaves(batch, "batch"):
             mesh.of_batch(name, np.shape(array))
+        if STAGE in mesh.sizes and not call(
+            f"a step by the stages of mesh={dict(mesh.axes)}, whose layers close over nothing that is trained",
+            task.step if isinstance(task, StepTask) else task.loss,
+            partial(has_stages, recipe, mesh, batch),
+            ShardingError,
+        ):
+            do = "Call isthmus.scan_layers in the loss in place of jax.lax.scan, or leave the axis out of mesh=."
+            yield Fault(
+                f"Cutting layers into stages ({where})", "a loss that calls scan_layers", "one that does not", do
+            )
     except ShardingError as error:
         yield Fault(f"{error.action} ({where})", error.expected, error.found, error.remedy)
 

@@ -177,6 +177,8 @@ def _of_equation(equation: Any) -> Flops:
     total = Flops(0)
     for inner in _inner(params.values()):
         total += matrix_flops(inner)
+    if name == "shard_map":  # What it calls is traced for one device along these axes, and each along them calls it.
+        return total.times(math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"]))
     return total
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from isthmus.ops import transformer
+from isthmus.ops.gang.mesh_stages import scan_layers
 from isthmus.programs.study.aot.worker import Flops, matrix_flops
 
 
@@ -69,3 +70,17 @@ def test_a_transformer_takes_six_operations_a_parameter_and_token_and_those_of_a
     tokens, matrices = 4 * config.context, sum(np.prod(x.shape) for x in jax.tree.leaves(params) if len(x.shape) > 1)
     by_hand = 6 * matrices * tokens + 12 * config.layers * config.width * config.context * tokens
     assert matrix_flops(traced(params, batch)).products == pytest.approx(by_hand, rel=0.01)
+
+
+def test_stages_compute_their_layers_in_every_turn() -> None:
+    stages, microbatches, layers = 2, 4, 4
+
+    def staged(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return scan_layers(lambda x, w: (x @ w, None), x, weights, microbatches=microbatches)[0]
+
+    x, weights = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((layers, 16, 16), jnp.float32)
+    once = layers * 2 * 8 * 16 * 16
+    assert matrix_flops(jax.make_jaxpr(staged)(x, weights)).products == once
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1, stages), ("data", "stage"))):
+        traced = jax.make_jaxpr(staged)(x, weights)
+    assert matrix_flops(traced).products == once * (microbatches + stages - 1) // microbatches
