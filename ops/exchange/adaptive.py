@@ -98,8 +98,8 @@ class LinkRate(NamedTuple):
 
 
 class LinkGoodput(NamedTuple):
-    """Goodput of the link of the learner in a `slot`, to the shard (`up`) and from it (`down`), and the nanoseconds that
-    an item without size takes there and back, 0 where unknown."""
+    """Goodput of the link of the learner in a `slot`, to the shard (`up`) and from it (`down`), and the nanoseconds
+    that an item without size takes there and back, 0 where unknown."""
 
     slot: int
     up: LinkRate
@@ -128,7 +128,7 @@ class Needs(NamedTuple):
         return FORMATS[format_name].bits / 8 * values / (interval * self.step / 1e9)
 
     def trip_steps(self, link: LinkGoodput, push: str, update: str) -> float:
-        """The steps of an overlap that leave the largest fragment time for both directions of a link; 0 where unknown."""
+        """The steps of an overlap in which the largest fragment is there and back on a link; 0 where unknown."""
         if not self.step:
             return 0.0
         seconds = 0.0
